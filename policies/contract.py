@@ -1,0 +1,266 @@
+"""The contract between policies and engines: the tables that a policy sees and the hooks that it may give.
+
+A policy is written once and runs in every engine. Its hooks are plain functions of fixed signature over tables:
+
+    now       one record: the execution point (pass, layer, phase, ...), see NOW
+    experts   a row per expert x = layer * E + e, see EXPERT
+    copies    a row per copy y = x * P + p at precision p (0 is the most precise), see COPY
+    own       the policy's own memory: own.rows[y], own.regs[pool], own.reals[layer], own.par[slot]
+    step      the gate's arrays (routing, miss and prefetch hooks only), see Step
+
+Rows are read as `experts[x]["last_use"]`: a dict row in the reference engine, a structured array in the compiled one.
+A hook sees no time, link, queue or torch; it writes only `own` and its outputs, and uses integers or + - * / on floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+#: States of a copy.
+ABSENT, QUEUED, IN_FLIGHT, RESIDENT = 0, 1, 2, 3
+#: Phases of a pass.
+PREFILL, DECODE = 0, 1
+#: Verdicts of a miss policy: a precision index (0, 1, ...) to fetch at, or one of these.
+DROP, CPU, PER_TOKEN = -1, -2, -3
+#: No victim, no substitute.
+NONE = -1
+#: Next use of an expert that is never demanded again.
+NEVER = 1 << 60
+#: Gate weights and scores enter policies as round(weight * UNIT), half to even.
+UNIT = 1 << 24
+
+#: The execution point: it moves when a step starts, before its dense part.
+NOW = np.dtype(
+    [(name, np.int64) for name in ("pass", "layer", "step", "phase", "tokens", "gated", "request")]
+    + [(name, np.int64) for name in ("layers", "experts", "k", "precisions", "seed")],
+    align=True,
+)
+
+#: One row per expert, written by the engine, kept whether resident or not and cleared by a reset.
+EXPERT = np.dtype(
+    [
+        ("layer", np.int64),
+        ("last_use", np.int64),  # stamp: advanced by every use and by the arrival of a prefetch
+        ("last_pass", np.int64),  # pass of that stamp
+        ("hint_pass", np.int64),  # pass in which a prefetch policy last named it while resident
+        ("uses_ever", np.int64),
+        ("uses_here", np.int64),  # uses since it became resident; a prefetch arrives with 1, its first use leaves it at 1
+        ("mass_ever", np.int64),  # sum of the gate weights (in UNITs) of all its assignments
+        ("next_use", np.int64),  # position of its next demand not yet looked up, or NEVER; needs `future`
+        ("needed", np.int64),  # 1 from the gate that demands it until its compute has ended
+    ],
+    align=True,
+)
+
+#: One row per copy, written by the engine.
+COPY = np.dtype(
+    [
+        ("state", np.int64),
+        ("protected", np.int64),  # 1 while it may not be a victim
+        ("pool", np.int64),
+        ("entered", np.int64),  # order of its last arrival
+        ("prefetched", np.int64),  # 1 if its last arrival was a prefetch not yet used
+        ("bytes", np.int64),
+    ],
+    align=True,
+)
+
+
+class Own(NamedTuple):
+    """A policy's own memory, sized by its `Memory`; zero at start and after a reset, except `par` and `capacity`."""
+
+    rows: Any  #: (copies, Memory.rows) int64
+    regs: Any  #: (pools, Memory.regs) int64
+    reals: Any  #: (layers, Memory.reals) float64
+    par: Any  #: (PAR_SLOTS,) float64: the parameters in declaration order
+    capacity: Any  #: (pools,) int64: bytes of each pool
+
+
+class Step(NamedTuple):
+    """What the gate knows. T tokens, n demanded experts in demand order; absent arrays are empty."""
+
+    ids: Any  #: (T, k) chosen expert of the layer, -1 none
+    logits: Any  #: (T, E) raw router logits
+    choice: Any  #: (T, E) choice scores after group masking
+    gate: Any  #: (T, E) router probabilities in UNITs
+    look_order: Any  #: (D, T, E) experts of layer + 1 + d by descending look-ahead score
+    look_score: Any  #: (D, T, E) those scores in UNITs, by expert
+    expert: Any  #: (n,) demanded expert x
+    rank: Any  #: (n,) its best rank over the tokens
+    mass: Any  #: (n,) its largest gate weight over the tokens, in UNITs
+    tokens: Any  #: (n,) tokens routed to it
+
+
+class PolicyError(Exception):
+    """A policy cannot be used as asked; the message names it and the fix."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A numeric parameter; `integer` ones refuse fractions. One slot."""
+
+    name: str
+    default: float
+    low: float
+    high: float
+    integer: bool = False
+    width = 1
+
+    @property
+    def allowed(self) -> str:
+        """The range, for errors and help."""
+        return f"{'an integer' if self.integer else 'a number'} from {self.low:g} to {self.high:g}"
+
+    def parse(self, text: str) -> float:
+        """The value of `text`. Raises ValueError."""
+        value = float(text)
+        if not self.low <= value <= self.high or (self.integer and value != int(value)):
+            raise ValueError(text)
+        return int(value) if self.integer else value
+
+    def slots(self, value: float) -> list[float]:
+        """The value as floats for `own.par`."""
+        return [float(value)]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A parameter with named options; its slot holds the option's index."""
+
+    name: str
+    default: str
+    options: tuple[str, ...]
+    width = 1
+
+    @property
+    def allowed(self) -> str:
+        """The options, for errors and help."""
+        return " | ".join(self.options)
+
+    def parse(self, text: str) -> str:
+        """The option named `text`. Raises ValueError."""
+        if text not in self.options:
+            raise ValueError(text)
+        return text
+
+    def slots(self, value: str) -> list[float]:
+        """The option's index."""
+        return [float(self.options.index(value))]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A list parameter, written 8/4/2; its slots hold the count and up to four values."""
+
+    name: str
+    default: tuple[float, ...]
+    low: float
+    high: float
+    width = 5
+
+    @property
+    def allowed(self) -> str:
+        """The range, for errors and help."""
+        return f"one to four numbers from {self.low:g} to {self.high:g}, separated by /"
+
+    def parse(self, text: str) -> tuple[float, ...]:
+        """The values of `text`. Raises ValueError."""
+        values = tuple(float(part) for part in text.split("/"))
+        if not 1 <= len(values) <= self.width - 1 or not all(self.low <= value <= self.high for value in values):
+            raise ValueError(text)
+        return values
+
+    def slots(self, value: Sequence[float]) -> list[float]:
+        """Count, values, and zeros up to the width."""
+        return [float(len(value)), *map(float, value), *[0.0] * (self.width - 1 - len(value))]
+
+
+Parameter = Number | Choice | Numbers
+Params = Mapping[str, Any]
+PAR_SLOTS = 16
+
+
+def slot(params: tuple[Parameter, ...], name: str) -> int:
+    """The first slot of a parameter in `own.par`: declaration order, each as wide as its kind."""
+    at = 0
+    for param in params:
+        if param.name == name:
+            return at
+        at += param.width
+    raise KeyError(name)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How many columns of own memory a policy asks for."""
+
+    rows: int = 0
+    regs: int = 0
+    reals: int = 0
+
+
+def _nothing(_: Params) -> frozenset[str]:
+    return frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What every kind declares. Optional hooks run at gates, arrivals and transfer starts only."""
+
+    name: str
+    summary: str
+    source: str
+    params: tuple[Parameter, ...] = ()
+    memory: Memory = Memory()
+    #: capabilities the trace must have under these parameters: weights, logits, lookahead, future
+    needs: Callable[[Params], frozenset[str]] = _nothing
+    on_use: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
+    on_insert: Callable[..., None] | None = None  #: (now, experts, copies, own, y, prefetched)
+    on_evict: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
+    on_predict: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
+    kind: str = field(init=False, default="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing(Policy):
+    """May change which experts a token uses; weights always come from the unmodified logits."""
+
+    choose: Callable[..., None] | None = None  #: (now, step, experts, copies, own, out): out[t][j] = expert id; None = recorded
+    kind: str = field(init=False, default="routing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefetch(Policy):
+    """Names copies of later layers of this pass, in queue order."""
+
+    suggest: Callable[..., int] | None = None  #: (now, step, experts, copies, own, out) -> count; out[i] = copy y
+    depth: Callable[[Params], int] = lambda params: 0  #: how many layers ahead it looks
+    side_slots: Callable[[Params], int] = lambda params: 0  #: buffers of its own that never evict a cached expert
+    kind: str = field(init=False, default="prefetch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Miss(Policy):
+    """Decides the precision wanted of each demanded expert, and what happens to each miss."""
+
+    want: Callable[..., int] | None = None  #: (now, step, experts, copies, own, n) -> precision; None = 0
+    resolve: Callable[..., None]  #: (now, step, experts, copies, own, missing, free, verdict): verdict[m] for missing[m]
+    substitute: Callable[..., int] | None = None  #: (now, step, experts, copies, own, t, j, eligible) -> e or NONE
+    bits: Callable[[Params], tuple[float, ...]] = lambda params: ()  #: precision tiers, most precise first; () = as stored
+    changes_output: bool = False
+    kind: str = field(init=False, default="miss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eviction(Policy):
+    """Names victims: by key (smallest leaves; ties by least recent stamp, then lowest id) or by a `victim` hook."""
+
+    key: Callable[..., int] | None = None  #: (now, experts, copies, own, y) -> int64
+    rekey: str = "touch"  #: when an untouched copy's key may change: "touch" (never), "pass" or "step"
+    victim: Callable[..., int] | None = None  #: (now, experts, copies, own, pool, y_in) -> copy or NONE
+    admit: Callable[..., bool] | None = None  #: (now, experts, copies, own, y_in, prefetched, y_out) -> False declines
+    kind: str = field(init=False, default="eviction")

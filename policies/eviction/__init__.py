@@ -1,0 +1,1 @@
+"""Which resident expert leaves."""

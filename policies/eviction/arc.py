@@ -1,0 +1,107 @@
+"""ARC (Megiddo & Modha, FAST 2003): balances recency (T1) against frequency (T2) by what their ghosts B1, B2 remember.
+
+Sizes are bytes; the target of T1 grows by max(1, B2/B1) incoming sizes on a ghost hit in B1, and shrinks likewise in B2.
+A prefetched copy enters T1, and its first use leaves it there: a prefetch is no use.
+"""
+
+from policies.contract import RESIDENT, Eviction, Memory
+from policies.lists import BYTES, LIST, REGISTERS_PER_LIST, ROW_COLUMNS, oldest, oldest_candidate, push, register, unlink
+
+T1, T2, B1, B2 = 1, 2, 3, 4
+GHOST_HIT = ROW_COLUMNS  # row column: B1 or B2 while a copy that was a ghost is on its way in
+LEAVES_NO_GHOST = 4 * REGISTERS_PER_LIST  # register
+TARGET = 0  # real: bytes that T1 may keep
+
+
+def held(own, pool, which):
+    """Bytes of a list."""
+    return own.regs[pool][register(which, BYTES)]
+
+
+def on_use(now, experts, copies, own, y):
+    """A hit moves to T2; a ghost hit adapts the target and will enter T2."""
+    pool, size, where = copies[y]["pool"], copies[y]["bytes"], own.rows[y][LIST]
+    if where == T1 or where == T2:
+        unlink(own, pool, y, size)
+        push(own, pool, T1 if copies[y]["prefetched"] == 1 else T2, y, size)
+    elif where == B1 or where == B2:
+        adapt(own, pool, where, size)
+        unlink(own, pool, y, size)
+        own.rows[y][GHOST_HIT] = where
+
+
+def adapt(own, pool, where, size):
+    """Move the target towards the side whose ghost was hit."""
+    other = B2 if where == B1 else B1
+    step = max(held(own, pool, other) / held(own, pool, where), 1.0) * size
+    target = own.reals[pool][TARGET]
+    if where == B1:
+        own.reals[pool][TARGET] = min(target + step, float(own.capacity[pool]))
+    else:
+        own.reals[pool][TARGET] = max(target - step, 0.0)
+
+
+def on_insert(now, experts, copies, own, y, prefetched):
+    """A former ghost enters T2, anything else T1."""
+    pool, size = copies[y]["pool"], copies[y]["bytes"]
+    if own.rows[y][LIST] == B1 or own.rows[y][LIST] == B2:
+        unlink(own, pool, y, size)
+    push(own, pool, T2 if own.rows[y][GHOST_HIT] > 0 else T1, y, size)
+    own.rows[y][GHOST_HIT] = 0
+
+
+def victim(now, experts, copies, own, pool, y_in):
+    """Trim the ghosts, then REPLACE; a newcomer that finds T1 full and B1 empty pushes T1's oldest out without a ghost."""
+    size, ghost_hit = copies[y_in]["bytes"], own.rows[y_in][GHOST_HIT]
+    own.regs[pool][LEAVES_NO_GHOST] = 0
+    if ghost_hit > 0:
+        return replace(copies, own, pool, ghost_hit)
+    if held(own, pool, T1) + held(own, pool, B1) + size > own.capacity[pool]:
+        if oldest(own, pool, B1) < 0:
+            own.regs[pool][LEAVES_NO_GHOST] = 1
+            return first_of(copies, own, pool, T1, T2)
+        forget(copies, own, pool, B1)
+    elif held(own, pool, T1) + held(own, pool, B1) + held(own, pool, T2) + held(own, pool, B2) >= 2 * own.capacity[pool]:
+        forget(copies, own, pool, B2)
+    return replace(copies, own, pool, ghost_hit)
+
+
+def replace(copies, own, pool, ghost_hit):
+    """From T1 while it exceeds its target (or meets it, for a ghost hit in B2), else from T2."""
+    size, target = held(own, pool, T1), own.reals[pool][TARGET]
+    if size > 0 and (size > target or (size == target and ghost_hit == B2)):
+        return first_of(copies, own, pool, T1, T2)
+    return first_of(copies, own, pool, T2, T1)
+
+
+def first_of(copies, own, pool, preferred, other):
+    """The oldest candidate of the preferred list, else of the other: protected copies may fill one."""
+    y = oldest_candidate(copies, own, pool, preferred, RESIDENT)
+    return y if y >= 0 else oldest_candidate(copies, own, pool, other, RESIDENT)
+
+
+def forget(copies, own, pool, ghosts):
+    """Drop the oldest ghost, if there is one."""
+    y = oldest(own, pool, ghosts)
+    if y >= 0:
+        unlink(own, pool, y, copies[y]["bytes"])
+
+
+def on_evict(now, experts, copies, own, y):
+    """The evicted copy becomes a ghost of its list."""
+    pool, size, where = copies[y]["pool"], copies[y]["bytes"], own.rows[y][LIST]
+    unlink(own, pool, y, size)
+    if own.regs[pool][LEAVES_NO_GHOST] == 0:
+        push(own, pool, B1 if where == T1 else B2, y, size)
+
+
+POLICY = Eviction(
+    name="arc",
+    summary="adapts between recency and frequency",
+    source="Megiddo & Modha, FAST 2003",
+    memory=Memory(rows=ROW_COLUMNS + 1, regs=4 * REGISTERS_PER_LIST + 1, reals=1),
+    on_use=on_use,
+    on_insert=on_insert,
+    on_evict=on_evict,
+    victim=victim,
+)

@@ -1,0 +1,25 @@
+"""Farthest layer: the expert whose layer is farthest from the execution point leaves."""
+
+from policies.contract import Choice, Eviction, slot
+
+PARAMS = (Choice("distance", "cyclic", ("cyclic", "absolute")),)
+DISTANCE = slot(PARAMS, "distance")
+ABSOLUTE = 1
+
+
+def key(now, experts, copies, own, y):
+    """Minus the distance: forward around the model (HOBBIT), or absolute (SpecMD's likely reading)."""
+    ahead = experts[y // now["precisions"]]["layer"] - now["layer"]
+    if own.par[DISTANCE] == ABSOLUTE:
+        return -abs(ahead)
+    return -(ahead % now["layers"])
+
+
+POLICY = Eviction(
+    name="farthest_layer",
+    summary="farthest layer leaves",
+    source="HOBBIT §4.3 (cyclic); SpecMD §4.1 FLD (absolute)",
+    params=PARAMS,
+    key=key,
+    rekey="step",
+)

@@ -1,0 +1,63 @@
+"""Least-Stale (SpecMD §4.2): experts not touched in this pass leave before those that were.
+
+A copy is *current* if it was used, arrived by prefetch or was named by a prefetch in this pass, else *stale*. SpecMD's
+order inside each class, "FIFO by layer position", has three readings:
+`order=c` passed layers first, then the farthest ahead; `order=a` lowest layer first; `order=b` last access first.
+"""
+
+from policies.contract import Choice, Eviction, slot
+
+PARAMS = (
+    Choice("order", "c", ("c", "a", "b")),
+    Choice("current", "cyclic", ("cyclic", "fifo")),
+    Choice("prefetch_evicts_current", "true", ("true", "false")),
+)
+ORDER, CURRENT, EVICTS_CURRENT = slot(PARAMS, "order"), slot(PARAMS, "current"), slot(PARAMS, "prefetch_evicts_current")
+C, A, B = 0, 1, 2
+FIFO = 1
+FALSE = 1
+CLASS = 1 << 50  # larger than any order inside a class
+
+
+def is_current(now, experts, copies, y):
+    """Whether the copy's generation is this pass."""
+    expert = experts[y // now["precisions"]]
+    return expert["last_pass"] == now["pass"] or expert["hint_pass"] == now["pass"]
+
+
+def layers_ahead(now, experts, y):
+    """Layers until its next turn; L once its layer has no more use for it in this pass."""
+    expert = experts[y // now["precisions"]]
+    if expert["layer"] == now["layer"] and now["gated"] == 1 and expert["needed"] == 0:
+        return now["layers"]
+    return (expert["layer"] - now["layer"]) % now["layers"]
+
+
+def key(now, experts, copies, own, y):
+    """Class first, then the order of the chosen reading."""
+    current = is_current(now, experts, copies, y)
+    order = own.par[ORDER]
+    if order == A:
+        inside = y
+    elif order == B or (current and own.par[CURRENT] == FIFO):
+        inside = experts[y // now["precisions"]]["last_use"]
+    else:
+        inside = now["layers"] - layers_ahead(now, experts, y)
+    return inside + CLASS if current else inside
+
+
+def admit(now, experts, copies, own, y_in, prefetched, y_out):
+    """With `prefetch_evicts_current=false` a prefetch may not push out a current copy."""
+    guarded = prefetched and own.par[EVICTS_CURRENT] == FALSE
+    return not (guarded and is_current(now, experts, copies, y_out))
+
+
+POLICY = Eviction(
+    name="least_stale",
+    summary="untouched in this pass leaves first, then by layer",
+    source="SpecMD §4.2",
+    params=PARAMS,
+    key=key,
+    rekey="step",
+    admit=admit,
+)

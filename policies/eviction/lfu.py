@@ -1,0 +1,24 @@
+"""Least frequently used, counting since residence began (eviction forgets) or over the whole history (SpecMD)."""
+
+from policies.contract import Choice, Eviction, slot
+
+PARAMS = (Choice("count", "resident", ("resident", "history")),)
+COUNT = slot(PARAMS, "count")
+HISTORY = 1
+
+
+def key(now, experts, copies, own, y):
+    """Uses, counted as `count` says."""
+    expert = experts[y // now["precisions"]]
+    if own.par[COUNT] == HISTORY:
+        return expert["uses_ever"]
+    return expert["uses_here"]
+
+
+POLICY = Eviction(
+    name="lfu",
+    summary="fewest uses leaves",
+    source="Aho, Denning & Ullman 1971; SpecMD §3 (history)",
+    params=PARAMS,
+    key=key,
+)

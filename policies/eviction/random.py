@@ -1,0 +1,12 @@
+"""Random: every candidate is equally likely to leave; the floor that a policy must beat."""
+
+from policies.contract import Eviction
+from policies.counter_hash import counter_hash
+
+
+def key(now, experts, copies, own, y):
+    """A fresh draw in every step, from (seed, pass, layer, copy)."""
+    return counter_hash(now["seed"], now["pass"], now["layer"], y)
+
+
+POLICY = Eviction(name="random", summary="a random one leaves", source="Belady 1966", key=key, rekey="step")

@@ -1,0 +1,75 @@
+"""The command-line grammar of policies: `name:key=value:key=value`; lists of values with `/`, of policies with `,`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import policies
+from policies.contract import PAR_SLOTS, Parameter, Policy, PolicyError
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A policy with its parameters, defaults filled in."""
+
+    policy: Policy
+    params: dict[str, Any]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Capabilities that the trace must have."""
+        return self.policy.needs(self.params)
+
+    def text(self, full: bool = False) -> str:
+        """The spelling that parses back to this choice; `full` names defaults too."""
+        given = [p for p in self.policy.params if full or self.params[p.name] != p.default]
+        return ":".join([self.policy.name, *(f"{p.name}={_spell(self.params[p.name])}" for p in given)])
+
+    def par(self) -> list[float]:
+        """The parameters as `own.par`."""
+        values = [number for p in self.policy.params for number in p.slots(self.params[p.name])]
+        return values + [0.0] * (PAR_SLOTS - len(values))
+
+
+def parse(kind: str, text: str) -> Chosen:
+    """The policy that `text` spells. Raises PolicyError naming the policy, the parameter and what it allows."""
+    name, *settings = text.strip().split(":")
+    policy = policies.load(kind, name)
+    params: dict[str, Any] = {param.name: param.default for param in policy.params}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise PolicyError(f"{kind} {name}: {setting!r} is no key=value; write {name}:key=value")
+        params[key] = _value(policy, _parameter(policy, key), value)
+    return Chosen(policy, params)
+
+
+def parse_list(kind: str, text: str) -> list[Chosen]:
+    """The policies of a comma list, in order. Raises PolicyError."""
+    return [parse(kind, part) for part in text.split(",")]
+
+
+def _parameter(policy: Policy, key: str) -> Parameter:
+    by_name = {param.name: param for param in policy.params}
+    if key in by_name:
+        return by_name[key]
+    if not by_name:
+        raise PolicyError(f"{policy.kind} {policy.name} has no parameters, so no {key!r}")
+    near = get_close_matches(key, by_name, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(by_name)}"
+    raise PolicyError(f"{policy.kind} {policy.name} has no parameter {key!r}: {hint}")
+
+
+def _value(policy: Policy, param: Parameter, text: str) -> Any:
+    try:
+        return param.parse(text)
+    except ValueError:
+        raise PolicyError(f"{policy.kind} {policy.name}: {param.name}={text} is not {param.allowed}") from None
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "/".join(f"{number:.12g}" for number in value)
+    return value if isinstance(value, str) else f"{value:.12g}"

@@ -1,0 +1,1 @@
+"""What happens when a demanded expert is not resident."""

@@ -1,0 +1,65 @@
+"""Cascade: the highest precision, falling back to lower ones for a miss.
+
+`when=importance` degrades the least important part of the demand: `below=.6/.3` with `bits=8/4/2` takes 4 bits for
+the bottom 60 % by gate weight and 2 bits for the bottom 30 %. `when=pressure` takes the highest precision that fits into
+free memory, and accepts any resident one.
+"""
+
+from policies.contract import Choice, Miss, Numbers, slot
+
+PARAMS = (
+    Numbers("bits", (8, 4, 2), 1, 32),
+    Choice("when", "importance", ("importance", "pressure")),
+    Numbers("below", (0.6, 0.3), 0, 1),
+)
+BITS, WHEN, BELOW = slot(PARAMS, "bits"), slot(PARAMS, "when"), slot(PARAMS, "below")
+PRESSURE = 1
+
+
+def want(now, step, experts, copies, own, n):
+    """The least precision that is good enough for the n-th demanded expert."""
+    lowest = int(own.par[BITS]) - 1
+    if own.par[WHEN] == PRESSURE:
+        return lowest
+    degraded = 0
+    for tier in range(int(own.par[BELOW])):
+        # demand order is by descending importance, so the bottom fraction is the tail
+        if len(step.expert) - n <= own.par[BELOW + 1 + tier] * len(step.expert):
+            degraded = tier + 1
+    return min(degraded, lowest)
+
+
+def resolve(now, step, experts, copies, own, missing, free, verdict):
+    """The wanted precision, or under `pressure` the highest that still fits beside what this step already fetches."""
+    lowest = int(own.par[BITS]) - 1
+    for m in range(len(missing)):
+        tier = want(now, step, experts, copies, own, missing[m])
+        if own.par[WHEN] == PRESSURE:
+            tier = fitting(copies, step.expert[missing[m]], now["precisions"], free, lowest)
+            free -= copies[step.expert[missing[m]] * now["precisions"] + tier]["bytes"]
+        verdict[m] = tier
+
+
+def fitting(copies, x, precisions, free, lowest):
+    """The most precise tier of expert x within `free` bytes, else the lowest."""
+    for tier in range(lowest):
+        if copies[x * precisions + tier]["bytes"] <= free:
+            return tier
+    return lowest
+
+
+def bits(params):
+    """The tiers, most precise first."""
+    return params["bits"]
+
+
+POLICY = Miss(
+    name="cascade",
+    summary="fall back to a lower precision on a miss",
+    source="SpecMD §3 Fetch-priority, §5.4",
+    params=PARAMS,
+    want=want,
+    resolve=resolve,
+    bits=bits,
+    changes_output=True,
+)

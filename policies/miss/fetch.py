@@ -1,0 +1,21 @@
+"""Fetch: wait for every missing expert, as stored or at one precision."""
+
+from policies.contract import Miss, Numbers
+
+PARAMS = (Numbers("bits", (0,), 0, 32),)
+
+
+def resolve(now, step, experts, copies, own, missing, free, verdict):
+    """Every miss is fetched."""
+    for m in range(len(missing)):
+        verdict[m] = 0
+
+
+def bits(params):
+    """The one precision; 0 is the trace's own."""
+    return () if params["bits"] == (0,) else params["bits"][:1]
+
+
+POLICY = Miss(
+    name="fetch", summary="wait for it (bits=0: as stored)", source="SpecMD §3 Fetch", params=PARAMS, resolve=resolve, bits=bits
+)

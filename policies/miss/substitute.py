@@ -1,0 +1,40 @@
+"""Substitute: a resident expert of similar score takes the place of a missing one, token by token."""
+
+from policies.contract import NONE, PER_TOKEN, UNIT, Miss, Number, slot
+
+PARAMS = (Number("tolerance", 0.05, 0, 1),)
+TOLERANCE = slot(PARAMS, "tolerance")
+
+
+def resolve(now, step, experts, copies, own, missing, free, verdict):
+    """Each token decides for itself."""
+    for m in range(len(missing)):
+        verdict[m] = PER_TOKEN
+
+
+def substitute(now, step, experts, copies, own, t, j, eligible):
+    """The best eligible expert (resident, not in the token's mixture) within `tolerance` of the missing one; NONE fetches."""
+    scores = step.gate[t]
+    best = NONE
+    floor = scores[step.ids[t][j]] - own.par[TOLERANCE] * UNIT
+    for e in range(now["experts"]):
+        if eligible[e] == 1 and scores[e] >= floor and (best == NONE or scores[e] > scores[best]):
+            best = e
+    return best
+
+
+def needs(params):
+    """The scores of the experts that were not chosen."""
+    return frozenset({"logits"})
+
+
+POLICY = Miss(
+    name="substitute",
+    summary="a resident expert of similar score takes its place",
+    source="SpecMD §3 Substitution-score",
+    params=PARAMS,
+    needs=needs,
+    resolve=resolve,
+    substitute=substitute,
+    changes_output=True,
+)

@@ -1,0 +1,1 @@
+"""Which experts of later layers are fetched before their gate."""

@@ -1,0 +1,97 @@
+"""Score: every expert whose predicted probability lies above a percentile (SpecMD's reading of Zhu et al.).
+
+`pool=token` takes the percentile of the token's own scores, which names a constant count. `pool=running` takes it over
+all scores seen so far, of all layers: confident layers then name fewer experts.
+"""
+
+from policies.contract import Choice, Memory, Number, Prefetch, slot
+from policies.selection import name_predicted
+
+PARAMS = (
+    Number("percentile", 80, 0, 100),
+    Choice("pool", "token", ("token", "running")),
+    Number("depth", 1, 1, 8, integer=True),
+)
+PERCENTILE, POOL, DEPTH = slot(PARAMS, "percentile"), slot(PARAMS, "pool"), slot(PARAMS, "depth")
+RUNNING = 1
+FINE = 16  # histogram buckets per power of two: the percentile is right to 1/16 of its size
+BUCKETS = 26 * FINE
+SEEN = BUCKETS  # register: scores counted
+
+
+def suggest(now, step, experts, copies, own, out):
+    """Per token the experts above the threshold, united over the pass's tokens."""
+    count = 0
+    for d in range(min(int(own.par[DEPTH]), now["layers"] - 1 - now["layer"])):
+        wanted = [0] * now["tokens"]
+        for t in range(now["tokens"]):
+            scores, order = step.look_score[d][t], step.look_order[d][t]
+            if own.par[POOL] == RUNNING:
+                wanted[t] = above_running(own, scores, order)
+            else:
+                wanted[t] = above_own(own.par[PERCENTILE], scores, order)
+        count = name_predicted(now, step, d, wanted, out, count)
+    return count
+
+
+def above_own(percentile, scores, order):
+    """How many scores exceed their own percentile (linear interpolation); `order` is descending."""
+    last = len(scores) - 1
+    position = last * percentile / 100.0
+    lower = min(int(position), last - 1) if last > 0 else 0
+    low, high = scores[order[last - lower]], scores[order[max(last - lower - 1, 0)]]
+    return leading(scores, order, low + (position - lower) * (high - low))
+
+
+def leading(scores, order, threshold):
+    """How many of the descending scores are larger than the threshold."""
+    count = 0
+    while count < len(scores) and scores[order[count]] > threshold:
+        count += 1
+    return count
+
+
+def above_running(own, scores, order):
+    """Count the scores into the histogram, then how many lie in buckets above the one that holds the percentile."""
+    counts = own.regs[0]
+    for e in range(len(scores)):
+        counts[bucket(scores[e])] += 1
+    counts[SEEN] += len(scores)
+    below, at = counts[0], 0
+    while below * 100.0 < own.par[PERCENTILE] * counts[SEEN]:
+        at += 1
+        below += counts[at]
+    count = 0
+    while count < len(scores) and bucket(scores[order[count]]) > at:
+        count += 1
+    return count
+
+
+def bucket(score):
+    """Power of two and the next four bits: integers only, so every engine agrees."""
+    power = 0
+    while score >> power >= 2 * FINE:
+        power += 1
+    return min(power * FINE + (score >> power), BUCKETS - 1)
+
+
+def needs(params):
+    """Look-ahead logits."""
+    return frozenset({"lookahead"})
+
+
+def depth(params):
+    """Layers ahead."""
+    return params["depth"]
+
+
+POLICY = Prefetch(
+    name="score",
+    summary="every expert predicted above a percentile",
+    source="SpecMD §3 score-based",
+    params=PARAMS,
+    memory=Memory(regs=BUCKETS + 1),
+    needs=needs,
+    suggest=suggest,
+    depth=depth,
+)

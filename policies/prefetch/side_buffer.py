@@ -1,0 +1,46 @@
+"""Side buffer: speculative experts go into a few buffers of their own and never evict a cached one.
+
+An expert that its gate then demands moves into the cache like a fetched one; the others are overwritten in turn.
+"""
+
+from policies.contract import Number, Prefetch, slot
+from policies.selection import name_predicted
+
+PARAMS = (
+    Number("buffers", 4, 1, 4096, integer=True),
+    Number("fetch", 2, 1, 4096, integer=True),
+)
+FETCH = slot(PARAMS, "fetch")
+
+
+def suggest(now, step, experts, copies, own, out):
+    """The `fetch` most likely experts of the next layer, per token."""
+    each = min(now["experts"], int(own.par[FETCH]))
+    return name_predicted(now, step, 0, [each] * now["tokens"], out, 0)
+
+
+def needs(params):
+    """Look-ahead logits."""
+    return frozenset({"lookahead"})
+
+
+def depth(params):
+    """The next layer only."""
+    return 1
+
+
+def side_slots(params):
+    """Buffers, each as large as the largest expert."""
+    return params["buffers"]
+
+
+POLICY = Prefetch(
+    name="side_buffer",
+    summary="speculate into buffers of its own",
+    source="Eliseev & Mazur (arXiv 2312.17238) §3.3",
+    params=PARAMS,
+    needs=needs,
+    suggest=suggest,
+    depth=depth,
+    side_slots=side_slots,
+)

@@ -1,0 +1,45 @@
+"""Top-k: the ceil(factor * k) experts that the look-ahead scores highest, for each of the next `depth` layers."""
+
+import math
+
+from policies.contract import Choice, Number, Prefetch, slot
+from policies.selection import name_predicted
+
+PARAMS = (
+    Number("factor", 1.0, 0, 64),
+    Number("depth", 1, 1, 8, integer=True),
+    Choice("source", "next_gate", ("next_gate", "current_gate")),
+)
+FACTOR, DEPTH = slot(PARAMS, "factor"), slot(PARAMS, "depth")
+SLACK = 1e-9  # 1.1 * 10 is 11 experts, although 1.1 * 10 > 11 in floats
+
+
+def suggest(now, step, experts, copies, own, out):
+    """Nearest layer first; per token the best, united over the pass's tokens."""
+    each = min(now["experts"], math.ceil(own.par[FACTOR] * now["k"] - SLACK))
+    wanted = [each] * now["tokens"]
+    count = 0
+    for d in range(int(own.par[DEPTH])):
+        count = name_predicted(now, step, d, wanted, out, count)
+    return count
+
+
+def needs(params):
+    """Look-ahead logits, or this layer's own for `current_gate`."""
+    return frozenset({"lookahead" if params["source"] == "next_gate" else "logits"})
+
+
+def depth(params):
+    """Layers ahead."""
+    return params["depth"]
+
+
+POLICY = Prefetch(
+    name="top_k",
+    summary="the best ceil(factor * k) of the next layers' gates",
+    source="SpecMD §3; Eliseev & Mazur (arXiv 2312.17238)",
+    params=PARAMS,
+    needs=needs,
+    suggest=suggest,
+    depth=depth,
+)

@@ -1,0 +1,85 @@
+"""Cache-Prior (arXiv 2412.00099, eq. 9-10): lift the scores of resident experts before the top-k.
+
+z' = z + lam * delta * [resident, or among the token's own top_j]. The choice is by z', the weights stay those of z.
+`delta` is the running mean over tokens of max(z) - min(z) per layer, the current token included (the authors' code);
+other readings are named options.
+"""
+
+from policies.contract import RESIDENT, Choice, Memory, Number, Routing, slot
+from policies.selection import next_best
+
+PARAMS = (
+    Number("lam", 0.2, 0, 10),
+    Number("top_j", 2, 0, 64, integer=True),
+    Choice("delta", "running_range", ("running_range", "token_range", "ema_range", "running_mean")),
+)
+LAM, TOP_J, DELTA = slot(PARAMS, "lam"), slot(PARAMS, "top_j"), slot(PARAMS, "delta")
+RUNNING_RANGE, TOKEN_RANGE, EMA_RANGE, RUNNING_MEAN = 0, 1, 2, 3
+SUM, COUNT = 0, 1
+EMA = 0.99
+MINUS_INFINITY = -float("inf")
+
+
+def choose(now, step, experts, copies, own, out):
+    """Per token, against one snapshot of residency; the running statistics advance token by token."""
+    for t in range(now["tokens"]):
+        ids, scores = step.ids[t], step.choice[t]
+        if ids[0] < 0:  # the model routed this token nowhere
+            continue
+        lift = own.par[LAM] * spread(now, own, scores)
+        biased = [scores[e] + lift if is_resident(now, copies, e) else scores[e] + 0.0 for e in range(now["experts"])]
+        for j in range(min(int(own.par[TOP_J]), now["k"])):
+            if not is_resident(now, copies, ids[j]):
+                biased[ids[j]] += lift
+        for j in range(now["k"]):
+            out[t][j] = next_best(biased, ids, now["experts"])
+            biased[out[t][j]] = MINUS_INFINITY
+
+
+def is_resident(now, copies, e):
+    """Whether any copy of the layer's expert e is resident."""
+    first = (now["layer"] * now["experts"] + e) * now["precisions"]
+    for y in range(first, first + now["precisions"]):
+        if copies[y]["state"] == RESIDENT:
+            return True
+    return False
+
+
+def spread(now, own, scores):
+    """The scale of the lift, by the reading of `delta`; masked experts (-inf) are no part of it."""
+    low, high, total, count = statistics(scores)
+    state, reading = own.reals[now["layer"]], own.par[DELTA]
+    if reading == TOKEN_RANGE:
+        return high - low
+    if reading == EMA_RANGE:
+        state[SUM] = EMA * state[SUM] + (1.0 - EMA) * (high - low) if state[COUNT] > 0 else high - low
+        state[COUNT] += 1.0
+        return state[SUM]
+    state[SUM] += total / count if reading == RUNNING_MEAN else high - low
+    state[COUNT] += 1.0
+    return state[SUM] / state[COUNT]
+
+
+def statistics(scores):
+    """(smallest, largest, sum, count) of the finite scores."""
+    low, high, total, count = float("inf"), MINUS_INFINITY, 0.0, 0
+    for z in scores:
+        if z > MINUS_INFINITY:
+            low, high, total, count = min(low, z), max(high, z), total + z, count + 1
+    return low, high, total, count
+
+
+def needs(params):
+    """The scores of the experts that were not chosen."""
+    return frozenset({"logits"})
+
+
+POLICY = Routing(
+    name="cache_prior",
+    summary="lift resident experts before the top-k",
+    source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 §3.3",
+    params=PARAMS,
+    memory=Memory(reals=2),
+    needs=needs,
+    choose=choose,
+)

@@ -1,0 +1,1 @@
+"""A trace, a policy set and a platform become a result."""

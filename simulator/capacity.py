@@ -1,0 +1,103 @@
+"""Capacity: what a user may write, and how many bytes each pool gets.
+
+    5%        of all expert bytes at the trace's stored precision      5%@16   of their bytes at 16 bits
+    600MB  1.5GiB   bytes                51experts   mean experts      32/layer   experts of every layer
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from simulator.errors import ConfigError
+from traces.schema import Geometry
+
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+NUMBER = r"(\d+(?:\.\d+)?)"
+FORMS = "5%, 5%@16, 600MB, 1.5GiB, 51experts or 32/layer"
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Bytes of each pool, and the same amount in every form a reader may think in."""
+
+    pools: tuple[int, ...]
+    total: int
+    percent_stored: float
+    percent_16: float
+    experts: float
+    per_layer: float
+    token_cycles: float
+
+    def forms(self) -> str:
+        """All forms in one line."""
+        return (
+            f"{self.percent_stored:.4g}% = {self.percent_16:.4g}%@16 = {self.total / 2**20:,.1f} MiB = "
+            f"{self.experts:,.1f} experts = {self.per_layer:.4g}/layer, {self.token_cycles:.3g} token cycles"
+        )
+
+
+def parse_capacity(text: str, geometry: Geometry, scope: str, tiers: tuple[tuple[int, ...], ...]) -> Capacity:
+    """The pools of a capacity. Raises ConfigError if unparsable or smaller than the largest expert of a pool.
+
+    `tiers[0]` holds the bytes per layer at which experts are cached in this run.
+    """
+    share = _total(text, geometry) / _all_bytes(geometry.expert_bytes, geometry)
+    if scope == "per_layer":
+        pools = tuple(int(share * geometry.experts * size) for size in geometry.expert_bytes)
+        largest = tiers[0]
+    else:
+        pools = (int(share * _all_bytes(geometry.expert_bytes, geometry)),)
+        largest = (max(tiers[0]),)
+    for index, (pool, size) in enumerate(zip(pools, largest, strict=True)):
+        if pool < size:
+            where = f"layer {index}'s pool" if scope == "per_layer" else "the pool"
+            raise ConfigError(f"capacity {text} gives {where} {pool:,} bytes, less than one expert of {size:,}; raise it")
+    return _described(pools, geometry, tiers[0])
+
+
+def _described(pools: tuple[int, ...], geometry: Geometry, sizes: tuple[int, ...]) -> Capacity:
+    total, stored = sum(pools), _all_bytes(geometry.expert_bytes, geometry)
+    mean = _all_bytes(sizes, geometry) / (geometry.layers * geometry.experts)
+    return Capacity(
+        pools=pools,
+        total=total,
+        percent_stored=100 * total / stored,
+        percent_16=100 * total / _all_bytes(geometry.bytes_at(16), geometry),
+        experts=total / mean,
+        per_layer=total / mean / geometry.layers,
+        token_cycles=total / (sum(sizes) * geometry.k),
+    )
+
+
+def _total(text: str, geometry: Geometry) -> Fraction:
+    """Bytes over all layers, exactly."""
+    if match := re.fullmatch(rf"{NUMBER}%(?:@{NUMBER})?", text):
+        bits = float(match[2]) if match[2] else geometry.expert_bits
+        if bits <= 0:
+            raise ConfigError(f"capacity {text!r}: bits must be positive")
+        return Fraction(match[1]) / 100 * _all_bytes(geometry.bytes_at(bits), geometry)
+    if match := re.fullmatch(rf"{NUMBER}\s*([KMGT]?i?B)", text):
+        if match[2] in UNITS:
+            return Fraction(match[1]) * UNITS[match[2]]
+    if match := re.fullmatch(rf"{NUMBER}\s*experts?", text):
+        return Fraction(match[1]) * _all_bytes(geometry.expert_bytes, geometry) / (geometry.layers * geometry.experts)
+    if match := re.fullmatch(rf"{NUMBER}/layer", text):
+        return Fraction(match[1]) * sum(geometry.expert_bytes)
+    raise ConfigError(f"capacity {text!r} cannot be read; write {FORMS}")
+
+
+def _all_bytes(sizes: tuple[int, ...], geometry: Geometry) -> int:
+    return geometry.experts * sum(sizes)
+
+
+def cliff(capacity: Capacity, geometry: Geometry) -> str | None:
+    """The warning for a capacity below one token's demand, or None."""
+    if capacity.token_cycles >= 1:
+        return None
+    text = f"capacity holds {capacity.token_cycles:.2f} token cycles, less than one token's demand over all layers"
+    if len(capacity.pools) == 1 and capacity.experts <= (geometry.layers - 1) * geometry.k:
+        text += "; a global LRU without prefetch then hits nothing on one-token passes"
+    return text

@@ -1,0 +1,133 @@
+"""One replay's configuration: typed, frozen, every default filled in, with a hash that names it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from policies.contract import PolicyError
+from policies.grammar import Chosen, parse
+from simulator.errors import ConfigError
+from traces.passes import parse_passes
+from traces.schema import Trace, TraceError, canonical
+
+#: Raised when the meaning of any counter or time changes: results of other versions are not comparable.
+SEMANTICS_VERSION = 1
+KINDS = ("routing", "prefetch", "eviction", "miss")
+
+
+class ReplayConfig(BaseModel):
+    """What to replay a trace against. Field names are the command line's options."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    capacity: str = "5%"
+    eviction: str = "lru"
+    prefetch: str = "none"
+    miss: str = "fetch"
+    routing: str = "standard"
+    platform: str = "a100-5gbps"
+    contract: Literal["atomic", "sequential"] = "atomic"
+    scope: Literal["global", "per_layer"] = "global"
+    passes: str = "recorded"
+    reset: str = "never"
+    prefetch_at: Literal["gate", "after_demand"] = "gate"
+    prefetch_admission: Literal["evict", "free_only"] = "evict"
+    warm: tuple[tuple[int, int], ...] = ()
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("passes")
+    @classmethod
+    def _passes(cls, text: str) -> str:
+        parse_passes(text)
+        return text
+
+    @field_validator("reset")
+    @classmethod
+    def _reset(cls, text: str) -> str:
+        parse_reset(text)
+        return text
+
+    def policy_set(self) -> PolicySet:
+        """The four policies, parsed. Raises PolicyError."""
+        return PolicySet(*(parse(kind, getattr(self, kind)) for kind in KINDS))
+
+    def spelled_out(self) -> dict[str, object]:
+        """The configuration with every policy parameter written out."""
+        chosen = self.policy_set()
+        return self.model_dump(mode="json") | {kind: getattr(chosen, kind).text(full=True) for kind in KINDS}
+
+    def identity(self, trace: Trace) -> str:
+        """A hash of everything that a result depends on: configuration, trace and semantics."""
+        document = [SEMANTICS_VERSION, trace.digest, self.spelled_out()]
+        return hashlib.sha256(canonical(document)).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class PolicySet:
+    """One policy of each kind."""
+
+    routing: Chosen
+    prefetch: Chosen
+    eviction: Chosen
+    miss: Chosen
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether the recorded logits could have reacted to what these policies change."""
+        return self.changes_routing or self.miss.policy.changes_output or self._low_precision
+
+    @property
+    def changes_routing(self) -> bool:
+        """Whether the demand may differ from the recorded one."""
+        return self.routing.policy.choose is not None
+
+    @property
+    def _low_precision(self) -> bool:
+        return bool(self.miss.policy.bits(self.miss.params))
+
+    def check(self, capabilities: frozenset[str], lookahead_depth: int) -> None:
+        """Raises PolicyError naming the policy and the capability that the trace lacks."""
+        for kind in KINDS:
+            chosen: Chosen = getattr(self, kind)
+            for need in sorted(chosen.needs - capabilities):
+                raise PolicyError(f"{kind} {chosen.policy.name} needs {need}, which this trace lacks{_advice(need)}")
+        depth = self.prefetch.policy.depth(self.prefetch.params)
+        if "lookahead" in self.prefetch.needs and depth > lookahead_depth:
+            raise PolicyError(f"{self.prefetch.text()} looks {depth} layers ahead; the trace recorded {lookahead_depth}")
+        if self.changes_routing and "future" in self.eviction.needs:
+            raise PolicyError(
+                f"{self.eviction.policy.name} reads the future, which routing {self.routing.policy.name} changes; "
+                "replay it with --routing standard"
+            )
+
+
+def _advice(need: str) -> str:
+    record = {"weights": "weights", "logits": "router logits", "lookahead": "look-ahead logits"}
+    return f"; replay a trace recorded with {record[need]}" if need in record else "; a live run has no future"
+
+
+def parse_reset(text: str) -> int:
+    """Tokens between resets: 0 for `never`, -1 for `request`, N for a number. Raises ValueError."""
+    if text in ("never", "request"):
+        return {"never": 0, "request": -1}[text]
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    raise ValueError(f"reset {text!r} is unknown; use never, request or a number of tokens")
+
+
+def configure(**settings: object) -> ReplayConfig:
+    """A validated configuration. Raises ConfigError or PolicyError naming the setting and what it allows."""
+    try:
+        config = ReplayConfig.model_validate(settings)
+        config.policy_set()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})") from None
+    except TraceError as error:
+        raise ConfigError(str(error)) from None
+    return config

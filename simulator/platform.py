@@ -1,0 +1,177 @@
+"""The machine: tiers, a link and compute. Rates become integer nanoseconds here, once.
+
+Without calibration compute is a roofline: max(2 * params * tokens / FLOP/s, bytes / memory bandwidth) + launch.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from difflib import get_close_matches
+from functools import cached_property
+from importlib.resources import files
+from math import inf
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from simulator.errors import ConfigError
+from simulator.platforms import NAMES
+from traces.schema import Geometry
+
+NS = 1_000_000_000
+
+
+class Frozen(BaseModel):
+    """Immutable, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Link(Frozen):
+    """What experts are fetched over: a fixed latency, then bytes at a rate; `depth` transfers may be issued at once."""
+
+    bytes_per_s: float = Field(ge=1)
+    latency_ns: int = Field(default=0, ge=0)
+    depth: int = Field(default=1, ge=1)
+
+    def wire_ns(self, size: int) -> int:
+        """Nanoseconds on the wire, without latency, rounded up."""
+        if self.bytes_per_s == inf:
+            return 0
+        return -(-size * NS // int(self.bytes_per_s))
+
+
+class Roofline(Frozen):
+    """A processor by its two ceilings, and what it costs to start a kernel."""
+
+    kind: Literal["roofline"] = "roofline"
+    flops: float = Field(gt=0)
+    memory_bytes_per_s: float = Field(gt=0)
+    launch_ns: int = Field(default=0, ge=0)
+
+    def ns(self, params: int, size: int, tokens: int) -> int:
+        """Nanoseconds for `tokens` through `params` weights of `size` bytes."""
+        if params == 0 or tokens == 0:
+            return 0
+        return round(max(2 * params * tokens / self.flops, size / self.memory_bytes_per_s) * NS) + self.launch_ns
+
+
+class Measured(Frozen):
+    """Compute by given times: constants and nanoseconds per token."""
+
+    kind: Literal["measured"] = "measured"
+    dense_ns: int = Field(default=0, ge=0)
+    expert_ns: int = Field(default=0, ge=0)
+    expert_ns_per_token: int = Field(default=0, ge=0)
+    pass_ns: int = Field(default=0, ge=0)
+
+
+Compute = Annotated[Roofline | Measured, Field(discriminator="kind")]
+
+
+class Platform(Frozen):
+    """One machine, with the source of its figures."""
+
+    name: str
+    summary: str = ""
+    source: str = ""
+    fast_tier: str = "VRAM"
+    slow_tier: str = "DRAM"
+    link: Link
+    compute: Compute
+    cpu: Compute | None = None
+
+
+class Times:
+    """The integer times of one geometry and its precision tiers on one platform, worked out as they are asked for."""
+
+    def __init__(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> None:
+        """`tiers[p][layer]` is the bytes of an expert at precision p."""
+        self._platform, self._geometry, self._tiers = platform, geometry, tiers
+        self.latency_ns, self.depth = platform.link.latency_ns, platform.link.depth
+        self._known: dict[tuple[str, int, int, int], int] = {}
+
+    @cached_property
+    def _params(self) -> int:
+        stored = self._geometry.expert_bytes[0] * 8 / self._geometry.expert_bits
+        return self._geometry.expert_params or round(stored)
+
+    @cached_property
+    def wire_ns(self) -> list[list[int]]:
+        """[layer][precision] nanoseconds on the wire."""
+        return [[self._platform.link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
+
+    @property
+    def _layers(self) -> range:
+        return range(self._geometry.layers)
+
+    def dense_ns(self, layer: int, tokens: int) -> int:
+        """Attention, norms, gate and shared experts of one layer."""
+        compute = self._platform.compute
+        if isinstance(compute, Measured):
+            return compute.dense_ns
+        params = self._geometry.dense_params or 0
+        return self._once(("dense", layer, 0, tokens), compute, params, params * 2)
+
+    def pass_ns(self, tokens: int) -> int:
+        """Embedding, head and dense layers; charged before layer 0."""
+        compute = self._platform.compute
+        if isinstance(compute, Measured):
+            return compute.pass_ns
+        params = self._geometry.head_params or 0
+        return self._once(("pass", 0, 0, tokens), compute, params, params * 2)
+
+    def expert_ns(self, layer: int, precision: int, tokens: int) -> int:
+        """One expert over the tokens routed to it."""
+        return self._expert("expert", self._platform.compute, layer, precision, tokens)
+
+    def cpu_ns(self, layer: int, precision: int, tokens: int) -> int:
+        """The same on the CPU, from the slow tier. Raises ConfigError if the platform has no CPU."""
+        if self._platform.cpu is None:
+            raise ConfigError(f"platform {self._platform.name} has no [cpu] table, which miss policies that compute there need")
+        return self._expert("cpu", self._platform.cpu, layer, precision, tokens)
+
+    def _expert(self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int) -> int:
+        if isinstance(compute, Measured):
+            return compute.expert_ns + compute.expert_ns_per_token * tokens
+        return self._once((what, layer, precision, tokens), compute, self._params, self._tiers[precision][layer])
+
+    def _once(self, key: tuple[str, int, int, int], compute: Roofline, params: int, size: int) -> int:
+        if key not in self._known:
+            self._known[key] = compute.ns(params, size, key[3])
+        return self._known[key]
+
+
+def presets() -> list[Platform]:
+    """Every platform that ships with the program."""
+    return [platform(name) for name in NAMES]
+
+
+def platform(name: str) -> Platform:
+    """A preset by name, or a platform file by path (.toml). Raises ConfigError."""
+    if name in NAMES:
+        return _parse(files("simulator.platforms").joinpath(f"{name}.toml").read_text(), name)
+    if name.endswith(".toml"):
+        return _read(Path(name))
+    near = get_close_matches(name, NAMES, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(NAMES)}, or give a .toml file"
+    raise ConfigError(f"no platform called {name!r}: {hint}")
+
+
+def _read(path: Path) -> Platform:
+    try:
+        return _parse(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read platform file {path}: {error}") from None
+
+
+def _parse(text: str, name: str) -> Platform:
+    try:
+        return Platform.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"platform {name} is no valid TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"platform {name}: {where}: {first['msg']}") from None

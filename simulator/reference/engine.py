@@ -1,0 +1,246 @@
+"""Compute's story: dense part, gate, experts, next step. The specification of `semantics`, section 3."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+import simpy
+
+from simulator.config import ReplayConfig, parse_reset
+from simulator.platform import Times
+from simulator.reference.bound import Hands, Shape, Tables
+from simulator.reference.events import COMPUTE, At, Bell
+from simulator.reference.events import CPU as CPU_PHASE
+from simulator.reference.gate import Access, Demanded, Gatekeeper
+from simulator.reference.ledger import Ledger
+from simulator.reference.link import Link
+from simulator.reference.tier import Job, Tier
+from simulator.result import Event
+from simulator.source import Pass, Source
+
+Story = Generator[simpy.Event, None, None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that a run needs beside its source."""
+
+    config: ReplayConfig
+    shape: Shape
+    times: Times
+    pools: tuple[int, ...]
+    log: bool = False
+
+
+def run(source: Source, setting: Setting) -> tuple[Ledger, int]:
+    """Replay the source; the books and the end time in ns."""
+    engine = Engine(source, setting)
+    engine.env.process(engine.compute())
+    engine.env.run(until=engine.finished)
+    engine.close_books()
+    return engine.ledger, int(engine.env.now)
+
+
+class Engine:
+    """One run. `compute` is the only process that waits; the link answers in events."""
+
+    def __init__(self, source: Source, setting: Setting) -> None:
+        config, chosen = setting.config, setting.config.policy_set()
+        self.env = simpy.Environment()
+        self.finished = self.env.event()
+        self._source, self._config, self._times, self._shape = source, config, setting.times, setting.shape
+        self.ledger = Ledger(setting.shape.geometry.layers, setting.log)
+        self._tables = Tables(setting.shape, setting.pools, source.first_uses(), config.seed)
+        self._hands = Hands(chosen, self._tables, setting.pools)
+        side = chosen.prefetch.policy.side_slots(chosen.prefetch.params)
+        free_only = config.prefetch_admission == "free_only"
+        self._tier = Tier(setting.shape, self._tables, self._hands, self.ledger, side, free_only)
+        self._tier.on_leave = self._log_eviction
+        self._link = Link(self.env, self._tier, self._times, self.ledger, self._arrived)
+        self._gates = Gatekeeper(source, self._tables, self._hands, self._tier, self._link, self.ledger)
+        self._ready: deque[int] = deque()  # copies that arrived and wait for compute
+        self._awaited: Bell | None = None
+        self._cpu_busy = False
+        self._expert_ns = 0  # of the step in progress
+
+    # -- passes and steps -----------------------------------------------------------------------------------------
+
+    def compute(self) -> Story:
+        """Every pass, every layer."""
+        self._warm_up()
+        previous, tokens_since_reset = None, 0
+        for step_pass in self._source.passes():
+            if self._reset_due(step_pass, previous, tokens_since_reset):
+                self._reset()
+                tokens_since_reset = 0
+            tokens_since_reset += step_pass.tokens
+            previous = step_pass
+            yield from self._pass(step_pass)
+        self.finished.succeed()
+
+    def _pass(self, step_pass: Pass) -> Story:
+        began = self._now
+        self.ledger.begin_pass(began, step_pass.request, step_pass.phase, step_pass.tokens)
+        for layer in range(self._shape.geometry.layers):
+            self._begin_step(step_pass, layer)
+            yield from self._step(step_pass, layer)
+        self.ledger.end_pass(began, self._now)
+
+    def _begin_step(self, step_pass: Pass, layer: int) -> None:
+        layers = self._shape.geometry.layers
+        self._tables.now.update(
+            {"pass": step_pass.index, "layer": layer, "step": step_pass.index * layers + layer, "gated": 0},
+            phase=step_pass.phase,
+            tokens=step_pass.tokens,
+            request=step_pass.request,
+        )
+
+    def _step(self, step_pass: Pass, layer: int) -> Story:
+        dense = self._times.dense_ns(layer, step_pass.tokens)
+        dense += self._times.pass_ns(step_pass.tokens) if layer == 0 else 0
+        self.ledger.count("dense_ns", layer, dense)
+        yield self._busy(dense, "dense", 0)
+        gated, self._expert_ns = self._now, 0
+        demanded = self._gates.open(step_pass, layer)
+        sequential = self._config.contract == "sequential"
+        yield from (self._one_by_one if sequential else self._together)(demanded, step_pass, layer)
+        if self._config.prefetch_at == "after_demand":
+            self._gates.suggest(demanded)
+        self._gates.settle(demanded, step_pass, layer)
+        self.ledger.count("stall_ns", layer, self._now - gated - self._expert_ns)
+        self._tier.end_step()
+
+    # -- contract atomic --------------------------------------------------------------------------------------------
+
+    def _together(self, demanded: Demanded, step_pass: Pass, layer: int) -> Story:
+        """Everything is looked up at the gate; hits run in demand order, then arrivals as they come."""
+        accesses = self._gates.look_up(demanded, range(len(demanded.step.expert)))
+        accesses = self._gates.reunite(demanded, accesses, step_pass)
+        self._gates.use(accesses)
+        if self._config.prefetch_at == "gate":
+            self._gates.suggest(demanded)
+        self._start_cpu([access for access in accesses if access.state == "cpu"], layer)
+        self._link.wake()
+        for access in accesses:
+            if access.state == "hit":
+                yield from self._run(access, layer)
+        coming = {access.y: access for access in accesses if access.state in ("late", "fetch")}
+        while coming:
+            yield from self._until(lambda: bool(self._ready))
+            yield from self._run(coming.pop(self._ready.popleft()), layer)
+        yield from self._until(lambda: not self._cpu_busy)
+
+    # -- contract sequential ------------------------------------------------------------------------------------------
+
+    def _one_by_one(self, demanded: Demanded, step_pass: Pass, layer: int) -> Story:
+        """Algorithm 1 of SpecMD: each expert is looked up when its turn comes, and only it is protected."""
+        if self._config.prefetch_at == "gate":
+            self._gates.suggest(demanded)
+        for n in range(len(demanded.step.expert)):
+            accesses = self._gates.look_up(demanded, [n])
+            accesses += self._gates.stand_ins(accesses[0])
+            self._gates.use(accesses)
+            self._start_cpu([access for access in accesses if access.state == "cpu"], layer)
+            for access in accesses:
+                if access.state in ("late", "fetch"):
+                    yield from self._until(lambda: bool(self._ready))
+                    self._ready.popleft()
+                if access.state in ("hit", "late", "fetch"):
+                    yield from self._run(access, layer)
+                    self._tier.release(access.y)
+            yield from self._until(lambda: not self._cpu_busy)
+
+    # -- activities -----------------------------------------------------------------------------------------------------
+
+    def _run(self, access: Access, layer: int) -> Story:
+        """One expert over its tokens."""
+        spent = self._times.expert_ns(layer, access.y % self._shape.precisions, access.tokens)
+        self._expert_ns += spent
+        self.ledger.count("expert_ns", layer, spent)
+        yield self._busy(spent, "expert", access.y)
+        self._tables.experts[access.x]["needed"] = 0
+        self._tier.computed(access.y)
+
+    def _busy(self, spent: int, kind: str, y: int) -> simpy.Event:
+        """Compute's next activity; the link is woken once it has been chosen."""
+        now, precisions = self._tables.now, self._shape.precisions
+        expert = y // precisions % now["experts"] if kind == "expert" else -1
+        self.ledger.log(
+            Event(self._now, self._now + spent, kind, now["pass"], now["layer"], expert, y % precisions, "compute")
+        )
+        done = At(self.env, COMPUTE, spent)
+        self._link.wake()
+        return done
+
+    def _until(self, holds: Callable[[], bool]) -> Story:
+        """Wait, woken by arrivals and by the CPU."""
+        while not holds():
+            self._link.wake()
+            self._awaited = Bell(self.env)
+            yield self._awaited
+
+    def _wake(self) -> None:
+        """Compute goes on as a COMPUTE event of this time, if it waits."""
+        if self._awaited is not None:
+            self._awaited.ring()
+            self._awaited = None
+
+    def _arrived(self, job: Job) -> None:
+        if job.awaited or not job.prefetch:
+            self._ready.append(job.y)
+            self._wake()
+
+    def _start_cpu(self, accesses: list[Access], layer: int) -> None:
+        """The CPU takes its share one after the other, beside link and compute."""
+        at, precisions = 0, self._shape.precisions
+        now = self._tables.now
+        for access in accesses:
+            begins = self._now + at
+            at += self._times.cpu_ns(layer, access.y % precisions, access.tokens)
+            expert = access.x % now["experts"]
+            self.ledger.log(Event(begins, self._now + at, "cpu", now["pass"], layer, expert, 0, "miss"))
+        self._cpu_busy = bool(accesses)
+        if accesses:
+            At(self.env, CPU_PHASE, at).callbacks.append(self._cpu_done)
+
+    def _cpu_done(self, _: simpy.Event) -> None:
+        self._cpu_busy = False
+        self._wake()
+
+    # -- start, reset, end ------------------------------------------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        geometry = self._shape.geometry
+        for layer, expert in self._config.warm:
+            self._tier.warm((layer * geometry.experts + expert) * self._shape.precisions)
+
+    def _reset_due(self, step_pass: Pass, previous: Pass | None, tokens: int) -> bool:
+        every = parse_reset(self._config.reset)
+        if previous is None or every == 0:
+            return False
+        return step_pass.request != previous.request if every < 0 else tokens >= every
+
+    def _reset(self) -> None:
+        """Residency, policy state, history and queue are cleared; what is in flight is abandoned."""
+        self._tables.clear()
+        self._hands.clear()
+        self._tier.clear()
+        self._link.clear()
+
+    def close_books(self) -> None:
+        """What was prefetched and never used."""
+        for layer, size in self._tier.unused_bytes():
+            self.ledger.count("bytes_unused_at_end", layer, size)
+
+    def _log_eviction(self, y: int, cause: int) -> None:
+        x, precision = divmod(y, self._shape.precisions)
+        experts = self._shape.geometry.experts
+        now = self._tables.now
+        by = f"for {cause // self._shape.precisions // experts}/{cause // self._shape.precisions % experts}"
+        self.ledger.log(Event(self._now, self._now, "evict", now["pass"], x // experts, x % experts, precision, by))
+
+    @property
+    def _now(self) -> int:
+        return int(self.env.now)

@@ -1,0 +1,263 @@
+"""The gate: one indivisible event in which routing, classification, miss handling and prefetching are decided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
+from simulator.reference.bound import Bound, Hands, Tables
+from simulator.reference.fidelity import count_fidelity
+from simulator.reference.ledger import Ledger
+from simulator.reference.link import Link
+from simulator.reference.tier import Job, Tier
+from simulator.result import Event
+from simulator.source import Gate, Pass, Source
+from traces.demand import Union, unite
+
+
+@dataclass
+class Access:
+    """One demanded expert of a step, or a substitute, and how it will be served."""
+
+    n: int  #: position in the demand, NONE for a substitute
+    x: int
+    y: int  #: the copy that serves it
+    tokens: int
+    state: str  #: hit, late, fetch, drop, cpu or replaced
+    substitutes: Counter[int] = field(default_factory=Counter)  #: expert x -> tokens that it takes over
+
+
+@dataclass
+class Demanded:
+    """A step after its gate."""
+
+    gate: Gate
+    union: Union
+    step: Step
+    ids: list[list[int]]  #: what each token runs: routing's choice, then substitutes and -1 for dropped
+    wants: list[int]
+
+
+class Gatekeeper:
+    """Semantics §3, steps 2 to 7; `atomic` calls them in one go, `sequential` looks experts up one by one."""
+
+    def __init__(self, source: Source, tables: Tables, hands: Hands, tier: Tier, link: Link, ledger: Ledger) -> None:
+        self._source, self._tables, self._hands, self._ledger = source, tables, hands, ledger
+        self._tier, self._link = tier, link
+        self._precisions = tables.now["precisions"]
+        self._named: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
+        self._out = [0] * len(tables.copies)
+
+    # -- 2: routing -----------------------------------------------------------------------------------------------
+
+    def open(self, step_pass: Pass, layer: int) -> Demanded:
+        """Route the tokens, unite their demand, cancel overtaken prefetches."""
+        self._tables.now["gated"] = 1
+        gate = self._source.gate(step_pass, layer)
+        ids, union = self._route(gate, step_pass, layer)
+        self._link.cancel(self._tables.now["step"])
+        base = layer * self._tables.now["experts"]
+        step = Step(
+            ids=ids,
+            logits=gate.logits,
+            choice=gate.choice,
+            gate=gate.scores,
+            look_order=gate.look_order,
+            look_score=gate.look_score,
+            expert=[base + e for e in union.expert],
+            rank=union.rank,
+            mass=union.mass,
+            tokens=union.tokens,
+        )
+        demanded = Demanded(gate, union, step, [list(row) for row in ids], [])
+        demanded.wants = [self._want(step, n) for n in range(len(step.expert))]
+        self._enter_books(demanded, layer)
+        return demanded
+
+    def _route(self, gate: Gate, step_pass: Pass, layer: int) -> tuple[Sequence[Sequence[int]], Union]:
+        routing = self._hands.routing
+        if routing.policy.choose is None:
+            return gate.ids, gate.demand
+        ids = [[NONE] * len(row) for row in gate.ids]
+        bare = Step(gate.ids, gate.logits, gate.choice, gate.scores, gate.look_order, gate.look_score, (), (), (), ())
+        routing.call_at_gate(routing.policy.choose, bare, ids)
+        return ids, unite(ids, self._source.weigh(step_pass, layer, ids))
+
+    def _want(self, step: Step, n: int) -> int:
+        miss = self._hands.miss
+        return 0 if miss.policy.want is None else miss.call_at_gate(miss.policy.want, step, n)
+
+    def _enter_books(self, demanded: Demanded, layer: int) -> None:
+        union, step = demanded.union, demanded.step
+        self._ledger.count("accesses", layer, len(step.expert))
+        self._ledger.count("assignments", layer, sum(union.tokens))
+        for x, mass in zip(step.expert, union.mass_sum, strict=True):
+            self._tables.experts[x]["mass_ever"] += mass
+            self._tables.experts[x]["needed"] = 1
+        named = set(step.expert)
+        self._ledger.count("predicted_demanded", layer, sum(x in named for x in self._named.pop(layer, ())))
+
+    # -- 4 and 5: look-up and misses --------------------------------------------------------------------------------
+
+    def look_up(self, demanded: Demanded, positions: Sequence[int]) -> list[Access]:
+        """Classify these demanded experts against this moment, and let the miss policy decide on those that are absent."""
+        accesses = [self._classify(demanded, n) for n in positions]
+        missing = [access for access in accesses if access.state == "fetch"]
+        if missing:
+            self._resolve(demanded, missing)
+        if demanded.union.next_use:
+            for n in positions:
+                self._tables.experts[demanded.step.expert[n]]["next_use"] = demanded.union.next_use[n]
+        return accesses
+
+    def _classify(self, demanded: Demanded, n: int) -> Access:
+        x, want, tokens = demanded.step.expert[n], demanded.wants[n], demanded.union.tokens[n]
+        y = self._tier.find(x, want)
+        if y != NONE:
+            self._note("hits", x, y)
+            if self._tables.copies[y]["prefetched"]:
+                self._count("prefetch_hits", x)
+                self._count("prefetch_used", x)
+            return Access(n, x, y, tokens, "hit")
+        y = self._tier.find(x, want, IN_FLIGHT)
+        if y != NONE:
+            self._note("late", x, y)
+            self._meet(self._link.in_flight(y))
+            return Access(n, x, y, tokens, "late")
+        reason = self._tier.reason(x, want)
+        self._count("misses", x)
+        self._note(reason, x, x * self._precisions + want)
+        return Access(n, x, x * self._precisions + want, tokens, "fetch")
+
+    def _meet(self, job: Job) -> None:
+        if job.prefetch and not job.awaited:
+            job.awaited = True
+            self._ledger.count("prefetch_used", job.layer)
+
+    def _resolve(self, demanded: Demanded, missing: list[Access]) -> None:
+        miss, verdict = self._hands.miss, [0] * len(missing)
+        positions = [access.n for access in missing]
+        free = self._tier.free_bytes(missing[0].y)
+        miss.call_at_gate(miss.policy.resolve, demanded.step, positions, free, verdict)
+        for access, decided in zip(missing, verdict, strict=True):
+            self._decide(demanded, access, decided)
+
+    def _decide(self, demanded: Demanded, access: Access, verdict: int) -> None:
+        if verdict == PER_TOKEN:
+            verdict = self._substitute(demanded, access)
+        if verdict == DROP:
+            access.state = "drop"
+            self._count("dropped", access.x)
+            self._replace_ids(demanded, access)
+        elif verdict == CPU:
+            access.state, access.y = "cpu", access.x * self._precisions
+            self._count("cpu_executed", access.x)
+        elif verdict >= 0:
+            access.y = access.x * self._precisions + verdict
+
+    def _substitute(self, demanded: Demanded, access: Access) -> int:
+        """Ask token by token; 0 if any token still needs the expert, else PER_TOKEN."""
+        e, still_needed = access.x % self._tables.now["experts"], 0
+        for t, row in enumerate(demanded.ids):
+            if e not in row:
+                continue
+            other = self._ask_token(demanded, t, row.index(e), row)
+            if other == NONE:
+                still_needed += 1
+                continue
+            row[row.index(e)] = other
+            access.substitutes[access.x - e + other] += 1
+            self._count("substituted", access.x)
+        access.tokens = still_needed
+        if still_needed:
+            return 0
+        access.state = "replaced"
+        return PER_TOKEN
+
+    def _ask_token(self, demanded: Demanded, t: int, j: int, row: list[int]) -> int:
+        miss, now = self._hands.miss, self._tables.now
+        base = now["layer"] * now["experts"]
+        eligible = [int(e not in row and self._tier.find(base + e, now["precisions"] - 1) != NONE) for e in range(now["experts"])]
+        return miss.call_at_gate(miss.policy.substitute, demanded.step, t, j, eligible)
+
+    def _replace_ids(self, demanded: Demanded, access: Access) -> None:
+        e = access.x % self._tables.now["experts"]
+        for row in demanded.ids:
+            row[:] = [NONE if used == e else used for used in row]
+
+    # -- 6: use -----------------------------------------------------------------------------------------------------
+
+    def use(self, accesses: list[Access]) -> None:
+        """Stamp, protect and, where absent, queue what will be executed from the fast tier."""
+        for access in accesses:
+            if access.state in ("hit", "late", "fetch"):
+                self._tables.experts[access.x]["needed"] = 1
+                self._tier.use(access.y)
+                self._tier.protect(access.y)
+                self._count("low_precision", access.x, int(access.y % self._precisions > 0))
+            else:
+                self._tables.experts[access.x]["needed"] = 0
+        now = self._tables.now
+        for access in accesses:
+            if access.state == "fetch":
+                self._link.fetch(Job(access.y, now["layer"], prefetch=False, target_step=now["step"]))
+            if access.state == "hit":
+                self._tier.promote(access.y)
+
+    def reunite(self, demanded: Demanded, accesses: list[Access], step_pass: Pass) -> list[Access]:
+        """After substitution the demand is united again: substitutes are used, but are no accesses."""
+        if not any(access.substitutes for access in accesses):
+            return accesses
+        now = self._tables.now
+        mass = self._source.weigh(step_pass, now["layer"], demanded.ids)
+        final, base = unite(demanded.ids, mass), now["layer"] * now["experts"]
+        known = {access.x: access for access in accesses}
+        united = [self._serve(known, base + e, tokens) for e, tokens in zip(final.expert, final.tokens, strict=True)]
+        return united + [access for access in accesses if access.state not in ("hit", "late", "fetch")]
+
+    def _serve(self, known: dict[int, Access], x: int, tokens: int) -> Access:
+        if x in known:
+            known[x].tokens = tokens
+            return known[x]
+        return Access(NONE, x, self._tier.find(x, self._precisions - 1), tokens, "hit")
+
+    def stand_ins(self, access: Access) -> list[Access]:
+        """The sequential form of `reunite`: the substitutes of one access, computed in its place."""
+        return [self._serve({}, x, tokens) for x, tokens in sorted(access.substitutes.items())]
+
+    def settle(self, demanded: Demanded, step_pass: Pass, layer: int) -> None:
+        """Tell the source what each token runs, and count how far that is from the router's own choice."""
+        self._source.used(step_pass, layer, demanded.ids)
+        count_fidelity(self._ledger, self._source, step_pass, layer, demanded.gate, demanded.ids)
+
+    # -- 7: prefetch --------------------------------------------------------------------------------------------------
+
+    def suggest(self, demanded: Demanded) -> None:
+        """Ask the prefetch policy, and queue what is absent."""
+        prefetch: Bound = self._hands.prefetch
+        if prefetch.policy.suggest is None:
+            return
+        for y in self._out[: prefetch.call_at_gate(prefetch.policy.suggest, demanded.step, self._out)]:
+            self._name(y)
+
+    def _name(self, y: int) -> None:
+        x, precision = divmod(y, self._precisions)
+        layer = self._tables.experts[x]["layer"]
+        self._ledger.count("predicted", layer)
+        self._named.setdefault(layer, []).append(x)
+        resident = self._tier.find(x, precision, RESIDENT)
+        if resident != NONE:
+            self._tier.predict(resident)
+        elif self._tier.find(x, precision, IN_FLIGHT) == NONE and self._tier.find(x, precision, QUEUED) == NONE:
+            now = self._tables.now
+            self._link.prefetch(Job(y, layer, prefetch=True, target_step=now["step"] + layer - now["layer"]))
+
+    def _count(self, name: str, x: int, amount: int = 1) -> None:
+        self._ledger.count(name, self._tables.experts[x]["layer"], amount)
+
+    def _note(self, name: str, x: int, y: int) -> None:
+        self._count(name, x)
+        now, at = self._tables.now, self._link.time
+        self._ledger.log(Event(at, at, name, now["pass"], now["layer"], x % now["experts"], y % self._precisions, "gate"))

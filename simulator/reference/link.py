@@ -1,0 +1,119 @@
+"""The link between the tiers: a queue, demand ahead of prefetch, transfers first in first out and never interrupted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import simpy
+
+from simulator.platform import Times
+from simulator.reference.events import LINK, At
+from simulator.reference.ledger import Ledger
+from simulator.reference.tier import Claim, Job, Tier
+from simulator.result import Event
+
+
+class Link:
+    """Up to `depth` transfers are issued at once; bytes are claimed when a transfer starts."""
+
+    def __init__(
+        self, env: simpy.Environment, tier: Tier, times: Times, ledger: Ledger, arrived: Callable[[Job], None]
+    ) -> None:
+        self._env, self._tier, self._times, self._ledger, self._arrived = env, tier, times, ledger, arrived
+        self._precisions = tier.tables.now["precisions"]
+        self._epoch = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the queue, abandon what is in flight; the link is free at once."""
+        self._epoch += 1
+        self._demands: deque[Job] = deque()
+        self._prefetches: deque[Job] = deque()
+        self._in_flight: list[Job] = []
+        self._last_done = 0
+
+    @property
+    def time(self) -> int:
+        """Now, in nanoseconds."""
+        return int(self._env.now)
+
+    def fetch(self, job: Job) -> None:
+        """Queue a demand, behind other demands and ahead of all prefetches."""
+        self._tier.queue(job.y)
+        self._demands.append(job)
+
+    def prefetch(self, job: Job) -> None:
+        """Queue a prefetch, behind older ones."""
+        self._tier.queue(job.y)
+        self._prefetches.append(job)
+        self._ledger.count("prefetch_issued", job.layer)
+
+    def in_flight(self, y: int) -> Job:
+        """The transfer that is bringing y."""
+        return next(job for job in self._in_flight if job.y == y)
+
+    def cancel(self, step: int) -> None:
+        """Drop every queued prefetch aimed at this step or an earlier one."""
+        for job in [job for job in self._prefetches if job.target_step <= step]:
+            self._prefetches.remove(job)
+            self._tier.forget(job.y)
+            self._note(job, "prefetch_cancelled", "cancel")
+
+    def wake(self) -> None:
+        """Start whatever can start now."""
+        while len(self._in_flight) < self._times.depth and self._start_one():
+            pass
+
+    def _start_one(self) -> bool:
+        if self._demands:
+            return self._start_demand()
+        while self._prefetches:
+            job = self._prefetches.popleft()
+            if self._tier.claim(job) is Claim.GRANTED:
+                self._ledger.count("prefetch_started", job.layer)
+                self._begin(job)
+                return True
+            self._tier.forget(job.y)
+            self._note(job, "prefetch_dropped", "drop")
+        return False
+
+    def _start_demand(self) -> bool:
+        """The head, or nobody: a demand that finds no room holds the link."""
+        if self._tier.claim(self._demands[0]) is Claim.REFUSED:
+            return False
+        self._begin(self._demands.popleft())
+        return True
+
+    def _begin(self, job: Job) -> None:
+        now = self.time
+        precision = job.y % self._precisions
+        free = max(now + self._times.latency_ns, self._last_done)
+        begins = max(now, self._last_done)
+        self._last_done = free + self._times.wire_ns[job.layer][precision]
+        self._in_flight.append(job)
+        size = self._tier.tables.copies[job.y]["bytes"]
+        self._ledger.count("bytes_prefetch" if job.prefetch else "bytes_demand", job.layer, size)
+        self._ledger.count("link_busy_ns", job.layer, self._last_done - begins)
+        self._log(job, now, self._last_done, "transfer", "prefetch" if job.prefetch else "demand")
+        epoch = self._epoch
+        done = At(self._env, LINK, self._last_done - now)
+        done.callbacks.append(lambda _: self._complete(job, epoch))
+
+    def _complete(self, job: Job, epoch: int) -> None:
+        """One LINK event: resident, next transfer started, compute woken."""
+        if epoch != self._epoch:  # abandoned by a reset
+            return
+        self._in_flight.remove(job)
+        self._tier.land(job)
+        self.wake()
+        self._arrived(job)
+
+    def _note(self, job: Job, counter: str, kind: str) -> None:
+        self._ledger.count(counter, job.layer)
+        self._log(job, self.time, self.time, kind, "prefetch")
+
+    def _log(self, job: Job, t0: int, t1: int, kind: str, cause: str) -> None:
+        x, precision = divmod(job.y, self._precisions)
+        now = self._tier.tables.now
+        self._ledger.log(Event(t0, t1, kind, now["pass"], job.layer, x % now["experts"], precision, cause))

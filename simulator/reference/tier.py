@@ -1,0 +1,305 @@
+"""The fast tier: what is resident, in which pool, and who makes room. It knows bytes and states, not time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
+from simulator.reference.bound import Hands, Shape, Tables
+from simulator.reference.ledger import Ledger
+
+NOT_YET = -1
+
+
+class Claim(Enum):
+    """What became of a transfer's wish for room."""
+
+    GRANTED = 0
+    STREAMED = 1  #: declined demand, on its way to the staging buffer
+    REFUSED = 2  #: no room, or a declined prefetch
+
+
+@dataclass
+class Job:
+    """A transfer that is queued or under way."""
+
+    y: int
+    layer: int
+    prefetch: bool
+    target_step: int
+    awaited: bool = False  #: a demand has met this prefetch in flight
+    streamed: bool = False
+
+
+class Tier:
+    """Copies and pools. Pool indices 0.. are the cache; `side` is the pool of speculative buffers, if there is one."""
+
+    def __init__(self, shape: Shape, tables: Tables, hands: Hands, ledger: Ledger, side_slots: int, free_only: bool) -> None:
+        self.tables, self.hands, self.ledger = tables, hands, ledger
+        self._precisions, self._free_only = shape.precisions, free_only
+        self._side_slots, self._capacity = side_slots, hands.eviction.own.capacity
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing resident, nothing remembered."""
+        copies = len(self.tables.copies)
+        self._used = [0] * len(self._capacity)
+        self._residents: list[set[int]] = [set() for _ in self._capacity]
+        self._side: dict[int, Job] = {}  # in order of arrival or start
+        self._protected: list[int] = []
+        self._done: set[int] = set()  # demanded in this step and already computed
+        self._ever = [False] * copies
+        self._evicted_pass = [NOT_YET] * copies
+        self._entered_step = [0] * copies
+        self._stamp = self._arrivals = 0
+        self._staged: int | None = None
+
+    # -- look-up ------------------------------------------------------------------------------------------------
+
+    def find(self, x: int, want: int, state: int = RESIDENT) -> int:
+        """The most precise copy of x in `state` that is at least as precise as `want`, or NONE."""
+        first = x * self._precisions
+        for y in range(first, first + want + 1):
+            if self.tables.copies[y]["state"] == state:
+                return y
+        return NONE
+
+    def reason(self, x: int, want: int) -> str:
+        """Why x is missing, judged over the copies that would have done."""
+        copies = range(x * self._precisions, x * self._precisions + want + 1)
+        if not any(self._ever[y] for y in copies):
+            return "compulsory"
+        latest = max(self._evicted_pass[y] for y in copies)
+        return "collisions" if latest == self.tables.now["pass"] else "capacity"
+
+    def use(self, y: int) -> None:
+        """A demanded expert is (or will be) resident and is used."""
+        copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
+        self._stamp_now(expert)
+        expert["uses_ever"] += 1
+        expert["uses_here"] = max(1, expert["uses_here"] + 1 - copy["prefetched"])
+        self.hands.on_use(y)
+        copy["prefetched"] = 0
+
+    def predict(self, y: int) -> None:
+        """A prefetch policy named a resident copy."""
+        self.tables.experts[y // self._precisions]["hint_pass"] = self.tables.now["pass"]
+        self.hands.on_predict(y)
+
+    def _stamp_now(self, expert: dict[str, int]) -> None:
+        self._stamp += 1
+        expert["last_use"], expert["last_pass"] = self._stamp, self.tables.now["pass"]
+
+    def free_bytes(self, y: int) -> int:
+        """Free bytes of the pool that y belongs to."""
+        pool = self.tables.copies[y]["pool"]
+        return self._capacity[pool] - self._used[pool]
+
+    # -- protection ---------------------------------------------------------------------------------------------
+
+    def protect(self, y: int) -> None:
+        """Not a victim until released or the step's end."""
+        self.tables.copies[y]["protected"] = 1
+        self._protected.append(y)
+
+    def release(self, y: int) -> None:
+        """Any transfer may evict it again."""
+        self.tables.copies[y]["protected"] = 0
+
+    def computed(self, y: int) -> None:
+        """Its compute has ended: a demand that finds nothing else may evict it; a streamed one is gone."""
+        if self._staged == y:
+            self._staged = None
+            self._set(y, ABSENT)
+        elif self.tables.copies[y]["state"] == RESIDENT:
+            self._done.add(y)
+
+    def end_step(self) -> None:
+        """Nothing is protected between a step's start and its gate."""
+        for y in self._protected:
+            self.release(y)
+        self._protected.clear()
+        self._done.clear()
+
+    # -- transfers ----------------------------------------------------------------------------------------------
+
+    def claim(self, job: Job) -> Claim:
+        """Take the bytes of a transfer that is about to start, evicting what must leave."""
+        if job.prefetch and self._side_slots:
+            return self._claim_side(job)
+        pool = self.tables.copies[job.y]["pool"]
+        verdict = self._make_room(job.y, pool, job.prefetch, job.layer)
+        if verdict is Claim.GRANTED:
+            self._used[pool] += self.tables.copies[job.y]["bytes"]
+            self._set(job.y, IN_FLIGHT)
+        if verdict is Claim.STREAMED:
+            self._staged, job.streamed = job.y, True
+            self._set(job.y, IN_FLIGHT)
+            self.ledger.count("declined", job.layer)
+        return verdict
+
+    def _make_room(self, y: int, pool: int, prefetch: bool, layer: int) -> Claim:
+        short = self._used[pool] + self.tables.copies[y]["bytes"] - self._capacity[pool]
+        if short <= 0:
+            return Claim.GRANTED
+        if prefetch and self._free_only:
+            return Claim.REFUSED
+        candidates = self._candidates(pool)
+        spare = [] if prefetch else self._spare(pool)
+        if sum(self.tables.copies[other]["bytes"] for other in [*candidates, *spare]) < short:
+            return Claim.REFUSED
+        victim = self._victim(pool, y, candidates or spare)
+        if not self._admitted(y, prefetch, victim):
+            return self._declined(prefetch)
+        return self._evict_until_it_fits(y, pool, victim, layer)
+
+    def _candidates(self, pool: int) -> list[int]:
+        return [y for y in self._residents[pool] if not self.tables.copies[y]["protected"]]
+
+    def _spare(self, pool: int) -> list[int]:
+        """Demanded by this step and already computed: the last resort of a demand."""
+        copies = self.tables.copies
+        return [y for y in self._done if copies[y]["pool"] == pool and copies[y]["protected"]]
+
+    def _declined(self, prefetch: bool) -> Claim:
+        return Claim.STREAMED if not prefetch and self._staged is None else Claim.REFUSED
+
+    def _evict_until_it_fits(self, y: int, pool: int, victim: int, layer: int) -> Claim:
+        size = self.tables.copies[y]["bytes"]
+        while True:
+            self._evict(victim, layer, cause=y)
+            if self._used[pool] + size <= self._capacity[pool]:
+                return Claim.GRANTED
+            victim = self._victim(pool, y, self._candidates(pool) or self._spare(pool))
+
+    def _victim(self, pool: int, y_in: int, candidates: list[int]) -> int:
+        eviction = self.hands.eviction
+        if eviction.policy.victim is None:
+            return min(candidates, key=self._order)
+        kept = [y for y in candidates if self.tables.copies[y]["protected"]]
+        for y in kept:  # computed experts of this step become candidates for this one choice
+            self.release(y)
+        victim = eviction.call(eviction.policy.victim, pool, y_in)
+        for y in kept:
+            self.tables.copies[y]["protected"] = 1
+        if victim not in candidates:
+            raise AssertionError(f"{eviction.policy.name} named {victim}, which may not leave pool {pool}")
+        return victim
+
+    def _order(self, y: int) -> tuple[int, int, int]:
+        """Smallest leaves: the policy's key, then the least recent stamp, then the lowest id."""
+        eviction = self.hands.eviction
+        return eviction.call(eviction.policy.key, y), self.tables.experts[y // self._precisions]["last_use"], y
+
+    def _admitted(self, y: int, prefetch: bool, victim: int) -> bool:
+        admit = self.hands.eviction.policy.admit
+        return admit is None or self.hands.eviction.call(admit, y, int(prefetch), victim)
+
+    def _evict(self, y: int, layer: int, cause: int) -> None:
+        copy = self.tables.copies[y]
+        self._residents[copy["pool"]].discard(y)
+        self._used[copy["pool"]] -= copy["bytes"]
+        self._done.discard(y)
+        self._leave(y, layer, cause)
+        self.hands.on_evict(y)
+
+    def _leave(self, y: int, layer: int, cause: int) -> None:
+        """The books of an eviction: charged to the layer that comes in, waste to the victim's."""
+        copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
+        self.ledger.count("evictions", layer)
+        self.ledger.lived(expert["layer"], self.tables.now["step"] - self._entered_step[y])
+        if copy["prefetched"]:
+            self.ledger.count("bytes_wasted", expert["layer"], copy["bytes"])
+        copy.update(state=ABSENT, protected=0, prefetched=0)
+        expert["uses_here"] = 0
+        self._evicted_pass[y] = self.tables.now["pass"]
+        self.on_leave(y, cause)
+
+    def on_leave(self, y: int, cause: int) -> None:
+        """For the event log; the engine replaces it."""
+
+    def land(self, job: Job) -> None:
+        """A transfer is complete: resident, unless it was streamed."""
+        if job.streamed:
+            return
+        self._enter(job.y, unused=job.prefetch and not job.awaited)
+        if job.y in self._side:
+            if job.awaited:
+                self.promote(job.y)
+            return
+        self._residents[self.tables.copies[job.y]["pool"]].add(job.y)
+        self.hands.on_insert(job.y, int(job.prefetch and not job.awaited))
+
+    def _enter(self, y: int, unused: bool) -> None:
+        copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
+        self._arrivals += 1
+        self._set(y, RESIDENT)
+        copy["entered"], copy["prefetched"] = self._arrivals, int(unused)
+        self._entered_step[y], self._ever[y] = self.tables.now["step"], True
+        self.ledger.count("insertions", expert["layer"])
+        if unused:
+            self._stamp_now(expert)
+            expert["uses_here"] = 1
+
+    def queue(self, y: int) -> None:
+        """The copy waits for the link."""
+        self._set(y, QUEUED)
+
+    def forget(self, y: int) -> None:
+        """A queued copy will not be fetched after all."""
+        self._set(y, ABSENT)
+
+    def _set(self, y: int, state: int) -> None:
+        self.tables.copies[y]["state"] = state
+
+    # -- the side buffer ----------------------------------------------------------------------------------------
+
+    def _claim_side(self, job: Job) -> Claim:
+        """A free buffer, or the oldest whose gate has passed; speculation never evicts a cached expert."""
+        if len(self._side) >= self._side_slots:
+            stale = [y for y, held in self._side.items() if self._overwritable(y, held)]
+            if not stale:
+                return Claim.REFUSED
+            del self._side[stale[0]]
+            self._leave(stale[0], job.layer, cause=job.y)
+        self._side[job.y] = job
+        self._set(job.y, IN_FLIGHT)
+        return Claim.GRANTED
+
+    def _overwritable(self, y: int, held: Job) -> bool:
+        now, copy = self.tables.now, self.tables.copies[y]
+        passed = held.target_step < now["step"] or (held.target_step == now["step"] and now["gated"] == 1)
+        return passed and copy["state"] == RESIDENT and not copy["protected"]
+
+    def promote(self, y: int) -> None:
+        """A demanded expert moves from its side buffer into the cache, if room can be made; no bytes cross the link."""
+        if y not in self._side:
+            return
+        pool, layer = self.tables.copies[y]["pool"], self.tables.experts[y // self._precisions]["layer"]
+        if self._make_room(y, pool, prefetch=False, layer=layer) is not Claim.GRANTED:
+            return
+        del self._side[y]
+        self._used[pool] += self.tables.copies[y]["bytes"]
+        self._residents[pool].add(y)
+        self.hands.on_insert(y, 0)
+
+    # -- start and end ------------------------------------------------------------------------------------------
+
+    def warm(self, y: int) -> bool:
+        """Resident before the start: unused, not prefetched, never counted. False if it does not fit."""
+        copy = self.tables.copies[y]
+        if self._used[copy["pool"]] + copy["bytes"] > self._capacity[copy["pool"]]:
+            return False
+        self._arrivals += 1
+        self._set(y, RESIDENT)
+        copy["entered"], self._ever[y] = self._arrivals, True
+        self._used[copy["pool"]] += copy["bytes"]
+        self._residents[copy["pool"]].add(y)
+        self.hands.on_insert(y, 0)
+        return True
+
+    def unused_bytes(self) -> list[tuple[int, int]]:
+        """(layer, bytes) of each copy that was prefetched and is still unused."""
+        unused = [y for y, copy in enumerate(self.tables.copies) if copy["state"] == RESIDENT and copy["prefetched"]]
+        return [(self.tables.experts[y // self._precisions]["layer"], self.tables.copies[y]["bytes"]) for y in unused]

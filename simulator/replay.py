@@ -1,0 +1,92 @@
+"""Replay a trace under a configuration: check, bind, run, report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.contract import PolicyError
+from simulator import reference
+from simulator.capacity import Capacity, cliff, parse_capacity
+from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
+from simulator.errors import ConfigError
+from simulator.platform import Platform, Times, platform
+from simulator.reference.bound import Shape
+from simulator.reference.engine import Setting
+from simulator.result import Result, Row
+from simulator.source import Source, TraceSource
+from traces.schema import Geometry, Trace
+
+ENGINES = ("reference",)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration checked against a trace, ready to run."""
+
+    trace: Trace
+    config: ReplayConfig
+    chosen: PolicySet
+    machine: Platform
+    capacity: Capacity
+    shape: Shape
+
+
+def plan(trace: Trace, config: ReplayConfig) -> Plan:
+    """Check everything that can be checked before a run. Raises ConfigError or PolicyError."""
+    chosen, machine = config.policy_set(), platform(config.platform)
+    chosen.check(trace.capabilities | {"future"}, trace.header.lookahead_depth)
+    if "split" in config.miss and machine.cpu is None:
+        raise PolicyError(f"miss {chosen.miss.policy.name} needs a CPU, which platform {machine.name} does not describe")
+    tiers = _tiers(trace.geometry, chosen)
+    capacity = parse_capacity(config.capacity, trace.geometry, config.scope, tiers)
+    _check_warm(config, trace.geometry)
+    return Plan(trace, config, chosen, machine, capacity, Shape(trace.geometry, tiers))
+
+
+def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = "reference") -> Result:
+    """Replay `trace`; the same arguments give the same result. Raises ConfigError, PolicyError or TraceError."""
+    if engine not in ENGINES:
+        raise ConfigError(f"no engine called {engine!r}; choose from {', '.join(ENGINES)}")
+    ready = plan(trace, config)
+    needs = frozenset().union(*(chosen.needs for chosen in vars(ready.chosen).values()))
+    source = TraceSource(trace, config.passes, ready.chosen.prefetch, needs)
+    return replay_source(source, ready, log)
+
+
+def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
+    """Replay any source of demand, live models included."""
+    times = Times(ready.machine, ready.shape.geometry, ready.shape.tiers)
+    ledger, end = reference.run(source, Setting(ready.config, ready.shape, times, ready.capacity.pools, log))
+    config = ready.config.model_dump(mode="json") | {kind: getattr(ready.chosen, kind).text() for kind in KINDS}
+    return Result(config, ledger.totals(end), ledger.per_layer(), ledger.per_request(), _about(ready), ledger.events)
+
+
+def _about(ready: Plan) -> Row:
+    """Everything beside the configuration that a reader needs in order to trust a figure."""
+    return {
+        "label": "SIMULATED, open-loop" if ready.chosen.open_loop else "SIMULATED",
+        "identity": ready.config.identity(ready.trace),
+        "semantics": SEMANTICS_VERSION,
+        "trace": ready.trace.digest,
+        "model": ready.trace.header.provenance.model,
+        "policies": {kind: getattr(ready.chosen, kind).text(full=True) for kind in KINDS},
+        "capacity_bytes": ready.capacity.total,
+        "capacity_forms": ready.capacity.forms(),
+        "token_cycles": ready.capacity.token_cycles,
+        "warning": cliff(ready.capacity, ready.shape.geometry),
+    }
+
+
+def _tiers(geometry: Geometry, chosen: PolicySet) -> tuple[tuple[int, ...], ...]:
+    bits = chosen.miss.policy.bits(chosen.miss.params)
+    if list(bits) != sorted(set(bits), reverse=True):
+        raise PolicyError(f"miss {chosen.miss.text()}: bits must fall, the most precise first")
+    return tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
+
+
+def _check_warm(config: ReplayConfig, geometry: Geometry) -> None:
+    for layer, expert in config.warm:
+        if not (0 <= layer < geometry.layers and 0 <= expert < geometry.experts):
+            raise ConfigError(
+                f"warm names expert {expert} of layer {layer}; the model has {geometry.layers} layers of {geometry.experts}"
+            )

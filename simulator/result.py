@@ -1,0 +1,85 @@
+"""What a replay reports: integer counters by name, per (layer, phase) and per request. Ratios are derived when read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Every counter with its definition; `access` is a demanded expert of a step, after the union over tokens.
+COUNTERS: dict[str, str] = {
+    "accesses": "demanded experts summed over steps",
+    "assignments": "(token, expert) pairs before the union",
+    "hits": "accesses whose expert was resident at look-up",
+    "late": "accesses whose expert was in flight",
+    "misses": "accesses whose expert was absent; hits + late + misses = accesses",
+    "compulsory": "misses of experts never resident since start or reset",
+    "collisions": "misses of experts whose latest eviction was in this same pass",
+    "capacity": "the other misses; compulsory + collisions + capacity = misses",
+    "prefetch_issued": "entries into the prefetch queue",
+    "prefetch_started": "prefetches that reached the link",
+    "prefetch_cancelled": "queued prefetches overtaken by their gate",
+    "prefetch_dropped": "prefetches that found no room or were declined",
+    "prefetch_hits": "hits that are the first use since a prefetch brought the expert",
+    "prefetch_used": "prefetch hits and lates",
+    "predicted": "experts named by the prefetch policy, each naming",
+    "predicted_demanded": "of those, how many the target step demanded",
+    "evictions": "victims",
+    "insertions": "arrivals that became resident",
+    "declined": "demands streamed through the staging buffer",
+    "dropped": "misses skipped by the miss policy",
+    "substituted": "assignments given to another, resident expert",
+    "cpu_executed": "misses executed on the CPU",
+    "low_precision": "used experts below the highest precision tier",
+    "bytes_demand": "bytes of demand transfers, charged when they start",
+    "bytes_prefetch": "bytes of prefetch transfers, charged when they start",
+    "bytes_wasted": "bytes prefetched and evicted before any use",
+    "bytes_unused_at_end": "bytes prefetched and still unused at the end",
+    "link_busy_ns": "time of the transfers, charged when they start",
+    "dense_ns": "dense compute, including what a pass costs before layer 0",
+    "expert_ns": "expert compute",
+    "stall_ns": "per step end - gate - expert compute",
+    "assignments_kept": "assignments of the router's own choice that were executed as chosen",
+    "mass": "gate weight of the router's own choice, in 2**-24",
+    "mass_kept": "of that, the part executed as chosen",
+    "rank_displacement": "sum over assignments of how far their rank is from the slot they fill",
+    "variation": "sum over tokens and layers of half |w - w'| between original and used mixture, in 2**-24",
+}
+LIFETIME_BUCKETS = 24  #: bucket b counts copies evicted after [2**(b-1), 2**b) steps; bucket 0 within their own step
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the event log; t1 = t0 for what takes no time."""
+
+    t0: int
+    t1: int
+    kind: str
+    step_pass: int
+    layer: int
+    expert: int
+    precision: int
+    cause: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """A replay's outcome; the same trace, configuration and version give the same."""
+
+    config: Row
+    totals: Row
+    per_layer: list[Row]
+    per_request: list[Row]
+    about: Row
+    events: list[Event] = field(default_factory=list)
+
+    def to_json(self) -> Row:
+        """The document that `replay --json` prints."""
+        return {
+            "config": self.config,
+            "about": self.about,
+            "totals": self.totals,
+            "per_layer": self.per_layer,
+            "per_request": self.per_request,
+        }

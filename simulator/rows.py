@@ -1,0 +1,85 @@
+"""Results as Parquet: one row per configuration, nested as the JSON document is; written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from simulator.config import KINDS
+from simulator.errors import ConfigError
+from simulator.result import COUNTERS, Event, Result
+
+ROWS_VERSION = 1
+TEXT = dict.fromkeys(("contract", "scope", "passes", "reset", "prefetch_at", "prefetch_admission"), pl.String)
+CONFIG = pl.Struct(
+    {kind: pl.String for kind in KINDS}
+    | {"capacity": pl.String, "platform": pl.String}
+    | TEXT
+    | {"warm": pl.List(pl.List(pl.Int64)), "seed": pl.Int64}
+)
+ABOUT = pl.Struct(
+    dict.fromkeys(("label", "identity", "trace", "model", "capacity_forms", "warning"), pl.String)
+    | {"semantics": pl.Int64, "capacity_bytes": pl.Int64, "token_cycles": pl.Float64}
+    | {"policies": pl.Struct({kind: pl.String for kind in KINDS})}
+)
+COUNTS = dict.fromkeys(COUNTERS, pl.Int64)
+LIFETIME = {"lifetime": pl.List(pl.Int64)}
+TIMES = dict.fromkeys(("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens"), pl.Int64)
+#: What the same demand would cost under Belady, and at least: hits and accesses of a Belady replay, distinct experts.
+BOUNDS = pl.Struct(dict.fromkeys(("belady_hits", "accesses", "compulsory"), pl.Int64))
+SCHEMA = pl.Schema(
+    {
+        "rows_version": pl.Int64,
+        "config": CONFIG,
+        "about": ABOUT,
+        "totals": pl.Struct(COUNTS | {"time_ns": pl.Int64} | LIFETIME),
+        "bounds": BOUNDS,
+        "per_layer": pl.List(pl.Struct({"layer": pl.Int64, "phase": pl.String} | COUNTS | LIFETIME)),
+        "per_request": pl.List(pl.Struct({"request": pl.Int64} | TIMES | COUNTS)),
+    }
+)
+
+
+def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int] | None]) -> pl.DataFrame:
+    """One row per result."""
+    rows = [
+        result.to_json() | {"rows_version": ROWS_VERSION, "bounds": bound}
+        for result, bound in zip(results, bounds, strict=True)
+    ]
+    return pl.DataFrame(rows, schema=SCHEMA)
+
+
+def write_part(folder: Path, result: Result, bound: Mapping[str, int] | None) -> Path:
+    """Write `part-<identity>.parquet`: the same configuration replaces its own part. Raises ConfigError."""
+    path = folder / f"part-{result.about['identity']}.parquet"
+    write_frame(to_frame([result], [bound]), path)
+    return path
+
+
+def write_events(path: Path, events: Sequence[Event]) -> None:
+    """The event log as Parquet, or as CSV if the name says so. Raises ConfigError."""
+    frame = pl.DataFrame([vars(event) for event in events], schema=_event_schema(), orient="row")
+    write_frame(frame.rename({"step_pass": "pass"}), path)
+
+
+def write_frame(frame: pl.DataFrame, path: Path) -> None:
+    """Write to a temporary file, sync, rename: a reader sees all of it or nothing. Raises ConfigError."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.open("wb") as file:
+            (frame.write_csv if path.suffix == ".csv" else frame.write_parquet)(file)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}; nothing was written") from None
+
+
+def _event_schema() -> dict[str, pl.DataType | type[pl.DataType]]:
+    words = ("kind", "cause")
+    return {name: pl.String if name in words else pl.Int64 for name in Event.__dataclass_fields__}

@@ -1,0 +1,151 @@
+"""Known models: sums against published totals, one entry worked by hand, and names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from traces.geometry import MODELS, Attention, LatentAttention, Mamba2, known
+from traces.schema import TraceError
+
+GIB = 2**30
+SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+#: 1e9 parameters, embedding included: the models' cards, to the digits they give
+PUBLISHED = {
+    "olmoe-1b-7b": 6.92,
+    "mixtral-8x7b": 46.7,
+    "mixtral-8x22b": 140.6,
+    "qwen1.5-moe-a2.7b": 14.32,
+    "qwen2-57b-a14b": 57.41,
+    "qwen3-30b-a3b": 30.53,
+    "qwen3-235b-a22b": 235.1,
+    "phi-3.5-moe": 41.87,
+    "deepseek-moe-16b": 16.38,
+    "deepseek-v2-lite": 15.71,
+    "deepseek-v2": 235.7,
+    "deepseek-v3": 671.0,
+    "gpt-oss-20b": 20.91,
+    "gpt-oss-120b": 116.83,
+    "granite-3.1-3b-a800m": 3.30,
+    "nemotron-3-nano-30b-a3b": 31.6,
+    "gemma-4-26b-a4b": 25.2,
+    "xverse-moe-a4.2b": 25.78,
+}
+
+#: GiB of all experts at 16 bits in SpecMD (arXiv 2602.03921), table 3
+SPECMD_EXPERTS = {"olmoe-1b-7b": 12.0, "mixtral-8x7b": 84.0, "qwen1.5-moe-a2.7b": 23.2, "phi-3.5-moe": 75.0}
+
+#: 1e9 parameters a token uses, as in the models' names or cards
+ACTIVE = {"olmoe-1b-7b": 1.3, "mixtral-8x7b": 12.9, "deepseek-v3": 37.0, "qwen3-235b-a22b": 22.0, "gpt-oss-120b": 5.1}
+
+
+@pytest.mark.parametrize(("name", "billions"), PUBLISHED.items())
+def test_parameters_add_up_to_the_published_total(name: str, billions: float) -> None:
+    assert MODELS[name].params / 1e9 == pytest.approx(billions, rel=0.002)
+
+
+def test_every_entry_has_a_published_total() -> None:
+    assert set(MODELS) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize(("name", "gib"), SPECMD_EXPERTS.items())
+def test_expert_bytes_add_up_to_the_papers_table(name: str, gib: float) -> None:
+    geometry = MODELS[name].geometry
+    assert geometry.experts * sum(geometry.expert_bytes) / GIB == pytest.approx(gib, rel=0.001)
+
+
+@pytest.mark.parametrize(("name", "billions"), ACTIVE.items())
+def test_active_parameters_are_near_the_published_ones(name: str, billions: float) -> None:
+    geometry = MODELS[name].geometry
+    assert geometry.expert_params and geometry.dense_params and geometry.head_params
+    per_layer = geometry.k * geometry.expert_params + geometry.dense_params
+    assert (geometry.layers * per_layer + geometry.head_params) / 1e9 == pytest.approx(billions, rel=0.1)
+
+
+def test_olmoe_by_hand() -> None:
+    geometry = known("olmoe-1b-7b").geometry
+    # 3 matrices of 2048 x 1024 at 2 bytes are 12 MiB
+    assert geometry.expert_bytes == (12 * 2**20,) * 16
+    # 4 square projections, 2 norms and a gate to 64 experts
+    assert geometry.dense_params == 4 * 2048**2 + 2 * 2048 + 64 * 2048
+    assert geometry.head_params == 50304 * 2048
+
+
+def test_attention_by_hand() -> None:
+    # hidden 4; 2 query heads and 1 key-value head of 3: query and output 24 each, key and value 12 each
+    assert Attention(heads=2, kv_heads=1, head_dim=3).params(4) == 72
+    assert Attention(heads=2, kv_heads=1, head_dim=3, kv_projections=1).params(4) == 60
+
+
+def test_latent_attention_by_hand() -> None:
+    # hidden 10; 2 heads of 2 + 1 key and 4 value dims, latent 3:
+    # query 10 x 6 = 60, latent and rotary key 10 x 4 = 40, up 3 x 12 = 36, output 8 x 10 = 80
+    shape = LatentAttention(heads=2, key_rank=3, plain=2, rotary=1, value=4)
+    assert shape.params(10) == 216
+    # queries through rank 5 instead: 10 x 5 + 5 x 6 = 80
+    assert shape.model_copy(update={"query_rank": 5}).params(10) == 236
+
+
+def test_mamba_by_hand() -> None:
+    # inner 2 x 3 = 6, B and C 2 x 1 x 4 = 8: input 10 x (6 + 14 + 2) = 220, convolution 14 x 5 = 70, output 60
+    assert Mamba2(heads=2, head_dim=3, groups=1, state=4, kernel=5).params(10) == 350
+
+
+def test_mxfp4_is_four_and_a_quarter_bits() -> None:
+    geometry = known("gpt-oss-20b").geometry
+    assert geometry.bytes_at(4) == geometry.bytes_at(4.25) == (13_219_200,) * 24
+
+
+def test_fp8_adds_one_scale_per_block() -> None:
+    # 42 MiB and 3 x 56 x 16 scales of 4 bytes
+    assert known("deepseek-v3").geometry.bytes_at(8) == (42 * 2**20 + 10_752,) * 58
+
+
+def test_other_precisions_scale_from_sixteen_bits() -> None:
+    assert known("olmoe").geometry.bytes_at(4) == (3 * 2**20,) * 16
+
+
+def test_gemma_layers_differ_at_four_bits_only() -> None:
+    geometry = known("gemma-4-26b-a4b").geometry
+    assert geometry.k == 8
+    assert len(set(geometry.expert_bytes)) == 1
+    # gate and up at 4.5 bits, down at 8.5 or 5.5: Q4_K with Q8_0 or Q5_0
+    matrix = 2816 * 704
+    assert set(geometry.bytes_at(4)) == {int(matrix * (2 * 4.5 + 8.5) / 8), int(matrix * (2 * 4.5 + 5.5) / 8)}
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the sample traces are not here")
+def test_gemma_bytes_are_those_of_the_phones_trace() -> None:
+    lines = (SAMPLES / "traces" / "gemma-4-26b-a4b" / "gemma.route.csv").read_text().splitlines()
+    recorded = [int(line.split()[2].partition("=")[2]) for line in lines if line.startswith("# layer=")]
+    assert known("gemma-4-26b-a4b").geometry.bytes_at(4) == tuple(recorded)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("deepseek-r1", "deepseek-v3"),
+        ("Mixtral", "mixtral-8x7b"),
+        ("allenai/OLMoE-1B-7B-0924", "olmoe-1b-7b"),
+        ("Phi-3.5-MoE-instruct", "phi-3.5-moe"),
+    ],
+)
+def test_aliases_and_hub_ids_are_names_too(spelling: str, name: str) -> None:
+    assert known(spelling).name == name
+
+
+def test_no_two_models_share_a_spelling() -> None:
+    spellings = [alias.lower() for model in MODELS.values() for alias in (model.name, *model.aliases)]
+    assert len(spellings) == len(set(spellings))
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(TraceError, match="no model 'qwen3-30b' is known; the nearest is 'qwen3-30b-a3b'"):
+        known("qwen3-30b")
+
+
+def test_a_name_like_nothing_is_still_one_line() -> None:
+    with pytest.raises(TraceError, match=r"^no model '!' is known; the nearest is '[^\n]*$"):
+        known("!")

@@ -1,0 +1,331 @@
+"""What is written comes back, what is wrong is refused, and what is unfinished can be continued."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from traces.schema import Geometry, Header, Provenance, Request, Trace, TraceError
+from traces.store import open_trace, verify
+from traces.writer import TraceWriter, write_trace
+
+LAYERS, EXPERTS, K = 3, 8, 2
+GEOMETRY = Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(100, 200, 300), bytes_by_bits={4: (25, 50, 75)})
+HEADER = Header(geometry=GEOMETRY, provenance=Provenance(model="toy", seed=7, notes=("made up",)), lookahead_depth=2)
+PLAIN = Header(geometry=GEOMETRY)
+BIAS = np.linspace(-1, 1, LAYERS * EXPERTS, dtype=np.float32).reshape(LAYERS, EXPERTS)
+
+
+def ids_only(tokens: int, seed: int = 0) -> Request:
+    rng = np.random.Generator(np.random.PCG64(seed))
+    chosen = rng.random((tokens, LAYERS, EXPERTS)).argsort(-1)[..., :K]
+    return Request(chosen=chosen, prompt_length=tokens // 2)
+
+
+def everything(tokens: int, seed: int = 0) -> Request:
+    rng = np.random.Generator(np.random.PCG64(seed))
+    logits, *lookahead = rng.standard_normal((3, tokens, LAYERS, EXPERTS), np.float32)
+    return Request(
+        chosen=logits.argsort(-1)[..., ::-1][..., :K],
+        prompt_length=1,
+        weights=rng.random((tokens, LAYERS, K), np.float32),
+        logits=logits,
+        lookahead=tuple(lookahead),
+        token_ids=rng.integers(0, 50_000, tokens),
+        nll=rng.random(tokens, np.float32),
+        residency=rng.integers(-1, 3, (tokens, LAYERS, K)),
+    )
+
+
+def with_value(request: Request, name: str, at: tuple[int, ...], value: float) -> Request:
+    rows = getattr(request, name).copy()
+    rows[at] = value
+    return replace(request, **{name: rows})
+
+
+def assert_holds(trace: Trace, requests: list[Request]) -> None:
+    """Every array equals the appended ones, laid end to end."""
+    given = [request.arrays() for request in requests]
+    assert trace.requests == len(requests)
+    assert trace.arrays.keys() == given[0].keys()
+    for name in given[0]:
+        np.testing.assert_array_equal(trace.read(name), np.concatenate([arrays[name] for arrays in given]))
+
+
+# Round trip
+
+
+def test_every_array_comes_back_with_header_and_ranges(tmp_path):
+    requests = [everything(tokens, tokens) for tokens in (40, 1, 23)]
+    trace = write_trace(tmp_path / "a.zarr", HEADER, requests, BIAS)
+    assert_holds(trace, requests)
+    assert len(trace.arrays) == len(fields(Request)) - 2 + 2  # one each, less prompt_length, two depths for lookahead
+    assert trace.header == HEADER
+    assert trace.request_offsets.tolist() == [0, 40, 41, 64]
+    assert trace.prompt_lengths.tolist() == [1, 1, 1]
+    np.testing.assert_array_equal(trace.router_bias, BIAS)
+    assert trace.complete
+
+
+def test_a_finished_trace_verifies_and_leaves_no_partial(tmp_path):
+    trace = write_trace(tmp_path / "a.zarr", HEADER, [everything(20)], BIAS)
+    verify(trace)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_slices_across_shards_read_the_right_rows(tmp_path):
+    requests = [ids_only(30, seed) for seed in range(4)]  # 120 tokens in shards of 16
+    with TraceWriter.create(tmp_path / "a.zarr", PLAIN, shard_tokens=16) as writer:
+        for request in requests:
+            writer.append(request)
+        trace = writer.finish()
+    whole = np.concatenate([request.chosen for request in requests])
+    for start, stop in ((0, 120), (15, 17), (47, 48), (119, 500), (60, 60)):
+        np.testing.assert_array_equal(trace.read("chosen", start, stop), whole[start:stop])
+
+
+def test_rows_of_zeros_are_stored_too(tmp_path):
+    request = replace(ids_only(20), logits=np.zeros((20, LAYERS, EXPERTS)))
+    trace = write_trace(tmp_path / "a.zarr", PLAIN, [request])
+    assert not trace.read("logits").any()
+    verify(trace)
+
+
+def test_same_input_gives_identical_files(tmp_path):
+    for name in ("a", "b"):
+        write_trace(tmp_path / name, HEADER, [everything(40), everything(9)], BIAS)
+    first = {file.relative_to(tmp_path / "a"): file.read_bytes() for file in (tmp_path / "a").rglob("*.*")}
+    second = {file.relative_to(tmp_path / "b"): file.read_bytes() for file in (tmp_path / "b").rglob("*.*")}
+    assert len(first) > 20
+    assert first == second
+
+
+def test_digest_tells_rows_and_headers_apart(tmp_path):
+    requests = [ids_only(20)]
+    digests = {
+        write_trace(tmp_path / "a", PLAIN, requests).digest,
+        write_trace(tmp_path / "b", PLAIN, [ids_only(20, seed=1)]).digest,
+        write_trace(tmp_path / "c", Header(geometry=GEOMETRY, provenance=Provenance(seed=1)), requests).digest,
+        write_trace(tmp_path / "d", PLAIN, requests, BIAS).digest,
+        write_trace(tmp_path / "e", PLAIN, [replace(requests[0], prompt_length=3)]).digest,
+    }
+    assert len(digests) == 5
+
+
+def test_an_array_that_was_not_recorded_is_named(tmp_path):
+    trace = write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)])
+    with pytest.raises(TraceError, match=r"has no logits; it holds chosen"):
+        trace.read("logits")
+
+
+def test_a_recorder_may_reuse_its_arrays(tmp_path):
+    request = replace(ids_only(20), chosen=ids_only(20).chosen.astype("<i2"))
+    expected = request.chosen.copy()
+    with TraceWriter.create(tmp_path / "a.zarr", PLAIN) as writer:
+        writer.append(request)
+        request.chosen[:] = 0
+        np.testing.assert_array_equal(writer.finish().read("chosen"), expected)
+
+
+# Refusals
+
+
+WRONG_ROWS = {
+    "id too high": (lambda r: with_value(r, "chosen", (3, 1, 0), EXPERTS), r"request 1: chosen\[3, 1, 0\] is 8"),
+    "id too low": (lambda r: with_value(r, "chosen", (0, 2, 1), -2), r"request 1: chosen\[0, 2, 1\] is -2"),
+    "id that wraps in int16": (lambda r: with_value(r, "chosen", (0, 0, 0), 65536), r"chosen\[0, 0, 0\] is 65536"),
+    "repeated id": (lambda r: with_value(r, "chosen", (5, 2), 4), r"request 1: chosen\[5, 2\] repeats .*\[4, 4\]"),
+    "nan": (lambda r: with_value(r, "logits", (2, 0, 7), np.nan), r"request 1: logits\[2, 0, 7\] is nan"),
+    "infinite": (lambda r: with_value(r, "nll", (4,), np.inf), r"request 1: nll\[4\] is inf"),
+    "too few tokens": (lambda r: replace(r, weights=r.weights[1:]), r"request 1: weights has shape \(9, 3, 2\)"),
+    "too few layers": (lambda r: replace(r, logits=r.logits[:, 1:]), r"request 1: logits has shape \(10, 2, 8\)"),
+    "wrong lookahead": (
+        lambda r: replace(r, lookahead=(r.lookahead[0], r.lookahead[1][..., :4])),
+        r"request 1: lookahead/2 has shape \(10, 3, 4\), expected \(10, 3, 8\)",
+    ),
+    "lookahead missing": (lambda r: replace(r, lookahead=r.lookahead[:1]), "request 1: 1 lookahead arrays"),
+    "array missing": (lambda r: replace(r, nll=None, logits=None), "request 1: logits, nll must be given"),
+    "prompt too long": (lambda r: replace(r, prompt_length=11), "request 1: 11 prompt tokens of 10"),
+    "no tokens": (lambda r: Request(chosen=r.chosen[:0], prompt_length=0), "request 1: 0 prompt tokens of 0"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), WRONG_ROWS.values(), ids=WRONG_ROWS.keys())
+def test_an_invalid_request_is_refused_and_adds_nothing(tmp_path, spoil, message):
+    good = [everything(10, 1), everything(10, 2)]
+    with TraceWriter.create(tmp_path / "a.zarr", HEADER) as writer:
+        writer.append(good[0])
+        with pytest.raises(TraceError, match=message):
+            writer.append(spoil(everything(10, 3)))
+        writer.append(good[1])
+        assert_holds(writer.finish(), good)
+
+
+@pytest.mark.parametrize("bias", [BIAS[1:], BIAS * np.nan])
+def test_a_wrong_router_bias_is_refused_and_writes_nothing(tmp_path, bias):
+    with pytest.raises(TraceError, match=r"router_bias has shape .*, expected finite numbers of shape \(3, 8\)"):
+        write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(10)], bias)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_trace_is_not_overwritten(tmp_path):
+    digest = write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(10)]).digest
+    for resume in (False, True):
+        with pytest.raises(TraceError, match=r"a\.zarr exists; choose another --out or remove it"):
+            write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)], resume=resume)
+    assert open_trace(tmp_path / "a.zarr").digest == digest
+
+
+def test_an_unfinished_recording_is_not_overwritten(tmp_path):
+    commit_some(tmp_path / "a.zarr", [ids_only(10)])
+    with pytest.raises(TraceError, match=r"a\.zarr\.partial exists, .* rerun with --resume"):
+        write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)])
+
+
+def test_a_trace_without_requests_is_refused_and_leaves_nothing(tmp_path):
+    with pytest.raises(TraceError, match="no request was appended"):
+        write_trace(tmp_path / "a.zarr", PLAIN, [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_writer_takes_no_more(tmp_path):
+    with TraceWriter.create(tmp_path / "a.zarr", PLAIN) as writer:
+        writer.append(ids_only(10))
+        writer.finish()
+        with pytest.raises(TraceError, match="is finished"):
+            writer.append(ids_only(10))
+
+
+# Unfinished stores
+
+
+def commit_some(path: Path, requests: list[Request], header: Header = PLAIN, bias: np.ndarray | None = None) -> None:
+    with TraceWriter.create(path, header, bias, shard_tokens=16) as writer:
+        for request in requests:
+            writer.append(request)
+
+
+def test_only_committed_rows_of_a_partial_are_visible(tmp_path):
+    with TraceWriter.create(tmp_path / "a.zarr", PLAIN) as writer:
+        writer.append(ids_only(10, 1))
+        writer.commit()
+        writer.append(ids_only(10, 2))
+        assert writer.requests_done == 1
+        trace = open_trace(tmp_path / "a.zarr.partial")
+        assert not trace.complete
+        assert_holds(trace, [ids_only(10, 1)])
+
+
+def test_rows_written_after_the_last_commit_stay_invisible(tmp_path):
+    commit_some(tmp_path / "a.zarr", [ids_only(20, 1)])
+    partial = tmp_path / "a.zarr.partial"
+    committed = (partial / "zarr.json").read_bytes()
+    with TraceWriter.resume(tmp_path / "a.zarr", PLAIN) as writer:
+        writer.append(ids_only(50, 2))
+    (partial / "zarr.json").write_bytes(committed)  # as if killed between the rows and the attributes
+    trace = open_trace(partial)
+    assert_holds(trace, [ids_only(20, 1)])
+    assert trace.arrays["chosen"].shape == (20, LAYERS, K)
+    verify(trace)
+
+
+def test_a_partial_without_its_final_name_says_how_to_go_on(tmp_path):
+    commit_some(tmp_path / "a.zarr", [ids_only(20)])
+    with pytest.raises(TraceError, match=r"a\.zarr is not finished: rerun .* --resume, or open .*a\.zarr\.partial"):
+        open_trace(tmp_path / "a.zarr")
+
+
+def test_an_exception_keeps_what_was_committed(tmp_path):
+    requests = [ids_only(20, seed) for seed in range(3)]  # 512 tokens would commit by themselves, 60 do not
+    with pytest.raises(KeyError), TraceWriter.create(tmp_path / "a.zarr", PLAIN) as writer:
+        writer.append(requests[0])
+        writer.commit()
+        writer.append(requests[1])
+        raise KeyError
+    assert_holds(open_trace(tmp_path / "a.zarr.partial"), requests[:1])
+    assert_holds(write_trace(tmp_path / "a.zarr", PLAIN, requests, resume=True), requests)
+
+
+def test_an_exception_before_the_first_commit_leaves_nothing(tmp_path):
+    with pytest.raises(KeyError), TraceWriter.create(tmp_path / "a.zarr", PLAIN) as writer:
+        writer.append(ids_only(20))
+        raise KeyError
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 5, 6])
+def test_a_resumed_recording_equals_an_undisturbed_one(tmp_path, stop):
+    requests = [everything(11, seed) for seed in range(6)]
+    commit_some(tmp_path / "once", requests, HEADER, BIAS)
+    commit_some(tmp_path / "twice", requests[:stop], HEADER, BIAS)
+    once = write_trace(tmp_path / "once", HEADER, requests, BIAS, resume=True)
+    twice = write_trace(tmp_path / "twice", HEADER, requests, BIAS, resume=True)
+    assert_holds(twice, requests)
+    verify(twice)
+    assert twice.digest == once.digest
+
+
+def test_resuming_reports_the_committed_requests(tmp_path):
+    commit_some(tmp_path / "a.zarr", [ids_only(20, seed) for seed in range(3)])
+    assert TraceWriter.resume(tmp_path / "a.zarr", PLAIN).requests_done == 3
+
+
+def test_resume_starts_over_when_nothing_was_committed(tmp_path):
+    killed = TraceWriter.create(tmp_path / "a.zarr", PLAIN)
+    killed.append(replace(ids_only(10), nll=np.zeros(10)))  # creates an array the second run has not
+    with pytest.raises(TraceError, match="holds no committed request"):
+        open_trace(tmp_path / "a.zarr.partial")
+    assert_holds(write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)], resume=True), [ids_only(20)])
+
+
+def test_resume_starts_over_in_a_folder_without_attributes(tmp_path):
+    (tmp_path / "a.zarr.partial").mkdir()
+    assert_holds(write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)], resume=True), [ids_only(20)])
+
+
+def test_resume_refuses_a_folder_of_something_else(tmp_path):
+    (tmp_path / "a.zarr.partial").mkdir()
+    (tmp_path / "a.zarr.partial" / "thesis.tex").write_text("precious")
+    with pytest.raises(TraceError, match="no Zarr v3 group"):
+        write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)], resume=True)
+    assert (tmp_path / "a.zarr.partial" / "thesis.tex").read_text() == "precious"
+
+
+def test_resume_without_a_partial_is_refused(tmp_path):
+    with pytest.raises(TraceError, match="nothing to resume"):
+        TraceWriter.resume(tmp_path / "a.zarr", PLAIN)
+
+
+OTHER = Header(geometry=GEOMETRY.model_copy(update={"k": 1}))
+RENAMED = Header(geometry=GEOMETRY, provenance=Provenance(versions={"torch": "2.0"}))
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (OTHER, r"header\.geometry\.k is 2 in the store, 1 now"),
+        (RENAMED, r"header\.provenance\.versions\.torch is None in the store, '2\.0' now"),
+    ],
+)
+def test_resume_with_another_header_names_the_field(tmp_path, header, message):
+    commit_some(tmp_path / "a.zarr", [ids_only(20)])
+    with pytest.raises(TraceError, match=message):
+        TraceWriter.resume(tmp_path / "a.zarr", header)
+    assert_holds(open_trace(tmp_path / "a.zarr.partial"), [ids_only(20)])
+
+
+@pytest.mark.parametrize(("stored", "given"), [(BIAS, None), (None, BIAS), (BIAS, BIAS + 1)])
+def test_resume_with_another_router_bias_is_refused(tmp_path, stored, given):
+    commit_some(tmp_path / "a.zarr", [ids_only(20)], bias=stored)
+    with pytest.raises(TraceError, match="router_bias differs"):
+        TraceWriter.resume(tmp_path / "a.zarr", PLAIN, given)
+
+
+def test_resume_holds_later_requests_to_the_same_arrays(tmp_path):
+    commit_some(tmp_path / "a.zarr", [ids_only(20)])
+    writer = TraceWriter.resume(tmp_path / "a.zarr", PLAIN)
+    with pytest.raises(TraceError, match="request 1: nll must be given for every request or for none"):
+        writer.append(replace(ids_only(20), nll=np.zeros(20)))

@@ -1,0 +1,1 @@
+"""The contract between producers and consumers of routing traces; knows nothing of policies, engines or torch."""

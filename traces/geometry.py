@@ -1,0 +1,179 @@
+"""Sizes of known models, for traces that hold ids and no bytes.
+
+`models.toml` beside this file holds numbers of each model's config.json; the formulas are here, so that a wrong number
+shows in the total (`KnownModel.params`, tested against the published ones). Biases, norms of queries and keys, and
+other tensors below 0.1 % of a layer are left out. `note` says what was not read from the model's own config.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+
+from pydantic import Field
+
+from traces.schema import Frozen, Geometry, Router, TraceError
+
+
+class KnownModel(Frozen):
+    """A published MoE model: its geometry at 16 bits and where the numbers come from."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    geometry: Geometry
+    context: int  #: tokens
+    params: int  #: of the whole text model, embedding included
+    source: str
+    note: str = ""
+
+
+class Attention(Frozen):
+    """Query, key, value and output projections; one key-value projection where the key is also the value."""
+
+    layers: int | None = None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv_projections: int = 2
+
+    def params(self, hidden: int) -> int:
+        """Parameters of one layer."""
+        return hidden * self.head_dim * (2 * self.heads + self.kv_projections * self.kv_heads)
+
+
+class LatentAttention(Frozen):
+    """DeepSeek's multi-head latent attention (arXiv 2405.04434); queries are compressed if `query_rank` is not 0."""
+
+    layers: int | None = None
+    heads: int
+    query_rank: int = 0
+    key_rank: int
+    plain: int
+    rotary: int
+    value: int
+
+    def params(self, hidden: int) -> int:
+        """Parameters of one layer."""
+        query = self.heads * (self.plain + self.rotary)
+        queries = (hidden + query) * self.query_rank if self.query_rank else hidden * query
+        keys_values = hidden * (self.key_rank + self.rotary) + self.key_rank * self.heads * (self.plain + self.value)
+        return queries + keys_values + self.heads * self.value * hidden
+
+
+class Mamba2(Frozen):
+    """Input projection to gate, x, B, C and dt, convolution over x, B and C, output projection (arXiv 2405.21060)."""
+
+    layers: int | None = None
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int
+
+    def params(self, hidden: int) -> int:
+        """Parameters of one layer."""
+        inner = self.heads * self.head_dim
+        convolved = inner + 2 * self.groups * self.state
+        return hidden * (inner + convolved + self.heads) + convolved * self.kernel + inner * hidden
+
+
+class ModelNumbers(Frozen):
+    """One table of models.toml; the file's head explains the keys."""
+
+    aliases: tuple[str, ...] = ()
+    source: str
+    note: str = ""
+    layers: int
+    experts: int
+    k: int
+    hidden: int
+    width: int
+    matrices: int = 3
+    shared: int = 0
+    shared_width: int = 0
+    dense_layers: int = 0
+    dense_width: int = 0
+    mixers: tuple[Attention | LatentAttention | Mamba2, ...] = Field(min_length=1)
+    vocab: int
+    tied: bool = False
+    context: int
+    router: Router = Router()
+    bytes_by_bits: dict[int, int | tuple[int, ...]] = Field(default_factory=dict)
+
+    def mlp(self, width: int) -> int:
+        """Parameters of an MLP of that width."""
+        return self.matrices * self.hidden * width
+
+    def mixer(self) -> int:
+        """Parameters of attention per MoE layer, on average where kinds alternate."""
+        total = sum(mixer.params(self.hidden) * (mixer.layers or self.layers) for mixer in self.mixers)
+        return total // self.layers
+
+    def dense(self) -> int:
+        """Always-resident parameters per MoE layer: attention, two norms, gate and shared experts."""
+        return self.mixer() + 2 * self.hidden + self.hidden * self.experts + self.mlp(self.shared_width)
+
+    def head(self) -> int:
+        """Parameters outside the MoE layers that every token uses: the head and the dense layers."""
+        return self.vocab * self.hidden + self.dense_layers * (
+            self.mixer() + 2 * self.hidden + self.mlp(self.dense_width)
+        )
+
+    def total(self) -> int:
+        """Parameters of the whole model."""
+        embedding = 0 if self.tied else self.vocab * self.hidden
+        return self.layers * (self.experts * self.mlp(self.width) + self.dense()) + self.head() + embedding
+
+    def geometry(self) -> Geometry:
+        """The model's MoE part at 16 bits."""
+        formats = {bits: self._per_layer(size) for bits, size in self.bytes_by_bits.items()}
+        return Geometry(
+            layers=self.layers,
+            experts=self.experts,
+            k=self.k,
+            expert_bytes=self._per_layer(2 * self.mlp(self.width)),
+            bytes_by_bits=formats,
+            expert_params=self.mlp(self.width),
+            dense_params=self.dense(),
+            head_params=self.head(),
+            shared_experts=self.shared,
+            router=self.router,
+        )
+
+    def _per_layer(self, size: int | tuple[int, ...]) -> tuple[int, ...]:
+        return (size,) * self.layers if isinstance(size, int) else size
+
+
+def known(name: str) -> KnownModel:
+    """The model of that name, alias or Hugging Face id, whatever the case. Raises TraceError naming the nearest one."""
+    spellings = {spelling: model for model in MODELS.values() for spelling in _spellings(model)}
+    if name.lower() in spellings:
+        return spellings[name.lower()]
+    nearest = difflib.get_close_matches(name.lower(), spellings, n=1, cutoff=0.0)[0]
+    raise TraceError(f"no model {name!r} is known; the nearest is {spellings[nearest].name!r}, or give --expert-bytes")
+
+
+def _spellings(model: KnownModel) -> set[str]:
+    full = {spelling.lower() for spelling in (model.name, *model.aliases)}
+    return full | {spelling.rpartition("/")[2] for spelling in full}
+
+
+def _read(path: Path) -> dict[str, KnownModel]:
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {name: _known(name, ModelNumbers.model_validate(table)) for name, table in tables.items()}
+
+
+def _known(name: str, numbers: ModelNumbers) -> KnownModel:
+    return KnownModel(
+        name=name,
+        aliases=numbers.aliases,
+        geometry=numbers.geometry(),
+        context=numbers.context,
+        params=numbers.total(),
+        source=numbers.source,
+        note=numbers.note,
+    )
+
+
+MODELS: dict[str, KnownModel] = _read(Path(__file__).with_name("models.toml"))

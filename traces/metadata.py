@@ -1,0 +1,134 @@
+"""What a store's metadata says: the group's attributes, the layout of every array, and the digest over both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from traces.schema import (
+    FORMAT_VERSION,
+    LOOKAHEAD,
+    TOKEN_ARRAYS,
+    Frozen,
+    Geometry,
+    Header,
+    TraceError,
+    canonical,
+    dtype_of,
+    row_shape,
+)
+
+FORMAT = "moereplay-trace"
+PARTIAL = ".partial"
+OFFSETS, PROMPTS, BIAS = "request_offsets", "prompt_lengths", "router_bias"
+
+
+class Committed(Frozen):
+    """What a reader may see: everything after it is the unfinished tail of a killed writer."""
+
+    tokens: int = Field(default=0, ge=0)
+    requests: int = Field(default=0, ge=0)
+
+
+class Attributes(Frozen):
+    """The attributes of the group; `arrays` maps each array to the sha256 of its committed rows."""
+
+    header: Header
+    shard_tokens: int = Field(ge=8, multiple_of=8)
+    format: str = FORMAT
+    version: int = Field(default=FORMAT_VERSION, ge=1)
+    committed: Committed = Committed()
+    arrays: dict[str, str] = Field(default_factory=dict)
+    digest: str = ""
+
+    @model_validator(mode="after")
+    def _known_arrays(self) -> Attributes:
+        required = {"chosen", OFFSETS, PROMPTS} if self.committed.requests else set()
+        required |= {f"{LOOKAHEAD}{depth}" for depth in range(1, self.header.lookahead_depth + 1) if required}
+        wrong = (required - self.arrays.keys()) | (self.arrays.keys() - required - {*TOKEN_ARRAYS, BIAS})
+        if wrong:
+            raise ValueError(f"arrays lack, or should not have, {', '.join(sorted(wrong))}")
+        return self
+
+
+def read_attributes(path: Path) -> Attributes:
+    """The group's attributes, checked against `digest`. Raises TraceError if they are missing, foreign or damaged."""
+    _check_folder(path)
+    group = _document(path, "zarr.json")
+    stored = group.get("attributes")
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        raise TraceError(f"{path} is a Zarr group but no {FORMAT}; convert it with `moereplay import`")
+    _check_version(path, stored.get("version"))
+    try:
+        attributes = Attributes.model_validate(stored)
+    except ValidationError as invalid:
+        first = invalid.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "attributes"
+        raise TraceError(
+            f"{path}: {field}: {first['msg']}; attributes were edited or damaged, restore the trace"
+        ) from None
+    if metadata_digest(path, group) != attributes.digest:
+        raise TraceError(f"{path}: attributes or metadata were edited or damaged; restore the trace from a copy")
+    return attributes
+
+
+def metadata_digest(path: Path, group: dict[str, Any]) -> str:
+    """sha256 of the group's document without its digest, and of every array's document.
+
+    Shapes are left out: a partial store's run ahead of `committed`, and opening compares them with the geometry.
+    """
+    attributes = {key: value for key, value in group["attributes"].items() if key != "digest"}
+    nodes = {name for array in attributes["arrays"] for name in (array, array.rpartition("/")[0]) if name}
+    documents = {name: _document(path, f"{name}/zarr.json") | {"shape": None} for name in nodes}
+    return hashlib.sha256(canonical([group | {"attributes": attributes}, documents])).hexdigest()
+
+
+def layout(name: str, geometry: Geometry) -> tuple[str, tuple[int, ...]]:
+    """Dtype and row shape of any array of the store."""
+    if name in (OFFSETS, PROMPTS):
+        return "<i8", ()
+    if name == BIAS:
+        return "<f4", (geometry.experts,)
+    return dtype_of(name), row_shape(name, geometry)
+
+
+def committed_rows(name: str, attributes: Attributes) -> int:
+    """Length of an array's committed first axis."""
+    committed = attributes.committed
+    whole = {OFFSETS: committed.requests + 1, PROMPTS: committed.requests, BIAS: attributes.header.geometry.layers}
+    return whole.get(name, committed.tokens)
+
+
+def _check_folder(path: Path) -> None:
+    partial = Path(f"{path}{PARTIAL}")
+    if not path.exists() and partial.exists():
+        raise TraceError(
+            f"{path} is not finished: rerun its recording with --resume, or open the committed part, {partial}"
+        )
+    if not path.exists():
+        raise TraceError(f"{path} does not exist; check the path")
+    if not path.is_dir():
+        raise TraceError(f"{path} is a file, expected the folder of a Zarr v3 group; unpack it or check the path")
+    if not (path / "zarr.json").exists():
+        raise TraceError(f"{path} has no zarr.json, so it is no Zarr v3 group; check the path or `moereplay import` it")
+
+
+def _check_version(path: Path, version: object) -> None:
+    if not isinstance(version, int):
+        raise TraceError(f"{path}: version is {version!r}, expected a number; the attributes were edited or damaged")
+    if version > FORMAT_VERSION:
+        raise TraceError(f"{path} has format version {version}, this program reads {FORMAT_VERSION}; upgrade moereplay")
+
+
+def _document(path: Path, name: str) -> dict[str, Any]:
+    try:
+        document = json.loads((path / name).read_bytes())
+    except (OSError, ValueError, RecursionError) as broken:
+        raise TraceError(f"{path}: {name} is missing or damaged ({broken}); restore the trace from a copy") from None
+    if not isinstance(document, dict):
+        raise TraceError(f"{path}: {name} is damaged (not a JSON object); restore the trace from a copy")
+    return document

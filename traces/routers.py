@@ -1,0 +1,122 @@
+"""How a router turns logits into a choice of experts and their gate weights, for every family of `schema.Router`.
+
+Choice and weight are two questions: the choice ranks *choice scores* (`choice_scores`, then `choose`), while weights
+always come from the unmodified logits (`weigh`), whoever chose the ids. The rules are those of the models' published
+code: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (2412.19437), SparseMixer in Phi-3.5-MoE (2404.14219), gpt-oss.
+The last axis is experts or ranks; leading axes (tokens, or tokens and layers) are free.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traces.schema import Router, TraceError
+
+GROUPED = ("softmax_groups", "sigmoid_groups")
+
+
+def choice_scores(router: Router, logits: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """Scores whose top k is the choice, as (..., E) f32; experts outside the kept groups are -inf.
+
+    Softmax families rank the logits themselves: softmax is monotone. `bias` is the correction bias (E,), or any shape
+    that broadcasts, of sigmoid routers. Raises TraceError if the groups do not divide the experts.
+    """
+    logits = np.asarray(logits, np.float32)
+    if router.family == "sigmoid_groups":
+        logits = _sigmoid(logits) if bias is None else _sigmoid(logits) + np.asarray(bias, np.float32)
+    return _within_groups(router, logits) if router.family in GROUPED else logits
+
+
+def choose(choice: np.ndarray, k: int) -> np.ndarray:
+    """The k experts of highest choice score in rank order, as (..., k) int16; ties go to the lowest id."""
+    return np.argsort(-choice, axis=-1, kind="stable")[..., :k].astype(np.int16)
+
+
+def scores(router: Router, logits: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """Probabilities of all experts under the family's scoring function, as (..., E) f32, comparable across tokens.
+
+    Softmax over all experts, or sigmoid plus the correction bias where one is given; no group is masked.
+    """
+    logits = np.asarray(logits, np.float32)
+    if router.family != "sigmoid_groups":
+        return _softmax(logits, np.ones(logits.shape, bool))
+    return _sigmoid(logits) if bias is None else _sigmoid(logits) + np.asarray(bias, np.float32)
+
+
+def weigh(router: Router, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Gate weights (..., k) f32 of the given ids (..., k) from unmodified logits (..., E); id -1 weighs 0.
+
+    `ids` need not be the model's own choice: a routing policy may have replaced some.
+    """
+    logits = np.asarray(logits, np.float32)
+    routed = np.asarray(ids) >= 0
+    picks = np.where(routed, ids, 0).astype(np.intp)
+    weights = np.where(routed, _raw_weights(router, logits, picks, routed), np.float32(0))
+    return weights * np.float32(router.scale)
+
+
+def _raw_weights(router: Router, logits: np.ndarray, picks: np.ndarray, routed: np.ndarray) -> np.ndarray:
+    if router.family == "topk_softmax":
+        return _softmax(np.take_along_axis(logits, picks, -1), routed)
+    if router.family == "sparsemixer":
+        return _sparsemixer(router.jitter, logits, picks, routed)
+    gathered = np.take_along_axis(scores(router, logits), picks, -1) * routed
+    # DeepSeek-V2 scales but never renormalises, whatever its config says
+    if router.renormalise and router.family != "softmax_groups":
+        return _shares(gathered)
+    return gathered
+
+
+def _sparsemixer(jitter: float, logits: np.ndarray, picks: np.ndarray, routed: np.ndarray) -> np.ndarray:
+    """Each pick's share among the experts not picked before it that are not far (2 jitter, relative) below it.
+
+    The model measures the distance from the best expert left, which is its pick; for an id that a policy put there,
+    the pick itself is the reference, or it would fall outside its own band and weigh nothing.
+    """
+    left = np.ones(logits.shape, bool)
+    weights = np.zeros(picks.shape, np.float32)
+    for rank in range(picks.shape[-1]):
+        pick = picks[..., rank : rank + 1]
+        reference = np.take_along_axis(logits, pick, -1)
+        near = left & (_relative_gap(reference, logits) <= 2 * jitter)
+        weights[..., rank] = np.take_along_axis(_softmax(logits, near), pick, -1)[..., 0]
+        taken = np.take_along_axis(left, pick, -1) & ~routed[..., rank : rank + 1]
+        np.put_along_axis(left, pick, taken, -1)
+    return weights
+
+
+def _relative_gap(reference: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    size = np.maximum(np.abs(logits), reference)
+    return np.divide(reference - logits, size, out=np.zeros_like(logits), where=size != 0)
+
+
+def _within_groups(router: Router, choice: np.ndarray) -> np.ndarray:
+    if router.groups_kept >= router.groups:
+        return choice
+    experts = choice.shape[-1]
+    if experts % router.groups:
+        raise TraceError(f"router has {router.groups} groups for {experts} experts; expected a divisor of {experts}")
+    grouped = choice.reshape(*choice.shape[:-1], router.groups, -1)
+    # DeepSeek-V2 ranks groups by their best expert, DeepSeek-V3 by the sum of their two best
+    best = 1 if router.family == "softmax_groups" else 2
+    strength = np.sort(grouped, axis=-1)[..., -best:].sum(-1)
+    kept = np.zeros(strength.shape, bool)
+    np.put_along_axis(kept, choose(strength, router.groups_kept).astype(np.intp), True, -1)
+    return np.where(kept[..., None], grouped, np.float32(-np.inf)).reshape(choice.shape)
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    # e^-|x| cannot overflow; double precision keeps close logits distinct until the final rounding
+    small = np.exp(-np.abs(logits.astype(np.float64)))
+    return (np.where(logits >= 0, 1.0, small) / (1.0 + small)).astype(np.float32)
+
+
+def _softmax(logits: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Softmax in f32 over the marked entries of the last axis; 0 elsewhere, and everywhere if none is marked."""
+    peak = np.where(among, logits, np.finfo(np.float32).min).max(-1, keepdims=True)
+    return _shares(np.exp(np.where(among, logits - peak, 0)) * among)
+
+
+def _shares(parts: np.ndarray) -> np.ndarray:
+    total = parts.sum(-1, keepdims=True)
+    return np.divide(parts, total, out=np.zeros_like(parts), where=total > 0)

@@ -1,0 +1,266 @@
+"""Synthetic traces with chosen statistics: popularity, reuse between neighbouring tokens, look-ahead recall.
+
+Logits are log-popularity plus Gumbel noise, so that the first choice follows the Zipf law exactly and the k chosen are
+a draw without replacement. Reuse comes from noise that persists: a max-autoregressive process (Davis and Resnick, 1989)
+keeps the Gumbel law at any strength. Strengths are found by bisection on measured reuse and recall. The same
+configuration gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from traces.routers import choice_scores, choose, weigh
+from traces.schema import Frozen, Geometry, Header, Provenance, Request, Trace, TraceError, memory_trace
+
+BISECTIONS = 14
+TOLERANCE = 0.02
+PILOT_TOKENS = 2048
+PILOT_CELLS = 512  # experts x layers of a pilot token
+RECALL_ROWS = 8192
+CYCLE_STEP = 0.125  # between neighbours in a cycle; its multiples are bf16 numbers up to 256 experts
+
+#: one random stream per purpose, so that adding look-ahead leaves the logits as they were
+POPULARITY, NOISE, PILOT, LOOKAHEAD = range(4)
+
+
+class Synthetic(Frozen):
+    """What to make; requests are of equal length.
+
+    `zipf`: every token draws afresh. `markov`: draws persist until `reuse`, P(used at t + 1 | used at t), is met.
+    `phases`: either of them, and popularity moves to other experts every `phase_tokens`. `cyclic`: experts take turns,
+    so that LRU with room for fewer than all experts of a layer never hits when replayed one token per pass.
+    """
+
+    kind: Literal["zipf", "markov", "phases", "cyclic"] = "zipf"
+    geometry: Geometry
+    requests: int = Field(default=1, ge=1)
+    prompt_tokens: int = Field(default=32, ge=0)
+    decode_tokens: int = Field(default=224, ge=0)
+    seed: int = Field(default=0, ge=0)
+    exponent: float = Field(default=0.5, ge=0)  #: of the Zipf law: 0 is uniform, 0.5 the skew of an OLMoE-like router
+    reuse: float | None = Field(default=None, ge=0, le=1)  #: within requests; None draws every token afresh
+    phase_tokens: int = Field(default=256, ge=1)
+    logits: bool = True  #: False leaves ids and weights only
+    recall: tuple[float, ...] = ()  #: look-ahead recall@k at depth 1, 2, ...
+    bf16: bool = True  #: round logits to bf16 values, as models compute them: they compress
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Synthetic:
+        if self.kind == "markov" and self.reuse is None:
+            raise ValueError("markov needs a reuse")
+        if self.kind in ("zipf", "cyclic") and self.reuse is not None:
+            raise ValueError(f"{self.kind} has a reuse of its own; markov and phases take one")
+        if self.length == 0:
+            raise ValueError("a request needs a token: raise prompt_tokens or decode_tokens")
+        if len(self.recall) >= self.geometry.layers:
+            raise ValueError(f"{len(self.recall)} look-ahead depths need more than {self.geometry.layers} layers")
+        return self
+
+    @property
+    def length(self) -> int:
+        """Tokens of one request."""
+        return self.prompt_tokens + self.decode_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the trace."""
+        return self.requests * self.length
+
+
+def synthesise(config: Synthetic) -> Trace:
+    """The trace, in memory. Raises TraceError if a reuse or recall is out of reach, naming the range that is not."""
+    persistence = 0.0 if config.reuse is None else _persistence(config, config.reuse)
+    logits = _cycle(config) if config.kind == "cyclic" else _drawn(config, persistence)
+    chosen, weights = _route(config.geometry, logits)
+    if config.kind == "cyclic":
+        _check_cycle(config, chosen)
+    depths = range(1, len(config.recall) + 1) if config.logits else ()
+    looks = [_lookahead(config, logits, depth) for depth in depths]
+    whole = Request(chosen, config.prompt_tokens, weights, logits if config.logits else None, tuple(looks))
+    header = Header(geometry=config.geometry, provenance=_provenance(config), lookahead_depth=len(looks))
+    starts = range(0, config.tokens, config.length)
+    return memory_trace(header, [_part(whole, start, config.length) for start in starts])
+
+
+def _part(whole: Request, start: int, length: int) -> Request:
+    """The request of that many rows, as views."""
+    rows = slice(start, start + length)
+    return replace(
+        whole,
+        chosen=whole.chosen[rows],
+        weights=None if whole.weights is None else whole.weights[rows],
+        logits=None if whole.logits is None else whole.logits[rows],
+        lookahead=tuple(look[rows] for look in whole.lookahead),
+    )
+
+
+def _provenance(config: Synthetic) -> Provenance:
+    return Provenance(
+        model=f"synthetic-{config.kind}",
+        dtype="bfloat16" if config.bf16 else "float32",
+        source=config.model_dump_json(exclude={"geometry"}),
+        importer="synthetic",
+        seed=config.seed,
+    )
+
+
+def _route(geometry: Geometry, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    chosen = np.empty((*logits.shape[:2], geometry.k), np.int16)
+    weights = np.empty(chosen.shape, np.float32)
+    for layer in range(logits.shape[1]):
+        rows = logits[:, layer]
+        chosen[:, layer] = _choice(geometry, rows)
+        weights[:, layer] = weigh(geometry.router, rows, chosen[:, layer])
+    return chosen, weights
+
+
+def _choice(geometry: Geometry, logits: np.ndarray) -> np.ndarray:
+    return choose(choice_scores(geometry.router, logits), geometry.k)
+
+
+# Logits
+
+
+def _drawn(config: Synthetic, persistence: float) -> np.ndarray:
+    """Logits (T, L, E) of the trace: popularity plus noise that starts anew with each request."""
+    logits = _noise(_stream(config, NOISE), (config.tokens, config.geometry.layers, config.geometry.experts))
+    for start in range(0, config.tokens, config.length):
+        _persist(logits[start : start + config.length], persistence)
+    return _with_popularity(config, logits)
+
+
+def _with_popularity(config: Synthetic, noise: np.ndarray) -> np.ndarray:
+    """Add popularity to the noise in place, phase by phase, and round."""
+    span = config.phase_tokens if config.kind == "phases" else len(noise)
+    rng = _stream(config, POPULARITY)
+    for start in range(0, len(noise), span):
+        noise[start : start + span] += _popularity(config, rng, noise.shape[1])
+    return _rounded(config, noise)
+
+
+def _popularity(config: Synthetic, rng: np.random.Generator, layers: int) -> np.ndarray:
+    """Log-probabilities (layers, E) of a Zipf law over experts in an order of each layer's own."""
+    mass = np.arange(1, config.geometry.experts + 1) ** -config.exponent
+    law = np.log(mass / mass.sum()).astype(np.float32)
+    return rng.permuted(np.broadcast_to(law, (layers, law.size)), axis=-1)
+
+
+def _noise(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Standard Gumbel draws: minus the logarithm of exponential ones, which single precision may round to 0."""
+    return -np.log(np.maximum(rng.standard_exponential(shape, np.float32), np.float32(1e-30)))
+
+
+def _persist(noise: np.ndarray, persistence: float) -> None:
+    """Turn independent Gumbel draws (T, ...) into a chain of the same law, in place: max(old + ln a, new + ln(1-a))."""
+    if persistence == 0:
+        return
+    fade, fresh = np.float32(math.log(persistence)), np.float32(math.log1p(-persistence))
+    noise[1:] += fresh
+    for token in range(1, len(noise)):
+        np.maximum(noise[token - 1] + fade, noise[token], out=noise[token])
+
+
+def _cycle(config: Synthetic) -> np.ndarray:
+    """Logits (T, L, E) that fall with the distance from the token's first expert, on through all requests."""
+    experts = config.geometry.experts
+    distance = (np.arange(experts) - _turn(config)[..., None]) % experts
+    return _rounded(config, (-CYCLE_STEP * distance).astype(np.float32))
+
+
+def _turn(config: Synthetic) -> np.ndarray:
+    """First expert of each token and layer (T, L); layers are one expert apart, so that none is another's copy."""
+    return np.arange(config.tokens)[:, None] * config.geometry.k + np.arange(config.geometry.layers)
+
+
+def _check_cycle(config: Synthetic, chosen: np.ndarray) -> None:
+    if np.any(chosen != (_turn(config)[..., None] + np.arange(config.geometry.k)) % config.geometry.experts):
+        raise TraceError("cyclic: the router keeps too few groups for experts to take turns; use groups_kept = groups")
+
+
+def _rounded(config: Synthetic, values: np.ndarray) -> np.ndarray:
+    """The values, to the nearest bf16 (ties to even) in place if the configuration says so."""
+    if config.bf16:
+        bits = values.view(np.uint32)
+        bits += ((bits >> 16) & 1) + 0x7FFF
+        bits &= 0xFFFF0000
+    return values
+
+
+def _stream(config: Synthetic, *purpose: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64([config.seed, *purpose]))
+
+
+# Calibration
+
+
+def _persistence(config: Synthetic, reuse: float) -> float:
+    """The persistence at which a pilot of one long request shows the reuse."""
+    geometry = config.geometry
+    layers = min(geometry.layers, max(1, PILOT_CELLS // geometry.experts))
+    draws = _noise(_stream(config, PILOT), (PILOT_TOKENS, layers, geometry.experts))
+
+    def measure(persistence: float) -> float:
+        noise = draws.copy()
+        _persist(noise, persistence)
+        return _overlap(_choice(geometry, _with_popularity(config, noise)))
+
+    return _solve(measure, 0.0, 1 - 2.0**-16, reuse, f"reuse {reuse} with Zipf exponent {config.exponent}")
+
+
+def _overlap(chosen: np.ndarray) -> float:
+    """Share of each token's experts (T, ..., k) that the next token uses too."""
+    return _recall(chosen[:-1], chosen[1:])
+
+
+def _lookahead(config: Synthetic, logits: np.ndarray, depth: int) -> np.ndarray:
+    """Rows (T, L, E) of layer l + depth as seen from l: the true logits blurred until recall@k is met."""
+    blur = _blur(config, logits[:, depth:], depth)
+    rng = _stream(config, LOOKAHEAD, depth)
+    look = np.zeros_like(logits)
+    for layer in range(logits.shape[1] - depth):
+        truth = logits[:, layer + depth]
+        look[:, layer] = truth + blur * rng.standard_normal(truth.shape, np.float32)
+    return _rounded(config, look)
+
+
+def _blur(config: Synthetic, logits: np.ndarray, depth: int) -> np.float32:
+    """Standard deviation of the noise at which a sample of the rows (T, L', E) shows the recall."""
+    every = max(1, logits.shape[0] * logits.shape[1] // RECALL_ROWS)
+    rows = logits[::every].reshape(-1, logits.shape[-1])
+    noise = _stream(config, PILOT, depth).standard_normal(rows.shape, np.float32)
+    truth = _choice(config.geometry, rows)
+
+    def measure(clarity: float) -> float:
+        seen = _rounded(config, rows + _deviation(clarity) * noise)
+        return _recall(truth, _choice(config.geometry, seen))
+
+    recall = config.recall[depth - 1]
+    return _deviation(_solve(measure, 2.0**-12, 1.0, recall, f"look-ahead recall {recall}"))
+
+
+def _deviation(clarity: float) -> np.float32:
+    # clarity 1 is no noise, 0 is noise without end: a bounded scale to search
+    return np.float32(1 / clarity - 1)
+
+
+def _recall(truth: np.ndarray, seen: np.ndarray) -> float:
+    """Share of the true ids (..., k) that are among the seen."""
+    return float((truth[..., :, None] == seen[..., None, :]).any(-1).mean())
+
+
+def _solve(measure: Callable[[float], float], low: float, high: float, target: float, what: str) -> float:
+    """Where a rising measure meets the target. Raises TraceError if neither end of the range comes near."""
+    least, most = measure(low), measure(high)
+    if not least - TOLERANCE <= target <= most + TOLERANCE:
+        raise TraceError(f"{what} is out of reach for this geometry: expected {least:.3f} to {most:.3f}")
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if measure(middle) < target else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,258 @@
+"""Write a trace store so that a killed writer loses nothing that was committed.
+
+Layout: one array per name of `traces/schema.py`, token axis first, plus `request_offsets`, `prompt_lengths` and
+`router_bias`; sharded files, each inner chunk blosc-zstd and then crc32c (blosc alone lets flipped bits through).
+Protocol: work in `X.zarr.partial`; a commit grows the arrays, writes whole shards, and last replaces the group's
+zarr.json, whose `committed` is all that readers look at; finishing renames the folder. One writer per store.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from traces.column import Column, create_column, reopen_column
+from traces.metadata import (
+    BIAS,
+    OFFSETS,
+    PARTIAL,
+    PROMPTS,
+    Attributes,
+    Committed,
+    metadata_digest,
+    read_attributes,
+)
+from traces.schema import LOOKAHEAD, Header, Request, Trace, TraceError, check_request
+from traces.store import blocks, open_trace
+
+SHARD_TOKENS = 512
+TEMPORARY = f"zarr.json{PARTIAL}"
+
+
+class TraceWriter:
+    """Appends requests to `X.zarr.partial`; `finish` renames it to `X.zarr`. Use as a context manager.
+
+    Leaving the block on an exception keeps the committed requests for `resume`, or removes a store without any.
+    """
+
+    def __init__(self, path: Path, attributes: Attributes, router_bias: np.ndarray | None) -> None:
+        """Not for callers: `create` or `resume` a writer."""
+        self.path = path
+        self.partial = _partial(path)
+        self._attributes = attributes
+        self._bias = router_bias
+        self._columns: dict[str, Column] = {}
+        self._appended = attributes.committed
+        self._finished = False
+
+    @classmethod
+    def create(
+        cls, path: str | Path, header: Header, router_bias: np.ndarray | None = None, shard_tokens: int = SHARD_TOKENS
+    ) -> TraceWriter:
+        """Start a store; a multiple of 8 tokens share a file. Raises TraceError if the path or its partial exists."""
+        path = Path(path)
+        _refuse_existing(path)
+        if _partial(path).exists():
+            raise TraceError(f"{_partial(path)} exists, an unfinished recording; rerun with --resume, or remove it")
+        return cls._start(path, Attributes(header=header, shard_tokens=shard_tokens), router_bias)
+
+    @classmethod
+    def resume(cls, path: str | Path, header: Header, router_bias: np.ndarray | None = None) -> TraceWriter:
+        """Continue `X.zarr.partial` after its committed requests. Raises TraceError if damaged or another run's."""
+        path = Path(path)
+        _refuse_existing(path)
+        partial = _partial(path)
+        if not partial.exists():
+            raise TraceError(f"{partial} does not exist, so there is nothing to resume; start without --resume")
+        if {entry.name for entry in partial.iterdir()} <= {TEMPORARY}:
+            return cls._start(path, Attributes(header=header, shard_tokens=SHARD_TOKENS), router_bias)
+        stored = read_attributes(partial)
+        if not stored.committed.requests:
+            shutil.rmtree(partial, ignore_errors=True)
+            return cls.create(path, header, router_bias, stored.shard_tokens)
+        writer = cls(path, stored, _checked_bias(router_bias, header))
+        writer._restore(open_trace(partial), header)
+        return writer
+
+    @classmethod
+    def _start(cls, path: Path, attributes: Attributes, router_bias: np.ndarray | None) -> TraceWriter:
+        writer = cls(path, attributes, _checked_bias(router_bias, attributes.header))
+        with writer._disk_errors():
+            writer.partial.mkdir(parents=True, exist_ok=True)
+            writer._write_attributes(attributes)
+        return writer
+
+    @property
+    def requests_done(self) -> int:
+        """Committed requests: what a killed writer would resume after."""
+        return self._attributes.committed.requests
+
+    def append(self, request: Request) -> None:
+        """Add a request; commits once a shard's worth of rows waits. Raises TraceError, adding nothing, if invalid."""
+        index = self._appended.requests
+        if self._finished:
+            raise TraceError(f"{self.path} is finished; request {index} needs a store of its own")
+        arrays = check_request(request, self._attributes.header, index)
+        self._check_names(arrays, index)
+        tokens = self._appended.tokens + len(request.chosen)
+        if not self._columns:
+            self._create_columns(list(arrays))
+        for name, rows in arrays.items():
+            self._columns[name].extend(rows)
+        self._columns[OFFSETS].extend(np.array([tokens], np.int64))
+        self._columns[PROMPTS].extend(np.array([request.prompt_length], np.int64))
+        self._appended = Committed(tokens=tokens, requests=index + 1)
+        if tokens - self._attributes.committed.tokens >= self._attributes.shard_tokens:
+            self.commit()
+
+    def commit(self) -> None:
+        """Make every appended request durable against a kill. Raises TraceError if the disk refuses; may be retried."""
+        if self._appended == self._attributes.committed:
+            return
+        with self._disk_errors():
+            for column in self._columns.values():
+                column.write()
+            digests = {name: column.hasher.hexdigest() for name, column in self._columns.items()}
+            grown = self._attributes.model_copy(update={"committed": self._appended, "arrays": digests})
+            self._write_attributes(grown)
+        self._attributes = grown
+
+    def finish(self) -> Trace:
+        """Commit, rename to the final path and open it. Raises TraceError if nothing was appended."""
+        if not self._appended.requests:
+            raise TraceError(f"{self.path}: no request was appended; a trace needs at least one")
+        self.commit()
+        with self._disk_errors():
+            self.partial.rename(self.path)
+        self._finished = True
+        return open_trace(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None and not self._finished:
+            self.commit()
+        if not self.requests_done:
+            shutil.rmtree(self.partial, ignore_errors=True)
+
+    def _check_names(self, arrays: dict[str, np.ndarray], index: int) -> None:
+        depth = sum(name.startswith(LOOKAHEAD) for name in arrays)
+        if depth != self._attributes.header.lookahead_depth:
+            expected = self._attributes.header.lookahead_depth
+            raise TraceError(f"request {index}: {depth} lookahead arrays, the header says lookahead_depth = {expected}")
+        first = self._columns.keys() - {OFFSETS, PROMPTS, BIAS}
+        if first and first != arrays.keys():
+            differing = ", ".join(sorted(first ^ arrays.keys()))
+            raise TraceError(f"request {index}: {differing} must be given for every request or for none")
+
+    def _create_columns(self, names: list[str]) -> None:
+        names = [*names, OFFSETS, PROMPTS, *([] if self._bias is None else [BIAS])]
+        with self._disk_errors():
+            self._columns = {name: create_column(self.partial, name, self._attributes) for name in names}
+        self._columns[OFFSETS].extend(np.zeros(1, np.int64))
+        if self._bias is not None:
+            self._columns[BIAS].extend(self._bias)
+
+    def _restore(self, trace: Trace, header: Header) -> None:
+        _refuse_other_header(self.partial, trace.header, header)
+        if not _same_bias(trace.router_bias, self._bias):
+            raise TraceError(f"{self.partial}: {BIAS} differs from the one given; resume with the same model")
+        with self._disk_errors():
+            for leftover in self.partial.rglob(f"*{PARTIAL}"):
+                leftover.unlink()
+            for name, digest in trace.array_digests.items():
+                column = reopen_column(self.partial, name, blocks(trace, name))
+                if column.hasher.hexdigest() != digest:
+                    raise TraceError(f"{self.partial}: {name} does not match its recorded sha256; remove it and rerun")
+                self._columns[name] = column
+
+    def _write_attributes(self, attributes: Attributes) -> None:
+        document = attributes.model_dump(mode="json", exclude={"digest"})
+        group = {"attributes": document, "zarr_format": 3, "node_type": "group"}
+        document["digest"] = metadata_digest(self.partial, group)
+        temporary = self.partial / TEMPORARY
+        temporary.write_text(json.dumps(group, indent=2) + "\n")
+        temporary.replace(self.partial / "zarr.json")
+
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as refused:
+            fix = "choose another --out"
+            if self.requests_done:
+                fix = f"committed rows are kept in {self.partial.name}, rerun with --resume to continue"
+            raise TraceError(f"cannot write {self.partial}: {refused.strerror or refused}; {fix}") from refused
+
+
+def write_trace(
+    path: str | Path,
+    header: Header,
+    requests: Iterable[Request],
+    router_bias: np.ndarray | None = None,
+    resume: bool = False,
+) -> Trace:
+    """Write all requests and open the result; with `resume`, those an unfinished store holds are skipped, not compared.
+
+    Raises TraceError if the path exists, a request is invalid or the disk refuses.
+    """
+    if resume and _partial(Path(path)).exists():
+        writer = TraceWriter.resume(path, header, router_bias)
+    else:
+        writer = TraceWriter.create(path, header, router_bias)
+    with writer:
+        for request in itertools.islice(requests, writer.requests_done, None):
+            writer.append(request)
+        return writer.finish()
+
+
+def _partial(path: Path) -> Path:
+    return Path(f"{path}{PARTIAL}")
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise TraceError(f"{path} exists; choose another --out or remove it")
+
+
+def _checked_bias(bias: np.ndarray | None, header: Header) -> np.ndarray | None:
+    if bias is None:
+        return None
+    expected = (header.geometry.layers, header.geometry.experts)
+    checked = np.ascontiguousarray(bias, "<f4")
+    if checked.shape != expected or not np.isfinite(checked).all():
+        raise TraceError(f"{BIAS} has shape {checked.shape}, expected finite numbers of shape {expected}")
+    return checked
+
+
+def _same_bias(stored: np.ndarray | None, given: np.ndarray | None) -> bool:
+    if stored is None or given is None:
+        return stored is given
+    return np.array_equal(stored, given)
+
+
+def _refuse_other_header(partial: Path, stored: Header, given: Header) -> None:
+    found = _first_difference(stored.model_dump(mode="json"), given.model_dump(mode="json"), "header")
+    if found:
+        raise TraceError(f"{partial} was begun with another header: {found}; resume with the same, or remove it")
+
+
+def _first_difference(stored: object, given: object, name: str) -> str | None:
+    if not isinstance(stored, dict) or not isinstance(given, dict):
+        return None if stored == given else f"{name} is {stored!r} in the store, {given!r} now"
+    for key in sorted(stored.keys() | given.keys()):
+        found = _first_difference(stored.get(key), given.get(key), f"{name}.{key}")
+        if found:
+            return found
+    return None
