@@ -28,3 +28,14 @@ def load(kind: str, name: str) -> Policy:
 def catalogue() -> list[Policy]:
     """Every policy, kind by kind."""
     return [load(kind, name) for kind, names in NAMES.items() for name in names]
+
+
+def named(name: str) -> list[Policy]:
+    """The policies of that name, of any kind. Raises PolicyError, suggesting the nearest name."""
+    found = [load(kind, name) for kind, names in NAMES.items() if name in names]
+    if not found:
+        every = [known for names in NAMES.values() for known in names]
+        near = get_close_matches(name, every, n=1)
+        hint = f"did you mean {near[0]}?" if near else "`moereplay policies` lists them"
+        raise PolicyError(f"no policy called {name!r}: {hint}")
+    return found

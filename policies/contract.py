@@ -252,6 +252,7 @@ class Miss(Policy):
     substitute: Callable[..., int] | None = None  #: (now, step, experts, copies, own, t, j, eligible) -> e or NONE
     bits: Callable[[Params], tuple[float, ...]] = lambda params: ()  #: precision tiers, most precise first; () = as stored
     changes_output: bool = False
+    uses_cpu: bool = False  #: refused on a platform without one
     kind: str = field(init=False, default="miss")
 
 

@@ -82,6 +82,17 @@ class Platform(Frozen):
     compute: Compute
     cpu: Compute | None = None
 
+    def row(self) -> dict[str, object]:
+        """One line of `moereplay platforms`."""
+        return {
+            "platform": self.name,
+            "what": self.summary,
+            "cache": self.fast_tier,
+            "link GB/s": self.link.bytes_per_s / 1e9,
+            "latency us": self.link.latency_ns / 1000,
+            "CPU": "yes" if self.cpu else "no",
+        }
+
 
 class Times:
     """The integer times of one geometry and its precision tiers on one platform, worked out as they are asked for."""

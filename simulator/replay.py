@@ -35,7 +35,7 @@ def plan(trace: Trace, config: ReplayConfig) -> Plan:
     """Check everything that can be checked before a run. Raises ConfigError or PolicyError."""
     chosen, machine = config.policy_set(), platform(config.platform)
     chosen.check(trace.capabilities | {"future"}, trace.header.lookahead_depth)
-    if "split" in config.miss and machine.cpu is None:
+    if chosen.miss.policy.uses_cpu and machine.cpu is None:
         raise PolicyError(f"miss {chosen.miss.policy.name} needs a CPU, which platform {machine.name} does not describe")
     tiers = _tiers(trace.geometry, chosen)
     capacity = parse_capacity(config.capacity, trace.geometry, config.scope, tiers)
@@ -43,10 +43,15 @@ def plan(trace: Trace, config: ReplayConfig) -> Plan:
     return Plan(trace, config, chosen, machine, capacity, Shape(trace.geometry, tiers))
 
 
+def check_engine(name: str) -> None:
+    """Raises ConfigError for an engine that does not exist."""
+    if name not in ENGINES:
+        raise ConfigError(f"no engine called {name!r}; choose from {', '.join(ENGINES)}")
+
+
 def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = "reference") -> Result:
     """Replay `trace`; the same arguments give the same result. Raises ConfigError, PolicyError or TraceError."""
-    if engine not in ENGINES:
-        raise ConfigError(f"no engine called {engine!r}; choose from {', '.join(ENGINES)}")
+    check_engine(engine)
     ready = plan(trace, config)
     needs = frozenset().union(*(chosen.needs for chosen in vars(ready.chosen).values()))
     source = TraceSource(trace, config.passes, ready.chosen.prefetch, needs)

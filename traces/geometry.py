@@ -27,6 +27,22 @@ class KnownModel(Frozen):
     source: str
     note: str = ""
 
+    def row(self) -> dict[str, object]:
+        """One line of `moereplay models`."""
+        geometry = self.geometry
+        sizes = {16: geometry.expert_bytes, **geometry.bytes_by_bits}
+        spelled = [f"{bits}-bit {max(each) / 2**20:.4g}" for bits, each in sorted(sizes.items(), reverse=True)]
+        return {
+            "model": self.name,
+            "layers": geometry.layers,
+            "experts": geometry.experts,
+            "k": geometry.k,
+            "shared": geometry.shared_experts,
+            "MiB per expert": ", ".join(spelled),
+            "router": geometry.router.family,
+            "context": self.context,
+        }
+
 
 class Attention(Frozen):
     """Query, key, value and output projections; one key-value projection where the key is also the value."""

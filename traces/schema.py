@@ -89,6 +89,10 @@ class Geometry(Frozen):
             return self.bytes_by_bits[int(bits)]
         return tuple(-(-int(size * bits * 1000) // int(self.expert_bits * 1000)) for size in self.expert_bytes)
 
+    def stored_at(self, bits: float) -> Geometry:
+        """The same model with its experts stored at `bits`."""
+        return self.model_copy(update={"expert_bytes": self.bytes_at(bits), "expert_bits": bits})
+
 
 class Provenance(Frozen):
     """Where the rows come from. Free text where a tool has no better; nothing here changes a replay."""
@@ -180,6 +184,13 @@ class Trace:
         except (ValueError, RuntimeError, OSError) as broken:  # a crc32c, blosc, or the disk
             where = f"{self.path}: {name} rows {start}-{stop}"
             raise TraceError(f"{where} are damaged ({broken}); restore the trace from a copy") from broken
+
+    def request(self, index: int) -> Request:
+        """One request's rows, as they were appended."""
+        first, last = (int(offset) for offset in self.request_offsets[index : index + 2])
+        rows = {name: self.read(name, first, last) for name in self.arrays}
+        look = tuple(rows.pop(f"{LOOKAHEAD}{d}") for d in range(1, self.header.lookahead_depth + 1))
+        return Request(prompt_length=int(self.prompt_lengths[index]), lookahead=look, **rows)
 
 
 def dtype_of(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from policies.contract import ABSENT, COPY, EXPERT, NEVER, NOW, Memory, Own
 from policies.grammar import Chosen
@@ -18,12 +19,12 @@ class Shape:
     geometry: Geometry
     tiers: tuple[tuple[int, ...], ...]  #: [p][layer] bytes
 
-    @property
+    @cached_property
     def precisions(self) -> int:
         """P."""
         return len(self.tiers)
 
-    @property
+    @cached_property
     def experts(self) -> int:
         """Experts of all layers."""
         return self.geometry.layers * self.geometry.experts

@@ -17,7 +17,6 @@ from simulator.reference.gate import Access, Demanded, Gatekeeper
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
 from simulator.reference.tier import Job, Tier
-from simulator.result import Event
 from simulator.source import Pass, Source
 
 Story = Generator[simpy.Event, None, None]
@@ -165,14 +164,16 @@ class Engine:
 
     def _busy(self, spent: int, kind: str, y: int) -> simpy.Event:
         """Compute's next activity; the link is woken once it has been chosen."""
-        now, precisions = self._tables.now, self._shape.precisions
-        expert = y // precisions % now["experts"] if kind == "expert" else -1
-        self.ledger.log(
-            Event(self._now, self._now + spent, kind, now["pass"], now["layer"], expert, y % precisions, "compute")
-        )
+        if self.ledger.logs:
+            self._log_activity(spent, kind, y)
         done = At(self.env, COMPUTE, spent)
         self._link.wake()
         return done
+
+    def _log_activity(self, spent: int, kind: str, y: int) -> None:
+        now, precisions, t0 = self._tables.now, self._shape.precisions, self._now
+        expert = y // precisions % now["experts"] if kind == "expert" else -1
+        self.ledger.log(t0, t0 + spent, kind, now["pass"], now["layer"], expert, y % precisions, "compute")
 
     def _until(self, holds: Callable[[], bool]) -> Story:
         """Wait, woken by arrivals and by the CPU."""
@@ -200,7 +201,7 @@ class Engine:
             begins = self._now + at
             at += self._times.cpu_ns(layer, access.y % precisions, access.tokens)
             expert = access.x % now["experts"]
-            self.ledger.log(Event(begins, self._now + at, "cpu", now["pass"], layer, expert, 0, "miss"))
+            self.ledger.log(begins, self._now + at, "cpu", now["pass"], layer, expert, 0, "miss")
         self._cpu_busy = bool(accesses)
         if accesses:
             At(self.env, CPU_PHASE, at).callbacks.append(self._cpu_done)
@@ -235,11 +236,13 @@ class Engine:
             self.ledger.count("bytes_unused_at_end", layer, size)
 
     def _log_eviction(self, y: int, cause: int) -> None:
+        if not self.ledger.logs:
+            return
         x, precision = divmod(y, self._shape.precisions)
         experts = self._shape.geometry.experts
         now = self._tables.now
         by = f"for {cause // self._shape.precisions // experts}/{cause // self._shape.precisions % experts}"
-        self.ledger.log(Event(self._now, self._now, "evict", now["pass"], x // experts, x % experts, precision, by))
+        self.ledger.log(self._now, self._now, "evict", now["pass"], x // experts, x % experts, precision, by)
 
     @property
     def _now(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +11,6 @@ from simulator.reference.fidelity import count_fidelity
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
 from simulator.reference.tier import Job, Tier
-from simulator.result import Event
 from simulator.source import Gate, Pass, Source
 from traces.demand import Union, unite
 
@@ -26,7 +24,7 @@ class Access:
     y: int  #: the copy that serves it
     tokens: int
     state: str  #: hit, late, fetch, drop, cpu or replaced
-    substitutes: Counter[int] = field(default_factory=Counter)  #: expert x -> tokens that it takes over
+    substitutes: dict[int, int] = field(default_factory=dict)  #: expert x -> tokens that it takes over
 
 
 @dataclass
@@ -168,7 +166,8 @@ class Gatekeeper:
                 still_needed += 1
                 continue
             row[row.index(e)] = other
-            access.substitutes[access.x - e + other] += 1
+            stand_in = access.x - e + other
+            access.substitutes[stand_in] = access.substitutes.get(stand_in, 0) + 1
             self._count("substituted", access.x)
         access.tokens = still_needed
         if still_needed:
@@ -196,7 +195,8 @@ class Gatekeeper:
                 self._tables.experts[access.x]["needed"] = 1
                 self._tier.use(access.y)
                 self._tier.protect(access.y)
-                self._count("low_precision", access.x, int(access.y % self._precisions > 0))
+                if access.y % self._precisions:
+                    self._count("low_precision", access.x)
             else:
                 self._tables.experts[access.x]["needed"] = 0
         now = self._tables.now
@@ -259,5 +259,7 @@ class Gatekeeper:
 
     def _note(self, name: str, x: int, y: int) -> None:
         self._count(name, x)
+        if not self._ledger.logs:
+            return
         now, at = self._tables.now, self._link.time
-        self._ledger.log(Event(at, at, name, now["pass"], now["layer"], x % now["experts"], y % self._precisions, "gate"))
+        self._ledger.log(at, at, name, now["pass"], now["layer"], x % now["experts"], y % self._precisions, "gate")

@@ -15,7 +15,7 @@ class Ledger:
         self._cells = [[_zeros() for _ in PHASES] for _ in range(layers)]
         self._lifetimes = [[[0] * LIFETIME_BUCKETS for _ in PHASES] for _ in range(layers)]
         self._requests: dict[int, Row] = {}
-        self._log = log
+        self.logs = log
         self.events: list[Event] = []
         self.phase = 0
         self._row: Row = {}
@@ -48,10 +48,10 @@ class Ledger:
         """A copy was evicted after so many steps."""
         self._lifetimes[layer][self.phase][min(steps.bit_length(), LIFETIME_BUCKETS - 1)] += 1
 
-    def log(self, event: Event) -> None:
-        """Keep an event, if the log was asked for."""
-        if self._log:
-            self.events.append(event)
+    def log(self, *fields: int | str) -> None:
+        """Keep an `Event` of these fields, if the log was asked for."""
+        if self.logs:
+            self.events.append(Event(*fields))
 
     def totals(self, end: int) -> Row:
         """Sums over layers and phases."""

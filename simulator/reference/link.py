@@ -11,7 +11,6 @@ from simulator.platform import Times
 from simulator.reference.events import LINK, At
 from simulator.reference.ledger import Ledger
 from simulator.reference.tier import Claim, Job, Tier
-from simulator.result import Event
 
 
 class Link:
@@ -116,4 +115,4 @@ class Link:
     def _log(self, job: Job, t0: int, t1: int, kind: str, cause: str) -> None:
         x, precision = divmod(job.y, self._precisions)
         now = self._tier.tables.now
-        self._ledger.log(Event(t0, t1, kind, now["pass"], job.layer, x % now["experts"], precision, cause))
+        self._ledger.log(t0, t1, kind, now["pass"], job.layer, x % now["experts"], precision, cause)

@@ -1,0 +1,55 @@
+# Every target does its own set-up in .venv, from a Debian machine with python3 (with venv) and make.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+
+.PHONY: help demo test test-all check coverage format clean
+
+help:            ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
+
+# uv first (fast), pip as the fallback. uv reads no pip.conf, so a local wheel folder is handed on by hand.
+define install
+	links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
+	if [ -z "$${NO_UV:-}" ] && $(BIN)/pip install --quiet --disable-pip-version-check uv 2>/dev/null \
+	   && UV_FIND_LINKS="$${links// /,}" VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet -c constraints.txt $(1) $(2); \
+	then echo "installed with uv"; \
+	else $(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1" \
+	   && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(1) $(2) && echo "installed with pip"; fi
+endef
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+.venv/base.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,-e .,)
+	touch $@
+
+.venv/dev.stamp: .venv/base.stamp
+	$(call install,-e .,--group dev)
+	touch $@
+
+demo: .venv/base.stamp       ## replay the bundled trace over a grid, print the ranking, draw the figures
+	$(BIN)/moereplay demo --out runs/demo
+
+test: .venv/dev.stamp        ## the test suite
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-all: .venv/dev.stamp    ## the test suite with the long studies on real data
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+check: .venv/dev.stamp       ## ruff and pyright
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+
+coverage: .venv/dev.stamp    ## the test suite with coverage
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-report=term
+
+format: .venv/dev.stamp      ## ruff's own formatting and import order
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+clean:           ## remove what make made
+	rm -rf .venv runs build *.egg-info

@@ -1,0 +1,1 @@
+"""Results become answers: reads result files and traces, never runs an engine."""

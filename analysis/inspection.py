@@ -1,0 +1,51 @@
+"""What `inspect` shows: the doctor's findings and the summary of a trace's routing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from analysis.tables import table
+from traces.doctor import Finding
+from traces.schema import Trace
+from traces.summary import LayerSummary, Summary
+
+
+def document(trace: Trace, summary: Summary, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Everything as one JSON-ready document."""
+    return {
+        "digest": trace.digest,
+        "complete": trace.complete,
+        "header": trace.header.model_dump(mode="json"),
+        "summary": asdict(summary) | {"geometry": summary.geometry.model_dump(mode="json")},
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def render(trace: Trace, summary: Summary, findings: Sequence[Finding]) -> list[Any]:
+    """Headings, the per-layer table and the findings, ready to print."""
+    return [
+        *_heading(trace, summary),
+        table([_layer_row(index, layer) for index, layer in enumerate(summary.layers)]),
+        *(f"{finding.level:8} {finding.check}: {finding.text}" for finding in findings),
+    ]
+
+
+def _heading(trace: Trace, summary: Summary) -> list[str]:
+    geometry, provenance = summary.geometry, trace.header.provenance
+    state = "" if trace.complete else ", not complete: only committed requests are shown"
+    return [
+        f"{provenance.model}: {geometry.layers} MoE layers, top-{geometry.k} of {geometry.experts} experts, "
+        f"{summary.bytes_of_experts / 2**30:,.2f} GiB of experts at {geometry.expert_bits:g} bits",
+        f"{summary.requests:,} requests, {summary.tokens:,} tokens ({summary.prompt_tokens:,} of prompts){state}",
+        f"holds {', '.join(summary.capabilities)}; digest {trace.digest[:16]}",
+        *(f"note: {note}" for note in provenance.notes),
+        f"reuse by chance is {summary.chance:.3f}; reuse, entropy and imbalance are per layer:",
+    ]
+
+
+def _layer_row(index: int, layer: LayerSummary) -> dict[str, object]:
+    row: dict[str, object] = {"layer": index, "reuse": layer.reuse, "entropy": layer.entropy, "busiest/mean": layer.imbalance}
+    row |= {f"distinct in {window}": mean for window, mean in layer.distinct.items()}
+    return row | {f"recall +{depth}": share for depth, share in layer.recall.items()}

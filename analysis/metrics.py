@@ -1,0 +1,131 @@
+"""Ratios and times, derived when read. A ratio whose denominator is zero is null, never zero or infinite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from analysis.errors import unknown
+from analysis.results import fields, layers, runs
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A sum of counters over a sum of counters."""
+
+    over: tuple[str, ...]
+    under: tuple[str, ...]
+
+    @property
+    def formula(self) -> str:
+        """As a reader writes it."""
+        parts = [" + ".join(side) for side in (self.over, self.under)]
+        return " / ".join(f"({part})" if "+" in part else part for part in parts)
+
+    @property
+    def value(self) -> pl.Expr:
+        """f64, null where the denominator is zero."""
+        return _quotient(_total(self.over), _total(self.under))
+
+
+#: Ratios of totals, of a layer or of a request: every tidy frame with these columns can have them.
+RATIOS: dict[str, Ratio] = {
+    "hit_rate": Ratio(("hits",), ("accesses",)),
+    "late_rate": Ratio(("late",), ("accesses",)),
+    "collisions_per_miss": Ratio(("collisions",), ("misses",)),
+    "collisions_per_access": Ratio(("collisions",), ("accesses",)),
+    "prefetch_precision": Ratio(("prefetch_used",), ("prefetch_started",)),
+    "prefetch_recall": Ratio(("prefetch_used",), ("prefetch_used", "misses")),
+    "predictor_precision": Ratio(("predicted_demanded",), ("predicted",)),
+    "wasted_share": Ratio(("bytes_wasted",), ("bytes_prefetch",)),
+    "choice_kept": Ratio(("assignments_kept",), ("assignments",)),
+    "mass_share_kept": Ratio(("mass_kept",), ("mass",)),
+    "stall_share": Ratio(("stall_ns",), ("time_ns",)),
+    "belady_hit_rate": Ratio(("bound_belady_hits",), ("bound_accesses",)),
+}
+#: Metrics that are no plain ratio of sums, for the same documentation.
+FORMULAS: dict[str, str] = {name: ratio.formula for name, ratio in RATIOS.items()} | {
+    "compulsory_limit": "1 - bound_compulsory / bound_accesses: no cache without prefetch hits more",
+    "predictor_recall": "predicted_demanded / sum over layers of accesses x the layers it can be named from",
+    "ttft_mean_ms": "mean over requests of request start to the end of its prefill",
+    "ttft_median_ms": "median over requests of the same",
+    "tpot_ms": "sum of decode_ns / sum of decode_passes, over requests",
+    "tokens_per_s": "sum of decode_passes / sum of decode_ns: a decode pass makes one token",
+    "gb_moved": "(bytes_demand + bytes_prefetch) / 1e9",
+}
+#: The numbers of the ranking, best first when sorted in this direction: True is "larger is better".
+RANKED: dict[str, bool] = {
+    "hit_rate": True,
+    "belady_hit_rate": True,
+    "compulsory_limit": True,
+    "collisions_per_miss": False,
+    "ttft_mean_ms": False,
+    "tpot_ms": False,
+    "tokens_per_s": True,
+    "gb_moved": False,
+}
+
+
+def with_ratios(tidy: pl.DataFrame) -> pl.DataFrame:
+    """A tidy frame (`runs`, `layers` or `requests`) and every ratio of `RATIOS` whose counters it has."""
+    fed = {name: ratio for name, ratio in RATIOS.items() if {*ratio.over, *ratio.under} <= set(tidy.columns)}
+    return tidy.with_columns(ratio.value.alias(name) for name, ratio in fed.items())
+
+
+def measured(frame: pl.DataFrame) -> pl.DataFrame:
+    """One tidy row per configuration with every metric of `FORMULAS`; times in ms, null where nothing was timed."""
+    return with_ratios(runs(frame)).with_columns(
+        (1 - _quotient(pl.col("bound_compulsory"), pl.col("bound_accesses"))).alias("compulsory_limit"),
+        ((pl.col("bytes_demand") + pl.col("bytes_prefetch")) / 1e9).alias("gb_moved"),
+        _predictor_recall(frame),
+        *frame.select(_latencies()).get_columns(),
+    )
+
+
+def ranking(frame: pl.DataFrame, by: str = "hit_rate") -> pl.DataFrame:
+    """The table that the command line prints, best first: eviction, whatever else varies, and the columns of `RANKED`.
+
+    Raises AnalysisError if `by` is none of those columns.
+    """
+    if by not in RANKED:
+        raise unknown("ranking column", by, RANKED)
+    table = measured(frame)
+    shown = [field for field in fields(frame) if field == "eviction" or table[field].n_unique() > 1]
+    order = [by, "tpot_ms", "capacity_bytes", *shown]
+    descending = [RANKED[by], *[False] * (len(order) - 1)]
+    return table.sort(order, descending=descending, nulls_last=True).select(*shown, *RANKED)
+
+
+def _latencies() -> list[pl.Expr]:
+    def each(name: str) -> pl.Expr:
+        return pl.col("per_request").list.eval(pl.element().struct.field(name).drop_nulls())
+
+    first, decode_ns, passes = each("ttft_ns"), each("decode_ns").list.sum(), each("decode_passes").list.sum()
+    return [
+        (first.list.mean() / 1e6).alias("ttft_mean_ms"),
+        (first.list.median() / 1e6).alias("ttft_median_ms"),
+        (_quotient(decode_ns, passes) / 1e6).alias("tpot_ms"),
+        (_quotient(passes, decode_ns) * 1e9).alias("tokens_per_s"),
+    ]
+
+
+def _predictor_recall(frame: pl.DataFrame) -> pl.Series:
+    """Each naming counts in `predicted_demanded`, so a look-ahead of depth d has min(layer, d) chances per access."""
+    depth = pl.col("about").struct.field("policies").struct.field("prefetch").str.extract(r"depth=(\d+)")
+    # a policy without a depth parameter looks one layer ahead
+    rows = layers(frame).join(
+        frame.select(pl.col("about").struct.field("identity"), depth.cast(pl.Int64).fill_null(1).alias("depth")),
+        on="identity",
+    )
+    chances = pl.min_horizontal("layer", "depth") * pl.col("accesses")
+    recall = rows.group_by("identity").agg(_quotient(pl.col("predicted_demanded").sum(), chances.sum()).alias("recall"))
+    return runs(frame).join(recall, on="identity", how="left", maintain_order="left")["recall"].alias("predictor_recall")
+
+
+def _total(names: tuple[str, ...]) -> pl.Expr:
+    return pl.sum_horizontal(names, ignore_nulls=False)
+
+
+def _quotient(over: pl.Expr, under: pl.Expr) -> pl.Expr:
+    return pl.when(under != 0).then(over / under)

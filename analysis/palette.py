@@ -1,0 +1,120 @@
+"""What colour things are: one colour and marker per eviction policy, the same in every figure of every run.
+
+The common policies take the colour-blind-safe set of Okabe and Ito (2008), the rest Paul Tol's muted set and darker
+shades of both; markers tell apart what a poor print does not. Variants of a policy (`least_stale:order=a`) keep its hue
+and marker and change dash and shade.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+
+#: Reasons of a miss.
+COMPULSORY, CAPACITY, COLLISION = "#D4D7DA", "#6F8FAF", "#C8322B"
+#: Bounds, text, and what stays in the background.
+BOUND, LIMIT, INK, MUTED, GRID = "#000000", "#7A7F85", "#1F2428", "#5A6168", "#E4E7EA"
+
+Dash = tuple[int, tuple[float, ...]]
+SOLID: Dash = (0, ())
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a policy is drawn."""
+
+    colour: str
+    marker: str
+    dash: Dash = SOLID
+
+    def line(self) -> dict[str, object]:
+        """Keyword arguments of a matplotlib line."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.dash}
+
+
+#: Eviction policies by name, in the order of legends.
+KNOWN: dict[str, Look] = {
+    "lru": Look("#0072B2", "o"),
+    "lfu": Look("#E69F00", "s"),
+    "fifo": Look("#009E73", "^"),
+    "random": Look("#8A8F94", "x"),
+    "least_stale": Look("#D55E00", "D"),
+    "farthest_layer": Look("#CC79A7", "v"),
+    "score": Look("#56B4E9", "P"),
+    "arc": Look("#882255", "X"),
+    "belady": Look("#000000", "*"),
+    "clock": Look("#332288", "<"),
+    "lfu_decay": Look("#8F6300", ">"),
+    "slru": Look("#003F63", "p"),
+    "lru_k": Look("#5B8DB8", "h"),
+    "sieve": Look("#117733", "d"),
+    "s3fifo": Look("#44AA99", "8"),
+    "class_lru": Look("#88CCEE", "H"),
+    "least_high_precision": Look("#7A3600", "v"),
+    "hobbit": Look("#AA4499", "s"),
+    "shielded_score": Look("#1F6F94", "^"),
+    "mrs": Look("#999933", "o"),
+    "activation_ratio": Look("#CC6677", "D"),
+    "static": Look("#4D4D4D", "P"),
+    "pinned": Look("#B8A34A", "X"),
+}
+#: For names that are not above, by a hash of the name.
+UNKNOWN = ("#661100", "#6699CC", "#AA4466", "#4477AA", "#228833", "#BB5566", "#004488", "#997700")
+UNKNOWN_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES: tuple[Dash, ...] = tuple(
+    (0, gaps) for gaps in ((5, 1.6), (1.4, 1.4), (6, 1.6, 1.4, 1.6), (9, 3), (3, 1, 1, 1, 1, 1))
+)
+#: Towards white (positive) or black (negative).
+SHADES = (0.25, -0.3, 0.0)
+VARIANTS = tuple(product(SHADES, DASHES))
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """Looks of policies as users spell them, in legend order; a variant whose look is taken gets the next free one."""
+    taken: dict[str, Look] = {}
+    for name in sorted(set(names), key=_legend_order):
+        taken[name] = next((look for look in _candidates(name) if look not in taken.values()), look_of(name))
+    return taken
+
+
+def look_of(name: str) -> Look:
+    """The look of one policy: its name's own colour and marker, a variant's own shade and dash."""
+    return _candidates(name)[0]
+
+
+def _candidates(name: str) -> list[Look]:
+    """Looks of one hue, the preferred one first."""
+    family, _, parameters = name.partition(":")
+    base = KNOWN.get(family) or _hashed(family)
+    if not parameters:
+        return [base]
+    first = _hash(parameters) % len(VARIANTS)
+    return [
+        replace(base, colour=_shaded(base.colour, shade), dash=dash)
+        for shade, dash in (*VARIANTS[first:], *VARIANTS[:first])
+    ]
+
+
+def _hashed(name: str) -> Look:
+    number = _hash(name)
+    return Look(
+        UNKNOWN[number % len(UNKNOWN)], UNKNOWN_MARKERS[number // len(UNKNOWN) % len(UNKNOWN_MARKERS)]
+    )
+
+
+def _hash(text: str) -> int:
+    """Python's own hash of a text differs from process to process."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def _legend_order(name: str) -> tuple[int, str]:
+    family = name.partition(":")[0]
+    return (list(KNOWN).index(family) if family in KNOWN else len(KNOWN), name)
+
+
+def _shaded(colour: str, shade: float) -> str:
+    target = 255 if shade > 0 else 0
+    channels = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(channel + (target - channel) * abs(shade)):02X}" for channel in channels)

@@ -1,0 +1,42 @@
+"""Progress: a bar on a terminal, a plain line now and then elsewhere. On stderr, so that output can be piped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from analysis.tables import console
+
+SECONDS_BETWEEN_LINES = 10
+
+
+@contextmanager
+def progress(total: int, what: str) -> Iterator[Callable[[], None]]:
+    """Yields a function to call after each of `total` pieces of work; one piece shows nothing."""
+    if total <= 2:
+        yield lambda: None
+    elif sys.stderr.isatty():
+        with Progress(
+            TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console(stderr=True)
+        ) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda: bar.advance(task)
+    else:
+        yield _lines(total, what)
+
+
+def _lines(total: int, what: str) -> Callable[[], None]:
+    done, said = 0, time.monotonic()
+
+    def advance() -> None:
+        nonlocal done, said
+        done += 1
+        if done == total or time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            print(f"{done}/{total} {what}", file=sys.stderr)
+
+    return advance

@@ -1,0 +1,147 @@
+"""Result files become frames: one nested row per configuration, or tidy rows of numbers beside their configuration.
+
+A tidy frame has a column per configuration field, per fact of `ABOUT_FIELDS` and per counter. One counter has the name
+of a configuration field, so it is renamed: `capacity` is what the user asked for, `capacity_misses` the misses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import polars as pl
+
+from analysis.errors import AnalysisError, unknown
+from simulator.result import COUNTERS
+
+ROWS_VERSION = 1  #: the newest layout that this code reads
+RENAMED = {"capacity": "capacity_misses"}
+COUNTER_COLUMNS = tuple(RENAMED.get(name, name) for name in COUNTERS)
+ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
+#: What every part must hold: nested column -> the fields that are read by name.
+NEEDED: dict[str, tuple[str, ...]] = {
+    "config": ("eviction", "prefetch", "miss", "routing", "capacity", "platform", "contract", "scope", "passes"),
+    "about": (*ABOUT_FIELDS, "policies"),
+    "totals": (*COUNTERS, "time_ns"),
+    "bounds": ("belady_hits", "accesses", "compulsory"),
+    "per_layer": ("layer", "phase", *COUNTERS),
+    "per_request": ("request", "ttft_ns", "decode_ns", "decode_passes", *COUNTERS),
+}
+
+
+def load(folder: Path) -> pl.DataFrame:
+    """Every `part-*.parquet` of `folder`, one nested row per configuration, in the order of their file names.
+
+    Raises AnalysisError if there is none, or naming the part that is broken, foreign or newer than this code.
+    """
+    paths = sorted(folder.glob("part-*.parquet"))
+    if not paths:
+        raise AnalysisError(f"no results in {folder}; make some with: moereplay replay TRACE --out {folder}")
+    parts = [_part(path) for path in paths]
+    for path, part in zip(paths, parts, strict=True):
+        if part.schema != parts[0].schema:
+            raise AnalysisError(f"{path} has other columns than {paths[0].name}; keep one version's results per folder")
+    return pl.concat(parts)
+
+
+def runs(frame: pl.DataFrame) -> pl.DataFrame:
+    """One tidy row per configuration: its totals, `time_ns`, and its bounds as `bound_*` (null if not computed)."""
+    totals = pl.col("totals").struct
+    bounds = [pl.col("bounds").struct.field(name).alias(f"bound_{name}") for name in ("belady_hits", "accesses")]
+    return frame.select(
+        *_identifying(frame),
+        *(totals.field(name).alias(RENAMED.get(name, name)) for name in (*COUNTERS, "time_ns")),
+        *bounds,
+        pl.col("bounds").struct.field("compulsory").alias("bound_compulsory"),
+    )
+
+
+def layers(frame: pl.DataFrame) -> pl.DataFrame:
+    """One tidy row per configuration, layer and phase ("prefill", "decode"); a phase without steps has no row."""
+    return _exploded(frame, "per_layer")
+
+
+def requests(frame: pl.DataFrame) -> pl.DataFrame:
+    """One tidy row per configuration and request, in run order; times in ns, `ttft_ns` null without a prefill."""
+    return _exploded(frame, "per_request")
+
+
+def only(frame: pl.DataFrame, **wanted: str | Collection[str]) -> pl.DataFrame:
+    """The configurations whose fields have one of the wanted values: `only(frame, contract="atomic")`.
+
+    `trace` takes the beginning of a digest. Raises AnalysisError naming the field, or the values it has.
+    """
+    for field, values in wanted.items():
+        if field not in fields(frame):
+            raise unknown("configuration field", field, fields(frame))
+        allowed = [values] if isinstance(values, str) else list(values)
+        kept = frame.filter(_matches(frame, field, allowed))
+        if kept.is_empty():
+            found = ", ".join(sorted(set(frame.select(_column(frame, field).cast(pl.String)).to_series())))
+            raise AnalysisError(f"no result has {field} = {' or '.join(allowed)}; found {found}")
+        frame = kept
+    return frame
+
+
+def fields(frame: pl.DataFrame) -> list[str]:
+    """What tells configurations apart, most telling first: model and trace, then the configuration's fields."""
+    return ["model", "trace", *_inner(frame.schema["config"]), "semantics"]
+
+
+def _part(path: Path) -> pl.DataFrame:
+    try:
+        part = pl.read_parquet(path, glob=False)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
+        raise AnalysisError(f"{path} is no readable Parquet file; delete it and replay again") from None
+    version = part["rows_version"].max() if part.schema.get("rows_version") == pl.Int64 else None
+    if isinstance(version, int) and version > ROWS_VERSION:
+        raise AnalysisError(f"{path} has rows_version {version}, newer than {ROWS_VERSION}; upgrade moereplay to read it")
+    missing = _missing(part)
+    if version is None or missing:
+        raise AnalysisError(f"{path} holds no replay results ({missing or 'rows_version'} is missing); move it elsewhere")
+    return part
+
+
+def _missing(part: pl.DataFrame) -> str:
+    """The first column or field that a result has and this part has not, or an empty text."""
+    for column, needed in NEEDED.items():
+        if absent := [name for name in needed if name not in _inner(part.schema.get(column))]:
+            return f"{column}.{absent[0]}"
+    return ""
+
+
+def _inner(dtype: pl.DataType | None) -> list[str]:
+    """Field names of a struct or of a list of structs."""
+    inner = dtype.inner if isinstance(dtype, pl.List) else dtype
+    return [field.name for field in inner.fields] if isinstance(inner, pl.Struct) else []
+
+
+def _exploded(frame: pl.DataFrame, column: str) -> pl.DataFrame:
+    tidy = frame.select(*_identifying(frame), column).explode(column, empty_as_null=False)
+    inner = _inner(frame.schema[column])
+    return tidy.with_columns(pl.col(column).struct.rename_fields([RENAMED.get(name, name) for name in inner])).unnest(
+        column
+    )
+
+
+def _identifying(frame: pl.DataFrame) -> list[pl.Expr]:
+    named = [_column(frame, name).alias(name) for name in _inner(frame.schema["config"])]
+    return named + [pl.col("about").struct.field(name) for name in ABOUT_FIELDS]
+
+
+def _column(frame: pl.DataFrame, field: str) -> pl.Expr:
+    """A field of the configuration or of its surroundings; lists become text, so that they compare and print."""
+    if field in ABOUT_FIELDS:
+        return pl.col("about").struct.field(field)
+    column = pl.col("config").struct.field(field)
+    if field != "warm":
+        return column
+    pair = pl.element().list.eval(pl.element().cast(pl.String)).list.join(":")
+    return column.list.eval(pair).list.join(" ")
+
+
+def _matches(frame: pl.DataFrame, field: str, allowed: list[str]) -> pl.Expr:
+    text = _column(frame, field).cast(pl.String)
+    if field == "trace":
+        return pl.any_horizontal(text.str.starts_with(start) for start in allowed)
+    return text.is_in(allowed)

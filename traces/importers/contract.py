@@ -1,0 +1,182 @@
+"""What an importer is, what it is told, what it gives back, and how a file's own facts become a `Geometry`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from traces.geometry import MODELS
+from traces.importers.sources import digest_of
+from traces.schema import Frozen, Geometry, Header, Provenance, Request, Router, TraceError
+
+
+class Options(Frozen):
+    """What the user adds to a foreign file; every field may be left out if the file says it."""
+
+    model: str | None = None  #: name kept in the provenance
+    geometry: Geometry | None = None  #: sizes of that model
+    expert_bytes: tuple[int, ...] | int | None = None  #: bytes of one expert, for all layers or per layer
+    expert_bits: float | None = Field(default=None, gt=0)  #: precision of those bytes
+    prompt_length: int | None = Field(default=None, ge=0)  #: prompt tokens of every request, at most its length
+    chunk: int | None = Field(default=None, ge=1)  #: tokens after which the recorder cleared its context
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A foreign trace on its way in: the header, and its requests, read as they are taken."""
+
+    header: Header
+    requests: Iterator[Request]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the importer had to assume or leave out; also kept in the trace's provenance."""
+        return self.header.provenance.notes
+
+
+@dataclass(frozen=True)
+class Importer:
+    """One format. `sniff` never raises on a readable path; `read` raises TraceError."""
+
+    name: str
+    summary: str
+    formats: str
+    sniff: Callable[[Path], bool]
+    read: Callable[[Path, Options], Foreign]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a file says about its model; None where it is silent."""
+
+    layers: int
+    k: int
+    highest_id: int
+    experts: int | None = None
+    expert_bytes: tuple[int, ...] | None = None
+    stated: Geometry | None = None  #: a whole geometry carried by the file
+    router: Router | None = None  #: used when nothing else names one
+
+    def __str__(self) -> str:
+        return f"{self.layers} layers, {self.k} of {self.experts or f'at least {self.highest_id + 1}'} experts"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the rows come from; `source` is what the user named, `files` what was read."""
+
+    importer: str
+    source: Path
+    files: list[Path]
+    model: str | None = None
+    revision: str = ""
+    decoding: str = ""
+
+
+def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str]) -> Header:
+    """The header of an imported trace.
+
+    Sizes: `--expert-bytes`, else the file's, else the model's. Raises TraceError if there are none, or if the model
+    asked for contradicts the file; only k may differ, as it can be set at run time, and then the file's is taken.
+    """
+    base = options.geometry or shape.stated
+    if base is not None:
+        _check_agreement(shape, base, options, origin.source)
+    sizes = _sizes(shape, base, options, origin.source)
+    bits = _bits(shape, base, options, sizes)
+    fields: dict[str, object] = base.model_dump() if base else {"router": shape.router or Router()}
+    fields |= {"layers": shape.layers, "k": shape.k, "expert_bytes": sizes, "expert_bits": bits or 16}
+    fields["experts"] = shape.experts or (base.experts if base else shape.highest_id + 1)
+    geometry = _geometry(fields, origin.source)
+    told = [*notes, *_size_notes(shape, base, bits, geometry)]
+    return Header(geometry=geometry, provenance=_provenance(origin, options, told))
+
+
+def _check_agreement(shape: Shape, base: Geometry, options: Options, source: Path) -> None:
+    experts = shape.experts or base.experts
+    if (shape.layers, experts) != (base.layers, base.experts) or shape.highest_id >= base.experts:
+        model = options.model or ("the geometry given" if options.geometry else "its metadata")
+        theirs = f"{base.layers} layers, {base.k} of {base.experts} experts"
+        raise TraceError(f"{source} has {shape}, but {model} has {theirs}; choose the model it was recorded with")
+
+
+def _sizes(shape: Shape, base: Geometry | None, options: Options, source: Path) -> tuple[int, ...]:
+    given = options.expert_bytes
+    if isinstance(given, int):
+        return (given,) * shape.layers
+    if given is not None and len(given) != shape.layers:
+        raise TraceError(
+            f"{source} has {shape.layers} layers, --expert-bytes {len(given)} values; give one, or one per layer"
+        )
+    sizes = given or shape.expert_bytes or (base and base.bytes_at(options.expert_bits or base.expert_bits))
+    if sizes is None:
+        known = f"--model NAME (the nearest known is {_nearest(shape)})"
+        raise TraceError(f"{source} has no expert sizes ({shape}); add {known} or --expert-bytes BYTES")
+    return sizes
+
+
+def _nearest(shape: Shape) -> str:
+    """Name of the known model closest in layers, experts and k."""
+    wanted = (shape.layers, shape.experts or shape.highest_id + 1, shape.k)
+
+    def distance(name: str) -> float:
+        known = MODELS[name].geometry
+        return sum(abs(a - b) / b for a, b in zip(wanted, (known.layers, known.experts, known.k), strict=True))
+
+    return min(sorted(MODELS), key=distance)
+
+
+def _bits(shape: Shape, base: Geometry | None, options: Options, sizes: tuple[int, ...]) -> float | None:
+    """Precision of `sizes`: as told, else where the model has them, else from its parameter count, else None."""
+    if options.expert_bits or base is None:
+        return options.expert_bits
+    if options.expert_bytes is None and (shape.expert_bytes is None or shape.stated is not None):
+        return (shape.stated or base).expert_bits
+    named = [bits for bits, known in base.bytes_by_bits.items() if known == sizes]
+    if named or base.expert_params is None:
+        return named[0] if named else None
+    return round(sum(sizes) / len(sizes) * 8 / base.expert_params, 3)
+
+
+def _geometry(fields: dict[str, object], source: Path) -> Geometry:
+    try:
+        return Geometry.model_validate(fields)
+    except ValidationError as wrong:
+        raise TraceError(f"{source}: {first_fault(wrong)}; check the sizes given") from wrong
+
+
+def first_fault(wrong: ValidationError) -> str:
+    """The first thing pydantic found wrong, in one line: where, and what."""
+    fault = wrong.errors()[0]
+    return ": ".join([*map(str, fault["loc"]), fault["msg"]])
+
+
+def _size_notes(shape: Shape, base: Geometry | None, bits: float | None, geometry: Geometry) -> list[str]:
+    notes = []
+    if base is not None and base.k != shape.k:
+        notes.append(f"the file routes to {shape.k} experts per token where the model's default is {base.k}")
+    if base is None and shape.experts is None:
+        notes.append(f"number of experts not recorded: {geometry.experts} is the highest id + 1")
+    if bits is None:
+        notes.append("precision of the expert bytes not known: taken as 16 bits; --expert-bits tells it")
+    return notes
+
+
+def _provenance(origin: Origin, options: Options, notes: list[str]) -> Provenance:
+    return Provenance(
+        model=options.model or origin.model or "unknown",
+        revision=origin.revision,
+        source=origin.source.resolve().name,
+        source_sha256=digest_of(origin.files),
+        importer=origin.importer,
+        decoding=origin.decoding,
+        notes=tuple(notes),
+    )
+
+
+def prompt_tokens(options: Options, tokens: int, recorded: int) -> int:
+    """Prompt tokens of a request of `tokens`: as told (a shorter request is all prompt), else as recorded."""
+    return recorded if options.prompt_length is None else min(options.prompt_length, tokens)

@@ -1,0 +1,91 @@
+"""The plain formats to bring any other trace into: CSV, or JSON lines, with one line per request, token and layer.
+
+CSV, the names on the first line, whole numbers except the weights:
+
+    request,token,layer,expert_0..expert_{k-1}[,weight_0..weight_{k-1}][,phase]
+
+JSON lines, one object each, the same keys on every line:
+
+    {"request": 0, "token": 0, "layer": 0, "experts": [5, 1], "weights": [0.6, 0.4], "logits": [...], "phase": 0}
+
+`weights`, `logits` and `phase` may be left out. Experts stand in rank order, -1 for "not routed"; `logits` are raw, one
+per expert. Tokens of a request are consecutive, layers count from 0 over MoE layers only, and every token has a line
+for every layer; lines may come in any order. `phase` is 0 for prompt tokens and 1 for decoded ones; without it every
+token counts as decoded. The first line of either may carry the sizes (in CSV after `# `), with the keys of `Geometry`:
+
+    {"moereplay": {"model": "mine", "layers": 2, "experts": 8, "k": 2, "expert_bytes": [1000, 1000]}}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, first_fault, header_for
+from traces.importers.rows import Rows, from_jsonl, from_table, requests_of
+from traces.importers.sources import parse_json, read_lines
+from traces.importers.table import read_table
+from traces.schema import Geometry, TraceError
+
+SUFFIXES = (".csv", ".jsonl")
+METADATA = "moereplay"
+
+
+def sniff(path: Path) -> bool:
+    """Any csv or jsonl file: what no other importer claimed."""
+    return path.is_file() and path.suffix in SUFFIXES
+
+
+def read(path: Path, options: Options) -> Foreign:
+    """Requests by number. Raises TraceError naming the line that is not as documented."""
+    if not sniff(path):
+        raise TraceError(f"{path}: expected a file ending in {' or '.join(SUFFIXES)}")
+    lines = read_lines(path)
+    stated, model = _metadata(path, lines)
+    skip = 1 if stated else 0
+    if len(lines) == skip:
+        raise TraceError(f"{path}: no rows; expected a line per request, token and layer")
+    rows = from_table(read_table(path, lines, skip)) if path.suffix == ".csv" else from_jsonl(path, lines, skip)
+    notes = [] if rows.phase is not None else ["no phase recorded: every token counts as decoded"]
+    header = header_for(_shape(rows, stated), options, Origin(IMPORTER.name, path, [path], model=model), notes)
+    return Foreign(header, requests_of(rows, header.geometry, options))
+
+
+def _metadata(path: Path, lines: list[str]) -> tuple[Geometry | None, str | None]:
+    """Geometry and model name from the first line, if it carries them."""
+    first = lines[0].removeprefix("# ") if lines else ""
+    if not first.startswith("{") or f'"{METADATA}"' not in first:
+        return None, None
+    fields: Any = parse_json(first, f"{path} line 1").get(METADATA)
+    if not isinstance(fields, dict):
+        raise TraceError(f"{path} line 1: {METADATA} is not an object; expected the sizes of the model")
+    model = fields.pop("model", None)
+    try:
+        return Geometry.model_validate(fields), str(model) if model else None
+    except ValidationError as wrong:
+        raise TraceError(f"{path} line 1: {first_fault(wrong)}; expected the sizes of the model") from wrong
+
+
+def _shape(rows: Rows, stated: Geometry | None) -> Shape:
+    experts = stated.experts if stated else None
+    if rows.logits is not None:
+        experts = rows.logits.shape[1]
+    found = np.unique(rows.layer)
+    if found[-1] != len(found) - 1:
+        missing = np.setdiff1d(np.arange(len(found)), found)[0]
+        raise TraceError(f"{rows.file}: rows for layer {found[-1]}, none for {missing}; expected layers from 0 on")
+    layers = max(len(found), stated.layers if stated else 0)
+    sizes = stated.expert_bytes if stated else None
+    return Shape(layers, rows.experts.shape[1], int(rows.experts.max()), experts, sizes, stated)
+
+
+IMPORTER = Importer(
+    name="generic",
+    summary="the documented plain formats for everything else",
+    formats="FILE.csv with request,token,layer,expert_0,... or FILE.jsonl with request, token, layer, experts",
+    sniff=sniff,
+    read=read,
+)

@@ -1,0 +1,134 @@
+"""BigMoeOnEdge `# route_trace v1`: a preamble with the bytes of one expert per layer, then a line per routed expert.
+
+Columns are read by name: `turn,phase,step,layer,slot,expert` are needed, `weight`, `residency`, `dropped` may follow.
+A turn is a request, `step` the absolute position, phase 0 its prompt. Layers are the model's own numbers; those
+without rows are dense and left out. Cells without a line, or with expert -1, were not routed: llama.cpp computes the
+last layer for the last prompt token only. A dropped expert was routed but never read: it stays among the chosen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+import numpy as np
+
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from traces.importers.grid import Grid, Keys, grids, prompt_of
+from traces.importers.sources import read_lines
+from traces.importers.table import Table, read_table, require
+from traces.schema import Request, TraceError
+
+MAGIC = "# route_trace"
+VERSION = "v1"
+NEEDED = ("turn", "phase", "step", "layer", "slot", "expert")
+
+
+@dataclass(frozen=True)
+class Preamble:
+    """The static facts of a run; `expert_bytes` by the model's layer number."""
+
+    model: str
+    experts: int
+    k: int
+    expert_bytes: dict[int, int]
+
+
+def sniff(path: Path) -> bool:
+    """A file that begins with the format's name."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC.encode()
+
+
+def read(path: Path, options: Options) -> Foreign:
+    """A request per turn, with gate weights and residency. Raises TraceError naming the line that is wrong."""
+    if not sniff(path):
+        raise TraceError(f"{path}: does not begin with {MAGIC!r}; expected a BigMoeOnEdge route trace")
+    lines = read_lines(path)
+    header = next((index for index, line in enumerate(lines) if not line.startswith("#")), len(lines) - 1)
+    preamble = _preamble(path, lines[:header])
+    table = read_table(path, lines, header)
+    require(table, *NEEDED)
+    columns = _columns(table)
+    layers = np.unique(columns["layer"])
+    shape = _shape(preamble, columns, layers, path)
+    notes = _notes(table, columns, len(preamble.expert_bytes) - len(layers))
+    foreign = header_for(shape, options, Origin(IMPORTER.name, path, [path], model=preamble.model), notes)
+    return Foreign(foreign, _requests(columns, table, shape, layers, options))
+
+
+def _preamble(path: Path, lines: list[str]) -> Preamble:
+    if not lines or lines[0].split()[-1] != VERSION:
+        raise TraceError(f"{path} line 1: {lines[0] if lines else ''!r}; expected '{MAGIC} {VERSION}'")
+    text = "\n".join(lines)
+    facts = re.search(r"^# model=(.*) arch=.* n_expert=(\d+) n_expert_used=(\d+)", text, re.MULTILINE)
+    sizes = re.findall(r"^# layer=(\d+) expert_bytes=(\d+)", text, re.MULTILINE)
+    if facts is None:
+        raise TraceError(f"{path} line 2: expected '# model=... arch=... n_layer=... n_expert=... n_expert_used=...'")
+    # the recorder writes its own absolute path
+    model = PurePath(facts[1]).name
+    return Preamble(model, int(facts[2]), int(facts[3]), {int(layer): int(size) for layer, size in sizes})
+
+
+def _shape(preamble: Preamble, columns: dict[str, np.ndarray], layers: np.ndarray, path: Path) -> Shape:
+    slots = int(columns["slot"].max()) + 1
+    if slots != preamble.k:
+        raise TraceError(f"{path}: {slots} slots per token; expected {preamble.k}, the n_expert_used of the preamble")
+    sizes = tuple(preamble.expert_bytes.get(layer, 0) for layer in layers.tolist())
+    return Shape(len(layers), slots, int(columns["expert"].max()), preamble.experts, sizes if all(sizes) else None)
+
+
+def _notes(table: Table, columns: dict[str, np.ndarray], silent_layers: int) -> list[str]:
+    notes = []
+    if silent_layers > 0:
+        notes.append(f"{silent_layers} layers of the preamble have no rows (dense): left out")
+    if "weight" in table and "weight" not in columns:
+        notes.append("weights left out: the recorder could not see them all")
+    dropped = int(table.whole("dropped").sum()) if "dropped" in table else 0
+    if dropped:
+        notes.append(f"{dropped} experts were dropped by the recorder's policy; kept among the chosen")
+    return notes
+
+
+def _columns(table: Table) -> dict[str, np.ndarray]:
+    """The columns that are used, by name; rows with expert -1 weigh 0 and have no residency."""
+    columns = {name: table.whole(name) for name in NEEDED[:-1]} | {"expert": table.whole("expert", least=-1)}
+    routed = columns["expert"] >= 0
+    if "weight" in table and np.isfinite(table.numbers("weight")[routed]).all():
+        columns["weight"] = np.where(routed, table.numbers("weight"), 0)
+    if "residency" in table:
+        columns["residency"] = np.where(routed, table.whole("residency", least=-1), -1)
+    return columns
+
+
+def _requests(
+    columns: dict[str, np.ndarray], table: Table, shape: Shape, layers: np.ndarray, options: Options
+) -> Iterator[Request]:
+    cell = np.searchsorted(layers, columns["layer"]) * shape.k + columns["slot"]
+    place = str(table.file)
+    for grid in grids(Keys(columns["turn"], columns["step"], cell, shape.layers * shape.k, table.lines, place)):
+        yield _request(columns, grid, shape, place, options)
+
+
+def _request(columns: dict[str, np.ndarray], grid: Grid, shape: Shape, place: str, options: Options) -> Request:
+    def rows(name: str, absent: int) -> np.ndarray | None:
+        return grid.dense(columns[name], absent).reshape(chosen.shape) if name in columns else None
+
+    chosen = grid.dense(columns["expert"], -1).reshape(grid.tokens, shape.layers, shape.k)
+    # layers may lack rows, so a token's phase is the largest any of its rows gives
+    prompt = prompt_of(grid.dense(columns["phase"], -1).max(1), grid.request, place)
+    prompt = prompt_tokens(options, grid.tokens, prompt)
+    return Request(chosen, prompt, weights=rows("weight", 0), residency=rows("residency", -1))
+
+
+IMPORTER = Importer(
+    name="route_trace",
+    summary="BigMoeOnEdge runs on a phone: ids, gate weights, sizes per layer, real residency",
+    formats="FILE.csv that begins with '# route_trace v1'",
+    sniff=sniff,
+    read=read,
+)

@@ -1,0 +1,144 @@
+"""The numbers that say what a trace is like: how evenly experts are used, how much is reused, how much foreseen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from traces.overlap import shared
+from traces.routers import choice_scores
+from traces.schema import LOOKAHEAD, Geometry, Trace
+
+WINDOWS = (8, 64, 512)  #: tokens
+BLOCK_BYTES = 64 * 2**20  #: of the (tokens, L, E) table of uses held at a time
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """One layer. Dicts hold only what the trace is long or deep enough for."""
+
+    entropy: float  #: of expert use, as a share of log E: 1 is even use
+    imbalance: float  #: uses of the busiest expert over the mean
+    reuse: float  #: share of a token's experts that the next token of the request uses again
+    distinct: dict[int, float]  #: window of tokens -> mean number of experts used in it
+    recall: dict[int, float]  #: depth d -> share of layer l + d's chosen within the top k of this layer's look-ahead
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A trace in figures; bytes are of all experts of all layers at the stored precision."""
+
+    geometry: Geometry
+    requests: int
+    tokens: int
+    prompt_tokens: int
+    bytes_of_experts: int
+    capabilities: tuple[str, ...]
+    chance: float  #: k / E, the reuse of tokens that have nothing in common
+    layers: tuple[LayerSummary, ...]
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens after the prompts."""
+        return self.tokens - self.prompt_tokens
+
+    @property
+    def reuse(self) -> float:
+        """Adjacent-token reuse, mean over layers."""
+        return float(np.mean([layer.reuse for layer in self.layers]))
+
+
+@dataclass
+class Tally:
+    """Sums per layer, added up block by block."""
+
+    uses: np.ndarray  #: (L, E)
+    reused: np.ndarray  #: (L,)
+    reusable: np.ndarray  #: (L,)
+    distinct: dict[int, np.ndarray] = field(default_factory=dict)
+    windows: dict[int, int] = field(default_factory=dict)
+    foreseen: dict[int, np.ndarray] = field(default_factory=dict)  #: depth -> (L - d,)
+    foreseeable: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+def summarise(trace: Trace) -> Summary:
+    """Figures of a whole trace, read in blocks; requests are never mixed. Raises TraceError on damaged rows."""
+    geometry = trace.geometry
+    reused, reusable = np.zeros((2, geometry.layers), np.int64)
+    tally = Tally(np.zeros((geometry.layers, geometry.experts), np.int64), reused, reusable)
+    for start, stop, first in _blocks(trace):
+        # one token more in front, so that reuse is counted across the border of two blocks
+        rows = trace.read("chosen", max(start - 1, first), stop)
+        chosen = rows[len(rows) - (stop - start) :]
+        _count_reuse(tally, rows)
+        _count_use(tally, chosen, geometry.experts)
+        _count_foreseen(tally, trace, chosen, start)
+    return Summary(
+        geometry=geometry,
+        requests=trace.requests,
+        tokens=trace.tokens,
+        prompt_tokens=int(trace.prompt_lengths.sum()),
+        bytes_of_experts=sum(geometry.expert_bytes) * geometry.experts,
+        capabilities=tuple(sorted(trace.capabilities)),
+        chance=geometry.k / geometry.experts,
+        layers=tuple(_layer(tally, layer) for layer in range(geometry.layers)),
+    )
+
+
+def _blocks(trace: Trace) -> Iterator[tuple[int, int, int]]:
+    """Start, stop and first token of the request, for pieces of requests that hold whole windows."""
+    longest = WINDOWS[-1]
+    fits = BLOCK_BYTES // (trace.geometry.layers * trace.geometry.experts)
+    size = max(fits // longest, 1) * longest
+    for first, last in zip(trace.request_offsets[:-1].tolist(), trace.request_offsets[1:].tolist(), strict=True):
+        for start in range(first, last, size):
+            yield start, min(start + size, last), first
+
+
+def _count_use(tally: Tally, chosen: np.ndarray, experts: int) -> None:
+    """Uses per expert, and distinct experts in whole windows side by side."""
+    tokens, layers, _ = chosen.shape
+    table = np.zeros((tokens, layers, experts + 1), bool)  # the last column takes the -1s
+    np.put_along_axis(table, chosen.astype(np.intp), True, -1)
+    used = table[..., :experts]
+    tally.uses += used.sum(0)
+    for window in WINDOWS:
+        whole = tokens // window
+        if whole:
+            seen = used[: whole * window].reshape(whole, window, layers, experts).any(1).sum((0, 2))
+            tally.distinct[window] = tally.distinct.get(window, 0) + seen
+            tally.windows[window] = tally.windows.get(window, 0) + whole
+
+
+def _count_reuse(tally: Tally, chosen: np.ndarray) -> None:
+    tally.reused += shared(chosen[1:], chosen[:-1]).sum(0)
+    tally.reusable += (chosen[:-1] >= 0).sum((0, 2))
+
+
+def _count_foreseen(tally: Tally, trace: Trace, chosen: np.ndarray, start: int) -> None:
+    """Experts of layer l + d among the k that its gate ranks highest on the residual of layer l."""
+    geometry = trace.geometry
+    for depth in range(1, min(trace.header.lookahead_depth, geometry.layers - 1) + 1):
+        rows = trace.read(f"{LOOKAHEAD}{depth}", start, start + len(chosen))[:, :-depth]
+        bias = None if trace.router_bias is None else trace.router_bias[depth:]
+        scores = choice_scores(geometry.router, rows, bias)
+        best = np.argpartition(scores, geometry.experts - geometry.k, axis=-1)[..., -geometry.k :]
+        hits, all_ = shared(best, chosen[:, depth:]).sum(0), (chosen[:, depth:] >= 0).sum((0, 2))
+        tally.foreseen[depth] = tally.foreseen.get(depth, 0) + hits
+        tally.foreseeable[depth] = tally.foreseeable.get(depth, 0) + all_
+
+
+def _layer(tally: Tally, layer: int) -> LayerSummary:
+    uses = tally.uses[layer]
+    shares = uses[uses > 0] / max(uses.sum(), 1)
+    even = np.log(len(uses)) if len(uses) > 1 else 1.0
+    depths = [depth for depth, hits in tally.foreseen.items() if layer < len(hits)]
+    return LayerSummary(
+        entropy=float(-(shares * np.log(shares)).sum() / even),
+        imbalance=float(uses.max() / max(uses.mean(), 1e-12)),
+        reuse=float(tally.reused[layer] / max(tally.reusable[layer], 1)),
+        distinct={window: float(seen[layer] / tally.windows[window]) for window, seen in tally.distinct.items()},
+        recall={d: float(tally.foreseen[d][layer] / max(tally.foreseeable[d][layer], 1)) for d in depths},
+    )
