@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +40,7 @@ def import_(
     expert_bits: Annotated[float | None, typer.Option(help="Precision of those bytes.")] = None,
     prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Tokens after which the recorder cleared its context.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Import the first N requests only.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted import.")] = False,
 ) -> None:
     """Turn another tool's routing trace into a trace of ours."""
@@ -63,7 +65,7 @@ def import_(
         first = error.errors()[0]
         raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
     foreign = importers.read(source, settings, format)
-    trace = write_trace(out, foreign.header, foreign.requests, resume=resume)
+    trace = write_trace(out, foreign.header, islice(foreign.requests, limit), resume=resume)
     for note in foreign.notes:
         _say(f"note: {note}")
     _say(f"wrote {out}: {trace.requests:,} requests, {trace.tokens:,} tokens, digest {trace.digest[:12]}")
@@ -191,7 +193,7 @@ def replay(
     _one_only(configs, as_json, events)
     outcomes: list[Outcome] = []
     with _progress(configs) as advance:
-        for outcome in run_grid(opened, configs, workers, log=events is not None, done=advance):
+        for outcome in run_grid(opened, configs, workers, bool(events), bounded=not as_json, done=advance):
             outcomes.append(outcome)
             if out:
                 write_part(out, *outcome)
@@ -332,12 +334,13 @@ def _unexpected(kind: type[BaseException], error: BaseException, _: object) -> N
 
 def main() -> None:
     """Run a verb. Exit code 2 and one line for anything that the user can mend; tracebacks only with --debug."""
+    command = typer.main.get_command(app)  # app() would install an excepthook of its own
     if "--debug" in sys.argv:
         sys.argv.remove("--debug")
-        app()
+        command()
     sys.excepthook = _unexpected
     try:
-        app()
+        command()
     except SystemExit:  # typer has said what there was to say
         raise
     except BrokenPipeError:  # the reader of a pipe has seen enough

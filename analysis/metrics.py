@@ -120,7 +120,9 @@ def _predictor_recall(frame: pl.DataFrame) -> pl.Series:
     )
     chances = pl.min_horizontal("layer", "depth") * pl.col("accesses")
     recall = rows.group_by("identity").agg(_quotient(pl.col("predicted_demanded").sum(), chances.sum()).alias("recall"))
-    return runs(frame).join(recall, on="identity", how="left", maintain_order="left")["recall"].alias("predictor_recall")
+    return (
+        runs(frame).join(recall, on="identity", how="left", maintain_order="left")["recall"].alias("predictor_recall")
+    )
 
 
 def _total(names: tuple[str, ...]) -> pl.Expr:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 #: Reasons of a miss.
 COMPULSORY, CAPACITY, COLLISION = "#D4D7DA", "#6F8FAF", "#C8322B"
@@ -29,7 +30,7 @@ class Look:
     marker: str
     dash: Dash = SOLID
 
-    def line(self) -> dict[str, object]:
+    def line(self) -> dict[str, Any]:
         """Keyword arguments of a matplotlib line."""
         return {"color": self.colour, "marker": self.marker, "linestyle": self.dash}
 
@@ -64,7 +65,7 @@ KNOWN: dict[str, Look] = {
 UNKNOWN = ("#661100", "#6699CC", "#AA4466", "#4477AA", "#228833", "#BB5566", "#004488", "#997700")
 UNKNOWN_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Dash, ...] = tuple(
-    (0, gaps) for gaps in ((5, 1.6), (1.4, 1.4), (6, 1.6, 1.4, 1.6), (9, 3), (3, 1, 1, 1, 1, 1))
+    (0, gaps) for gaps in ((5, 1.6), (1.4, 1.4), (6, 1.6, 1.4, 1.6), (7.5, 2.5), (3, 1, 1, 1, 1, 1))
 )
 #: Towards white (positive) or black (negative).
 SHADES = (0.25, -0.3, 0.0)
@@ -99,9 +100,7 @@ def _candidates(name: str) -> list[Look]:
 
 def _hashed(name: str) -> Look:
     number = _hash(name)
-    return Look(
-        UNKNOWN[number % len(UNKNOWN)], UNKNOWN_MARKERS[number // len(UNKNOWN) % len(UNKNOWN_MARKERS)]
-    )
+    return Look(UNKNOWN[number % len(UNKNOWN)], UNKNOWN_MARKERS[number // len(UNKNOWN) % len(UNKNOWN_MARKERS)])
 
 
 def _hash(text: str) -> int:

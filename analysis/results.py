@@ -18,6 +18,8 @@ ROWS_VERSION = 1  #: the newest layout that this code reads
 RENAMED = {"capacity": "capacity_misses"}
 COUNTER_COLUMNS = tuple(RENAMED.get(name, name) for name in COUNTERS)
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
+#: Fields that lead a table.
+LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
 #: What every part must hold: nested column -> the fields that are read by name.
 NEEDED: dict[str, tuple[str, ...]] = {
     "config": ("eviction", "prefetch", "miss", "routing", "capacity", "platform", "contract", "scope", "passes"),
@@ -38,8 +40,10 @@ def load(folder: Path) -> pl.DataFrame:
     if not paths:
         raise AnalysisError(f"no results in {folder}; make some with: moereplay replay TRACE --out {folder}")
     parts = [_part(path) for path in paths]
+    _check_columns(paths[0], parts[0].schema)
     for path, part in zip(paths, parts, strict=True):
         if part.schema != parts[0].schema:
+            _check_columns(path, part.schema)
             raise AnalysisError(f"{path} has other columns than {paths[0].name}; keep one version's results per folder")
     return pl.concat(parts)
 
@@ -84,8 +88,8 @@ def only(frame: pl.DataFrame, **wanted: str | Collection[str]) -> pl.DataFrame:
 
 
 def fields(frame: pl.DataFrame) -> list[str]:
-    """What tells configurations apart, most telling first: model and trace, then the configuration's fields."""
-    return ["model", "trace", *_inner(frame.schema["config"]), "semantics"]
+    """What tells configurations apart, most telling first."""
+    return list(dict.fromkeys([*LEADING, *_inner(frame.schema["config"]), "semantics"]))
 
 
 def _part(path: Path) -> pl.DataFrame:
@@ -94,20 +98,24 @@ def _part(path: Path) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
         raise AnalysisError(f"{path} is no readable Parquet file; delete it and replay again") from None
     version = part["rows_version"].max() if part.schema.get("rows_version") == pl.Int64 else None
-    if isinstance(version, int) and version > ROWS_VERSION:
-        raise AnalysisError(f"{path} has rows_version {version}, newer than {ROWS_VERSION}; upgrade moereplay to read it")
-    missing = _missing(part)
-    if version is None or missing:
-        raise AnalysisError(f"{path} holds no replay results ({missing or 'rows_version'} is missing); move it elsewhere")
+    if not isinstance(version, int):
+        raise _foreign(path, "rows_version")
+    if version > ROWS_VERSION:
+        raise AnalysisError(
+            f"{path} has rows_version {version}, newer than {ROWS_VERSION}; upgrade moereplay to read it"
+        )
     return part
 
 
-def _missing(part: pl.DataFrame) -> str:
-    """The first column or field that a result has and this part has not, or an empty text."""
+def _check_columns(path: Path, schema: pl.Schema) -> None:
     for column, needed in NEEDED.items():
-        if absent := [name for name in needed if name not in _inner(part.schema.get(column))]:
-            return f"{column}.{absent[0]}"
-    return ""
+        found = set(_inner(schema.get(column)))
+        if absent := [name for name in needed if name not in found]:
+            raise _foreign(path, f"{column}.{absent[0]}")
+
+
+def _foreign(path: Path, missing: str) -> AnalysisError:
+    return AnalysisError(f"{path} holds no replay results ({missing} is missing); move it elsewhere")
 
 
 def _inner(dtype: pl.DataType | None) -> list[str]:

@@ -37,13 +37,15 @@ def parse(kind: str, text: str) -> Chosen:
     """The policy that `text` spells. Raises PolicyError naming the policy, the parameter and what it allows."""
     name, *settings = text.strip().split(":")
     policy = policies.load(kind, name)
-    params: dict[str, Any] = {param.name: param.default for param in policy.params}
+    given: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise PolicyError(f"{kind} {name}: {setting!r} is no key=value; write {name}:key=value")
-        params[key] = _value(policy, _parameter(policy, key), value)
-    return Chosen(policy, params)
+        if key in given:
+            raise PolicyError(f"{kind} {name}: {key} is given twice; keep one")
+        given[key] = _value(policy, _parameter(policy, key), value)
+    return Chosen(policy, {param.name: param.default for param in policy.params} | given)
 
 
 def parse_list(kind: str, text: str) -> list[Chosen]:
@@ -71,5 +73,8 @@ def _value(policy: Policy, param: Parameter, text: str) -> Any:
 
 def _spell(value: Any) -> str:
     if isinstance(value, tuple):
-        return "/".join(f"{number:.12g}" for number in value)
-    return value if isinstance(value, str) else f"{value:.12g}"
+        return "/".join(map(_spell, value))
+    if isinstance(value, str):
+        return value
+    short = f"{value:.12g}"
+    return short if float(short) == value else f"{value:.17g}"  # 17 digits tell any two floats apart

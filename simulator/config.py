@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from policies.contract import PolicyError
 from policies.grammar import Chosen, parse
 from simulator.errors import ConfigError
+from simulator.platform import platform
 from traces.passes import parse_passes
 from traces.schema import Trace, TraceError, canonical
 
@@ -61,8 +62,12 @@ class ReplayConfig(BaseModel):
         return self.model_dump(mode="json") | {kind: getattr(chosen, kind).text(full=True) for kind in KINDS}
 
     def identity(self, trace: Trace) -> str:
-        """A hash of everything that a result depends on: configuration, trace and semantics."""
-        document = [SEMANTICS_VERSION, trace.digest, self.spelled_out()]
+        """A hash of everything that a result depends on: configuration, the platform's figures, trace and semantics.
+
+        Raises ConfigError if the platform cannot be read.
+        """
+        machine = platform(self.platform).figures()
+        document = [SEMANTICS_VERSION, trace.digest, self.spelled_out() | {"platform": machine}]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
 

@@ -19,7 +19,7 @@ from traces.schema import Trace
 from traces.store import open_trace
 
 Bound = Mapping[str, int]
-Outcome = tuple[Result, Bound]
+Outcome = tuple[Result, Bound | None]
 
 
 def expand(lists: Mapping[str, str], fixed: Mapping[str, object]) -> list[ReplayConfig]:
@@ -43,13 +43,18 @@ def bound_of(config: ReplayConfig) -> ReplayConfig:
 
 
 def run_grid(
-    trace: Trace, configs: Sequence[ReplayConfig], workers: int = 1, log: bool = False, done: Callable[[], None] = lambda: None
+    trace: Trace,
+    configs: Sequence[ReplayConfig],
+    workers: int = 1,
+    log: bool = False,
+    bounded: bool = True,
+    done: Callable[[], None] = lambda: None,
 ) -> Iterator[Outcome]:
-    """Replay every configuration, in order, with its bound; `done` is called after each replay.
+    """Replay every configuration, in order, with its bound if `bounded`; `done` is called after each replay.
 
     All are checked before the first runs. Raises ConfigError, PolicyError or TraceError.
     """
-    bounds = list(dict.fromkeys(bound_of(config) for config in configs))
+    bounds = list(dict.fromkeys(bound_of(config) for config in configs)) if bounded else []
     for config in [*configs, *bounds]:
         plan(trace, config)
     for passes in {config.passes for config in configs}:
@@ -57,7 +62,7 @@ def run_grid(
     results = _replays(trace, [*bounds, *configs], workers, log, done)
     known = {config: _bound(next(results)) for config in bounds}
     for config, result in zip(configs, results, strict=True):
-        yield result, known[bound_of(config)]
+        yield result, known.get(bound_of(config))
 
 
 def replays_needed(configs: Sequence[ReplayConfig]) -> int:

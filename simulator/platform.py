@@ -82,6 +82,10 @@ class Platform(Frozen):
     compute: Compute
     cpu: Compute | None = None
 
+    def figures(self) -> dict[str, object]:
+        """What a replay's times depend on, whatever the machine is called."""
+        return self.model_dump(mode="json", include={"link", "compute", "cpu"})
+
     def row(self) -> dict[str, object]:
         """One line of `moereplay platforms`."""
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from policies.contract import PolicyError
@@ -90,7 +91,9 @@ def _tiers(geometry: Geometry, chosen: PolicySet) -> tuple[tuple[int, ...], ...]
 
 
 def _check_warm(config: ReplayConfig, geometry: Geometry) -> None:
-    for layer, expert in config.warm:
+    for (layer, expert), times in Counter(config.warm).items():
+        if times > 1:
+            raise ConfigError(f"warm names expert {expert} of layer {layer} {times} times")
         if not (0 <= layer < geometry.layers and 0 <= expert < geometry.experts):
             raise ConfigError(
                 f"warm names expert {expert} of layer {layer}; the model has {geometry.layers} layers of {geometry.experts}"

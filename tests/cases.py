@@ -152,9 +152,9 @@ def replay_lists(
 def _plan(requests: Sequence[Prompted], size: int) -> Iterator[tuple[int, int, Sequence[Token]]]:
     """(request, phase, tokens) of every pass; `size` prompt tokens go together, 0 is all of them."""
     for index, request in enumerate(requests):
-        for start in range(0, request.prompt, size or request.prompt):
-            stop = min(start + (size or request.prompt), request.prompt)
-            yield index, PREFILL, request.tokens[start:stop]
+        together = size or max(request.prompt, 1)
+        for start in range(0, request.prompt, together):
+            yield index, PREFILL, request.tokens[start : min(start + together, request.prompt)]
         for token in request.tokens[request.prompt :]:
             yield index, DECODE, [token]
 
@@ -185,4 +185,3 @@ def _with_future(unions: list[Union], geometry: Geometry) -> tuple[list[Union], 
 
 def _descending(scores: Sequence[int]) -> list[int]:
     return sorted(range(len(scores)), key=lambda e: (-scores[e], e))
-

@@ -15,6 +15,8 @@ from policies.contract import COPY, EXPERT, NOW, Own, Policy, Step
 TABLES = ("now", "experts", "copies", "own")
 AT_GATE = ("now", "step", "experts", "copies", "own")
 INT, NOTHING, YES_NO = numba.int64, numba.void, numba.boolean
+#: Compiled code would cut a float or a bool to an integer without a word, so the Python result must be exact.
+PYTHON_TYPES = {INT: int, NOTHING: type(None), YES_NO: bool}
 
 
 class Signature(NamedTuple):
@@ -140,6 +142,7 @@ def twin(name: str, hook: FunctionType) -> Callable:
         before = [as_arrays(name, *pair) for pair in zip(names, arguments, strict=True)]
         result = hook(*arguments)
         after = [as_arrays(name, *pair) for pair in zip(names, arguments, strict=True)]
+        assert type(result) is PYTHON_TYPES[SIGNATURES[name].result], f"{name} returns {result!r}"
         assert compiled(name, hook)(*machine) == result
         for argument, was, python, fast in zip(names, before, after, machine, strict=True):
             assert same(python, fast), f"{name}: {argument} differs between Python and compiled code"

@@ -11,7 +11,7 @@ from simulator.config import ReplayConfig, configure
 from simulator.platform import Link, Measured, Platform, Times
 from simulator.reference.bound import Shape
 from simulator.reference.engine import Setting, run
-from simulator.reference.ledger import Ledger
+from simulator.result import Event, Row
 from simulator.source import Pass, TraceSource
 from traces.routers import weigh
 from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
@@ -90,16 +90,16 @@ class Recording(TraceSource):
 
 
 class Outcome(NamedTuple):
-    """A finished small replay."""
+    """A finished small replay; equal outcomes made the same decisions at the same times."""
 
-    ledger: Ledger
-    end: int
-    ran: list[list[list[int]]]
+    totals: Row
+    events: list[Event]
+    ran: list[list[list[int]]]  #: steps -> tokens -> ids
 
     @property
     def accesses(self) -> list[Access]:
         """Every access in order; a late one is no hit."""
-        log = [event for event in self.ledger.events if event.kind in VERDICTS]
+        log = [event for event in self.events if event.kind in VERDICTS]
         return [Access(event.step_pass, event.layer, event.expert, event.kind == "hits") for event in log]
 
     @property
@@ -135,7 +135,7 @@ def replayed(trace: Trace, slots: int, times: Nanoseconds | None = None, **setti
     machine = Times(_platform(times or Nanoseconds()), geometry, tiers)
     pools = _pools(config, geometry, slots)
     ledger, end = run(source, Setting(config, Shape(geometry, tiers), machine, pools, log=True))
-    return Outcome(ledger, end, source.ran)
+    return Outcome(ledger.totals(end), ledger.events, source.ran)
 
 
 def _pools(config: ReplayConfig, geometry: Geometry, slots: int) -> tuple[int, ...]:

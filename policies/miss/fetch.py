@@ -1,8 +1,8 @@
 """Fetch: wait for every missing expert, as stored or at one precision."""
 
-from policies.contract import Miss, Numbers
+from policies.contract import Miss, Number
 
-PARAMS = (Numbers("bits", (0,), 0, 32),)
+PARAMS = (Number("bits", 0, 0, 32),)
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
@@ -13,7 +13,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 def bits(params):
     """The one precision; 0 is the trace's own."""
-    return () if params["bits"] == (0,) else params["bits"][:1]
+    return () if params["bits"] == 0 else (params["bits"],)
 
 
 POLICY = Miss(

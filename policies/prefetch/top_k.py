@@ -11,7 +11,7 @@ PARAMS = (
     Choice("source", "next_gate", ("next_gate", "current_gate")),
 )
 FACTOR, DEPTH = slot(PARAMS, "factor"), slot(PARAMS, "depth")
-SLACK = 1e-9  # 1.1 * 10 is 11 experts, although 1.1 * 10 > 11 in floats
+SLACK = 1e-9  # 2.2 * 25 is 55 experts, although 2.2 * 25 > 55 in floats
 
 
 def suggest(now, step, experts, copies, own, out):

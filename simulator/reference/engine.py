@@ -142,7 +142,8 @@ class Engine:
             accesses += self._gates.stand_ins(accesses[0])
             self._gates.use(accesses)
             self._start_cpu([access for access in accesses if access.state == "cpu"], layer)
-            for access in accesses:
+            # stand-ins first, as they need not wait and may have to make room for what they did not replace
+            for access in sorted(accesses, key=lambda access: access.state != "hit"):
                 if access.state in ("late", "fetch"):
                     yield from self._until(lambda: bool(self._ready))
                     self._ready.popleft()
@@ -159,7 +160,7 @@ class Engine:
         self._expert_ns += spent
         self.ledger.count("expert_ns", layer, spent)
         yield self._busy(spent, "expert", access.y)
-        self._tables.experts[access.x]["needed"] = 0
+        self._tier.learn(access.x, needed=0)
         self._tier.computed(access.y)
 
     def _busy(self, spent: int, kind: str, y: int) -> simpy.Event:

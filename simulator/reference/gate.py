@@ -92,8 +92,7 @@ class Gatekeeper:
         self._ledger.count("accesses", layer, len(step.expert))
         self._ledger.count("assignments", layer, sum(union.tokens))
         for x, mass in zip(step.expert, union.mass_sum, strict=True):
-            self._tables.experts[x]["mass_ever"] += mass
-            self._tables.experts[x]["needed"] = 1
+            self._tier.learn(x, needed=1, mass_ever=self._tables.experts[x]["mass_ever"] + mass)
         named = set(step.expert)
         self._ledger.count("predicted_demanded", layer, sum(x in named for x in self._named.pop(layer, ())))
 
@@ -107,7 +106,7 @@ class Gatekeeper:
             self._resolve(demanded, missing)
         if demanded.union.next_use:
             for n in positions:
-                self._tables.experts[demanded.step.expert[n]]["next_use"] = demanded.union.next_use[n]
+                self._tier.learn(demanded.step.expert[n], next_use=demanded.union.next_use[n])
         return accesses
 
     def _classify(self, demanded: Demanded, n: int) -> Access:
@@ -192,13 +191,13 @@ class Gatekeeper:
         """Stamp, protect and, where absent, queue what will be executed from the fast tier."""
         for access in accesses:
             if access.state in ("hit", "late", "fetch"):
-                self._tables.experts[access.x]["needed"] = 1
+                self._tier.learn(access.x, needed=1)
                 self._tier.use(access.y)
                 self._tier.protect(access.y)
                 if access.y % self._precisions:
                     self._count("low_precision", access.x)
             else:
-                self._tables.experts[access.x]["needed"] = 0
+                self._tier.learn(access.x, needed=0)
         now = self._tables.now
         for access in accesses:
             if access.state == "fetch":

@@ -54,6 +54,8 @@ class Tier:
         self._entered_step = [0] * copies
         self._stamp = self._arrivals = 0
         self._staged: int | None = None
+        self._orders: dict[int, tuple[int, int, int]] = {}  # y -> its place among victims, while it holds
+        self._scope: object = None
 
     # -- look-up ------------------------------------------------------------------------------------------------
 
@@ -81,11 +83,13 @@ class Tier:
         expert["uses_here"] = max(1, expert["uses_here"] + 1 - copy["prefetched"])
         self.hands.on_use(y)
         copy["prefetched"] = 0
+        self.touch(y // self._precisions)
 
     def predict(self, y: int) -> None:
         """A prefetch policy named a resident copy."""
         self.tables.experts[y // self._precisions]["hint_pass"] = self.tables.now["pass"]
         self.hands.on_predict(y)
+        self.touch(y // self._precisions)
 
     def _stamp_now(self, expert: dict[str, int]) -> None:
         self._stamp += 1
@@ -176,6 +180,7 @@ class Tier:
     def _victim(self, pool: int, y_in: int, candidates: list[int]) -> int:
         eviction = self.hands.eviction
         if eviction.policy.victim is None:
+            self._rekey()
             return min(candidates, key=self._order)
         kept = [y for y in candidates if self.tables.copies[y]["protected"]]
         for y in kept:  # computed experts of this step become candidates for this one choice
@@ -189,8 +194,30 @@ class Tier:
 
     def _order(self, y: int) -> tuple[int, int, int]:
         """Smallest leaves: the policy's key, then the least recent stamp, then the lowest id."""
-        eviction = self.hands.eviction
-        return eviction.call(eviction.policy.key, y), self.tables.experts[y // self._precisions]["last_use"], y
+        known = self._orders.get(y)
+        if known is None:
+            eviction = self.hands.eviction
+            stamp = self.tables.experts[y // self._precisions]["last_use"]
+            known = self._orders[y] = (eviction.call(eviction.policy.key, y), stamp, y)
+        return known
+
+    def _rekey(self) -> None:
+        """Forget orders whose declared scope has passed; touched copies are forgotten by `touch`."""
+        now = self.tables.now
+        scope = {"touch": None, "pass": now["pass"], "step": (now["step"], now["gated"])}[self.hands.eviction.policy.rekey]
+        if scope != self._scope:
+            self._scope = scope
+            self._orders.clear()
+
+    def learn(self, x: int, **facts: int) -> None:
+        """Write what the gate or compute found out about expert x."""
+        self.tables.experts[x].update(facts)
+        self.touch(x)
+
+    def touch(self, x: int) -> None:
+        """Something happened to expert x: the keys of its copies are worked out anew."""
+        for y in range(x * self._precisions, (x + 1) * self._precisions):
+            self._orders.pop(y, None)
 
     def _admitted(self, y: int, prefetch: bool, victim: int) -> bool:
         admit = self.hands.eviction.policy.admit
@@ -241,6 +268,7 @@ class Tier:
         if unused:
             self._stamp_now(expert)
             expert["uses_here"] = 1
+        self.touch(y // self._precisions)
 
     def queue(self, y: int) -> None:
         """The copy waits for the link."""

@@ -1,0 +1,59 @@
+"""One file per figure. Adding one is a file here, with `OPTIONS` and `draw`, and its name in `FIGURES`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from analysis.errors import AnalysisError, unknown
+from analysis.figures.sheet import save, styled
+
+__all__ = ["FIGURES", "draw", "draw_all", "save"]
+
+#: In the order in which reports show them.
+FIGURES = ("collisions_by_layer", "misses", "hit_rate_by_capacity")
+
+
+def draw(name: str, frame: pl.DataFrame, **options: str) -> Figure:
+    """The figure of that name from the rows of `results.load`; options as in the figure's `OPTIONS`, first = default.
+
+    Raises AnalysisError for an unknown name, option or value, or saying what to replay if the rows cannot feed it.
+    """
+    if name not in FIGURES:
+        raise unknown("figure", name, FIGURES)
+    if frame.is_empty():
+        raise AnalysisError(f"{name} has no results to draw; load a folder of them first")
+    figure = import_module(f"analysis.figures.{name}")
+    with styled():
+        return figure.draw(frame, **_chosen(name, figure.OPTIONS, options))
+
+
+def draw_all(frame: pl.DataFrame, names: Sequence[str] | None = None) -> list[tuple[str, Figure]]:
+    """The named figures with their names; without names, all that these rows can feed.
+
+    Raises AnalysisError if a named one cannot be drawn, or without names if none can.
+    """
+    if names is not None:
+        return [(name, draw(name, frame)) for name in names]
+    drawn: list[tuple[str, Figure]] = []
+    refusals: list[AnalysisError] = []
+    for name in FIGURES:
+        try:
+            drawn.append((name, draw(name, frame)))
+        except AnalysisError as refusal:
+            refusals.append(refusal)
+    if not drawn:
+        raise refusals[0]
+    return drawn
+
+
+def _chosen(name: str, known: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> dict[str, str]:
+    for option, value in options.items():
+        if option not in known:
+            raise unknown(f"option of {name}", option, known)
+        if value not in known[option]:
+            raise unknown(f"value of {name}'s {option}", value, known[option])
+    return {option: values[0] for option, values in known.items()} | dict(options)

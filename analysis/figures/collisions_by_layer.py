@@ -1,0 +1,69 @@
+"""Collisions by layer (SpecMD, Fig. 5): where in the model a policy throws out what the same pass still needs."""
+
+from __future__ import annotations
+
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.errors import AnalysisError
+from analysis.figures.facets import Facets, column_titles, facets
+from analysis.figures.lines import from_zero, legend, panel_size, plot
+from analysis.figures.sheet import Grid, Sheet, Wording
+from analysis.metrics import with_ratios
+from analysis.palette import looks
+from analysis.results import layers
+from simulator.result import COUNTERS
+
+OPTIONS = {"phase": ("both", "prefill", "decode"), "per": ("miss", "access")}
+
+
+def draw(frame: pl.DataFrame, phase: str, per: str) -> Figure:
+    """A line per eviction policy over layers; a column of panels per capacity, a row per setting.
+
+    Raises AnalysisError if no layer has a miss (or an access) in that phase.
+    """
+    found = facets(frame, _points(frame, phase, f"collisions_per_{per}"))
+    drawn = looks(found.policies)
+    size = panel_size(len(found.settings), len(found.capacities))
+    sheet = Sheet(Grid(column_titles(found), found.settings, size), _wording(found, phase, per), legend(drawn))
+    for row, setting in enumerate(found.settings):
+        for column, capacity in enumerate(found.capacities):
+            plot(sheet.panels[row][column], found.panel(setting, capacity), "layer", "value", drawn)
+    _scale(sheet.panels[0][0], found.rows)
+    return sheet.figure
+
+
+def _points(frame: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
+    """A row per configuration and layer, counters summed over the wanted phases, with `value` null where undefined."""
+    cells = layers(frame)
+    cells = cells if phase == "both" else cells.filter(pl.col("phase") == phase)
+    sums = cells.group_by("identity", "layer").agg(pl.col("collisions", "misses", "accesses").sum())
+    about = cells.drop("layer", "collisions", "misses", "accesses").unique("identity", maintain_order=True)
+    points = with_ratios(sums.join(about, on="identity")).with_columns(pl.col(ratio).alias("value"))
+    if points["value"].drop_nulls().is_empty():
+        raise AnalysisError(
+            f"{ratio} is undefined in every layer (phase {phase}); replay a smaller --capacity or draw both phases"
+        )
+    return points.sort("identity", "layer")
+
+
+def _wording(found: Facets, phase: str, per: str) -> Wording:
+    when = "" if phase == "both" else f", {phase} only"
+    return Wording(
+        title=f"Collisions per {per} by layer{when}",
+        subtitle=found.shared,
+        label=found.label,
+        x="MoE layer",
+        y=f"collisions per {per}",
+        note=f"Collisions: {COUNTERS['collisions']}. Layers without any {per} have no point.",
+    )
+
+
+def _scale(axes: Axes, rows: pl.DataFrame) -> None:
+    """One scale for all panels."""
+    last = int(rows["layer"].to_numpy().max())
+    axes.set_xlim(-0.5 - last / 60, last + 0.5 + last / 60)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+    from_zero(axes, float(rows["value"].drop_nulls().to_numpy().max()))

@@ -1,0 +1,52 @@
+"""A line per policy in a panel, and a word about those that lie on one another."""
+
+from __future__ import annotations
+
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from analysis.figures.sheet import DPI, LETTER
+from analysis.palette import MUTED, Look
+
+MARKERS = 16  #: about so many per line
+SMALL = 6.5  #: points: letters of a note above a panel
+
+
+def plot(axes: Axes, rows: pl.DataFrame, x: str, y: str, drawn: dict[str, Look]) -> None:
+    """The rows of a panel as one line per `eviction`; null leaves a gap."""
+    seen: dict[tuple[tuple[float, float | None], ...], list[str]] = {}
+    for name, look in drawn.items():
+        line = rows.filter(pl.col("eviction") == name).sort(x)
+        if line.is_empty():
+            continue
+        values = line[y].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        marks = {"markevery": max(1, len(line) // MARKERS), "markersize": 4, "clip_on": False}
+        axes.plot(line[x].to_numpy(), values, **look.line(), **marks, label=name, lw=1.4)
+        seen.setdefault(tuple(zip(line[x], line[y], strict=True)), []).append(name)
+    _name_equals(axes, [names for names in seen.values() if len(names) > 1])
+
+
+def panel_size(rows: int, columns: int) -> tuple[float, float]:
+    """Inches across and down that suit so many panels."""
+    return 6.0 if columns == 1 else 3.0, 3.4 if rows == columns == 1 else 2.1
+
+
+def legend(drawn: dict[str, Look]) -> list[Line2D]:
+    """A handle per policy."""
+    return [Line2D([], [], label=name, **look.line(), lw=1.4, markersize=5) for name, look in drawn.items()]
+
+
+def from_zero(axes: Axes, highest: float) -> None:
+    """A percent axis from zero with room above the highest value."""
+    axes.set_ylim(0, highest * 1.06 if highest > 0 else 0.05)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
+
+
+def _name_equals(axes: Axes, groups: list[list[str]]) -> None:
+    """Which lines hide one another, as far as the panel is wide: only the last one drawn shows."""
+    room = axes.bbox.width / DPI / (SMALL * LETTER)
+    text = "; ".join(" = ".join(names) for names in groups)
+    note = text if len(text) <= room else f"{text[: int(room) - 2].rpartition(' = ')[0]} = …"
+    axes.text(0, 1.015, note, transform=axes.transAxes, fontsize=SMALL, color=MUTED, va="bottom")

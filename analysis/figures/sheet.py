@@ -1,0 +1,215 @@
+"""A page of panels measured in inches, so that nothing overlaps: header, grid, strips, legend, note; and its files."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from matplotlib import style
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.errors import AnalysisError
+from analysis.palette import GRID, INK, MUTED
+
+DPI = 72  #: of layout; files have their own
+#: Everything that would otherwise follow the machine's own settings; a fixed salt makes SVG ids repeatable.
+STYLE = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 8.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "figure.dpi": DPI,
+    "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "svg.hashsalt": "moereplay",
+    "svg.fonttype": "path",
+    "savefig.dpi": 160,
+}
+MARGIN, LINE, GAP = 0.25, 0.17, 0.2  # inches: page margin, height of a line of text, between columns of panels
+TITLE_SIZE, TEXT_SIZE, NOTE_SIZE = 12.0, 8.5, 7.5  # points
+LETTER = 0.6 / 72  # inches: width of a letter of DejaVu Sans per point of its size, on the safe side
+AXIS_LABEL, ENTRY = 0.55, 0.185  # inches: below the grid, height of a legend entry
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The texts of a page."""
+
+    title: str
+    subtitle: str
+    label: str
+    x: str
+    y: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Panels of one size, in inches; `left` is the room for tick labels."""
+
+    columns: Sequence[str]  #: a title above each column
+    rows: Sequence[str]  #: a heading above each row, none if there is one row only
+    panel: tuple[float, float]
+    left: float = 0.85
+
+    @property
+    def above(self) -> float:
+        """Room above each row of panels: for a note of the panel, and for the heading."""
+        return 0.2 + 0.32 * (len(self.rows) > 1)
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height of the panels with everything between them."""
+        across, down = len(self.columns), len(self.rows)
+        return across * self.panel[0] + (across - 1) * GAP, down * self.panel[1] + (down - 1) * self.above
+
+    def stretched(self, height: float) -> Grid:
+        """The same grid, at least as high."""
+        more = max(0.0, height - self.size[1]) / len(self.rows)
+        return replace(self, panel=(self.panel[0], self.panel[1] + more))
+
+
+class Sheet:
+    """A figure with its panels; `panels[row][column]` share both axes."""
+
+    def __init__(self, grid: Grid, wording: Wording, legend: Sequence[Artist]) -> None:
+        self._grid, self._wording = grid.stretched(ENTRY * len(legend) + 0.1), wording
+        self.width = self._width(legend)
+        self._subtitle = _wrapped(wording.subtitle, self.width - 2 * MARGIN, TEXT_SIZE)
+        self._note = _wrapped(wording.note, self.width - 2 * MARGIN, NOTE_SIZE)
+        self._top = 0.62 + LINE * (len(self._subtitle) + 1.5 * any(grid.columns)) + self._grid.above
+        self.height = self._top + self._grid.size[1] + AXIS_LABEL + LINE * len(self._note) + MARGIN / 2
+        self.figure = Figure(figsize=(self.width, self.height), facecolor="white")
+        self.panels = self._panels()
+        self._write()
+        self._legend(legend)
+
+    def _width(self, legend: Sequence[Artist]) -> float:
+        longest = max((len(str(handle.get_label())) for handle in legend), default=0)
+        beside = 0.75 + longest * TEXT_SIZE * LETTER if legend else 0
+        title = (len(self._wording.title) * TITLE_SIZE * 1.1 + len(self._wording.label) * 8) * LETTER + 1
+        heading = self._grid.left + max(map(len, self._grid.rows)) * TEXT_SIZE * LETTER + MARGIN
+        return max(self._grid.left + self._grid.size[0] + beside + MARGIN, title, heading)
+
+    def _panels(self) -> list[list[Axes]]:
+        """Axes from the top left; the first one gives its scales to the others."""
+        first: Axes | None = None
+        panels: list[list[Axes]] = []
+        for row in range(len(self._grid.rows)):
+            panels.append([])
+            for column in range(len(self._grid.columns)):
+                axes = self.figure.add_axes(self._place(row, column), sharex=first, sharey=first)
+                first = first or axes
+                axes.tick_params(labelleft=column == 0, labelbottom=row == len(self._grid.rows) - 1, length=2.5)
+                panels[-1].append(axes)
+        return panels
+
+    def _corner(self, row: int, column: int) -> tuple[float, float]:
+        """Upper left corner of a panel: inches from the left and from the upper edge."""
+        across, down = self._grid.panel
+        return self._grid.left + column * (across + GAP), self._top + row * (down + self._grid.above)
+
+    def _place(self, row: int, column: int) -> tuple[float, float, float, float]:
+        """Left, bottom, width and height as fractions of the figure."""
+        (across, down), (left, top) = self._grid.panel, self._corner(row, column)
+        bottom = self.height - top - down
+        return left / self.width, bottom / self.height, across / self.width, down / self.height
+
+    def _write(self) -> None:
+        self._line(self._wording.title, MARGIN, 0.38, fontsize=TITLE_SIZE, fontweight="bold")
+        for number, text in enumerate(self._subtitle):
+            self._line(text, MARGIN, 0.62 + LINE * number, fontsize=TEXT_SIZE, color=MUTED)
+        for number, text in enumerate(reversed(self._note)):
+            self._line(text, MARGIN, self.height - MARGIN / 2 - LINE * number, fontsize=NOTE_SIZE, color=MUTED)
+        box = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": MUTED, "linewidth": 0.8}
+        self._line(self._wording.label, self.width - MARGIN - 0.05, 0.36, ha="right", fontsize=8, bbox=box)
+        self._axis_labels()
+        self._headings()
+
+    def _axis_labels(self) -> None:
+        across, down = self._grid.size
+        middle = self._grid.left + across / 2, self._top + down / 2
+        self._line(self._wording.x, middle[0], self._top + down + 0.42, ha="center", fontsize=9)
+        self._line(self._wording.y, MARGIN * 0.8, middle[1], rotation=90, ha="center", va="center", fontsize=9)
+
+    def _headings(self) -> None:
+        for column, text in enumerate(self._grid.columns):
+            middle = self._corner(0, column)[0] + self._grid.panel[0] / 2
+            self._line(text, middle, self._top - 0.24 - 0.22 * (len(self._grid.rows) > 1), ha="center", fontsize=9)
+        for row, text in enumerate(self._grid.rows if len(self._grid.rows) > 1 else ()):
+            left, top = self._corner(row, 0)
+            self._line(text, left, top - 0.2, fontsize=TEXT_SIZE, fontweight="bold", color=MUTED)
+
+    def _line(self, text: str, x: float, y: float, **look: Any) -> None:
+        """Text with its baseline `y` inches below the upper edge."""
+        self.figure.text(x / self.width, 1 - y / self.height, text, **look)
+
+    def _legend(self, handles: Sequence[Artist]) -> None:
+        if handles:
+            left = self._grid.left + self._grid.size[0] + 0.1
+            corner = left / self.width, 1 - (self._top - 0.05) / self.height
+            self.figure.legend(
+                handles=handles, loc="upper left", bbox_to_anchor=corner, frameon=False, handlelength=3.2
+            )
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """The same look on every machine, whatever its matplotlibrc says."""
+    with style.context(["default", STYLE]):
+        yield
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write `stem.png` and `stem.svg`, each whole or not at all; the same figure gives the same bytes.
+
+    Raises AnalysisError if they cannot be written.
+    """
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    rendered = [_rendered(figure, "png", {"Software": None}), _rendered(figure, "svg", {"Date": None, "Creator": None})]
+    for path, data in zip(paths, rendered, strict=True):
+        _replace(path, data)
+    return paths
+
+
+def _rendered(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
+    buffer = io.BytesIO()
+    with styled():
+        figure.savefig(buffer, format=kind, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise AnalysisError(f"cannot write {path}: {error.strerror or error}; choose another folder") from None
+
+
+def _wrapped(text: str, inches: float, points: float) -> list[str]:
+    return wrap(text, max(20, int(inches / (points * LETTER))), break_long_words=True)

@@ -1,0 +1,219 @@
+"""Derived arrays: equal to slow plain Python on random schedules, and kept on disk without ever being trusted blindly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traces import demand as demand_module
+from traces import derived as derived_module
+from traces import routers
+from traces.demand import NEVER, Demand, Union, demand_of, to_units, unite
+from traces.lookahead import predicted
+from traces.passes import schedule
+from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
+from traces.writer import write_trace
+
+LAYERS, EXPERTS, K = 2, 6, 3
+HEADER = Header(geometry=Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(1, 1)), lookahead_depth=1)
+searched = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def request(seed: int, prompt: int, decoded: int, weighted: bool) -> Request:
+    """Distinct experts per cell, one in five not routed; weights are quarters, so that they tie."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    shape = (prompt + decoded, LAYERS, EXPERTS)
+    chosen = np.where(rng.random((*shape[:2], 1)) < 0.2, -1, rng.random(shape).argsort(-1)[..., :K])
+    weights = np.where(chosen < 0, 0, rng.integers(1, 5, chosen.shape) / 4) if weighted else None
+    return Request(chosen, prompt, weights, lookahead=(rng.integers(0, 3, shape).astype(np.float32),))
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    weighted, seed = draw(st.booleans()), draw(st.integers(0, 2**32))
+    lengths = draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=4))
+    rows = [request(seed + i, *pair, weighted) for i, pair in enumerate(lengths) if any(pair)]
+    return memory_trace(HEADER, rows or [request(seed, 1, 1, weighted)])
+
+
+def by_hand(trace: Trace, passes: str) -> list[Union]:
+    """Every step's union, one pass and one layer after the other."""
+    plan, chosen = schedule(trace, passes), trace.read("chosen")
+    mass = to_units(trace.read("weights")) if "weights" in trace.arrays else None
+    unions = []
+    for start, stop in zip(plan.start.tolist(), plan.stop.tolist(), strict=True):
+        for layer in range(LAYERS):
+            rows = () if mass is None else mass[start:stop, layer].tolist()
+            unions.append(unite(chosen[start:stop, layer].tolist(), rows))
+    return unions
+
+
+# ---------------------------------------------------------------- the union
+
+
+def test_demand_goes_by_largest_weight_and_ties_by_lowest_id() -> None:
+    # 3 and 5 both reach .5 (over two tokens), 1 only .25
+    union = unite([[5, 1], [3, 5]], [[8, 4], [8, 2]])
+    assert (union.expert, union.mass, union.mass_sum, union.tokens) == ([3, 5, 1], [8, 8, 4], [8, 10, 4], [1, 2, 1])
+
+
+def test_without_weights_demand_goes_by_best_rank_then_token_count_then_id() -> None:
+    # 2, 4 and 0 are first somewhere; 4 for two tokens; 1 is second twice, 3 once
+    union = unite([[2, 1, 5], [4, 1, 0], [4, 3, -1], [0, -1, -1]], ())
+    assert union.expert == [0, 4, 2, 1, 3, 5]
+    assert (union.rank, union.tokens) == ([0, 0, 0, 1, 1, 2], [2, 2, 1, 2, 1, 1])
+
+
+def test_a_step_that_routes_nothing_demands_nothing() -> None:
+    assert unite([[-1, -1]], ()).expert == []
+
+
+def test_weights_become_integers_half_to_even() -> None:
+    assert to_units(np.array([0.5, 1.5, 2.5]) / 2**24).tolist() == [0, 2, 2]
+
+
+# ---------------------------------------------------------------- vectorised
+
+
+@searched
+@given(traces(), st.sampled_from(["recorded", "token", "chunk:2"]))
+def test_the_derived_demand_equals_the_plain_union_of_every_step(trace: Trace, passes: str) -> None:
+    demand = demand_of(trace, passes)
+    plain = by_hand(trace, passes)
+    assert [demand.step(index)._replace(next_use=[]) for index in range(len(plain))] == plain
+
+
+@searched
+@given(traces(), st.sampled_from(["recorded", "token"]))
+def test_the_next_use_is_where_the_expert_is_demanded_again(trace: Trace, passes: str) -> None:
+    demand = demand_of(trace, passes)
+    stream = [(index % LAYERS, e) for index, union in enumerate(by_hand(trace, passes)) for e in union.expert]
+    later = [
+        stream[at + 1 :].index(expert) + at + 1 if expert in stream[at + 1 :] else NEVER
+        for at, expert in enumerate(stream)
+    ]
+    first = [
+        stream.index((x // EXPERTS, x % EXPERTS)) if (x // EXPERTS, x % EXPERTS) in stream else NEVER for x in range(12)
+    ]
+    assert (demand.next_use.tolist(), demand.first_use.tolist()) == (later, first)
+
+
+def test_blocks_of_tokens_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = memory_trace(HEADER, [request(seed, 5, 9, weighted=True) for seed in range(4)])
+    whole = demand_of(trace, "recorded")
+    monkeypatch.setattr(demand_module, "TOKENS_AT_ONCE", 4)
+    assert_same(demand_of(trace, "recorded"), whole)
+
+
+def test_a_trace_that_routes_nothing_derives_to_nothing() -> None:
+    demand = demand_of(memory_trace(HEADER, [Request(np.full((3, LAYERS, K), -1), 1)]), "token")
+    assert (len(demand.expert), demand.offsets.tolist()) == (0, [0] * 7)
+
+
+def assert_same(ours: Demand, theirs: Demand) -> None:
+    for name, array in vars(theirs).items():
+        np.testing.assert_array_equal(getattr(ours, name), array, name)
+
+
+# ---------------------------------------------------------------- look-ahead
+
+
+def test_predictions_rank_the_target_layers_probabilities_ties_to_the_lowest_id() -> None:
+    logits = np.array([[[1, 3, 3, 0, 2, 3], [9, 9, 9, 9, 9, 9]]], np.float32)
+    trace = memory_trace(
+        HEADER, [Request(np.zeros((1, LAYERS, 1), int).repeat(K, 2) + np.arange(K), 1, lookahead=(logits,))]
+    )
+    order, score = predicted(trace, 1)
+    assert order[0, 0].tolist() == [1, 2, 5, 4, 0, 3]
+    np.testing.assert_array_equal(score[0, 0], to_units(routers.scores(Router(), logits[0, 0])))
+
+
+def test_the_last_layer_has_no_layer_to_predict() -> None:
+    order, score = predicted(memory_trace(HEADER, [request(0, 2, 2, weighted=False)]), 1)
+    assert not score[:, -1].any()
+    assert order.shape == (4, LAYERS, EXPERTS)
+
+
+# ---------------------------------------------------------------- kept on disk
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return write_trace(tmp_path / "a.zarr", HEADER, [request(1, 3, 4, weighted=True)])
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.npy"))
+
+
+def test_derived_arrays_lie_beside_the_trace_and_are_memory_mapped(stored: Trace, tmp_path: Path) -> None:
+    demand = demand_of(stored, "recorded")
+    assert isinstance(demand.expert, np.memmap)
+    assert len(files_of(tmp_path / "a.zarr.derived")) == len(vars(demand))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_was_derived_once_is_not_derived_again(stored: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = demand_of(stored, "recorded")
+    monkeypatch.setattr(demand_module, "_derive", None)
+    assert_same(demand_of(stored, "recorded"), first)
+
+
+def test_schedules_are_kept_apart(stored: Trace) -> None:
+    assert len(demand_of(stored, "recorded").offsets) < len(demand_of(stored, "token").offsets)
+
+
+def test_another_trace_of_the_same_name_is_derived_anew(stored: Trace, tmp_path: Path) -> None:
+    before = demand_of(stored, "token")
+    (tmp_path / "a.zarr").rename(tmp_path / "old.zarr")
+    other = write_trace(tmp_path / "a.zarr", HEADER, [request(2, 3, 9, weighted=True)])
+    assert len(demand_of(other, "token").offsets) > len(before.offsets)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01", b"not an array at all"])
+def test_a_damaged_file_is_derived_anew(stored: Trace, tmp_path: Path, damage: bytes) -> None:
+    good = {name: np.array(array) for name, array in vars(demand_of(stored, "recorded")).items()}
+    for file in files_of(tmp_path / "a.zarr.derived"):
+        file.write_bytes(damage)
+    assert_same(demand_of(stored, "recorded"), Demand(**good))
+
+
+def test_a_truncated_file_is_derived_anew(stored: Trace, tmp_path: Path) -> None:
+    good = {name: np.array(array) for name, array in vars(demand_of(stored, "recorded")).items()}
+    file = next(file for file in files_of(tmp_path / "a.zarr.derived") if file.stem == "next_use")
+    file.write_bytes(file.read_bytes()[:-8])
+    assert_same(demand_of(stored, "recorded"), Demand(**good))
+
+
+def test_a_file_of_pickled_objects_is_derived_anew(stored: Trace, tmp_path: Path) -> None:
+    good = {name: np.array(array) for name, array in vars(demand_of(stored, "recorded")).items()}
+    np.save(files_of(tmp_path / "a.zarr.derived")[0], np.array([{}], object))
+    assert_same(demand_of(stored, "recorded"), Demand(**good))
+
+
+def test_where_the_traces_folder_cannot_be_written_the_users_cache_is_used(stored: Trace, tmp_path: Path) -> None:
+    (tmp_path / "a.zarr.derived").write_text("in the way")
+    assert isinstance(demand_of(stored, "recorded").expert, np.memmap)
+    assert files_of(tmp_path / "cache" / "moereplay")
+
+
+def test_where_nothing_can_be_written_arrays_are_derived_in_memory(stored: Trace, tmp_path: Path) -> None:
+    for blocked in ("a.zarr.derived", "cache"):
+        (tmp_path / blocked).write_text("in the way")
+    assert_same(demand_of(stored, "recorded"), demand_module._derive(stored, "recorded"))
+
+
+def test_a_disk_that_fills_up_leaves_no_half_written_folder(
+    stored: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(derived_module.np, "save", full)
+    assert_same(demand_of(stored, "recorded"), demand_module._derive(stored, "recorded"))
+    assert not any((tmp_path / "a.zarr.derived").iterdir())

@@ -1,0 +1,101 @@
+"""Miss for miss the same as libCacheSim (github.com/1a1a11a/libCacheSim), another group's simulator, on real routing.
+
+Contract sequential without prefetch is a classical cache over the flattened stream of demands, one expert at a time.
+libCacheSim's ARC is left out: it is not FAST 2003's. It adapts by integer division of ghost list sizes
+and evicts before it adapts, so misses differ by about one in a thousand; `test_policy_models` holds the pseudo code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.policy_runs import Access, replayed
+from traces import importers
+from traces.importers import Options
+from traces.schema import Geometry, Request, Trace, memory_trace
+
+libcachesim = pytest.importorskip("libcachesim", reason="libcachesim has no wheel for this machine")
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
+pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="sample traces are not beside the repository")
+
+NEVER = 2**63 - 1
+THEIRS = {"lru": "LRU", "fifo": "FIFO", "lfu": "LFU", "belady": "Belady"}
+#: A quarter, half and three quarters of gpt-oss's 32 and of Qwen3's 128 experts per layer.
+GPT_OSS_SLOTS, QWEN_SLOTS = (8, 16, 24), (32, 64, 96)
+
+
+def first_tokens(request: Request, tokens: int) -> Request:
+    weights = None if request.weights is None else request.weights[:tokens]
+    return Request(request.chosen[:tokens], min(request.prompt_length, tokens), weights)
+
+
+@cache
+def stream_of(file: str, requests: int, tokens: int) -> Trace:
+    """The first tokens of the first requests of a file; an expert weighs one byte."""
+    foreign = importers.read(DATA / file, Options(expert_bytes=1))
+    taken = [first_tokens(request, tokens) for request in islice(foreign.requests, requests)]
+    return memory_trace(foreign.header, taken)
+
+
+def next_uses(stream: Sequence[int]) -> list[int]:
+    """Position of each access's next one, as libCacheSim's oracle format has it."""
+    seen: dict[int, int] = {}
+    following = [NEVER] * len(stream)
+    for at in range(len(stream) - 1, -1, -1):
+        following[at] = seen.get(stream[at], NEVER)
+        seen[stream[at]] = at
+    return following
+
+
+def their_hits(policy: str, stream: Sequence[int], slots: int) -> list[bool]:
+    theirs = getattr(libcachesim, THEIRS[policy])(cache_size=slots)
+    requests = zip(stream, next_uses(stream), strict=True)
+    return [theirs.get(libcachesim.Request(obj_size=1, obj_id=x, next_access_vtime=then)) for x, then in requests]
+
+
+def our_accesses(policy: str, trace: Trace, slots: int, scope: str) -> list[Access]:
+    return replayed(trace, slots, eviction=policy, scope=scope, contract="sequential", passes="token").accesses
+
+
+def assert_same_misses(policy: str, accesses: Sequence[Access], slots: int, geometry: Geometry) -> None:
+    """One pool: every access agrees."""
+    stream = [access.layer * geometry.experts + access.expert for access in accesses]
+    ours = [access.hit for access in accesses]
+    assert ours == their_hits(policy, stream, slots)
+    assert 0 < sum(ours) < len(ours)
+
+
+def assert_same_per_layer(policy: str, trace: Trace, slots: int) -> None:
+    accesses = our_accesses(policy, trace, slots, "per_layer")
+    for layer in range(trace.geometry.layers):
+        assert_same_misses(policy, [access for access in accesses if access.layer == layer], slots, trace.geometry)
+
+
+@pytest.mark.parametrize("slots", GPT_OSS_SLOTS)
+@pytest.mark.parametrize("policy", THEIRS)
+def test_gpt_oss_with_a_cache_per_layer(policy: str, slots: int):
+    """Decoded runs 0 to 2, 64 tokens of each: 18,432 accesses."""
+    assert_same_per_layer(policy, stream_of("gpt-oss-20b/gptoss20b_decode.npz", 3, 64), slots)
+
+
+@pytest.mark.parametrize("slots", GPT_OSS_SLOTS)
+@pytest.mark.parametrize("policy", THEIRS)
+def test_gpt_oss_with_one_cache_for_all_layers(policy: str, slots: int):
+    """24 layers' worth of slots in one pool; 9,216 accesses."""
+    trace = stream_of("gpt-oss-20b/gptoss20b_decode.npz", 3, 32)
+    accesses = our_accesses(policy, trace, 24 * slots, "global")
+    assert_same_misses(policy, accesses, 24 * slots, trace.geometry)
+
+
+@pytest.mark.parametrize("domain", ["code", "general", "math", "medical"])
+@pytest.mark.parametrize("slots", QWEN_SLOTS)
+@pytest.mark.parametrize("policy", THEIRS)
+def test_qwen3_with_a_cache_per_layer(policy: str, slots: int, domain: str):
+    """The first 32 tokens of each domain: 12,288 accesses of 48 layers."""
+    assert_same_per_layer(policy, stream_of(f"qwen3-30b-a3b/{domain}.npz", 1, 32), slots)

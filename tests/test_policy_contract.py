@@ -1,0 +1,312 @@
+"""Every policy of the catalogue keeps the contract of `policies/contract.py`, in Python and as machine code.
+
+One suite for all: a policy added to the catalogue is tested without a line here. Hooks meet the tables that real
+replays give them, and random ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from importlib import import_module
+from inspect import signature
+from random import Random
+from typing import Any, NamedTuple
+
+import numba
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import policies
+from policies.contract import (
+    CPU,
+    DROP,
+    NEVER,
+    PAR_SLOTS,
+    PER_TOKEN,
+    Choice,
+    Eviction,
+    Miss,
+    Number,
+    Numbers,
+    Own,
+    Parameter,
+    Policy,
+    Prefetch,
+    Routing,
+    slot,
+)
+from policies.counter_hash import counter_hash
+from policies.grammar import Chosen, parse
+from simulator.reference.bound import Bound, Shape, Tables
+from tests.hook_twins import SIGNATURES, hooks, twin
+from tests.policy_runs import Outcome, Sizes, geometry_of, random_trace, replayed
+
+CATALOGUE = policies.catalogue()
+KINDS = {"routing": Routing, "prefetch": Prefetch, "eviction": Eviction, "miss": Miss}
+CAPABILITIES = {"weights", "logits", "lookahead", "future"}
+QUESTIONS = {"needs", "depth", "side_slots", "bits"}  # asked once, of the parameters; no engine calls them in a run
+SIZES = Sizes(layers=3, experts=6, k=2, tokens=9, prompt=4, requests=2, depth=8)
+CONTRACTS = ("atomic", "sequential")
+
+
+def label(policy: Policy) -> str:
+    return f"{policy.kind}-{policy.name}"
+
+
+every_policy = pytest.mark.parametrize("policy", CATALOGUE, ids=label)
+with_key = pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "key", None)], ids=label)
+
+
+def of_kind(kind: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("policy", [p for p in CATALOGUE if p.kind == kind], ids=label)
+
+
+def spellings(param: Parameter) -> list[Any]:
+    """The default and the ends of what a parameter allows."""
+    if isinstance(param, Choice):
+        return list(param.options)
+    ends = [int(param.low), int(param.high)]
+    return [param.default, *ends] if isinstance(param, Number) else [param.default, *[(end,) for end in ends]]
+
+
+def variants(policy: Policy) -> Iterator[Chosen]:
+    """The policy with each parameter in turn at each of its spellings, the others at their defaults."""
+    defaults = {param.name: param.default for param in policy.params}
+    yield Chosen(policy, defaults)
+    for param in policy.params:
+        yield from (Chosen(policy, defaults | {param.name: value}) for value in spellings(param))
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch, policy: Policy, **changed: Callable) -> None:
+    module = import_module(f"policies.{policy.kind}.{policy.name}")
+    monkeypatch.setattr(module, "POLICY", replace(policy, **changed))
+
+
+def replay_with(chosen: Chosen, seed: int, **others: object) -> Outcome:
+    """A short replay with prefill, two requests and a reset between them; room for eight experts of eighteen."""
+    given = {"prefetch": "top_k", "reset": "request"} | others | {chosen.policy.kind: chosen.text()}
+    return replayed(random_trace(seed, SIZES), slots=8, **given)
+
+
+# -- what a policy declares ---------------------------------------------------------------------------------------
+
+
+@every_policy
+def test_a_policy_is_called_as_its_file(policy: Policy):
+    assert policies.load(policy.kind, policy.name) is policy
+    assert re.fullmatch("[a-z][a-z0-9_]*", policy.name)
+    assert isinstance(policy, KINDS[policy.kind])
+
+
+@every_policy
+def test_a_policy_says_what_it_does_and_where_it_is_from(policy: Policy):
+    assert policy.summary.strip()
+    assert policy.source.strip()
+    assert "\n" not in policy.summary + policy.source
+
+
+@every_policy
+def test_defaults_parse_to_themselves(policy: Policy):
+    defaults = {param.name: param.default for param in policy.params}
+    assert parse(policy.kind, policy.name).params == defaults
+    assert parse(policy.kind, Chosen(policy, defaults).text(full=True)).params == defaults
+
+
+@every_policy
+def test_every_spelling_of_a_parameter_survives_the_command_line(policy: Policy):
+    for chosen in variants(policy):
+        assert parse(policy.kind, chosen.text()).params == chosen.params
+
+
+@every_policy
+def test_parameters_fit_their_slots(policy: Policy):
+    assert sum(param.width for param in policy.params) <= PAR_SLOTS
+    for chosen in variants(policy):
+        par = chosen.par()
+        assert len(par) == PAR_SLOTS
+        for param in policy.params:
+            begin = slot(policy.params, param.name)
+            assert par[begin : begin + param.width] == param.slots(chosen.params[param.name])
+
+
+@every_policy
+def test_needs_are_known_capabilities(policy: Policy):
+    for chosen in variants(policy):
+        assert chosen.needs <= CAPABILITIES
+
+
+@every_policy
+def test_hooks_take_the_documented_parameters(policy: Policy):
+    for name, hook in hooks(policy):
+        assert tuple(signature(hook).parameters) == SIGNATURES[name].names
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_every_hook_of_the_contract_is_tested_here(kind: type[Policy]):
+    asked = {field.name for field in fields(kind) if "Callable" in str(field.type)}
+    assert asked - QUESTIONS <= set(SIGNATURES)
+
+
+# -- hooks in replays: compiled = Python, tables unharmed -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@every_policy
+def test_compiled_hooks_agree_with_python_in_a_replay(policy: Policy, contract: str, monkeypatch: pytest.MonkeyPatch):
+    plain = [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)]
+    put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in hooks(policy)})
+    assert [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)] == plain
+
+
+@of_kind("eviction")
+def test_compiled_evictions_agree_with_python_per_layer(policy: Policy, monkeypatch: pytest.MonkeyPatch):
+    put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in hooks(policy)})
+    for chosen in variants(policy):
+        evicting = replayed(random_trace(2, SIZES), slots=3, eviction=chosen.text(), prefetch="top_k", scope="per_layer")
+        assert evicting.totals["evictions"] > 0
+
+
+@of_kind("routing")
+def test_routing_gives_every_token_distinct_experts(policy: Policy):
+    for chosen in variants(policy):
+        for step in replay_with(chosen, 3).ran:
+            assert all(len(set(row)) == SIZES.k and set(row) <= set(range(SIZES.experts)) for row in step)
+
+
+@pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "suggest", None)], ids=label)
+def test_prefetch_names_distinct_experts_of_later_layers(policy: Prefetch, monkeypatch: pytest.MonkeyPatch):
+    counts = []
+
+    def watched(now, step, experts, copies, own, out):
+        count = policy.suggest(now, step, experts, copies, own, out)
+        named = out[:count]
+        counts.append(count)
+        assert len(set(named)) == count
+        assert all(experts[y // now["precisions"]]["layer"] > now["layer"] for y in named)
+        assert all(y % now["precisions"] == 0 for y in named)
+        return count
+
+    put_in_place(monkeypatch, policy, suggest=watched)
+    for chosen in variants(policy):
+        replay_with(chosen, 4, miss="cascade")
+    assert max(counts) > 0
+
+
+@of_kind("miss")
+def test_miss_policies_give_known_verdicts(policy: Miss, monkeypatch: pytest.MonkeyPatch):
+    def watched(now, step, experts, copies, own, missing, free, verdict):
+        verdict[:] = [None] * len(missing)
+        policy.resolve(now, step, experts, copies, own, missing, free, verdict)
+        known = {DROP, CPU, *range(now["precisions"])} | ({PER_TOKEN} if policy.substitute else set())
+        assert set(verdict) <= known
+
+    put_in_place(monkeypatch, policy, resolve=watched)
+    for chosen in variants(policy):
+        assert replay_with(chosen, 5).misses > 0
+
+
+# -- keys over random tables ------------------------------------------------------------------------------------------
+
+
+class Drawn(NamedTuple):
+    """What `key` is given before the copy."""
+
+    now: dict[str, int]
+    experts: list[dict[str, int]]
+    copies: list[dict[str, int]]
+    own: Own
+
+    def key(self, policy: Eviction, chosen: Chosen, y: int) -> int:
+        return policy.key(self.now, self.experts, self.copies, self.own._replace(par=chosen.par()), y)
+
+
+def random_tables(below: Callable[[int], int], policy: Policy) -> Drawn:
+    """Three layers of four experts at two precisions; every field that varies in a run is drawn anew."""
+    tables = Tables(Shape(geometry_of(Sizes(3, 4, 2)), ((5,) * 3, (3,) * 3)), (40,) * 3, (), seed=7)
+    own = Bound(Chosen(policy, {param.name: param.default for param in policy.params}), tables, (40,) * 3).own
+    tables.now.update({name: below(3) for name in ("pass", "layer", "step", "phase", "tokens", "gated", "request")})
+    for row in tables.experts:
+        row.update({name: below(4) for name in row if name != "layer"})
+        row["next_use"] = NEVER if below(3) == 0 else row["next_use"]
+    for row in tables.copies:
+        row.update({name: below(2) for name in ("state", "protected", "entered", "prefetched")})
+    for row in [*own.rows, *own.regs, *own.reals]:
+        row[:] = [below(5) for _ in row]
+    return Drawn(tables.now, tables.experts, tables.copies, own)
+
+
+def moved_on(drawn: Drawn, later: Drawn, y: int, rekey: str) -> Drawn:
+    """`later`, but for the copy y, its expert, and what the declared scope holds still."""
+    later.experts[y // 2], later.copies[y] = drawn.experts[y // 2], drawn.copies[y]
+    if drawn.own.rows:
+        later.own.rows[y] = drawn.own.rows[y]
+    still = {"touch": (), "pass": ("pass", "phase", "request"), "step": tuple(drawn.now)}[rekey]
+    later.now.update({name: drawn.now[name] for name in still})
+    return later
+
+
+@with_key
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(rng=st.randoms(use_true_random=False))
+def test_keys_are_the_same_integers_in_machine_code(policy: Eviction, rng: Random):
+    drawn = random_tables(rng.randrange, policy)
+    checked = replace(policy, key=twin("key", policy.key))
+    for chosen in variants(policy):
+        for y in range(len(drawn.copies)):
+            assert -(2**63) <= drawn.key(checked, chosen, y) < 2**63
+
+
+@with_key
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rng=st.randoms(use_true_random=False))
+def test_an_untouched_copy_keeps_its_key_inside_the_declared_scope(policy: Eviction, rng: Random):
+    """All else may change: other rows, registers, and `now` outside of the scope."""
+    drawn, later = random_tables(rng.randrange, policy), random_tables(rng.randrange, policy)
+    y = rng.randrange(len(drawn.copies))
+    later = moved_on(drawn, later, y, policy.rekey)
+    for chosen in variants(policy):
+        assert later.key(policy, chosen, y) == drawn.key(policy, chosen, y)
+
+
+def test_random_draws_do_not_overflow_in_machine_code():
+    """A seed may fill 63 bits; its product with the hash's multiplier would not fit."""
+    machine = numba.njit(numba.int64(*(numba.int64,) * 4))(counter_hash)
+    for seed in (0, 1, 2**31, 2**62 + 12345, 2**63 - 1):
+        assert machine(seed, 2**40, 7, 2**20) == counter_hash(seed, 2**40, 7, 2**20)
+
+
+# -- the suite itself notices ---------------------------------------------------------------------------------------
+
+
+def evicts_by(key: Callable, rekey: str = "touch") -> Eviction:
+    return Eviction(name="made_up", summary="for this test", source="here", key=key, rekey=rekey)
+
+
+def key_of_a_float(now, experts, copies, own, y):
+    return experts[0]["last_use"] / 2
+
+
+def key_that_writes(now, experts, copies, own, y):
+    copies[y]["entered"] += 1
+    return copies[y]["entered"]
+
+
+def key_of_the_layer(now, experts, copies, own, y):
+    return now["layer"]
+
+
+@pytest.mark.parametrize(("key", "complaint"), [(key_of_a_float, "returns 0.5"), (key_that_writes, "writes copies")])
+def test_a_hook_that_breaks_the_contract_is_caught(key: Callable, complaint: str):
+    drawn = random_tables(lambda below: 1, policies.load("eviction", "lru"))
+    with pytest.raises(AssertionError, match=complaint):
+        drawn.key(evicts_by(twin("key", key)), parse("eviction", "lru"), 0)
+
+
+def test_a_wrong_rekey_scope_is_caught():
+    drawn, later = (random_tables(lambda below, n=n: n, policies.load("eviction", "lru")) for n in (0, 1))
+    policy, lru = evicts_by(key_of_the_layer), parse("eviction", "lru")
+    assert moved_on(drawn, later, 0, "touch").key(policy, lru, 0) != drawn.key(policy, lru, 0)
+    assert moved_on(drawn, later, 0, "step").key(policy, lru, 0) == drawn.key(policy, lru, 0)
