@@ -6,8 +6,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
+SAMPLE := traces/samples/olmoe-synthetic.zarr
 
-.PHONY: help demo test test-all check coverage format clean
+.PHONY: help demo test test-all check coverage study-collisions sample format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -34,7 +35,9 @@ $(BIN)/python:
 	touch $@
 
 demo: .venv/base.stamp       ## replay the bundled trace over a grid, print the ranking, draw the figures
-	$(BIN)/moereplay demo --out runs/demo
+	$(BIN)/moereplay replay $(SAMPLE) --capacity 1%,5%,25% --eviction lru,lfu,least_stale,farthest_layer \
+	    --prefetch none,top_k,score --out runs/demo
+	$(BIN)/moereplay plot runs/demo
 
 test: .venv/dev.stamp        ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
@@ -47,6 +50,13 @@ check: .venv/dev.stamp       ## ruff and pyright
 
 coverage: .venv/dev.stamp    ## the test suite with coverage
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-report=term
+
+study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 replayed: collisions per miss of every eviction policy
+	$(BIN)/python benchmarks/specmd_collisions.py
+
+sample: .venv/base.stamp     ## make the bundled trace anew
+	rm -rf $(SAMPLE) $(SAMPLE).derived
+	$(BIN)/moereplay synthesise --out $(SAMPLE) --requests 8 --prompt-tokens 16 --decode-tokens 40 --recall .87/.80
 
 format: .venv/dev.stamp      ## ruff's own formatting and import order
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

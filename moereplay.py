@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from simulator.config import ReplayConfig
     from simulator.grid import Outcome
     from traces.schema import Trace
@@ -20,6 +22,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 TracePath = Annotated[Path, typer.Argument(help="A trace folder, NAME.zarr.", show_default=False)]
 Lists = Annotated[str, typer.Option(help="Comma list; `moereplay policies` names them.")]
+MARKOV_REUSE = 0.31  #: of a trained miniature with OLMoE's topology
 WORKERS = os.cpu_count() or 1
 
 
@@ -62,8 +65,7 @@ def import_(
             chunk=chunk,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
+        raise ConfigError(_complaint(error)) from None
     foreign = importers.read(source, settings, format)
     trace = write_trace(out, foreign.header, islice(foreign.requests, limit), resume=resume)
     for note in foreign.notes:
@@ -80,7 +82,7 @@ def synthesise(
     requests: int = 8,
     prompt_tokens: int = 32,
     decode_tokens: int = 96,
-    reuse: Annotated[float | None, typer.Option(help="Share of a token's experts that the next uses again.")] = None,
+    reuse: Annotated[float | None, typer.Option(help="Share of a token's experts that the next uses again; .31 for markov.")] = None,
     exponent: Annotated[float, typer.Option(help="Zipf exponent of the experts' popularity.")] = 0.5,
     recall: Annotated[str, typer.Option(help="Look-ahead recall at k per depth, with `/`; empty for none.")] = "",
     logits: bool = True,
@@ -105,14 +107,13 @@ def synthesise(
                 "decode_tokens": decode_tokens,
                 "seed": seed,
                 "exponent": exponent,
-                "reuse": reuse,
+                "reuse": MARKOV_REUSE if reuse is None and kind == "markov" else reuse,
                 "logits": logits,
                 "recall": [float(part) for part in recall.split("/") if part],
             }
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"--{'.'.join(map(str, first['loc'])).replace('_', '-')}: {first['msg']}") from None
+        raise ConfigError(_complaint(error)) from None
     except ValueError:
         raise ConfigError(f"--recall {recall!r}: write one number per depth, as .87/.80") from None
     made = make(settings)
@@ -261,6 +262,13 @@ def models(name: Annotated[str | None, typer.Argument(help="Show one model's geo
         print(known(name).model_dump_json(indent=1))
         return
     _show(table([model.row() for model in MODELS.values()]))
+
+
+def _complaint(error: ValidationError) -> str:
+    """The first thing that is wrong, by the name of its option."""
+    first = error.errors()[0]
+    option = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
+    return option + first["msg"].removeprefix("Value error, ")
 
 
 def _sizes(text: str | None) -> Any:

@@ -84,7 +84,7 @@ def measured(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def ranking(frame: pl.DataFrame, by: str = "hit_rate") -> pl.DataFrame:
-    """The table that the command line prints, best first: eviction, whatever else varies, and the columns of `RANKED`.
+    """The table that the command line prints: per capacity, best first; what varies, and the columns of `RANKED`.
 
     Raises AnalysisError if `by` is none of those columns.
     """
@@ -92,8 +92,9 @@ def ranking(frame: pl.DataFrame, by: str = "hit_rate") -> pl.DataFrame:
         raise unknown("ranking column", by, RANKED)
     table = measured(frame)
     shown = [field for field in fields(frame) if field == "eviction" or table[field].n_unique() > 1]
-    order = [by, "tpot_ms", "capacity_bytes", *shown]
-    descending = [RANKED[by], *[False] * (len(order) - 1)]
+    shown.sort(key=lambda field: field != "capacity")  # what the rows are grouped by comes first
+    order = ["capacity_bytes", by, "tpot_ms", *shown]
+    descending = [False, RANKED[by], *[False] * (len(order) - 2)]
     return table.sort(order, descending=descending, nulls_last=True).select(*shown, *RANKED)
 
 

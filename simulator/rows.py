@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
@@ -76,7 +77,8 @@ def write_frame(frame: pl.DataFrame, path: Path) -> None:
             os.fsync(file.fileno())
         scratch.replace(path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; nothing was written") from None
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.contract import DECODE, PREFILL, UNIT
+from policies.contract import DECODE, PREFILL, UNIT, Miss
 from simulator.config import configure
 from simulator.platform import Link, Measured, Platform, Times
 from simulator.reference.bound import Shape
@@ -65,7 +65,7 @@ def sizes(layers: int, experts: int, k: int = 2, expert_bytes: Sequence[int] | i
 def machine(bytes_per_ns: float = 1.0, latency_ns: int = 0, depth: int = 1, cpu_ns: int = 0, **spent: int) -> Platform:
     """A platform of constant times: `dense_ns`, `expert_ns`, `expert_ns_per_token`, `pass_ns`; `cpu_ns` per expert."""
     link = Link(bytes_per_s=bytes_per_ns * 1e9, latency_ns=latency_ns, depth=depth)
-    return Platform(name="by hand", link=link, compute=Measured(**spent), cpu=Measured(expert_ns=cpu_ns))
+    return Platform(name="by hand", link=link, compute=Measured.model_validate(spent), cpu=Measured(expert_ns=cpu_ns))
 
 
 class ListSource:
@@ -142,7 +142,9 @@ def replay_lists(
     """Replay under pools given in bytes: one number is a global pool, several are one per layer."""
     pools = (pools,) if isinstance(pools, int) else pools
     config = configure(scope="per_layer" if len(pools) > 1 else "global", **settings)
-    bits = config.policy_set().miss.policy.bits(config.policy_set().miss.params)
+    miss = config.policy_set().miss
+    assert isinstance(miss.policy, Miss)
+    bits = miss.policy.bits(miss.params)
     tiers = tuple(source.geometry.bytes_at(tier) for tier in bits) or (source.geometry.expert_bytes,)
     times = Times(where, source.geometry, tiers)
     ledger, end = run(source, Setting(config, Shape(source.geometry, tiers), times, pools, log))

@@ -217,7 +217,7 @@ class Arc(Model):
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots)
-        self.p = Fraction(0)
+        self.p = 0.0
         self.t1, self.t2, self.b1, self.b2 = list[int](), list[int](), list[int](), list[int]()
 
     def has(self, x: int) -> bool:
@@ -234,10 +234,10 @@ class Arc(Model):
     def admit(self, x: int, kept: Collection[int]) -> None:
         """Cases II to IV."""
         if x in self.b1:
-            self.p = min(Fraction(self.slots), self.p + max(Fraction(1), Fraction(len(self.b2), len(self.b1))))
+            self.p = min(float(self.slots), self.p + max(1.0, len(self.b2) / len(self.b1)))
             self._ghost_returns(self.b1, x)
         elif x in self.b2:
-            self.p = max(Fraction(0), self.p - max(Fraction(1), Fraction(len(self.b1), len(self.b2))))
+            self.p = max(0.0, self.p - max(1.0, len(self.b1) / len(self.b2)))
             self._ghost_returns(self.b2, x)
         else:
             self._make_room(x)

@@ -1,4 +1,4 @@
-"""Derived arrays: equal to slow plain Python on random schedules, and kept on disk without ever being trusted blindly."""
+"""Derived arrays: equal to slow plain Python on random schedules, and derived anew where the kept files are damaged."""
 
 from __future__ import annotations
 

@@ -344,6 +344,12 @@ def test_what_cannot_be_written_leaves_nothing_behind(single: pl.DataFrame, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["misses.png"]
 
 
+def test_a_file_in_place_of_the_folder_is_one_line(single: pl.DataFrame, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(AnalysisError, match=r"^cannot write .*misses.png: .*; choose another folder$"):
+        save(draw("misses", single), tmp_path / "file" / "misses")
+
+
 def test_drawing_leaves_the_settings_of_matplotlib_alone(single: pl.DataFrame) -> None:
     before = dict(matplotlib.rcParams)
     draw("misses", single)

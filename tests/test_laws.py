@@ -1,18 +1,18 @@
-"""What holds in every replay, whatever the policies: searched by Hypothesis over small worlds in which events collide."""
+"""What holds in every replay, whatever the policies: searched for in small worlds in which events collide."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.result import COUNTERS, Event, Row
 from tests.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
-from tests.worlds import EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, World, worlds
+from tests.worlds import EVICTIONS, PREFETCHES, World, worlds
 
-searched = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+searched = settings(max_examples=150, deadline=None, derandomize=True)
 REASONS = ("compulsory", "collisions", "capacity")
 
 

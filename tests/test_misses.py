@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from policies.contract import UNIT
@@ -19,7 +21,7 @@ def prefill(cells: list[Cell], experts: int = 4) -> ListSource:
     return ListSource(sizes(1, experts, len(cells[0].ids)), [Prompted(rows, prompt=len(rows))])
 
 
-def executed(source: ListSource, **settings: object) -> tuple[Outcome, list[list[list[int]]]]:
+def executed(source: ListSource, **settings: Any) -> tuple[Outcome, list[list[list[int]]]]:
     outcome = replay_lists(source, 4, SLOW, **settings)
     return outcome, source.executed
 

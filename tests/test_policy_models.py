@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policies
-from policies.contract import CPU, DROP, PER_TOKEN, Step
+from policies.contract import CPU, DROP, NEVER, PER_TOKEN, Step
 from policies.grammar import parse
 from simulator.reference.bound import Bound, Shape, Tables
 from tests.policy_models import (
@@ -92,10 +92,59 @@ def test_evictions_hit_and_miss_as_their_models(
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(seed=seeds, sizes=sizes(), slots=st.integers(1, 9), scope=st.sampled_from(["global", "per_layer"]))
 def test_arc_hits_and_misses_as_its_pseudo_code(seed: int, sizes: Sizes, slots: int, scope: str):
-    trace = random_trace(seed, sizes._replace(tokens=3 * sizes.tokens))
+    """Experts of one byte: the target is then the same float, counted in bytes or in slots."""
+    trace = random_trace(seed, sizes._replace(tokens=3 * sizes.tokens, size=1))
     outcome = replayed(trace, slots, eviction="arc", contract="sequential", scope=scope)
     model = expected(trace, lambda slots, stream: Arc(slots), slots, scope, "sequential")
     assert [access.hit for access in outcome.accesses] == model
+
+
+def key_at(text: str, now: dict[str, int], **expert: int) -> int:
+    """Expert 0 of layer 0, in a model of four layers; it was last used in pass 2, as the third use of all."""
+    row = {"layer": 0, "needed": 0, "last_pass": 2, "hint_pass": -1, "last_use": 3, "next_use": 9} | expert
+    asked = Asked("eviction", text)
+    asked.tables.now.update(now)
+    asked.tables.experts[0].update(row)
+    return asked.bound.call(asked.bound.policy.key, 0)
+
+
+def test_least_stale_leaves_a_layer_only_after_its_gate():
+    """Between the step's start and its gate nobody knows who is needed: distance 0 of 4; afterwards a whole round, 4."""
+    before, after = ({"pass": 5, "layer": 0, "gated": gated} for gated in (0, 1))
+    assert key_at("least_stale", before) - key_at("least_stale", after) == 4
+    assert key_at("least_stale", before) == key_at("least_stale", after, needed=1)
+
+
+def test_least_stale_takes_what_a_prefetch_named_for_current():
+    now = {"pass": 5, "layer": 1, "gated": 1}
+    assert key_at("least_stale", now, hint_pass=5) == key_at("least_stale", now, last_pass=5)
+    assert key_at("least_stale", now, hint_pass=4) == key_at("least_stale", now) < key_at("least_stale", now, hint_pass=5)
+
+
+def admitted(text: str, prefetched: int, incoming: dict[str, int], leaving: dict[str, int]) -> bool:
+    asked = Asked("eviction", text)
+    asked.tables.now["pass"] = 5
+    asked.tables.experts[0].update(incoming)
+    asked.tables.experts[1].update(leaving)
+    return asked.bound.call(asked.bound.policy.admit, 0, prefetched, 1)
+
+
+@pytest.mark.parametrize(("text", "own", "other", "taken"), [
+    ("belady:bypass=true", 8, 7, False),
+    ("belady:bypass=true", 7, 8, True),
+    ("belady:bypass=true", NEVER, NEVER, True),
+    ("belady", NEVER, 7, True),
+])  # fmt: skip
+def test_belady_bypasses_what_comes_back_strictly_later(text: str, own: int, other: int, taken: bool):
+    assert admitted(text, 0, {"next_use": own}, {"next_use": other}) == taken
+
+
+@pytest.mark.parametrize("prefetched", [0, 1])
+@pytest.mark.parametrize("last_pass", [4, 5])
+@pytest.mark.parametrize("allowed", ["true", "false"])
+def test_least_stale_may_guard_current_experts_from_prefetches(prefetched: int, last_pass: int, allowed: str):
+    taken = admitted(f"least_stale:prefetch_evicts_current={allowed}", prefetched, {}, {"last_pass": last_pass})
+    assert taken == (allowed == "true" or not prefetched or last_pass == 4)
 
 
 @both_contracts

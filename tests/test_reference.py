@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_prefetching_after_the_demand_starts_at_the_end_of_the_step() -> None:
 @pytest.mark.parametrize(("slots", "started"), [(1, 0), (2, 1)])
 def test_free_only_prefetches_never_evict(slots: int, started: int) -> None:
     source = foreseen(([0], [[0]]), ([0], []))
-    settings = {"prefetch": "top_k", "prefetch_admission": "free_only", "prefetch_at": "after_demand"}
+    settings: dict[str, Any] = {"prefetch": "top_k", "prefetch_admission": "free_only", "prefetch_at": "after_demand"}
     outcome = replay_lists(source, slots, SLOW, **settings)
     assert outcome.counts("prefetch_started", "prefetch_dropped") == (started, 1 - started)
 
@@ -202,7 +203,7 @@ def test_a_declined_prefetch_is_dropped() -> None:
     first: Token = [Cell([0], look=[naming(4, [0])]), Cell([-1])]
     rest: list[Token] = [[Cell([0], look=[naming(4, [1])]), Cell([0])]]
     source = ListSource(sizes(2, 4, 1), [Prompted([first, *rest])])
-    settings = {"prefetch": "top_k", "prefetch_at": "after_demand", "eviction": "belady:bypass=true"}
+    settings: dict[str, Any] = {"prefetch": "top_k", "prefetch_at": "after_demand", "eviction": "belady:bypass=true"}
     outcome = replay_lists(source, 1, SLOW, **settings)
     assert outcome.spans("drop")[0] == (8, 8, 1, 0)
     assert outcome.counts("hits", "prefetch_dropped", "declined") == (1, 1, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -189,7 +190,7 @@ ONE_AT_A_TIME = [
 SEVERAL = machine(bytes_per_ns=0.5, latency_ns=4, depth=3, expert_ns=2)
 
 
-def counted(where: Platform, **settings: str) -> tuple[int, ...]:
+def counted(where: Platform, **settings: Any) -> tuple[int, ...]:
     outcome = replay_lists(scattered(3, 6, 2, 30), 5, where, **settings)
     return outcome.counts("hits", "misses", *REASONS, "insertions", "evictions", "bytes_demand")
 

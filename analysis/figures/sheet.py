@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
@@ -207,7 +207,8 @@ def _replace(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         scratch.replace(path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):  # if the folder itself is in question, so is the scratch file
+            scratch.unlink()
         raise AnalysisError(f"cannot write {path}: {error.strerror or error}; choose another folder") from None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from simulator.result import COUNTERS, LIFETIME_BUCKETS, Event, Row
 
 PHASES = ("prefill", "decode")
@@ -48,7 +50,7 @@ class Ledger:
         """A copy was evicted after so many steps."""
         self._lifetimes[layer][self.phase][min(steps.bit_length(), LIFETIME_BUCKETS - 1)] += 1
 
-    def log(self, *fields: int | str) -> None:
+    def log(self, *fields: Any) -> None:
         """Keep an `Event` of these fields, if the log was asked for."""
         if self.logs:
             self.events.append(Event(*fields))
