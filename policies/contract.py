@@ -261,7 +261,7 @@ class Eviction(Policy):
     """Names victims: by key (smallest leaves; ties by least recent stamp, then lowest id) or by a `victim` hook."""
 
     key: Callable[..., int] | None = None  #: (now, experts, copies, own, y) -> int64
-    rekey: str = "touch"  #: when an untouched copy's key may change: "touch" (never), "pass", or "step" (start and gate)
+    rekey: str = "touch"  #: when an untouched copy's key may change: "touch" (never), "pass", "step" (start, gate)
     victim: Callable[..., int] | None = None  #: (now, experts, copies, own, pool, y_in) -> copy or NONE
     admit: Callable[..., bool] | None = None  #: (now, experts, copies, own, y_in, prefetched, y_out) -> False declines
     kind: str = field(init=False, default="eviction")

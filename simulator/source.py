@@ -14,6 +14,8 @@ from traces.lookahead import predicted
 from traces.passes import schedule
 from traces.schema import Geometry, Trace
 
+READ_AHEAD = 512  #: tokens, one shard
+
 
 class Pass(NamedTuple):
     """One forward pass."""
@@ -67,14 +69,32 @@ class Source(Protocol):
         ...
 
 
+class Window:
+    """The rows of one array around the pass in progress; a compressed store is slow to read token by token."""
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self._trace, self._name = trace, name
+        self._first = self._last = 0
+        self._rows = np.empty(0)
+
+    def rows(self, step: Pass) -> np.ndarray:
+        """The rows of the pass's tokens."""
+        stop = step.start + step.tokens
+        if not self._first <= step.start < stop <= self._last:
+            self._first, self._last = step.start, min(max(stop, step.start + READ_AHEAD), self._trace.tokens)
+            self._rows = self._trace.read(self._name, self._first, self._last)
+        return self._rows[step.start - self._first : stop - self._first]
+
+
 class TraceSource:
     """A recorded trace under a schedule of passes; reads only the arrays that the policies need."""
 
     def __init__(self, trace: Trace, passes: str, prefetch: Chosen, needs: frozenset[str]) -> None:
         self._trace, self._plan = trace, schedule(trace, passes)
         self._demand = demand_of(trace, passes)
-        self._weights = trace.arrays.get("weights")
-        self._wants_logits = "logits" in needs
+        self._ids = Window(trace, "chosen")
+        self._weights = Window(trace, "weights") if "weights" in trace.arrays else None
+        self._logits = Window(trace, "logits") if "logits" in needs else None
         self._look = self._predictions(prefetch)
 
     @property
@@ -93,45 +113,39 @@ class TraceSource:
         plan = self._plan
         for index in range(len(plan)):
             start, stop = int(plan.start[index]), int(plan.stop[index])
-            self._load(start, stop)
             yield Pass(index, int(plan.request[index]), int(plan.phase[index]), stop - start, start)
-
-    def _load(self, start: int, stop: int) -> None:
-        """Read the pass's rows once for all its layers."""
-        self._ids = self._trace.read("chosen", start, stop)
-        self._mass = None if self._weights is None else to_units(self._trace.read("weights", start, stop))
-        self._logits = self._trace.read("logits", start, stop) if self._wants_logits else None
 
     def gate(self, step: Pass, layer: int) -> Gate:
         """The recorded gate."""
         rows = slice(step.start, step.start + step.tokens)
         return Gate(
-            ids=self._ids[:, layer].tolist(),
+            ids=self._ids.rows(step)[:, layer].tolist(),
             demand=self._demand.step(step.index * self.geometry.layers + layer),
-            mass=() if self._mass is None else self._mass[:, layer].tolist(),
+            mass=() if self._weights is None else to_units(self._weights.rows(step)[:, layer]).tolist(),
             look_order=[look.order[rows, layer].tolist() for look in self._look],
             look_score=[look.score[rows, layer].tolist() for look in self._look],
-            **self._scores(layer),
+            **self._scores(step, layer),
         )
 
-    def _scores(self, layer: int) -> dict[str, list]:
+    def _scores(self, step: Pass, layer: int) -> dict[str, list]:
         if self._logits is None:
             return {}
-        logits, router, bias = self._logits[:, layer], self.geometry.router, self._bias(layer)
+        logits, router, bias = self._logits.rows(step)[:, layer], self.geometry.router, self._bias(layer)
         return {
             "logits": logits.tolist(),
             "choice": routers.choice_scores(router, logits, bias).tolist(),
             "scores": to_units(routers.scores(router, logits, bias)).tolist(),
         }
 
-    def _bias(self, layer: int):
+    def _bias(self, layer: int) -> np.ndarray | None:
         return None if self._trace.router_bias is None else self._trace.router_bias[layer]
 
     def weigh(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> list[list[int]]:
         """From the recorded logits, by the router's own rule."""
         if self._logits is None:
             raise AssertionError("a policy that changes the mixture must declare that it needs logits")
-        return to_units(routers.weigh(self.geometry.router, self._logits[:, layer], np.asarray(ids))).tolist()
+        logits = self._logits.rows(step)[:, layer]
+        return to_units(routers.weigh(self.geometry.router, logits, np.asarray(ids))).tolist()
 
     def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> None:
         """A trace does not react: replays of changed routing are open loop."""

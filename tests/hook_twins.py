@@ -1,4 +1,4 @@
-"""Hooks twice: as plain Python over dict rows and lists, and compiled over structured arrays, as the engines call them."""
+"""Hooks twice: plain Python over dict rows and lists, and compiled over structured arrays, as engines call them."""
 
 from __future__ import annotations
 
@@ -57,8 +57,13 @@ def hooks(policy: Policy) -> Iterator[tuple[str, FunctionType]]:
     """The hooks that a policy gives."""
     for name in SIGNATURES:
         hook = getattr(policy, name, None)
-        if hook is not None:
+        if isinstance(hook, FunctionType):
             yield name, hook
+
+
+def hook_of(policy: Policy, name: str) -> FunctionType:
+    """A hook that the policy is known to give."""
+    return dict(hooks(policy))[name]
 
 
 def compiled(name: str, hook: FunctionType) -> Callable:
@@ -74,8 +79,9 @@ def _let_compiled_code_call(function: FunctionType) -> None:
     """Register the policies' own functions that this one calls, however deep."""
     for called in _names(function.__code__):
         helper = function.__globals__.get(called)
-        ours = isinstance(helper, FunctionType) and helper.__module__.startswith("policies.")
-        if ours and helper not in _callable_from_compiled:
+        if not isinstance(helper, FunctionType) or helper in _callable_from_compiled:
+            continue
+        if helper.__module__.startswith("policies."):
             _callable_from_compiled.add(helper)
             register_jitable(helper)
             _let_compiled_code_call(helper)

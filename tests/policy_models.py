@@ -338,7 +338,11 @@ def above_running(history: list[int], scores: Sequence[int], percentile: int) ->
 
 
 def substitutes(
-    rows: list[list[int]], scores: Sequence[Sequence[int]], missing: Sequence[int], resident: Collection[int], slack: int
+    rows: list[list[int]],
+    scores: Sequence[Sequence[int]],
+    missing: Sequence[int],
+    resident: Collection[int],
+    slack: int,
 ) -> int:
     """Replace missing experts in the tokens' rows by residents scoring at most `slack` less; the number replaced.
 

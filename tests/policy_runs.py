@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.contract import Miss
+from policies.grammar import Chosen
 from simulator.config import ReplayConfig, configure
 from simulator.platform import Link, Measured, Platform, Times
 from simulator.reference.bound import Shape
@@ -127,8 +129,7 @@ def replayed(trace: Trace, slots: int, times: Nanoseconds | None = None, **setti
     config, geometry = configure(**settings), trace.geometry
     chosen = config.policy_set()
     chosen.check(trace.capabilities | {"future"}, trace.header.lookahead_depth)
-    bits = chosen.miss.policy.bits(chosen.miss.params)
-    tiers = tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
+    tiers = _tiers(chosen.miss, geometry)
     needs = frozenset().union(*(part.needs for part in vars(chosen).values()))
     source = Recording(trace, config.passes, chosen.prefetch, needs)
     source.ran = []
@@ -136,6 +137,12 @@ def replayed(trace: Trace, slots: int, times: Nanoseconds | None = None, **setti
     pools = _pools(config, geometry, slots)
     ledger, end = run(source, Setting(config, Shape(geometry, tiers), machine, pools, log=True))
     return Outcome(ledger.totals(end), ledger.events, source.ran)
+
+
+def _tiers(miss: Chosen, geometry: Geometry) -> tuple[tuple[int, ...], ...]:
+    assert isinstance(miss.policy, Miss)
+    bits = miss.policy.bits(miss.params)
+    return tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
 
 
 def _pools(config: ReplayConfig, geometry: Geometry, slots: int) -> tuple[int, ...]:

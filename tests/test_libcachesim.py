@@ -1,8 +1,8 @@
 """Miss for miss the same as libCacheSim (github.com/1a1a11a/libCacheSim), another group's simulator, on real routing.
 
 Contract sequential without prefetch is a classical cache over the flattened stream of demands, one expert at a time.
-An expert weighs one byte, as objects do there: ARC's target, a float in bytes, then rounds alike. Belady's ties are among
-experts that never return, so they cannot show in hits.
+An expert weighs one byte, as objects do there: ARC's target, a float in bytes, then rounds alike. Belady's ties are
+among experts that never return, so they cannot show in hits.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ from policies.contract import (
     Eviction,
     Miss,
     Number,
-    Numbers,
     Own,
     Parameter,
     Policy,
@@ -41,7 +40,7 @@ from policies.contract import (
 from policies.counter_hash import counter_hash
 from policies.grammar import Chosen, parse
 from simulator.reference.bound import Bound, Shape, Tables
-from tests.hook_twins import SIGNATURES, hooks, twin
+from tests.hook_twins import SIGNATURES, hook_of, hooks, twin
 from tests.policy_runs import Outcome, Sizes, geometry_of, random_trace, replayed
 
 CATALOGUE = policies.catalogue()
@@ -88,7 +87,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, policy: Policy, **changed: Cal
 def replay_with(chosen: Chosen, seed: int, **others: object) -> Outcome:
     """A short replay with prefill, two requests and a reset between them; room for eight experts of eighteen."""
     given = {"prefetch": "top_k", "reset": "request"} | others | {chosen.policy.kind: chosen.text()}
-    return replayed(random_trace(seed, SIZES), slots=8, **given)
+    return replayed(random_trace(seed, SIZES), 8, None, **given)
 
 
 # -- what a policy declares ---------------------------------------------------------------------------------------
@@ -165,7 +164,9 @@ def test_compiled_hooks_agree_with_python_in_a_replay(policy: Policy, contract: 
 def test_compiled_evictions_agree_with_python_per_layer(policy: Policy, monkeypatch: pytest.MonkeyPatch):
     put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in hooks(policy)})
     for chosen in variants(policy):
-        evicting = replayed(random_trace(2, SIZES), slots=3, eviction=chosen.text(), prefetch="top_k", scope="per_layer")
+        evicting = replayed(
+            random_trace(2, SIZES), slots=3, eviction=chosen.text(), prefetch="top_k", scope="per_layer"
+        )
         assert evicting.totals["evictions"] > 0
 
 
@@ -178,10 +179,10 @@ def test_routing_gives_every_token_distinct_experts(policy: Policy):
 
 @pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "suggest", None)], ids=label)
 def test_prefetch_names_distinct_experts_of_later_layers(policy: Prefetch, monkeypatch: pytest.MonkeyPatch):
-    counts = []
+    counts, suggest = [], hook_of(policy, "suggest")
 
     def watched(now, step, experts, copies, own, out):
-        count = policy.suggest(now, step, experts, copies, own, out)
+        count = suggest(now, step, experts, copies, own, out)
         named = out[:count]
         counts.append(count)
         assert len(set(named)) == count
@@ -220,7 +221,7 @@ class Drawn(NamedTuple):
     own: Own
 
     def key(self, policy: Eviction, chosen: Chosen, y: int) -> int:
-        return policy.key(self.now, self.experts, self.copies, self.own._replace(par=chosen.par()), y)
+        return hook_of(policy, "key")(self.now, self.experts, self.copies, self.own._replace(par=chosen.par()), y)
 
 
 def random_tables(below: Callable[[int], int], policy: Policy) -> Drawn:
@@ -253,7 +254,7 @@ def moved_on(drawn: Drawn, later: Drawn, y: int, rekey: str) -> Drawn:
 @given(rng=st.randoms(use_true_random=False))
 def test_keys_are_the_same_integers_in_machine_code(policy: Eviction, rng: Random):
     drawn = random_tables(rng.randrange, policy)
-    checked = replace(policy, key=twin("key", policy.key))
+    checked = replace(policy, key=twin("key", hook_of(policy, "key")))
     for chosen in variants(policy):
         for y in range(len(drawn.copies)):
             assert -(2**63) <= drawn.key(checked, chosen, y) < 2**63

@@ -151,12 +151,19 @@ class Tier:
             return Claim.REFUSED
         candidates = self._candidates(pool)
         spare = [] if prefetch else self._spare(pool)
-        if sum(self.tables.copies[other]["bytes"] for other in [*candidates, *spare]) < short:
+        if not self._would_free(short, [*candidates, *spare]):
             return Claim.REFUSED
         victim = self._victim(pool, y, candidates or spare)
         if not self._admitted(y, prefetch, victim):
             return self._declined(prefetch)
         return self._evict_until_it_fits(y, pool, victim, layer)
+
+    def _would_free(self, short: int, copies: list[int]) -> bool:
+        for y in copies:
+            short -= self.tables.copies[y]["bytes"]
+            if short <= 0:
+                return True
+        return False
 
     def _candidates(self, pool: int) -> list[int]:
         return [y for y in self._residents[pool] if not self.tables.copies[y]["protected"]]
@@ -180,8 +187,7 @@ class Tier:
     def _victim(self, pool: int, y_in: int, candidates: list[int]) -> int:
         eviction = self.hands.eviction
         if eviction.policy.victim is None:
-            self._rekey()
-            return min(candidates, key=self._order)
+            return self._smallest(candidates)
         kept = [y for y in candidates if self.tables.copies[y]["protected"]]
         for y in kept:  # computed experts of this step become candidates for this one choice
             self.release(y)
@@ -192,14 +198,15 @@ class Tier:
             raise AssertionError(f"{eviction.policy.name} named {victim}, which may not leave pool {pool}")
         return victim
 
-    def _order(self, y: int) -> tuple[int, int, int]:
+    def _smallest(self, candidates: list[int]) -> int:
         """Smallest leaves: the policy's key, then the least recent stamp, then the lowest id."""
-        known = self._orders.get(y)
-        if known is None:
-            eviction = self.hands.eviction
-            stamp = self.tables.experts[y // self._precisions]["last_use"]
-            known = self._orders[y] = (eviction.call(eviction.policy.key, y), stamp, y)
-        return known
+        self._rekey()
+        eviction, experts = self.hands.eviction, self.tables.experts
+        for y in candidates:
+            if y not in self._orders:
+                key = eviction.call(eviction.policy.key, y)
+                self._orders[y] = (key, experts[y // self._precisions]["last_use"], y)
+        return min(map(self._orders.__getitem__, candidates))[2]
 
     def _rekey(self) -> None:
         """Forget orders whose declared scope has passed; touched copies are forgotten by `touch`."""
