@@ -39,7 +39,9 @@ def import_(
     out: Annotated[Path, typer.Option(help="The trace to write, NAME.zarr.", show_default=False)],
     format: Annotated[str | None, typer.Option(help="Importer name, if the file is not recognised.")] = None,
     model: Annotated[str | None, typer.Option(help="Known model that gives the sizes; see `moereplay models`.")] = None,
-    expert_bytes: Annotated[str | None, typer.Option(help="Bytes of one expert, or one number per layer with `/`.")] = None,
+    expert_bytes: Annotated[
+        str | None, typer.Option(help="Bytes of one expert, or one number per layer with `/`.")
+    ] = None,
     expert_bits: Annotated[float | None, typer.Option(help="Precision of those bytes.")] = None,
     prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Tokens after which the recorder cleared its context.")] = None,
@@ -82,7 +84,9 @@ def synthesise(
     requests: int = 8,
     prompt_tokens: int = 32,
     decode_tokens: int = 96,
-    reuse: Annotated[float | None, typer.Option(help="Share of a token's experts that the next uses again; .31 for markov.")] = None,
+    reuse: Annotated[
+        float | None, typer.Option(help="Share of a token's experts that the next uses again; .31 for markov.")
+    ] = None,
     exponent: Annotated[float, typer.Option(help="Zipf exponent of the experts' popularity.")] = 0.5,
     recall: Annotated[str, typer.Option(help="Look-ahead recall at k per depth, with `/`; empty for none.")] = "",
     logits: bool = True,
@@ -153,7 +157,9 @@ def replay(
     prefetch: Lists = "none",
     miss: Lists = "fetch",
     routing: Lists = "standard",
-    platform: Annotated[str, typer.Option(help="Comma list of presets or .toml files; `moereplay platforms`.")] = "a100-5gbps",
+    platform: Annotated[
+        str, typer.Option(help="Comma list of presets or .toml files; `moereplay platforms`.")
+    ] = "a100-5gbps",
     contract: Annotated[str, typer.Option(help="atomic, sequential.")] = "atomic",
     scope: Annotated[str, typer.Option(help="global, per_layer.")] = "global",
     passes: Annotated[str, typer.Option(help="recorded, token, chunk:N.")] = "recorded",
@@ -168,7 +174,7 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="Folder for one Parquet part per configuration.")] = None,
     events: Annotated[Path | None, typer.Option(help="Event log of one configuration (.parquet or .csv).")] = None,
 ) -> None:
-    """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED figures."""
+    """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
     from simulator.grid import expand, run_grid
     from simulator.replay import check_engine
     from simulator.rows import write_events, write_part
@@ -212,7 +218,9 @@ def replay(
 def plot(
     results: Annotated[Path, typer.Argument(help="Folder written by `moereplay replay --out`.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Folder for the figures; default RESULTS/figures.")] = None,
-    figure: Annotated[str | None, typer.Option(help="Comma list of figures; default all that the results can feed.")] = None,
+    figure: Annotated[
+        str | None, typer.Option(help="Comma list of figures; default all that the results can feed.")
+    ] = None,
 ) -> None:
     """Draw figures from results, PNG and SVG: collisions by layer, misses, hit rate against capacity."""
     from analysis.figures import draw_all, save
@@ -241,7 +249,9 @@ def policies(name: Annotated[str | None, typer.Argument(help="Explain one policy
 
 
 @app.command()
-def platforms(name: Annotated[str | None, typer.Argument(help="Show one platform's figures and sources.")] = None) -> None:
+def platforms(
+    name: Annotated[str | None, typer.Argument(help="Show one platform's figures and sources.")] = None,
+) -> None:
     """List the platform presets, or show one."""
     from analysis.tables import table
     from simulator.platform import platform, presets

@@ -46,6 +46,11 @@ def _heading(trace: Trace, summary: Summary) -> list[str]:
 
 
 def _layer_row(index: int, layer: LayerSummary) -> dict[str, object]:
-    row: dict[str, object] = {"layer": index, "reuse": layer.reuse, "entropy": layer.entropy, "busiest/mean": layer.imbalance}
+    row: dict[str, object] = {
+        "layer": index,
+        "reuse": layer.reuse,
+        "entropy": layer.entropy,
+        "busiest/mean": layer.imbalance,
+    }
     row |= {f"distinct in {window}": mean for window, mean in layer.distinct.items()}
     return row | {f"recall +{depth}": share for depth, share in layer.recall.items()}

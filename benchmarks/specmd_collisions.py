@@ -37,7 +37,13 @@ def main() -> None:
     geometry = known("olmoe-1b-7b").geometry.stored_at(4)
     made = synthesise(
         Synthetic(
-            kind="markov", geometry=geometry, requests=8, prompt_tokens=32, decode_tokens=128, reuse=0.31, recall=(0.87,)
+            kind="markov",
+            geometry=geometry,
+            requests=8,
+            prompt_tokens=32,
+            decode_tokens=128,
+            reuse=0.31,
+            recall=(0.87,),
         )
     )
     with TemporaryDirectory() as folder:

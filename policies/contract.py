@@ -48,7 +48,10 @@ EXPERT = np.dtype(
         ("last_pass", np.int64),  # pass of that stamp
         ("hint_pass", np.int64),  # pass in which a prefetch policy last named it while resident
         ("uses_ever", np.int64),
-        ("uses_here", np.int64),  # uses since it became resident; a prefetch arrives with 1, its first use leaves it at 1
+        (
+            "uses_here",
+            np.int64,
+        ),  # uses since it became resident; a prefetch arrives with 1, its first use leaves it at 1
         ("mass_ever", np.int64),  # sum of the gate weights (in UNITs) of all its assignments
         ("next_use", np.int64),  # position of its next demand not yet looked up, or NEVER; needs `future`
         ("needed", np.int64),  # 1 from the gate that demands it until its compute has ended
@@ -229,7 +232,9 @@ class Policy:
 class Routing(Policy):
     """May change which experts a token uses; weights always come from the unmodified logits."""
 
-    choose: Callable[..., None] | None = None  #: (now, step, experts, copies, own, out): out[t][j] = expert id; None = recorded
+    choose: Callable[..., None] | None = (
+        None  #: (now, step, experts, copies, own, out): out[t][j] = expert id; None = recorded
+    )
     kind: str = field(init=False, default="routing")
 
 
@@ -248,9 +253,13 @@ class Miss(Policy):
     """Decides the precision wanted of each demanded expert, and what happens to each miss."""
 
     want: Callable[..., int] | None = None  #: (now, step, experts, copies, own, n) -> precision; None = 0
-    resolve: Callable[..., None]  #: (now, step, experts, copies, own, missing, free, verdict): verdict[m] for missing[m]
+    resolve: Callable[
+        ..., None
+    ]  #: (now, step, experts, copies, own, missing, free, verdict): verdict[m] for missing[m]
     substitute: Callable[..., int] | None = None  #: (now, step, experts, copies, own, t, j, eligible) -> e or NONE
-    bits: Callable[[Params], tuple[float, ...]] = lambda params: ()  #: precision tiers, most precise first; () = as stored
+    bits: Callable[[Params], tuple[float, ...]] = (
+        lambda params: ()
+    )  #: precision tiers, most precise first; () = as stored
     changes_output: bool = False
     uses_cpu: bool = False  #: refused on a platform without one
     kind: str = field(init=False, default="miss")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import policies
 from policies.contract import PAR_SLOTS, Parameter, Policy, PolicyError
 
+PolicyT = TypeVar("PolicyT", bound=Policy)
+
 
 @dataclass(frozen=True)
-class Chosen:
+class Chosen(Generic[PolicyT]):
     """A policy with its parameters, defaults filled in."""
 
-    policy: Policy
+    policy: PolicyT
     params: dict[str, Any]
 
     @property
@@ -33,7 +35,7 @@ class Chosen:
         return values + [0.0] * (PAR_SLOTS - len(values))
 
 
-def parse(kind: str, text: str) -> Chosen:
+def parse(kind: str, text: str) -> Chosen[Any]:
     """The policy that `text` spells. Raises PolicyError naming the policy, the parameter and what it allows."""
     name, *settings = text.strip().split(":")
     policy = policies.load(kind, name)
@@ -48,7 +50,7 @@ def parse(kind: str, text: str) -> Chosen:
     return Chosen(policy, {param.name: param.default for param in policy.params} | given)
 
 
-def parse_list(kind: str, text: str) -> list[Chosen]:
+def parse_list(kind: str, text: str) -> list[Chosen[Any]]:
     """The policies of a comma list, in order. Raises PolicyError."""
     return [parse(kind, part) for part in text.split(",")]
 

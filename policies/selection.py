@@ -17,7 +17,7 @@ def next_best(scores, first, experts):
 
 
 def name_predicted(now, step, d, wanted, out, count):
-    """Append to `out` the union over tokens of each token's `wanted[t]` best of layer + 1 + d, by descending largest score.
+    """Append to `out` each token's `wanted[t]` best of layer + 1 + d, united, by descending largest score.
 
     Ties to the lowest id. Returns the new count; nothing beyond the last layer.
     """

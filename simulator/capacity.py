@@ -1,7 +1,7 @@
 """Capacity: what a user may write, and how many bytes each pool gets.
 
-    5%        of all expert bytes at the trace's stored precision      5%@16   of their bytes at 16 bits
-    600MB  1.5GiB   bytes                51experts   mean experts      32/layer   experts of every layer
+5%        of all expert bytes at the trace's stored precision      5%@16   of their bytes at 16 bits
+600MB  1.5GiB   bytes                51experts   mean experts      32/layer   experts of every layer
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def parse_capacity(text: str, geometry: Geometry, scope: str, tiers: tuple[tuple
     for index, (pool, size) in enumerate(zip(pools, largest, strict=True)):
         if pool < size:
             where = f"layer {index}'s pool" if scope == "per_layer" else "the pool"
-            raise ConfigError(f"capacity {text} gives {where} {pool:,} bytes, less than one expert of {size:,}; raise it")
+            raise ConfigError(
+                f"capacity {text} gives {where} {pool:,} bytes, less than one expert of {size:,}; raise it"
+            )
     return _described(pools, geometry, tiers[0])
 
 
@@ -79,9 +81,8 @@ def _total(text: str, geometry: Geometry) -> Fraction:
         if bits <= 0:
             raise ConfigError(f"capacity {text!r}: bits must be positive")
         return Fraction(match[1]) / 100 * _all_bytes(geometry.bytes_at(bits), geometry)
-    if match := re.fullmatch(rf"{NUMBER}\s*([KMGT]?i?B)", text):
-        if match[2] in UNITS:
-            return Fraction(match[1]) * UNITS[match[2]]
+    if match := re.fullmatch(rf"{NUMBER}\s*({'|'.join(UNITS)})", text):
+        return Fraction(match[1]) * UNITS[match[2]]
     if match := re.fullmatch(rf"{NUMBER}\s*experts?", text):
         return Fraction(match[1]) * _all_bytes(geometry.expert_bytes, geometry) / (geometry.layers * geometry.experts)
     if match := re.fullmatch(rf"{NUMBER}/layer", text):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from policies.contract import PolicyError
+from policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
 from policies.grammar import Chosen, parse
 from simulator.errors import ConfigError
 from simulator.platform import platform
@@ -38,7 +38,7 @@ class ReplayConfig(BaseModel):
     prefetch_at: Literal["gate", "after_demand"] = "gate"
     prefetch_admission: Literal["evict", "free_only"] = "evict"
     warm: tuple[tuple[int, int], ...] = ()
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
 
     @field_validator("passes")
     @classmethod
@@ -75,10 +75,10 @@ class ReplayConfig(BaseModel):
 class PolicySet:
     """One policy of each kind."""
 
-    routing: Chosen
-    prefetch: Chosen
-    eviction: Chosen
-    miss: Chosen
+    routing: Chosen[Routing]
+    prefetch: Chosen[Prefetch]
+    eviction: Chosen[Eviction]
+    miss: Chosen[Miss]
 
     @property
     def open_loop(self) -> bool:
@@ -102,7 +102,9 @@ class PolicySet:
                 raise PolicyError(f"{kind} {chosen.policy.name} needs {need}, which this trace lacks{_advice(need)}")
         depth = self.prefetch.policy.depth(self.prefetch.params)
         if "lookahead" in self.prefetch.needs and depth > lookahead_depth:
-            raise PolicyError(f"{self.prefetch.text()} looks {depth} layers ahead; the trace recorded {lookahead_depth}")
+            raise PolicyError(
+                f"{self.prefetch.text()} looks {depth} layers ahead; the trace recorded {lookahead_depth}"
+            )
         if self.changes_routing and "future" in self.eviction.needs:
             raise PolicyError(
                 f"{self.eviction.policy.name} reads the future, which routing {self.routing.policy.name} changes; "

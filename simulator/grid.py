@@ -1,4 +1,4 @@
-"""Many configurations over one trace: expand comma lists, check everything, then replay, each beside its Belady bound."""
+"""Many configurations over one trace: expand comma lists, check them all, replay, each beside its Belady bound."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def expand(lists: Mapping[str, str], fixed: Mapping[str, object]) -> list[Replay
     axes = [[part.strip() for part in text.split(",")] for text in lists.values()]
     for name, parts in zip(lists, axes, strict=True):
         if "" in parts:
-            raise ConfigError(f"--{name.replace('_', '-')} {lists[name]!r} has an empty entry; separate values with one comma")
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {lists[name]!r} has an empty entry; separate values with one comma"
+            )
     configs = [configure(**dict(zip(lists, values, strict=True)), **fixed) for values in itertools.product(*axes)]
     return list(dict.fromkeys(configs))
 
@@ -67,7 +69,7 @@ def run_grid(
 
 def replays_needed(configs: Sequence[ReplayConfig]) -> int:
     """How many replays `run_grid` runs, for a progress bar."""
-    return len(configs) + len({bound_of(config) for config in configs})
+    return len(configs) + len(dict.fromkeys(map(bound_of, configs)))
 
 
 def _bound(belady: Result) -> Bound:

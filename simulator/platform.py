@@ -144,7 +144,9 @@ class Times:
     def cpu_ns(self, layer: int, precision: int, tokens: int) -> int:
         """The same on the CPU, from the slow tier. Raises ConfigError if the platform has no CPU."""
         if self._platform.cpu is None:
-            raise ConfigError(f"platform {self._platform.name} has no [cpu] table, which miss policies that compute there need")
+            raise ConfigError(
+                f"platform {self._platform.name} has no [cpu] table, which miss policies that compute there need"
+            )
         return self._expert("cpu", self._platform.cpu, layer, precision, tokens)
 
     def _expert(self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int) -> int:

@@ -37,7 +37,9 @@ def plan(trace: Trace, config: ReplayConfig) -> Plan:
     chosen, machine = config.policy_set(), platform(config.platform)
     chosen.check(trace.capabilities | {"future"}, trace.header.lookahead_depth)
     if chosen.miss.policy.uses_cpu and machine.cpu is None:
-        raise PolicyError(f"miss {chosen.miss.policy.name} needs a CPU, which platform {machine.name} does not describe")
+        raise PolicyError(
+            f"miss {chosen.miss.policy.name} needs a CPU, which platform {machine.name} does not describe"
+        )
     tiers = _tiers(trace.geometry, chosen)
     capacity = parse_capacity(config.capacity, trace.geometry, config.scope, tiers)
     _check_warm(config, trace.geometry)
@@ -96,5 +98,6 @@ def _check_warm(config: ReplayConfig, geometry: Geometry) -> None:
             raise ConfigError(f"warm names expert {expert} of layer {layer} {times} times")
         if not (0 <= layer < geometry.layers and 0 <= expert < geometry.experts):
             raise ConfigError(
-                f"warm names expert {expert} of layer {layer}; the model has {geometry.layers} layers of {geometry.experts}"
+                f"warm names expert {expert} of layer {layer}; "
+                f"the model has {geometry.layers} layers of {geometry.experts}"
             )

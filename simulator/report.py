@@ -21,7 +21,9 @@ def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
         *_each_capacity(results),
     ]
     if "open-loop" in label:
-        lines.append("open-loop: the recorded logits do not react to a changed mixture; a live run measures what that costs")
+        lines.append(
+            "open-loop: the recorded logits do not react to a changed mixture; a live run measures what that costs"
+        )
     return [*lines, ""]
 
 

@@ -16,7 +16,7 @@ from simulator.result import COUNTERS, Event, Result
 ROWS_VERSION = 1
 TEXT = dict.fromkeys(("contract", "scope", "passes", "reset", "prefetch_at", "prefetch_admission"), pl.String)
 CONFIG = pl.Struct(
-    {kind: pl.String for kind in KINDS}
+    dict.fromkeys(KINDS, pl.String)
     | {"capacity": pl.String, "platform": pl.String}
     | TEXT
     | {"warm": pl.List(pl.List(pl.Int64)), "seed": pl.Int64}
@@ -24,7 +24,7 @@ CONFIG = pl.Struct(
 ABOUT = pl.Struct(
     dict.fromkeys(("label", "identity", "trace", "model", "capacity_forms", "warning"), pl.String)
     | {"semantics": pl.Int64, "capacity_bytes": pl.Int64, "token_cycles": pl.Float64}
-    | {"policies": pl.Struct({kind: pl.String for kind in KINDS})}
+    | {"policies": pl.Struct(dict.fromkeys(KINDS, pl.String))}
 )
 COUNTS = dict.fromkeys(COUNTERS, pl.Int64)
 LIFETIME = {"lifetime": pl.List(pl.Int64)}

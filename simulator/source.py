@@ -7,10 +7,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from policies.contract import Prefetch
 from policies.grammar import Chosen
 from traces import routers
 from traces.demand import Union, demand_of, to_units
-from traces.lookahead import predicted
+from traces.lookahead import Predicted, predicted
 from traces.passes import schedule
 from traces.schema import Geometry, Trace
 
@@ -89,7 +90,7 @@ class Window:
 class TraceSource:
     """A recorded trace under a schedule of passes; reads only the arrays that the policies need."""
 
-    def __init__(self, trace: Trace, passes: str, prefetch: Chosen, needs: frozenset[str]) -> None:
+    def __init__(self, trace: Trace, passes: str, prefetch: Chosen[Prefetch], needs: frozenset[str]) -> None:
         self._trace, self._plan = trace, schedule(trace, passes)
         self._demand = demand_of(trace, passes)
         self._ids = Window(trace, "chosen")
@@ -102,7 +103,7 @@ class TraceSource:
         """The trace's."""
         return self._trace.geometry
 
-    def _predictions(self, prefetch: Chosen) -> list:
+    def _predictions(self, prefetch: Chosen[Prefetch]) -> list[Predicted]:
         depth = prefetch.policy.depth(prefetch.params)
         if prefetch.params.get("source") == "current_gate":
             return [predicted(self._trace, 0)] * depth

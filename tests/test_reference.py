@@ -1,4 +1,4 @@
-"""The rules of one step, each on the smallest case that shows it, worked by hand; times are in nanoseconds."""
+"""The rules of a step and of the link, each on the smallest case that shows it, worked by hand; times are in ns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_transfers_issued_together_share_their_latency(depth: int, done: list[in
 
 
 def test_a_transfer_issued_early_claims_its_bytes_at_once() -> None:
-    # two at once into a pool of two: 4 and 5 leave at the gate although nothing has arrived yet
+    # two at once into a pool of two: both 4 and 5 leave at the gate, before anything has arrived
     outcome = replay_lists(
         decode([[4, 5]], [[0, 1]]), 2, machine(bytes_per_ns=0.2, depth=2, dense_ns=1), warm=((0, 4), (0, 5))
     )
@@ -78,12 +78,11 @@ def test_a_demand_larger_than_what_is_left_takes_the_others_first_and_then_the_c
 
 
 def test_an_arrival_in_the_ns_of_the_gate_is_a_hit_and_one_ns_later_is_late() -> None:
-    # warm 0 computes 1-3; the prefetch runs 1-6; the second gate comes at 3 + dense
+    # gate at d, where warm 0 hits and the prefetch starts: it lands at d + 5; the second gate comes at d + 2 + d
     def replayed(dense_ns: int) -> Outcome:
         where = machine(bytes_per_ns=0.2, dense_ns=dense_ns, expert_ns=2)
         return replay_lists(foreseen(([0], [[0]]), ([0], [])), 2, where, prefetch="top_k", warm=((0, 0),))
 
-    # gate at d, prefetch until d + 5, second gate at d + 2 + d
     assert replayed(3).counts("hits", "prefetch_hits", "late") == (2, 1, 0)
     assert replayed(2).counts("hits", "prefetch_used", "late") == (1, 1, 1)
 
@@ -128,7 +127,7 @@ def test_free_only_prefetches_never_evict(slots: int, started: int) -> None:
 
 @CONTRACTS
 def test_a_prefetch_named_by_a_step_without_demand_starts_at_its_end(contract: str) -> None:
-    # layer 0 routes no token; its gate at 1 names (1, 0), which lands at 6 for the gate at 2: late
+    # layer 0 routes no token; its gate at 1 names (1, 0), which lands at 6 and is late for its gate at 2
     source = foreseen(([-1], [[0]]), ([0], []))
     outcome = replay_lists(source, 2, SLOW, prefetch="top_k", contract=contract)
     assert outcome.spans("transfer") == [(1, 6, 1, 0)]
@@ -179,6 +178,16 @@ def test_a_late_side_buffered_expert_lands_in_the_cache() -> None:
     outcome = replay_lists(foreseen(([0], [[0]]), ([0], [])), 1, SLOW, prefetch="side_buffer:buffers=1:fetch=1")
     assert victims(outcome) == [(11, 0, 0)]
     assert outcome.counts("late", "prefetch_used", "insertions", "time_ns") == (1, 1, 2, 13)
+
+
+def test_a_side_buffered_expert_that_found_no_room_holds_none() -> None:
+    # the one slot holds (1, 1), demanded too, so (1, 0) is computed in its buffer, 20-22. That frees nothing in the
+    # cache: (1, 2) waits until (1, 1) has been computed as well, 22-24
+    where = machine(bytes_per_ns=0.2, dense_ns=10, expert_ns=2)
+    source = foreseen(([-1], [[0]]), ([0, 1, 2], []))
+    outcome = replay_lists(source, 1, where, prefetch="side_buffer:buffers=1:fetch=1", warm=((1, 1),))
+    assert victims(outcome) == [(24, 1, 1)]
+    assert outcome.spans("transfer", "demand") == [(24, 29, 1, 2)]
 
 
 # ---------------------------------------------------------------- declining

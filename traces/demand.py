@@ -6,6 +6,7 @@ without weights by best rank, then token count, then id. Weights are integers, r
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -97,7 +98,7 @@ def _blocks(plan: Passes) -> list[tuple[int, int]]:
     """Ranges of passes of about TOKENS_AT_ONCE tokens, so that memory stays bounded."""
     edges = np.flatnonzero(np.diff(plan.start // TOKENS_AT_ONCE)) + 1
     bounds = [0, *edges.tolist(), len(plan)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(itertools.pairwise(bounds))
 
 
 def _block(trace: Trace, plan: Passes, first: int, last: int) -> tuple[np.ndarray, ...]:

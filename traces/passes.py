@@ -25,7 +25,7 @@ class Passes:
 
 
 def parse_passes(text: str) -> int:
-    """Prompt tokens per pass: 0 for `recorded` (the whole prompt), 1 for `token`, N for `chunk:N`. Raises TraceError."""
+    """Prompt tokens per pass: 0 for `recorded` (all of them), 1 for `token`, N for `chunk:N`. Raises TraceError."""
     if text == "recorded":
         return 0
     if text == "token":

@@ -205,11 +205,13 @@ def row_shape(name: str, geometry: Geometry) -> tuple[int, ...]:
 
 
 def check_request(request: Request, header: Header, index: int) -> dict[str, np.ndarray]:
-    """The request's arrays, checked: shapes, ids in range and distinct, finite floats. Raises TraceError naming array and row."""
+    """The request's arrays: shapes, ids in range and distinct, finite. Raises TraceError naming array and row."""
     arrays = request.arrays()
     tokens = len(request.chosen)
     if tokens == 0 or not 0 <= request.prompt_length <= tokens:
-        raise TraceError(f"request {index}: {request.prompt_length} prompt tokens of {tokens}; a request needs at least one token")
+        raise TraceError(
+            f"request {index}: {request.prompt_length} prompt tokens of {tokens}; a request needs at least one token"
+        )
     for name, rows in arrays.items():
         expected = (tokens, *row_shape(name, header.geometry))
         if rows.shape != expected:
@@ -230,7 +232,9 @@ def _check_ids(ids: np.ndarray, given: np.ndarray, experts: int, index: int) -> 
     bad = np.argwhere((given < -1) | (given >= experts))
     if len(bad):
         at = tuple(bad[0])
-        raise TraceError(f"request {index}: chosen{bad[0].tolist()} is {given[at]}; ids are 0 to {experts - 1}, or -1 for not routed")
+        raise TraceError(
+            f"request {index}: chosen{bad[0].tolist()} is {given[at]}; ids are 0 to {experts - 1}, or -1 for not routed"
+        )
     ordered = np.sort(ids, axis=-1)
     bad = np.argwhere((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0))
     if len(bad):

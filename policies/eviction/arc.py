@@ -1,11 +1,21 @@
 """ARC (Megiddo & Modha, FAST 2003): balances recency (T1) against frequency (T2) by what their ghosts B1, B2 remember.
 
-Sizes are bytes; the target of T1 grows by max(1, B2/B1) incoming sizes on a ghost hit in B1, and shrinks likewise in B2.
+Sizes are bytes; the target of T1 grows by max(1, B2/B1) incoming sizes on a ghost hit in B1, and shrinks likewise.
 A prefetched copy enters T1, and its first use leaves it there: a prefetch is no use.
 """
 
 from policies.contract import RESIDENT, Eviction, Memory
-from policies.lists import BYTES, LIST, REGISTERS_PER_LIST, ROW_COLUMNS, oldest, oldest_candidate, push, register, unlink
+from policies.lists import (
+    BYTES,
+    LIST,
+    REGISTERS_PER_LIST,
+    ROW_COLUMNS,
+    oldest,
+    oldest_candidate,
+    push,
+    register,
+    unlink,
+)
 
 T1, T2, B1, B2 = 1, 2, 3, 4
 GHOST_HIT = ROW_COLUMNS  # row column: B1 or B2 while a copy that was a ghost is on its way in
@@ -51,7 +61,7 @@ def on_insert(now, experts, copies, own, y, prefetched):
 
 
 def victim(now, experts, copies, own, pool, y_in):
-    """Trim the ghosts, then REPLACE; a newcomer that finds T1 full and B1 empty pushes T1's oldest out without a ghost."""
+    """Trim the ghosts, then REPLACE; where T1 is full and B1 empty, T1's oldest leaves without a ghost."""
     size, ghost_hit = copies[y_in]["bytes"], own.rows[y_in][GHOST_HIT]
     own.regs[pool][LEAVES_NO_GHOST] = 0
     if ghost_hit > 0:
@@ -61,7 +71,9 @@ def victim(now, experts, copies, own, pool, y_in):
             own.regs[pool][LEAVES_NO_GHOST] = 1
             return first_of(copies, own, pool, T1, T2)
         forget(copies, own, pool, B1)
-    elif held(own, pool, T1) + held(own, pool, B1) + held(own, pool, T2) + held(own, pool, B2) >= 2 * own.capacity[pool]:
+    elif (
+        held(own, pool, T1) + held(own, pool, B1) + held(own, pool, T2) + held(own, pool, B2) >= 2 * own.capacity[pool]
+    ):
         forget(copies, own, pool, B2)
     return replace(copies, own, pool, ghost_hit)
 

@@ -1,8 +1,8 @@
 """Cascade: the highest precision, falling back to lower ones for a miss.
 
 `when=importance` degrades the least important part of the demand: `below=.6/.3` with `bits=8/4/2` takes 4 bits for
-the bottom 60 % by gate weight and 2 bits for the bottom 30 %. `when=pressure` takes the highest precision that fits into
-free memory, and accepts any resident one.
+the bottom 60 % by gate weight and 2 bits for the bottom 30 %. `when=pressure` takes the highest precision that fits
+into free memory, and accepts any resident one.
 """
 
 from policies.contract import Choice, Miss, Numbers, slot

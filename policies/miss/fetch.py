@@ -17,5 +17,10 @@ def bits(params):
 
 
 POLICY = Miss(
-    name="fetch", summary="wait for it (bits=0: as stored)", source="SpecMD §3 Fetch", params=PARAMS, resolve=resolve, bits=bits
+    name="fetch",
+    summary="wait for it (bits=0: as stored)",
+    source="SpecMD §3 Fetch",
+    params=PARAMS,
+    resolve=resolve,
+    bits=bits,
 )

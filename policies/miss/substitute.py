@@ -13,7 +13,7 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
 
 
 def substitute(now, step, experts, copies, own, t, j, eligible):
-    """The best eligible expert (resident, not in the token's mixture) within `tolerance` of the missing one; NONE fetches."""
+    """The best expert, resident and not in the token's mixture, within `tolerance` of the missing one; or NONE."""
     scores = step.gate[t]
     best = NONE
     floor = scores[step.ids[t][j]] - own.par[TOLERANCE] * UNIT

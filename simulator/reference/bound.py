@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Generic
 
-from policies.contract import ABSENT, COPY, EXPERT, NEVER, NOW, Memory, Own
-from policies.grammar import Chosen
+from policies.contract import ABSENT, COPY, EXPERT, NEVER, NOW, Memory, Own, Step
+from policies.grammar import Chosen, PolicyT
 from simulator.config import PolicySet
 from traces.schema import Geometry
 
@@ -65,10 +66,10 @@ class Tables:
             row.update(state=ABSENT, protected=0, entered=0, prefetched=0)
 
 
-class Bound:
+class Bound(Generic[PolicyT]):
     """One policy with its memory; calling a hook passes the tables in front of the hook's own arguments."""
 
-    def __init__(self, chosen: Chosen, tables: Tables, pools: Sequence[int]) -> None:
+    def __init__(self, chosen: Chosen[PolicyT], tables: Tables, pools: Sequence[int]) -> None:
         self.policy, self.params = chosen.policy, chosen.params
         self._tables, self._pools = tables, list(pools)
         self._par = chosen.par()
@@ -86,15 +87,20 @@ class Bound:
             capacity=self._pools,
         )
 
-    def call(self, hook: Callable, *arguments):
+    def call(self, hook: Callable[..., Any] | None, *arguments: Any) -> Any:
         """hook(now, experts, copies, own, *arguments)."""
         tables = self._tables
-        return hook(tables.now, tables.experts, tables.copies, self.own, *arguments)
+        return self._given(hook)(tables.now, tables.experts, tables.copies, self.own, *arguments)
 
-    def call_at_gate(self, hook: Callable, step, *arguments):
+    def call_at_gate(self, hook: Callable[..., Any] | None, step: Step, *arguments: Any) -> Any:
         """hook(now, step, experts, copies, own, *arguments)."""
         tables = self._tables
-        return hook(tables.now, step, tables.experts, tables.copies, self.own, *arguments)
+        return self._given(hook)(tables.now, step, tables.experts, tables.copies, self.own, *arguments)
+
+    def _given(self, hook: Callable[..., Any] | None) -> Callable[..., Any]:
+        if hook is None:
+            raise AssertionError(f"{self.policy.kind} {self.policy.name} was asked for a hook that it does not give")
+        return hook
 
 
 class Hands:

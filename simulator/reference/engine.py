@@ -64,7 +64,7 @@ class Engine:
         self._cpu_busy = False
         self._expert_ns = 0  # of the step in progress
 
-    # -- passes and steps -----------------------------------------------------------------------------------------
+    # passes and steps
 
     def compute(self) -> Story:
         """Every pass, every layer."""
@@ -111,7 +111,7 @@ class Engine:
         self.ledger.count("stall_ns", layer, self._now - gated - self._expert_ns)
         self._tier.end_step()
 
-    # -- contract atomic --------------------------------------------------------------------------------------------
+    # contract atomic
 
     def _together(self, demanded: Demanded, step_pass: Pass, layer: int) -> Story:
         """Everything is looked up at the gate; hits run in demand order, then arrivals as they come."""
@@ -131,7 +131,7 @@ class Engine:
             yield from self._run(coming.pop(self._ready.popleft()), layer)
         yield from self._until(lambda: not self._cpu_busy)
 
-    # -- contract sequential ------------------------------------------------------------------------------------------
+    # contract sequential
 
     def _one_by_one(self, demanded: Demanded, step_pass: Pass, layer: int) -> Story:
         """Algorithm 1 of SpecMD: each expert is looked up when its turn comes, and only it is protected."""
@@ -152,7 +152,7 @@ class Engine:
                     self._tier.release(access.y)
             yield from self._until(lambda: not self._cpu_busy)
 
-    # -- activities -----------------------------------------------------------------------------------------------------
+    # activities
 
     def _run(self, access: Access, layer: int) -> Story:
         """One expert over its tokens."""
@@ -211,7 +211,7 @@ class Engine:
         self._cpu_busy = False
         self._wake()
 
-    # -- start, reset, end ------------------------------------------------------------------------------------------------
+    # start, reset, end
 
     def _warm_up(self) -> None:
         geometry = self._shape.geometry

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import simpy
+from simpy.events import EventPriority
 
-LINK, CPU, COMPUTE = 1, 2, 3
+LINK, CPU, COMPUTE = EventPriority(1), EventPriority(2), EventPriority(3)
 
 
 class At(simpy.Event):
     """A point in time with a phase; SimPy's own Timeout has no say over ties."""
 
-    def __init__(self, env: simpy.Environment, phase: int, delay: int) -> None:
+    def __init__(self, env: simpy.Environment, phase: EventPriority, delay: int) -> None:
         super().__init__(env)
         self.callbacks: list
         self._ok = True

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
-from simulator.reference.bound import Bound, Hands, Tables
+from simulator.reference.bound import Hands, Tables
 from simulator.reference.fidelity import count_fidelity
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
@@ -48,7 +48,7 @@ class Gatekeeper:
         self._named: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
         self._out = [0] * len(tables.copies)
 
-    # -- 2: routing -----------------------------------------------------------------------------------------------
+    # 2: routing
 
     def open(self, step_pass: Pass, layer: int) -> Demanded:
         """Route the tokens, unite their demand, cancel overtaken prefetches."""
@@ -96,10 +96,10 @@ class Gatekeeper:
         named = set(step.expert)
         self._ledger.count("predicted_demanded", layer, sum(x in named for x in self._named.pop(layer, ())))
 
-    # -- 4 and 5: look-up and misses --------------------------------------------------------------------------------
+    # 4 and 5: look-up and misses
 
     def look_up(self, demanded: Demanded, positions: Sequence[int]) -> list[Access]:
-        """Classify these demanded experts against this moment, and let the miss policy decide on those that are absent."""
+        """Classify these demanded experts against this moment; the miss policy decides on those that are absent."""
         accesses = [self._classify(demanded, n) for n in positions]
         missing = [access for access in accesses if access.state == "fetch"]
         if missing:
@@ -177,7 +177,10 @@ class Gatekeeper:
     def _ask_token(self, demanded: Demanded, t: int, j: int, row: list[int]) -> int:
         miss, now = self._hands.miss, self._tables.now
         base = now["layer"] * now["experts"]
-        eligible = [int(e not in row and self._tier.find(base + e, now["precisions"] - 1) != NONE) for e in range(now["experts"])]
+        eligible = [
+            int(e not in row and self._tier.find(base + e, now["precisions"] - 1) != NONE)
+            for e in range(now["experts"])
+        ]
         return miss.call_at_gate(miss.policy.substitute, demanded.step, t, j, eligible)
 
     def _replace_ids(self, demanded: Demanded, access: Access) -> None:
@@ -185,7 +188,7 @@ class Gatekeeper:
         for row in demanded.ids:
             row[:] = [NONE if used == e else used for used in row]
 
-    # -- 6: use -----------------------------------------------------------------------------------------------------
+    # 6: use
 
     def use(self, accesses: list[Access]) -> None:
         """Stamp, protect and, where absent, queue what will be executed from the fast tier."""
@@ -231,11 +234,11 @@ class Gatekeeper:
         self._source.used(step_pass, layer, demanded.ids)
         count_fidelity(self._ledger, self._source, step_pass, layer, demanded.gate, demanded.ids)
 
-    # -- 7: prefetch --------------------------------------------------------------------------------------------------
+    # 7: prefetch
 
     def suggest(self, demanded: Demanded) -> None:
         """Ask the prefetch policy, and queue what is absent."""
-        prefetch: Bound = self._hands.prefetch
+        prefetch = self._hands.prefetch
         if prefetch.policy.suggest is None:
             return
         for y in self._out[: prefetch.call_at_gate(prefetch.policy.suggest, demanded.step, self._out)]:

@@ -35,7 +35,9 @@ class Job:
 class Tier:
     """Copies and pools. Pool indices 0.. are the cache; `side` is the pool of speculative buffers, if there is one."""
 
-    def __init__(self, shape: Shape, tables: Tables, hands: Hands, ledger: Ledger, side_slots: int, free_only: bool) -> None:
+    def __init__(
+        self, shape: Shape, tables: Tables, hands: Hands, ledger: Ledger, side_slots: int, free_only: bool
+    ) -> None:
         self.tables, self.hands, self.ledger = tables, hands, ledger
         self._precisions, self._free_only = shape.precisions, free_only
         self._side_slots, self._capacity = side_slots, hands.eviction.own.capacity
@@ -57,7 +59,7 @@ class Tier:
         self._orders: dict[int, tuple[int, int, int]] = {}  # y -> its place among victims, while it holds
         self._scope: object = None
 
-    # -- look-up ------------------------------------------------------------------------------------------------
+    # look-up
 
     def find(self, x: int, want: int, state: int = RESIDENT) -> int:
         """The most precise copy of x in `state` that is at least as precise as `want`, or NONE."""
@@ -100,7 +102,7 @@ class Tier:
         pool = self.tables.copies[y]["pool"]
         return self._capacity[pool] - self._used[pool]
 
-    # -- protection ---------------------------------------------------------------------------------------------
+    # protection
 
     def protect(self, y: int) -> None:
         """Not a victim until released or the step's end."""
@@ -116,7 +118,7 @@ class Tier:
         if self._staged == y:
             self._staged = None
             self._set(y, ABSENT)
-        elif self.tables.copies[y]["state"] == RESIDENT:
+        elif y in self._residents[self.tables.copies[y]["pool"]]:  # and not in a side buffer, which holds no room
             self._done.add(y)
 
     def end_step(self) -> None:
@@ -126,7 +128,7 @@ class Tier:
         self._protected.clear()
         self._done.clear()
 
-    # -- transfers ----------------------------------------------------------------------------------------------
+    # transfers
 
     def claim(self, job: Job) -> Claim:
         """Take the bytes of a transfer that is about to start, evicting what must leave."""
@@ -211,7 +213,9 @@ class Tier:
     def _rekey(self) -> None:
         """Forget orders whose declared scope has passed; touched copies are forgotten by `touch`."""
         now = self.tables.now
-        scope = {"touch": None, "pass": now["pass"], "step": (now["step"], now["gated"])}[self.hands.eviction.policy.rekey]
+        scope = {"touch": None, "pass": now["pass"], "step": (now["step"], now["gated"])}[
+            self.hands.eviction.policy.rekey
+        ]
         if scope != self._scope:
             self._scope = scope
             self._orders.clear()
@@ -246,7 +250,8 @@ class Tier:
         if copy["prefetched"]:
             self.ledger.count("bytes_wasted", expert["layer"], copy["bytes"])
         copy.update(state=ABSENT, protected=0, prefetched=0)
-        expert["uses_here"] = 0
+        if self.find(y // self._precisions, self._precisions - 1) == NONE:
+            expert["uses_here"] = 0  # another copy may still be here
         self._evicted_pass[y] = self.tables.now["pass"]
         self.on_leave(y, cause)
 
@@ -288,7 +293,7 @@ class Tier:
     def _set(self, y: int, state: int) -> None:
         self.tables.copies[y]["state"] = state
 
-    # -- the side buffer ----------------------------------------------------------------------------------------
+    # the side buffer
 
     def _claim_side(self, job: Job) -> Claim:
         """A free buffer, or the oldest whose gate has passed; speculation never evicts a cached expert."""
@@ -319,7 +324,7 @@ class Tier:
         self._residents[pool].add(y)
         self.hands.on_insert(y, 0)
 
-    # -- start and end ------------------------------------------------------------------------------------------
+    # start and end
 
     def warm(self, y: int) -> bool:
         """Resident before the start: unused, not prefetched, never counted. False if it does not fit."""
