@@ -8,7 +8,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 SAMPLE := traces/samples/olmoe-synthetic.zarr
 
-.PHONY: help demo test test-all check coverage study-collisions sample format clean
+.PHONY: help demo test check coverage study-collisions sample format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -40,16 +40,13 @@ demo: .venv/base.stamp       ## replay the bundled trace over a grid, print the 
 	$(BIN)/moereplay plot runs/demo
 
 test: .venv/dev.stamp        ## the test suite
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
-
-test-all: .venv/dev.stamp    ## the test suite with the long studies on real data
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 check: .venv/dev.stamp       ## ruff and pyright
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
 coverage: .venv/dev.stamp    ## the test suite with coverage
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-report=term
+	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
 
 study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 replayed: collisions per miss of every eviction policy
 	$(BIN)/python benchmarks/specmd_collisions.py

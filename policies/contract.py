@@ -244,6 +244,7 @@ class Prefetch(Policy):
 
     suggest: Callable[..., int] | None = None  #: (now, step, experts, copies, own, out) -> count; out[i] = copy y
     depth: Callable[[Params], int] = lambda params: 0  #: how many layers ahead it looks
+    own_scores: Callable[[Params], bool] = lambda params: False  #: whether by this layer's own scores
     side_slots: Callable[[Params], int] = lambda params: 0  #: buffers of its own that never evict a cached expert
     kind: str = field(init=False, default="prefetch")
 

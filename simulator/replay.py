@@ -42,7 +42,7 @@ def plan(trace: Trace, config: ReplayConfig) -> Plan:
         )
     tiers = _tiers(trace.geometry, chosen)
     capacity = parse_capacity(config.capacity, trace.geometry, config.scope, tiers)
-    _check_warm(config, trace.geometry)
+    _check_warm(config, trace.geometry, capacity, tiers[0])
     return Plan(trace, config, chosen, machine, capacity, Shape(trace.geometry, tiers))
 
 
@@ -64,9 +64,10 @@ def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = 
 def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
     """Replay any source of demand, live models included."""
     times = Times(ready.machine, ready.shape.geometry, ready.shape.tiers)
-    ledger, end = reference.run(source, Setting(ready.config, ready.shape, times, ready.capacity.pools, log))
+    ran = reference.run(source, Setting(ready.config, ready.shape, times, ready.capacity.pools, log))
     config = ready.config.model_dump(mode="json") | {kind: getattr(ready.chosen, kind).text() for kind in KINDS}
-    return Result(config, ledger.totals(end), ledger.per_layer(), ledger.per_request(), _about(ready), ledger.events)
+    ledger, end = ran.ledger, ran.end_ns
+    return Result(config, ledger.totals(end), ledger.per_layer(), ledger.per_request(), _about(ready), ran.events)
 
 
 def _about(ready: Plan) -> Row:
@@ -92,7 +93,8 @@ def _tiers(geometry: Geometry, chosen: PolicySet) -> tuple[tuple[int, ...], ...]
     return tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
 
 
-def _check_warm(config: ReplayConfig, geometry: Geometry) -> None:
+def _check_warm(config: ReplayConfig, geometry: Geometry, capacity: Capacity, sizes: tuple[int, ...]) -> None:
+    filled = [0] * len(capacity.pools)
     for (layer, expert), times in Counter(config.warm).items():
         if times > 1:
             raise ConfigError(f"warm names expert {expert} of layer {layer} {times} times")
@@ -100,4 +102,10 @@ def _check_warm(config: ReplayConfig, geometry: Geometry) -> None:
             raise ConfigError(
                 f"warm names expert {expert} of layer {layer}; "
                 f"the model has {geometry.layers} layers of {geometry.experts}"
+            )
+        filled[layer if len(filled) > 1 else 0] += sizes[layer]
+    for pool, (given, room) in enumerate(zip(filled, capacity.pools, strict=True)):
+        if given > room:
+            raise ConfigError(
+                f"warm fills pool {pool} with {given:,} bytes, its capacity is {room:,}; name fewer experts"
             )

@@ -105,7 +105,7 @@ class TraceSource:
 
     def _predictions(self, prefetch: Chosen[Prefetch]) -> list[Predicted]:
         depth = prefetch.policy.depth(prefetch.params)
-        if prefetch.params.get("source") == "current_gate":
+        if prefetch.policy.own_scores(prefetch.params):
             return [predicted(self._trace, 0)] * depth
         return [predicted(self._trace, d) for d in range(1, depth + 1)]
 

@@ -147,8 +147,8 @@ def replay_lists(
     bits = miss.policy.bits(miss.params)
     tiers = tuple(source.geometry.bytes_at(tier) for tier in bits) or (source.geometry.expert_bytes,)
     times = Times(where, source.geometry, tiers)
-    ledger, end = run(source, Setting(config, Shape(source.geometry, tiers), times, pools, log))
-    return Outcome(ledger.totals(end), ledger.per_layer(), ledger.per_request(), ledger.events)
+    ledger, end, events = run(source, Setting(config, Shape(source.geometry, tiers), times, pools, log))
+    return Outcome(ledger.totals(end), ledger.per_layer(), ledger.per_request(), events)
 
 
 def _plan(requests: Sequence[Prompted], size: int) -> Iterator[tuple[int, int, Sequence[Token]]]:

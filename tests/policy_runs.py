@@ -135,8 +135,8 @@ def replayed(trace: Trace, slots: int, times: Nanoseconds | None = None, **setti
     source.ran = []
     machine = Times(_platform(times or Nanoseconds()), geometry, tiers)
     pools = _pools(config, geometry, slots)
-    ledger, end = run(source, Setting(config, Shape(geometry, tiers), machine, pools, log=True))
-    return Outcome(ledger.totals(end), ledger.events, source.ran)
+    ledger, end, events = run(source, Setting(config, Shape(geometry, tiers), machine, pools, log=True))
+    return Outcome(ledger.totals(end), events, source.ran)
 
 
 def _tiers(miss: Chosen, geometry: Geometry) -> tuple[tuple[int, ...], ...]:

@@ -70,6 +70,7 @@ def test_a_wrong_policy_is_refused_with_the_fix(settings: dict[str, str], said: 
         ({"evictions": "lru"}, "evictions: Extra inputs are not permitted"),
         ({"warm": ((0, 8),)}, "warm names expert 8 of layer 0; the model has 3 layers of 8"),
         ({"warm": ((0, 1), (0, 1))}, "warm names expert 1 of layer 0 2 times"),
+        ({"warm": ((0, 0), (0, 1)), "capacity": "1experts"}, "warm fills pool 0 with 2 bytes, its capacity is 1"),
         ({"platform": "a100-5gb"}, "no platform called 'a100-5gb': did you mean a100-5gbps?"),
         ({"capacity": "0.1%"}, "less than one expert of 1; raise it"),
     ],

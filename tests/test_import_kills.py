@@ -24,7 +24,9 @@ def start_import(out: Path, *more: str) -> subprocess.Popen[bytes]:
     """The import as a process of its own."""
     command = [sys.executable, str(ROOT / "moereplay.py"), "import", str(RECORDING), "--model", "gpt-oss-20b"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([*command, "--out", str(out), *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    return subprocess.Popen(
+        [*command, "--out", str(out), *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
 
 
 def committed_rows(out: Path) -> np.ndarray:

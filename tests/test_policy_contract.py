@@ -46,7 +46,13 @@ from tests.policy_runs import Outcome, Sizes, geometry_of, random_trace, replaye
 CATALOGUE = policies.catalogue()
 KINDS = {"routing": Routing, "prefetch": Prefetch, "eviction": Eviction, "miss": Miss}
 CAPABILITIES = {"weights", "logits", "lookahead", "future"}
-QUESTIONS = {"needs", "depth", "side_slots", "bits"}  # asked once, of the parameters; no engine calls them in a run
+QUESTIONS = {
+    "own_scores",
+    "needs",
+    "depth",
+    "side_slots",
+    "bits",
+}  # asked once, of the parameters; no engine calls them in a run
 SIZES = Sizes(layers=3, experts=6, k=2, tokens=9, prompt=4, requests=2, depth=8)
 CONTRACTS = ("atomic", "sequential")
 

@@ -247,11 +247,13 @@ def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarra
     checked = [check_request(request, header, index) for index, request in enumerate(requests)]
     lengths = [len(arrays["chosen"]) for arrays in checked]
     arrays = {name: np.concatenate([rows[name] for rows in checked]) for name in checked[0]}
-    digest = hashlib.sha256(canonical(header.model_dump(mode="json")) + b"".join(a.tobytes() for a in arrays.values()))
     prompts = np.array([request.prompt_length for request in requests], np.int64)
-    digest.update(np.asarray(lengths, np.int64).tobytes() + prompts.tobytes())
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Trace(header, offsets, prompts, arrays, digest.hexdigest(), router_bias=router_bias)
+    content = {**arrays, "request_offsets": offsets, "prompt_lengths": prompts}
+    content |= {} if router_bias is None else {"router_bias": router_bias}
+    hashes = {name: hashlib.sha256(rows.tobytes()).hexdigest() for name, rows in content.items()}
+    digest = hashlib.sha256(canonical([header.model_dump(mode="json"), hashes])).hexdigest()
+    return Trace(header, offsets, prompts, arrays, digest, router_bias=router_bias)
 
 
 def canonical(document: object) -> bytes:

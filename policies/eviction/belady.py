@@ -1,13 +1,14 @@
 """Belady: the expert whose next demand is farthest in the future leaves. A bound, not a policy one can deploy.
 
-Forced admission by default; `bypass=true` declines an expert whose own next demand is later than every candidate's.
+Forced admission by default. `bypass=true` declines an expert whose own next demand is later than every candidate's;
+`bypass=ties` also one whose demand is as far, which only two experts that are never demanded again can be.
 """
 
 from policies.contract import NEVER, Choice, Eviction, slot
 
-PARAMS = (Choice("bypass", "false", ("false", "true")),)
+PARAMS = (Choice("bypass", "false", ("false", "true", "ties")),)
 BYPASS = slot(PARAMS, "bypass")
-TRUE = 1
+FALSE, TRUE = 0, 1
 
 
 def key(now, experts, copies, own, y):
@@ -17,9 +18,12 @@ def key(now, experts, copies, own, y):
 
 
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
-    """Decline what comes back strictly later than the farthest candidate."""
+    """Decline what comes back later than the farthest candidate, which y_out is."""
     incoming = experts[y_in // now["precisions"]]["next_use"]
-    return own.par[BYPASS] != TRUE or incoming <= experts[y_out // now["precisions"]]["next_use"]
+    farthest = experts[y_out // now["precisions"]]["next_use"]
+    if own.par[BYPASS] == FALSE or incoming < farthest:
+        return True
+    return own.par[BYPASS] == TRUE and incoming == farthest
 
 
 def needs(params):

@@ -34,6 +34,11 @@ def depth(params):
     return params["depth"]
 
 
+def own_scores(params):
+    """Whether this layer's own scores stand for the next gates'."""
+    return params["source"] == "current_gate"
+
+
 POLICY = Prefetch(
     name="top_k",
     summary="the best ceil(factor * k) of the next layers' gates",
@@ -42,4 +47,5 @@ POLICY = Prefetch(
     needs=needs,
     suggest=suggest,
     depth=depth,
+    own_scores=own_scores,
 )

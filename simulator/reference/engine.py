@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import simpy
 
 from simulator.config import ReplayConfig, parse_reset
 from simulator.platform import Times
 from simulator.reference.bound import Hands, Shape, Tables
+from simulator.reference.event_log import NO_EXPERT, EventLog
 from simulator.reference.events import COMPUTE, At, Bell
 from simulator.reference.events import CPU as CPU_PHASE
-from simulator.reference.gate import Access, Demanded, Gatekeeper
+from simulator.reference.gate import Access, Demanded, Gatekeeper, Served
+from simulator.reference.jobs import Job
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
-from simulator.reference.tier import Job, Tier
+from simulator.reference.tier import Tier
+from simulator.result import Event
 from simulator.source import Pass, Source
 
 Story = Generator[simpy.Event, None, None]
@@ -33,13 +37,21 @@ class Setting:
     log: bool = False
 
 
-def run(source: Source, setting: Setting) -> tuple[Ledger, int]:
-    """Replay the source; the books and the end time in ns."""
+class Ran(NamedTuple):
+    """What a run leaves behind."""
+
+    ledger: Ledger
+    end_ns: int
+    events: list[Event]
+
+
+def run(source: Source, setting: Setting) -> Ran:
+    """Replay the source."""
     engine = Engine(source, setting)
     engine.env.process(engine.compute())
     engine.env.run(until=engine.finished)
     engine.close_books()
-    return engine.ledger, int(engine.env.now)
+    return Ran(engine.ledger, int(engine.env.now), engine.log.events)
 
 
 class Engine:
@@ -50,15 +62,15 @@ class Engine:
         self.env = simpy.Environment()
         self.finished = self.env.event()
         self._source, self._config, self._times, self._shape = source, config, setting.times, setting.shape
-        self.ledger = Ledger(setting.shape.geometry.layers, setting.log)
+        self.ledger = Ledger(setting.shape.geometry.layers)
         self._tables = Tables(setting.shape, setting.pools, source.first_uses(), config.seed)
+        self.log = EventLog(self.env, self._tables, setting.log)
         self._hands = Hands(chosen, self._tables, setting.pools)
         side = chosen.prefetch.policy.side_slots(chosen.prefetch.params)
         free_only = config.prefetch_admission == "free_only"
-        self._tier = Tier(setting.shape, self._tables, self._hands, self.ledger, side, free_only)
-        self._tier.on_leave = self._log_eviction
-        self._link = Link(self.env, self._tier, self._times, self.ledger, self._arrived)
-        self._gates = Gatekeeper(source, self._tables, self._hands, self._tier, self._link, self.ledger)
+        self._tier = Tier(setting.shape, self._tables, self._hands, self.ledger, self.log, side, free_only)
+        self._link = Link(self.env, self._tier, self._times, self.ledger, self.log, self._arrived)
+        self._gates = Gatekeeper(source, self._tables, self._hands, self._tier, self._link, self.ledger, self.log)
         self._ready: deque[int] = deque()  # copies that arrived and wait for compute
         self._awaited: Bell | None = None
         self._cpu_busy = False
@@ -100,7 +112,7 @@ class Engine:
         dense = self._times.dense_ns(layer, step_pass.tokens)
         dense += self._times.pass_ns(step_pass.tokens) if layer == 0 else 0
         self.ledger.count("dense_ns", layer, dense)
-        yield self._busy(dense, "dense", 0)
+        yield self._busy(dense, "dense", NO_EXPERT)
         gated, self._expert_ns = self._now, 0
         demanded = self._gates.open(step_pass, layer)
         sequential = self._config.contract == "sequential"
@@ -120,12 +132,12 @@ class Engine:
         self._gates.use(accesses)
         if self._config.prefetch_at == "gate":
             self._gates.suggest(demanded)
-        self._start_cpu([access for access in accesses if access.state == "cpu"], layer)
+        self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
         self._link.wake()
         for access in accesses:
-            if access.state == "hit":
+            if access.served is Served.HIT:
                 yield from self._run(access, layer)
-        coming = {access.y: access for access in accesses if access.state in ("late", "fetch")}
+        coming = {access.y: access for access in accesses if access.served.waits}
         while coming:
             yield from self._until(lambda: bool(self._ready))
             yield from self._run(coming.pop(self._ready.popleft()), layer)
@@ -141,13 +153,13 @@ class Engine:
             accesses = self._gates.look_up(demanded, [n])
             accesses += self._gates.stand_ins(accesses[0])
             self._gates.use(accesses)
-            self._start_cpu([access for access in accesses if access.state == "cpu"], layer)
+            self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
             # stand-ins first, as they need not wait and may have to make room for what they did not replace
-            for access in sorted(accesses, key=lambda access: access.state != "hit"):
-                if access.state in ("late", "fetch"):
+            for access in sorted(accesses, key=lambda access: access.served is not Served.HIT):
+                if access.served.waits:
                     yield from self._until(lambda: bool(self._ready))
                     self._ready.popleft()
-                if access.state in ("hit", "late", "fetch"):
+                if access.served.runs_here:
                     yield from self._run(access, layer)
                     self._tier.release(access.y)
             yield from self._until(lambda: not self._cpu_busy)
@@ -165,16 +177,10 @@ class Engine:
 
     def _busy(self, spent: int, kind: str, y: int) -> simpy.Event:
         """Compute's next activity; the link is woken once it has been chosen."""
-        if self.ledger.logs:
-            self._log_activity(spent, kind, y)
+        self.log.begin(kind, y, spent, "compute")
         done = At(self.env, COMPUTE, spent)
         self._link.wake()
         return done
-
-    def _log_activity(self, spent: int, kind: str, y: int) -> None:
-        now, precisions, t0 = self._tables.now, self._shape.precisions, self._now
-        expert = y // precisions % now["experts"] if kind == "expert" else -1
-        self.ledger.log(t0, t0 + spent, kind, now["pass"], now["layer"], expert, y % precisions, "compute")
 
     def _until(self, holds: Callable[[], bool]) -> Story:
         """Wait, woken by arrivals and by the CPU."""
@@ -190,19 +196,17 @@ class Engine:
             self._awaited = None
 
     def _arrived(self, job: Job) -> None:
-        if job.awaited or not job.prefetch:
+        if not job.unused:
             self._ready.append(job.y)
             self._wake()
 
     def _start_cpu(self, accesses: list[Access], layer: int) -> None:
         """The CPU takes its share one after the other, beside link and compute."""
-        at, precisions = 0, self._shape.precisions
-        now = self._tables.now
+        at = 0
         for access in accesses:
-            begins = self._now + at
-            at += self._times.cpu_ns(layer, access.y % precisions, access.tokens)
-            expert = access.x % now["experts"]
-            self.ledger.log(begins, self._now + at, "cpu", now["pass"], layer, expert, 0, "miss")
+            spent = self._times.cpu_ns(layer, access.y % self._shape.precisions, access.tokens)
+            self.log.begin("cpu", access.y, spent, "miss", after=at)
+            at += spent
         self._cpu_busy = bool(accesses)
         if accesses:
             At(self.env, CPU_PHASE, at).callbacks.append(self._cpu_done)
@@ -226,6 +230,7 @@ class Engine:
 
     def _reset(self) -> None:
         """Residency, policy state, history and queue are cleared; what is in flight is abandoned."""
+        self.log.note("reset", NO_EXPERT, self._config.reset)
         self._tables.clear()
         self._hands.clear()
         self._tier.clear()
@@ -235,15 +240,6 @@ class Engine:
         """What was prefetched and never used."""
         for layer, size in self._tier.unused_bytes():
             self.ledger.count("bytes_unused_at_end", layer, size)
-
-    def _log_eviction(self, y: int, cause: int) -> None:
-        if not self.ledger.logs:
-            return
-        x, precision = divmod(y, self._shape.precisions)
-        experts = self._shape.geometry.experts
-        now = self._tables.now
-        by = f"for {cause // self._shape.precisions // experts}/{cause // self._shape.precisions % experts}"
-        self.ledger.log(self._now, self._now, "evict", now["pass"], x // experts, x % experts, precision, by)
 
     @property
     def _now(self) -> int:

@@ -25,8 +25,8 @@ def count_fidelity(
 
 
 def _weights(source: Source, step_pass: Pass, layer: int, gate: Gate, used: Sequence[Sequence[int]]) -> Sequence:
-    """Weights of the executed ids; a dropped expert leaves the others' as recorded."""
-    if gate.logits:
+    """Weights of the executed ids; a dropped expert leaves the others' as recorded, a new one has them weighed anew."""
+    if any(e not in (*own, NONE) for own, run in zip(gate.ids, used, strict=True) for e in run):
         return source.weigh(step_pass, layer, used)
     return [
         [mass if e != NONE else 0 for mass, e in zip(row, run, strict=True)]

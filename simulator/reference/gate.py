@@ -4,15 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
 from simulator.reference.bound import Hands, Tables
+from simulator.reference.event_log import EventLog
 from simulator.reference.fidelity import count_fidelity
+from simulator.reference.jobs import Job
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
-from simulator.reference.tier import Job, Tier
+from simulator.reference.tier import Tier
 from simulator.source import Gate, Pass, Source
 from traces.demand import Union, unite
+
+
+class Served(Enum):
+    """How an access is served."""
+
+    HIT = 0
+    LATE = 1
+    FETCH = 2
+    DROP = 3
+    CPU = 4
+    REPLACED = 5  #: by substitutes, for every token
+
+    @property
+    def runs_here(self) -> bool:
+        """From the fast tier, after a wait or at once."""
+        return self in (Served.HIT, Served.LATE, Served.FETCH)
+
+    @property
+    def waits(self) -> bool:
+        """For the link."""
+        return self in (Served.LATE, Served.FETCH)
 
 
 @dataclass
@@ -23,7 +47,7 @@ class Access:
     x: int
     y: int  #: the copy that serves it
     tokens: int
-    state: str  #: hit, late, fetch, drop, cpu or replaced
+    served: Served
     substitutes: dict[int, int] = field(default_factory=dict)  #: expert x -> tokens that it takes over
 
 
@@ -41,9 +65,11 @@ class Demanded:
 class Gatekeeper:
     """Semantics §3, steps 2 to 7; `atomic` calls them in one go, `sequential` looks experts up one by one."""
 
-    def __init__(self, source: Source, tables: Tables, hands: Hands, tier: Tier, link: Link, ledger: Ledger) -> None:
-        self._source, self._tables, self._hands, self._ledger = source, tables, hands, ledger
-        self._tier, self._link = tier, link
+    def __init__(
+        self, source: Source, tables: Tables, hands: Hands, tier: Tier, link: Link, ledger: Ledger, log: EventLog
+    ) -> None:
+        self._source, self._tables, self._hands = source, tables, hands
+        self._tier, self._link, self._ledger, self._log = tier, link, ledger, log
         self._precisions = tables.now["precisions"]
         self._named: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
         self._out = [0] * len(tables.copies)
@@ -101,7 +127,7 @@ class Gatekeeper:
     def look_up(self, demanded: Demanded, positions: Sequence[int]) -> list[Access]:
         """Classify these demanded experts against this moment; the miss policy decides on those that are absent."""
         accesses = [self._classify(demanded, n) for n in positions]
-        missing = [access for access in accesses if access.state == "fetch"]
+        missing = [access for access in accesses if access.served is Served.FETCH]
         if missing:
             self._resolve(demanded, missing)
         if demanded.union.next_use:
@@ -117,16 +143,16 @@ class Gatekeeper:
             if self._tables.copies[y]["prefetched"]:
                 self._count("prefetch_hits", x)
                 self._count("prefetch_used", x)
-            return Access(n, x, y, tokens, "hit")
+            return Access(n, x, y, tokens, Served.HIT)
         y = self._tier.find(x, want, IN_FLIGHT)
         if y != NONE:
             self._note("late", x, y)
             self._meet(self._link.in_flight(y))
-            return Access(n, x, y, tokens, "late")
+            return Access(n, x, y, tokens, Served.LATE)
         reason = self._tier.reason(x, want)
         self._count("misses", x)
         self._note(reason, x, x * self._precisions + want)
-        return Access(n, x, x * self._precisions + want, tokens, "fetch")
+        return Access(n, x, x * self._precisions + want, tokens, Served.FETCH)
 
     def _meet(self, job: Job) -> None:
         if job.prefetch and not job.awaited:
@@ -143,19 +169,19 @@ class Gatekeeper:
 
     def _decide(self, demanded: Demanded, access: Access, verdict: int) -> None:
         if verdict == PER_TOKEN:
-            verdict = self._substitute(demanded, access)
-        if verdict == DROP:
-            access.state = "drop"
+            self._substitute(demanded, access)
+        elif verdict == DROP:
+            access.served = Served.DROP
             self._count("dropped", access.x)
             self._replace_ids(demanded, access)
         elif verdict == CPU:
-            access.state, access.y = "cpu", access.x * self._precisions
+            access.served, access.y = Served.CPU, access.x * self._precisions
             self._count("cpu_executed", access.x)
-        elif verdict >= 0:
+        else:
             access.y = access.x * self._precisions + verdict
 
-    def _substitute(self, demanded: Demanded, access: Access) -> int:
-        """Ask token by token; 0 if any token still needs the expert, else PER_TOKEN."""
+    def _substitute(self, demanded: Demanded, access: Access) -> None:
+        """Ask token by token; the expert is fetched, most precise, if any token still needs it."""
         e, still_needed = access.x % self._tables.now["experts"], 0
         for t, row in enumerate(demanded.ids):
             if e not in row:
@@ -168,11 +194,9 @@ class Gatekeeper:
             stand_in = access.x - e + other
             access.substitutes[stand_in] = access.substitutes.get(stand_in, 0) + 1
             self._count("substituted", access.x)
-        access.tokens = still_needed
-        if still_needed:
-            return 0
-        access.state = "replaced"
-        return PER_TOKEN
+        access.tokens, access.y = still_needed, access.x * self._precisions
+        if not still_needed:
+            access.served = Served.REPLACED
 
     def _ask_token(self, demanded: Demanded, t: int, j: int, row: list[int]) -> int:
         miss, now = self._hands.miss, self._tables.now
@@ -193,8 +217,9 @@ class Gatekeeper:
     def use(self, accesses: list[Access]) -> None:
         """Stamp, protect and, where absent, queue what will be executed from the fast tier."""
         for access in accesses:
-            if access.state in ("hit", "late", "fetch"):
-                self._tier.learn(access.x, needed=1)
+            if access.served.runs_here:
+                if access.n == NONE:  # the demanded are marked already
+                    self._tier.learn(access.x, needed=1)
                 self._tier.use(access.y)
                 self._tier.protect(access.y)
                 if access.y % self._precisions:
@@ -203,9 +228,9 @@ class Gatekeeper:
                 self._tier.learn(access.x, needed=0)
         now = self._tables.now
         for access in accesses:
-            if access.state == "fetch":
+            if access.served is Served.FETCH:
                 self._link.fetch(Job(access.y, now["layer"], prefetch=False, target_step=now["step"]))
-            if access.state == "hit":
+            if access.served is Served.HIT:
                 self._tier.promote(access.y)
 
     def reunite(self, demanded: Demanded, accesses: list[Access], step_pass: Pass) -> list[Access]:
@@ -217,13 +242,13 @@ class Gatekeeper:
         final, base = unite(demanded.ids, mass), now["layer"] * now["experts"]
         known = {access.x: access for access in accesses}
         united = [self._serve(known, base + e, tokens) for e, tokens in zip(final.expert, final.tokens, strict=True)]
-        return united + [access for access in accesses if access.state not in ("hit", "late", "fetch")]
+        return united + [access for access in accesses if not access.served.runs_here]
 
     def _serve(self, known: dict[int, Access], x: int, tokens: int) -> Access:
         if x in known:
             known[x].tokens = tokens
             return known[x]
-        return Access(NONE, x, self._tier.find(x, self._precisions - 1), tokens, "hit")
+        return Access(NONE, x, self._tier.find(x, self._precisions - 1), tokens, Served.HIT)
 
     def stand_ins(self, access: Access) -> list[Access]:
         """The sequential form of `reunite`: the substitutes of one access, computed in its place."""
@@ -261,7 +286,4 @@ class Gatekeeper:
 
     def _note(self, name: str, x: int, y: int) -> None:
         self._count(name, x)
-        if not self._ledger.logs:
-            return
-        now, at = self._tables.now, self._link.time
-        self._ledger.log(at, at, name, now["pass"], now["layer"], x % now["experts"], y % self._precisions, "gate")
+        self._log.note(name, y, "gate")

@@ -1,24 +1,19 @@
-"""The books of a run: counters per (layer, phase) and per request, lifetimes, and the event log if one is asked for."""
+"""The books of a run: counters per (layer, phase) and per request, and how long copies stayed."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from simulator.result import COUNTERS, LIFETIME_BUCKETS, Event, Row
+from simulator.result import COUNTERS, LIFETIME_BUCKETS, Row
 
 PHASES = ("prefill", "decode")
-REQUEST_TIMES = ("start_ns", "ttft_ns", "decode_ns", "end_ns")
 
 
 class Ledger:
     """Everything is charged to the phase and the request of the pass in progress."""
 
-    def __init__(self, layers: int, log: bool) -> None:
+    def __init__(self, layers: int) -> None:
         self._cells = [[_zeros() for _ in PHASES] for _ in range(layers)]
         self._lifetimes = [[[0] * LIFETIME_BUCKETS for _ in PHASES] for _ in range(layers)]
         self._requests: dict[int, Row] = {}
-        self.logs = log
-        self.events: list[Event] = []
         self.phase = 0
         self._row: Row = {}
 
@@ -49,11 +44,6 @@ class Ledger:
     def lived(self, layer: int, steps: int) -> None:
         """A copy was evicted after so many steps."""
         self._lifetimes[layer][self.phase][min(steps.bit_length(), LIFETIME_BUCKETS - 1)] += 1
-
-    def log(self, *fields: Any) -> None:
-        """Keep an `Event` of these fields, if the log was asked for."""
-        if self.logs:
-            self.events.append(Event(*fields))
 
     def totals(self, end: int) -> Row:
         """Sums over layers and phases."""

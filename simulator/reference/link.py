@@ -8,18 +8,27 @@ from collections.abc import Callable
 import simpy
 
 from simulator.platform import Times
+from simulator.reference.event_log import EventLog
 from simulator.reference.events import LINK, At
+from simulator.reference.jobs import Claim, Job
 from simulator.reference.ledger import Ledger
-from simulator.reference.tier import Claim, Job, Tier
+from simulator.reference.tier import Tier
 
 
 class Link:
     """Up to `depth` transfers are issued at once; bytes are claimed when a transfer starts."""
 
     def __init__(
-        self, env: simpy.Environment, tier: Tier, times: Times, ledger: Ledger, arrived: Callable[[Job], None]
+        self,
+        env: simpy.Environment,
+        tier: Tier,
+        times: Times,
+        ledger: Ledger,
+        log: EventLog,
+        arrived: Callable[[Job], None],
     ) -> None:
-        self._env, self._tier, self._times, self._ledger, self._arrived = env, tier, times, ledger, arrived
+        self._env, self._tier, self._times = env, tier, times
+        self._ledger, self._log, self._arrived = ledger, log, arrived
         self._precisions = tier.tables.now["precisions"]
         self._epoch = 0
         self.clear()
@@ -31,11 +40,6 @@ class Link:
         self._prefetches: deque[Job] = deque()
         self._in_flight: list[Job] = []
         self._last_done = 0
-
-    @property
-    def time(self) -> int:
-        """Now, in nanoseconds."""
-        return int(self._env.now)
 
     def fetch(self, job: Job) -> None:
         """Queue a demand, behind other demands and ahead of all prefetches."""
@@ -85,8 +89,7 @@ class Link:
         return True
 
     def _begin(self, job: Job) -> None:
-        now = self.time
-        precision = job.y % self._precisions
+        now, precision = int(self._env.now), job.y % self._precisions
         free = max(now + self._times.latency_ns, self._last_done)
         begins = max(now, self._last_done)
         self._last_done = free + self._times.wire_ns[job.layer][precision]
@@ -94,7 +97,7 @@ class Link:
         size = self._tier.tables.copies[job.y]["bytes"]
         self._ledger.count("bytes_prefetch" if job.prefetch else "bytes_demand", job.layer, size)
         self._ledger.count("link_busy_ns", job.layer, self._last_done - begins)
-        self._log(job, now, self._last_done, "transfer", "prefetch" if job.prefetch else "demand")
+        self._log.begin("transfer", job.y, self._last_done - now, job.cause)
         epoch = self._epoch
         done = At(self._env, LINK, self._last_done - now)
         done.callbacks.append(lambda _: self._complete(job, epoch))
@@ -110,9 +113,4 @@ class Link:
 
     def _note(self, job: Job, counter: str, kind: str) -> None:
         self._ledger.count(counter, job.layer)
-        self._log(job, self.time, self.time, kind, "prefetch")
-
-    def _log(self, job: Job, t0: int, t1: int, kind: str, cause: str) -> None:
-        x, precision = divmod(job.y, self._precisions)
-        now = self._tier.tables.now
-        self._ledger.log(t0, t1, kind, now["pass"], job.layer, x % now["experts"], precision, cause)
+        self._log.note(kind, job.y, job.cause)

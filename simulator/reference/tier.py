@@ -2,53 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-
 from policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
 from simulator.reference.bound import Hands, Shape, Tables
+from simulator.reference.event_log import EventLog
+from simulator.reference.jobs import Claim, Job
 from simulator.reference.ledger import Ledger
+from simulator.reference.side_buffer import SideBuffer
+from simulator.reference.victims import Victims
 
 NOT_YET = -1
 
 
-class Claim(Enum):
-    """What became of a transfer's wish for room."""
-
-    GRANTED = 0
-    STREAMED = 1  #: declined demand, on its way to the staging buffer
-    REFUSED = 2  #: no room, or a declined prefetch
-
-
-@dataclass
-class Job:
-    """A transfer that is queued or under way."""
-
-    y: int
-    layer: int
-    prefetch: bool
-    target_step: int
-    awaited: bool = False  #: a demand has met this prefetch in flight
-    streamed: bool = False
-
-
 class Tier:
-    """Copies and pools. Pool indices 0.. are the cache; `side` is the pool of speculative buffers, if there is one."""
+    """Copies and pools: one pool, or one per layer; a staging buffer, and perhaps side buffers, outside of them."""
 
     def __init__(
-        self, shape: Shape, tables: Tables, hands: Hands, ledger: Ledger, side_slots: int, free_only: bool
+        self,
+        shape: Shape,
+        tables: Tables,
+        hands: Hands,
+        ledger: Ledger,
+        log: EventLog,
+        side_slots: int = 0,
+        free_only: bool = False,
     ) -> None:
-        self.tables, self.hands, self.ledger = tables, hands, ledger
+        self.tables, self._hands, self._ledger, self._log = tables, hands, ledger, log
         self._precisions, self._free_only = shape.precisions, free_only
-        self._side_slots, self._capacity = side_slots, hands.eviction.own.capacity
+        self._capacity = hands.eviction.own.capacity
+        self._victims = Victims(tables, hands.eviction)
+        self._side = SideBuffer(tables, side_slots)
         self.clear()
 
     def clear(self) -> None:
         """Nothing resident, nothing remembered."""
         copies = len(self.tables.copies)
+        self._victims.clear()
+        self._side.clear()
         self._used = [0] * len(self._capacity)
         self._residents: list[set[int]] = [set() for _ in self._capacity]
-        self._side: dict[int, Job] = {}  # in order of arrival or start
         self._protected: list[int] = []
         self._done: set[int] = set()  # demanded in this step and already computed
         self._ever = [False] * copies
@@ -56,8 +47,6 @@ class Tier:
         self._entered_step = [0] * copies
         self._stamp = self._arrivals = 0
         self._staged: int | None = None
-        self._orders: dict[int, tuple[int, int, int]] = {}  # y -> its place among victims, while it holds
-        self._scope: object = None
 
     # look-up
 
@@ -83,15 +72,20 @@ class Tier:
         self._stamp_now(expert)
         expert["uses_ever"] += 1
         expert["uses_here"] = max(1, expert["uses_here"] + 1 - copy["prefetched"])
-        self.hands.on_use(y)
+        self._hands.on_use(y)
         copy["prefetched"] = 0
-        self.touch(y // self._precisions)
+        self._victims.touch(y // self._precisions)
+
+    def learn(self, x: int, **facts: int) -> None:
+        """Write what the gate or compute found out about expert x."""
+        self.tables.experts[x].update(facts)
+        self._victims.touch(x)
 
     def predict(self, y: int) -> None:
         """A prefetch policy named a resident copy."""
         self.tables.experts[y // self._precisions]["hint_pass"] = self.tables.now["pass"]
-        self.hands.on_predict(y)
-        self.touch(y // self._precisions)
+        self._hands.on_predict(y)
+        self._victims.touch(y // self._precisions)
 
     def _stamp_now(self, expert: dict[str, int]) -> None:
         self._stamp += 1
@@ -132,7 +126,7 @@ class Tier:
 
     def claim(self, job: Job) -> Claim:
         """Take the bytes of a transfer that is about to start, evicting what must leave."""
-        if job.prefetch and self._side_slots:
+        if job.prefetch and self._side.slots:
             return self._claim_side(job)
         pool = self.tables.copies[job.y]["pool"]
         verdict = self._make_room(job.y, pool, job.prefetch, job.layer)
@@ -142,7 +136,7 @@ class Tier:
         if verdict is Claim.STREAMED:
             self._staged, job.streamed = job.y, True
             self._set(job.y, IN_FLIGHT)
-            self.ledger.count("declined", job.layer)
+            self._ledger.count("declined", job.layer)
         return verdict
 
     def _make_room(self, y: int, pool: int, prefetch: bool, layer: int) -> Claim:
@@ -155,8 +149,8 @@ class Tier:
         spare = [] if prefetch else self._spare(pool)
         if not self._would_free(short, [*candidates, *spare]):
             return Claim.REFUSED
-        victim = self._victim(pool, y, candidates or spare)
-        if not self._admitted(y, prefetch, victim):
+        victim = self._victims.choose(pool, y, candidates or spare)
+        if not self._victims.admits(y, prefetch, victim):
             return self._declined(prefetch)
         return self._evict_until_it_fits(y, pool, victim, layer)
 
@@ -184,55 +178,7 @@ class Tier:
             self._evict(victim, layer, cause=y)
             if self._used[pool] + size <= self._capacity[pool]:
                 return Claim.GRANTED
-            victim = self._victim(pool, y, self._candidates(pool) or self._spare(pool))
-
-    def _victim(self, pool: int, y_in: int, candidates: list[int]) -> int:
-        eviction = self.hands.eviction
-        if eviction.policy.victim is None:
-            return self._smallest(candidates)
-        kept = [y for y in candidates if self.tables.copies[y]["protected"]]
-        for y in kept:  # computed experts of this step become candidates for this one choice
-            self.release(y)
-        victim = eviction.call(eviction.policy.victim, pool, y_in)
-        for y in kept:
-            self.tables.copies[y]["protected"] = 1
-        if victim not in candidates:
-            raise AssertionError(f"{eviction.policy.name} named {victim}, which may not leave pool {pool}")
-        return victim
-
-    def _smallest(self, candidates: list[int]) -> int:
-        """Smallest leaves: the policy's key, then the least recent stamp, then the lowest id."""
-        self._rekey()
-        eviction, experts = self.hands.eviction, self.tables.experts
-        for y in candidates:
-            if y not in self._orders:
-                key = eviction.call(eviction.policy.key, y)
-                self._orders[y] = (key, experts[y // self._precisions]["last_use"], y)
-        return min(map(self._orders.__getitem__, candidates))[2]
-
-    def _rekey(self) -> None:
-        """Forget orders whose declared scope has passed; touched copies are forgotten by `touch`."""
-        now = self.tables.now
-        scope = {"touch": None, "pass": now["pass"], "step": (now["step"], now["gated"])}[
-            self.hands.eviction.policy.rekey
-        ]
-        if scope != self._scope:
-            self._scope = scope
-            self._orders.clear()
-
-    def learn(self, x: int, **facts: int) -> None:
-        """Write what the gate or compute found out about expert x."""
-        self.tables.experts[x].update(facts)
-        self.touch(x)
-
-    def touch(self, x: int) -> None:
-        """Something happened to expert x: the keys of its copies are worked out anew."""
-        for y in range(x * self._precisions, (x + 1) * self._precisions):
-            self._orders.pop(y, None)
-
-    def _admitted(self, y: int, prefetch: bool, victim: int) -> bool:
-        admit = self.hands.eviction.policy.admit
-        return admit is None or self.hands.eviction.call(admit, y, int(prefetch), victim)
+            victim = self._victims.choose(pool, y, self._candidates(pool) or self._spare(pool))
 
     def _evict(self, y: int, layer: int, cause: int) -> None:
         copy = self.tables.copies[y]
@@ -240,35 +186,32 @@ class Tier:
         self._used[copy["pool"]] -= copy["bytes"]
         self._done.discard(y)
         self._leave(y, layer, cause)
-        self.hands.on_evict(y)
+        self._hands.on_evict(y)
 
     def _leave(self, y: int, layer: int, cause: int) -> None:
         """The books of an eviction: charged to the layer that comes in, waste to the victim's."""
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
-        self.ledger.count("evictions", layer)
-        self.ledger.lived(expert["layer"], self.tables.now["step"] - self._entered_step[y])
+        self._ledger.count("evictions", layer)
+        self._ledger.lived(expert["layer"], self.tables.now["step"] - self._entered_step[y])
         if copy["prefetched"]:
-            self.ledger.count("bytes_wasted", expert["layer"], copy["bytes"])
+            self._ledger.count("bytes_wasted", expert["layer"], copy["bytes"])
         copy.update(state=ABSENT, protected=0, prefetched=0)
         if self.find(y // self._precisions, self._precisions - 1) == NONE:
             expert["uses_here"] = 0  # another copy may still be here
         self._evicted_pass[y] = self.tables.now["pass"]
-        self.on_leave(y, cause)
-
-    def on_leave(self, y: int, cause: int) -> None:
-        """For the event log; the engine replaces it."""
+        self._log.note("evict", y, f"for {cause}")
 
     def land(self, job: Job) -> None:
         """A transfer is complete: resident, unless it was streamed."""
         if job.streamed:
             return
-        self._enter(job.y, unused=job.prefetch and not job.awaited)
+        self._enter(job.y, job.unused)
         if job.y in self._side:
             if job.awaited:
                 self.promote(job.y)
             return
         self._residents[self.tables.copies[job.y]["pool"]].add(job.y)
-        self.hands.on_insert(job.y, int(job.prefetch and not job.awaited))
+        self._hands.on_insert(job.y, int(job.unused))
 
     def _enter(self, y: int, unused: bool) -> None:
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
@@ -276,11 +219,11 @@ class Tier:
         self._set(y, RESIDENT)
         copy["entered"], copy["prefetched"] = self._arrivals, int(unused)
         self._entered_step[y], self._ever[y] = self.tables.now["step"], True
-        self.ledger.count("insertions", expert["layer"])
+        self._ledger.count("insertions", expert["layer"])
         if unused:
             self._stamp_now(expert)
             expert["uses_here"] = 1
-        self.touch(y // self._precisions)
+        self._victims.touch(y // self._precisions)
 
     def queue(self, y: int) -> None:
         """The copy waits for the link."""
@@ -296,21 +239,16 @@ class Tier:
     # the side buffer
 
     def _claim_side(self, job: Job) -> Claim:
-        """A free buffer, or the oldest whose gate has passed; speculation never evicts a cached expert."""
-        if len(self._side) >= self._side_slots:
-            stale = [y for y, held in self._side.items() if self._overwritable(y, held)]
-            if not stale:
+        """A free buffer, or the oldest that can be overwritten."""
+        if self._side.full:
+            stale = self._side.overwritable()
+            if stale == NONE:
                 return Claim.REFUSED
-            del self._side[stale[0]]
-            self._leave(stale[0], job.layer, cause=job.y)
-        self._side[job.y] = job
+            self._side.take(stale)
+            self._leave(stale, job.layer, cause=job.y)
+        self._side.put(job)
         self._set(job.y, IN_FLIGHT)
         return Claim.GRANTED
-
-    def _overwritable(self, y: int, held: Job) -> bool:
-        now, copy = self.tables.now, self.tables.copies[y]
-        passed = held.target_step < now["step"] or (held.target_step == now["step"] and now["gated"] == 1)
-        return passed and copy["state"] == RESIDENT and not copy["protected"]
 
     def promote(self, y: int) -> None:
         """A demanded expert moves from its side buffer into the cache, if room can be made; no bytes cross the link."""
@@ -319,25 +257,23 @@ class Tier:
         pool, layer = self.tables.copies[y]["pool"], self.tables.experts[y // self._precisions]["layer"]
         if self._make_room(y, pool, prefetch=False, layer=layer) is not Claim.GRANTED:
             return
-        del self._side[y]
+        self._side.take(y)
         self._used[pool] += self.tables.copies[y]["bytes"]
         self._residents[pool].add(y)
-        self.hands.on_insert(y, 0)
+        self._log.note("promote", y, "demand")
+        self._hands.on_insert(y, 0)
 
     # start and end
 
-    def warm(self, y: int) -> bool:
-        """Resident before the start: unused, not prefetched, never counted. False if it does not fit."""
+    def warm(self, y: int) -> None:
+        """Resident before the start: unused, not prefetched, never counted."""
         copy = self.tables.copies[y]
-        if self._used[copy["pool"]] + copy["bytes"] > self._capacity[copy["pool"]]:
-            return False
         self._arrivals += 1
         self._set(y, RESIDENT)
         copy["entered"], self._ever[y] = self._arrivals, True
         self._used[copy["pool"]] += copy["bytes"]
         self._residents[copy["pool"]].add(y)
-        self.hands.on_insert(y, 0)
-        return True
+        self._hands.on_insert(y, 0)
 
     def unused_bytes(self) -> list[tuple[int, int]]:
         """(layer, bytes) of each copy that was prefetched and is still unused."""

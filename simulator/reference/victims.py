@@ -1,0 +1,71 @@
+"""Who leaves: the eviction policy's order over candidates, by key or by its `victim` hook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.contract import Eviction
+from simulator.reference.bound import Bound, Tables
+
+Order = tuple[int, int, int]
+
+
+class Victims:
+    """Asks the policy; keeps an order while the policy's declared scope says that it cannot have changed."""
+
+    def __init__(self, tables: Tables, eviction: Bound[Eviction]) -> None:
+        self._tables, self._eviction = tables, eviction
+        self._precisions = tables.now["precisions"]
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every order."""
+        self._orders: dict[int, Order] = {}
+        self._scope: object = None
+
+    def touch(self, x: int) -> None:
+        """Something happened to expert x: the orders of its copies are worked out anew."""
+        first = x * self._precisions
+        for y in range(first, first + self._precisions):
+            self._orders.pop(y, None)
+
+    def choose(self, pool: int, y_in: int, candidates: Sequence[int]) -> int:
+        """The copy among `candidates` that leaves for y_in."""
+        if self._eviction.policy.victim is None:
+            return self._smallest(candidates)
+        return self._named(pool, y_in, candidates)
+
+    def admits(self, y_in: int, prefetched: bool, y_out: int) -> bool:
+        """Whether the policy lets y_in push y_out out."""
+        admit = self._eviction.policy.admit
+        return admit is None or self._eviction.call(admit, y_in, int(prefetched), y_out)
+
+    def _smallest(self, candidates: Sequence[int]) -> int:
+        """Smallest leaves: the policy's key, then the least recent stamp, then the lowest id."""
+        self._rekey()
+        for y in candidates:
+            if y not in self._orders:
+                key = self._eviction.call(self._eviction.policy.key, y)
+                self._orders[y] = (key, self._tables.experts[y // self._precisions]["last_use"], y)
+        return min(map(self._orders.__getitem__, candidates))[2]
+
+    def _rekey(self) -> None:
+        now = self._tables.now
+        scopes = {"touch": None, "pass": now["pass"], "step": (now["step"], now["gated"])}
+        scope = scopes[self._eviction.policy.rekey]
+        if scope != self._scope:
+            self._scope = scope
+            self._orders.clear()
+
+    def _named(self, pool: int, y_in: int, candidates: Sequence[int]) -> int:
+        """The hook reads `protected`: experts computed in this step lose it while they are candidates."""
+        copies = self._tables.copies
+        lent = [y for y in candidates if copies[y]["protected"]]
+        for y in lent:
+            copies[y]["protected"] = 0
+        victim = self._eviction.call(self._eviction.policy.victim, pool, y_in)
+        for y in lent:
+            copies[y]["protected"] = 1
+        if victim not in candidates:
+            raise AssertionError(f"{self._eviction.policy.name} named {victim}, which may not leave pool {pool}")
+        return victim
