@@ -11,7 +11,7 @@ from policies.contract import Policy, PolicyError
 NAMES: dict[str, tuple[str, ...]] = {
     "routing": ("standard", "cache_prior"),
     "prefetch": ("none", "top_k", "score", "side_buffer"),
-    "eviction": ("lru", "lfu", "fifo", "random", "least_stale", "farthest_layer", "score", "arc", "belady"),
+    "eviction": ("lru", "lfu", "fifo", "random", "least_stale", "farthest_layer", "score", "arc", "sieve", "belady"),
     "miss": ("fetch", "drop", "cascade", "substitute", "split"),
 }
 
