@@ -212,6 +212,35 @@ class Belady(Lru):
         self.residents.add(x)
 
 
+class Sieve(Model):
+    """Figure 2 of Zhang et al., NSDI 2024: a queue from oldest to newest, marks, and a hand that names an expert."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.queue, self.marked, self.hand = list[int](), set[int](), None
+
+    def has(self, x: int) -> bool:
+        return x in self.queue
+
+    def use(self, x: int) -> None:
+        if x in self.queue:
+            self.marked.add(x)
+
+    def admit(self, x: int, kept: Collection[int]) -> None:
+        if len(self.queue) == self.slots:
+            self._evict(kept)
+        self.queue.append(x)
+
+    def _evict(self, kept: Collection[int]) -> None:
+        at = self.queue.index(self.hand) if self.hand is not None else 0
+        while self.queue[at] in kept or self.queue[at] in self.marked:
+            if self.queue[at] not in kept:
+                self.marked.discard(self.queue[at])
+            at = (at + 1) % len(self.queue)
+        self.hand = self.queue[at + 1] if at + 1 < len(self.queue) else None
+        self.queue.pop(at)
+
+
 class Arc(Model):
     """The pseudo code of Megiddo and Modha, FAST 2003, figure 4; lists run from LRU to MRU. Sequential only."""
 

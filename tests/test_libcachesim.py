@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="sample traces are not
 
 GPT_OSS = "gpt-oss-20b/gptoss20b_decode.npz"
 NEVER = 2**63 - 1
-THEIRS = {"lru": "LRU", "fifo": "FIFO", "lfu": "LFU", "arc": "ARC", "belady": "Belady"}
+THEIRS = {"lru": "LRU", "fifo": "FIFO", "lfu": "LFU", "arc": "ARC", "sieve": "Sieve", "belady": "Belady"}
 SMALL_TABLE = 10  # log2 of the first size of its hash table; the default takes 128 MiB per cache
 #: A quarter, half and three quarters of gpt-oss's 32 and of Qwen3's 128 experts per layer.
 GPT_OSS_SLOTS, QWEN_SLOTS = (8, 16, 24), (32, 64, 96)

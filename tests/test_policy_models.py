@@ -21,6 +21,7 @@ from tests.policy_models import (
     Lru,
     Model,
     Ranked,
+    Sieve,
     one_token_steps,
     play,
     substitutes,
@@ -38,6 +39,7 @@ Maker = Callable[[int, list[int]], Model]
 MODELS: dict[str, Maker] = {
     "lru": lambda slots, stream: Lru(slots),
     "fifo": lambda slots, stream: Fifo(slots),
+    "sieve": lambda slots, stream: Sieve(slots),
     "belady": lambda slots, stream: Belady(slots, stream, bypass=False),
     "belady:bypass=true": lambda slots, stream: Belady(slots, stream, bypass=True),
     **{name: lambda slots, stream, rank=rank: Ranked(slots, rank) for name, rank in RANKS.items()},
