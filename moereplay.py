@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pydantic import ValidationError
 
     from simulator.config import ReplayConfig
@@ -177,7 +179,7 @@ def replay(
     """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
     from simulator.grid import expand, run_grid
     from simulator.replay import check_engine
-    from simulator.rows import write_events, write_part
+    from simulator.rows import write_events
     from traces.store import open_trace
 
     check_engine(engine)
@@ -198,12 +200,9 @@ def replay(
     }
     configs = expand(lists, {"seed": seed, "warm": _warm(warm)})
     _one_only(configs, as_json, events)
-    outcomes: list[Outcome] = []
     with _progress(configs) as advance:
-        for outcome in run_grid(opened, configs, workers, bool(events), bounded=not as_json, done=advance):
-            outcomes.append(outcome)
-            if out:
-                write_part(out, *outcome)
+        outcomes = run_grid(opened, configs, workers, bool(events), bounded=not as_json, done=advance)
+        outcomes = list(_kept(outcomes, out))
     if events:
         write_events(events, outcomes[0][0].events)
     if as_json:
@@ -311,6 +310,16 @@ def _progress(configs: list[ReplayConfig]) -> Any:
     from simulator.grid import replays_needed
 
     return progress(replays_needed(configs), "replays")
+
+
+def _kept(outcomes: Iterator[Outcome], out: Path | None) -> Iterator[Outcome]:
+    """Every outcome, written as soon as it is there: an interrupted grid keeps what it has."""
+    from simulator.rows import write_part
+
+    for outcome in outcomes:
+        if out:
+            write_part(out, *outcome)
+        yield outcome
 
 
 def _report(trace: Trace, outcomes: list[Outcome]) -> None:
