@@ -15,7 +15,7 @@ help:            ## this list
 
 # uv first (fast), pip as the fallback. uv reads no pip.conf, so a local wheel folder is handed on by hand.
 define install
-	links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
+	@links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
 	if [ -z "$${NO_UV:-}" ] && $(BIN)/pip install --quiet --disable-pip-version-check uv 2>/dev/null \
 	   && UV_FIND_LINKS="$${links// /,}" VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet -c constraints.txt $(1) $(2); \
 	then echo "installed with uv"; \
@@ -24,15 +24,15 @@ define install
 endef
 
 $(BIN)/python:
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv .venv
 
 .venv/base.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(call install,-e .,)
-	touch $@
+	@touch $@
 
 .venv/dev.stamp: .venv/base.stamp
 	$(call install,-e .,--group dev)
-	touch $@
+	@touch $@
 
 demo: .venv/base.stamp       ## replay the bundled trace over a grid, print the ranking, draw the figures
 	$(BIN)/moereplay replay $(SAMPLE) --capacity 1%,5%,25% --eviction lru,lfu,least_stale,farthest_layer \

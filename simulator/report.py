@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from simulator.result import Result
 from traces.schema import Trace
 
-#: Settings that a reader must know even when they do not vary.
-ALWAYS = ("platform", "contract", "scope", "passes", "reset")
+#: Settings in the order in which they are echoed; capacity has lines of its own.
+POLICIES = ("eviction", "prefetch", "miss", "routing")
+SETTINGS = ("platform", "contract", "scope", "passes", "reset", "prefetch_at", "prefetch_admission", "seed")
 
 
 def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
@@ -17,7 +18,8 @@ def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
     lines = [
         f"{label}: {trace.header.provenance.model}, {trace.requests:,} requests, {trace.tokens:,} tokens, "
         f"trace {trace.digest[:12]}",
-        "; ".join(f"{name} {', '.join(_values(results, name))}" for name in ALWAYS),
+        _echo(results, POLICIES),
+        _echo(results, SETTINGS),
         *_each_capacity(results),
     ]
     if "open-loop" in label:
@@ -37,5 +39,7 @@ def _each_capacity(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def _values(results: Sequence[Result], name: str) -> list[str]:
-    return list(dict.fromkeys(str(result.config[name]) for result in results))
+def _echo(results: Sequence[Result], names: Sequence[str]) -> str:
+    """Each setting with all its values."""
+    values = {name: list(dict.fromkeys(str(result.config[name]) for result in results)) for name in names}
+    return "; ".join(f"{name} {', '.join(each)}" for name, each in values.items())
