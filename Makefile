@@ -40,13 +40,13 @@ demo: .venv/base.stamp       ## replay the bundled trace over a grid, print the 
 	$(BIN)/moereplay plot runs/demo
 
 test: .venv/dev.stamp        ## the test suite
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: .venv/dev.stamp       ## ruff and pyright
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
 coverage: .venv/dev.stamp    ## the test suite with coverage
-	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
 
 study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 replayed: collisions per miss of every eviction policy
 	$(BIN)/python benchmarks/specmd_collisions.py

@@ -206,8 +206,13 @@ class Memory:
     reals: int = 0
 
 
-def _nothing(_: Params) -> frozenset[str]:
-    return frozenset()
+def always(*capabilities: str) -> Callable[[Params], frozenset[str]]:
+    """Needs that no parameter changes: any of weights, logits, lookahead, future."""
+    needed = frozenset(capabilities)
+    return lambda params: needed
+
+
+IDS_ALONE = always()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +225,7 @@ class Policy:
     params: tuple[Parameter, ...] = ()
     memory: Memory = Memory()
     #: capabilities the trace must have under these parameters: weights, logits, lookahead, future
-    needs: Callable[[Params], frozenset[str]] = _nothing
+    needs: Callable[[Params], frozenset[str]] = IDS_ALONE
     on_use: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
     on_insert: Callable[..., None] | None = None  #: (now, experts, copies, own, y, prefetched)
     on_evict: Callable[..., None] | None = None  #: (now, experts, copies, own, y)

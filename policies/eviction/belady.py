@@ -4,7 +4,7 @@ Forced admission by default. `bypass=true` declines an expert whose own next dem
 `bypass=ties` also one whose demand is as far, which only two experts that are never demanded again can be.
 """
 
-from policies.contract import NEVER, Choice, Eviction, slot
+from policies.contract import NEVER, Choice, Eviction, always, slot
 
 PARAMS = (Choice("bypass", "false", ("false", "true", "ties")),)
 BYPASS = slot(PARAMS, "bypass")
@@ -26,17 +26,12 @@ def admit(now, experts, copies, own, y_in, prefetched, y_out):
     return own.par[BYPASS] == TRUE and incoming == farthest
 
 
-def needs(params):
-    """The demand of the rest of the run."""
-    return frozenset({"future"})
-
-
 POLICY = Eviction(
     name="belady",
     summary="farthest next demand leaves (offline bound)",
     source="Belady 1966; bypass: McFarling 1992",
     params=PARAMS,
-    needs=needs,
+    needs=always("future"),
     key=key,
     admit=admit,
 )

@@ -1,6 +1,6 @@
 """Score-based: the expert with the smallest sum of gate weights so far leaves (SpecMD's reading of Zhu et al.)."""
 
-from policies.contract import Eviction
+from policies.contract import Eviction, always
 
 
 def key(now, experts, copies, own, y):
@@ -8,11 +8,10 @@ def key(now, experts, copies, own, y):
     return experts[y // now["precisions"]]["mass_ever"]
 
 
-def needs(params):
-    """Recorded gate weights."""
-    return frozenset({"weights"})
-
-
 POLICY = Eviction(
-    name="score", summary="smallest accumulated gate weight leaves", source="SpecMD §4.1 (SB)", needs=needs, key=key
+    name="score",
+    summary="smallest accumulated gate weight leaves",
+    source="SpecMD §4.1 (SB)",
+    needs=always("weights"),
+    key=key,
 )

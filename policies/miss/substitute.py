@@ -1,6 +1,6 @@
 """Substitute: a resident expert of similar score takes the place of a missing one, token by token."""
 
-from policies.contract import NONE, PER_TOKEN, UNIT, Miss, Number, slot
+from policies.contract import NONE, PER_TOKEN, UNIT, Miss, Number, always, slot
 
 PARAMS = (Number("tolerance", 0.05, 0, 1),)
 TOLERANCE = slot(PARAMS, "tolerance")
@@ -23,17 +23,12 @@ def substitute(now, step, experts, copies, own, t, j, eligible):
     return best
 
 
-def needs(params):
-    """The scores of the experts that were not chosen."""
-    return frozenset({"logits"})
-
-
 POLICY = Miss(
     name="substitute",
     summary="a resident expert of similar score takes its place",
     source="SpecMD §3 Substitution-score",
     params=PARAMS,
-    needs=needs,
+    needs=always("logits"),
     resolve=resolve,
     substitute=substitute,
     changes_output=True,

@@ -4,7 +4,7 @@
 all scores seen so far, of all layers: confident layers then name fewer experts.
 """
 
-from policies.contract import Choice, Memory, Number, Prefetch, slot
+from policies.contract import Choice, Memory, Number, Prefetch, always, slot
 from policies.selection import name_predicted
 
 PARAMS = (
@@ -75,11 +75,6 @@ def bucket(score):
     return min(power * FINE + (score >> power), BUCKETS - 1)
 
 
-def needs(params):
-    """Look-ahead logits."""
-    return frozenset({"lookahead"})
-
-
 def depth(params):
     """Layers ahead."""
     return params["depth"]
@@ -91,7 +86,7 @@ POLICY = Prefetch(
     source="SpecMD §3 score-based",
     params=PARAMS,
     memory=Memory(regs=BUCKETS + 1),
-    needs=needs,
+    needs=always("lookahead"),
     suggest=suggest,
     depth=depth,
 )

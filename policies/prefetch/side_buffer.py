@@ -3,7 +3,7 @@
 An expert that its gate then demands moves into the cache like a fetched one; the others are overwritten in turn.
 """
 
-from policies.contract import Number, Prefetch, slot
+from policies.contract import Number, Prefetch, always, slot
 from policies.selection import name_predicted
 
 PARAMS = (
@@ -17,11 +17,6 @@ def suggest(now, step, experts, copies, own, out):
     """The `fetch` most likely experts of the next layer, per token."""
     each = min(now["experts"], int(own.par[FETCH]))
     return name_predicted(now, step, 0, [each] * now["tokens"], out, 0)
-
-
-def needs(params):
-    """Look-ahead logits."""
-    return frozenset({"lookahead"})
 
 
 def depth(params):
@@ -39,7 +34,7 @@ POLICY = Prefetch(
     summary="speculate into buffers of its own",
     source="Eliseev & Mazur (arXiv 2312.17238) §3.3",
     params=PARAMS,
-    needs=needs,
+    needs=always("lookahead"),
     suggest=suggest,
     depth=depth,
     side_slots=side_slots,

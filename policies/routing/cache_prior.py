@@ -5,7 +5,7 @@ z' = z + lam * delta * [resident, or among the token's own top_j]. The choice is
 other readings are named options.
 """
 
-from policies.contract import RESIDENT, Choice, Memory, Number, Routing, slot
+from policies.contract import RESIDENT, Choice, Memory, Number, Routing, always, slot
 from policies.selection import next_best
 
 PARAMS = (
@@ -69,17 +69,12 @@ def statistics(scores):
     return low, high, total, count
 
 
-def needs(params):
-    """The scores of the experts that were not chosen."""
-    return frozenset({"logits"})
-
-
 POLICY = Routing(
     name="cache_prior",
     summary="lift resident experts before the top-k",
     source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 §3.3",
     params=PARAMS,
     memory=Memory(reals=2),
-    needs=needs,
+    needs=always("logits"),
     choose=choose,
 )
