@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from analysis.errors import AnalysisError, unknown
-from simulator.result import COUNTERS
+from simulator.result import COUNTERS, row_digest
 
 ROWS_VERSION = 1  #: the newest layout that this code reads
 RENAMED = {"capacity": "capacity_misses"}
@@ -45,6 +45,7 @@ def load(folder: Path) -> pl.DataFrame:
         if part.schema != parts[0].schema:
             _check_columns(path, part.schema)
             raise AnalysisError(f"{path} has other columns than {paths[0].name}; keep one version's results per folder")
+        _check_digests(path, part)
     return pl.concat(parts)
 
 
@@ -105,6 +106,11 @@ def _part(path: Path) -> pl.DataFrame:
             f"{path} has rows_version {version}, newer than {ROWS_VERSION}; upgrade moereplay to read it"
         )
     return part
+
+
+def _check_digests(path: Path, part: pl.DataFrame) -> None:
+    if any(row.get("digest") != row_digest(row) for row in part.iter_rows(named=True)):
+        raise AnalysisError(f"{path} is damaged: its content does not match its digest; delete it and replay again")
 
 
 def _check_columns(path: Path, schema: pl.Schema) -> None:

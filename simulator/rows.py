@@ -11,7 +11,7 @@ import polars as pl
 
 from simulator.config import KINDS
 from simulator.errors import ConfigError
-from simulator.result import COUNTERS, Event, Result
+from simulator.result import COUNTERS, Event, Result, row_digest
 
 ROWS_VERSION = 1
 TEXT = dict.fromkeys(("contract", "scope", "passes", "reset", "prefetch_at", "prefetch_admission"), pl.String)
@@ -45,12 +45,14 @@ SCHEMA = pl.Schema(
 
 
 def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int] | None]) -> pl.DataFrame:
-    """One row per result."""
+    """One row per result, with a digest of its content."""
     rows = [
         result.to_json() | {"rows_version": ROWS_VERSION, "bounds": bound}
         for result, bound in zip(results, bounds, strict=True)
     ]
-    return pl.DataFrame(rows, schema=SCHEMA)
+    frame = pl.DataFrame(rows, schema=SCHEMA)
+    digests = [row_digest(row) for row in frame.iter_rows(named=True)]
+    return frame.with_columns(pl.Series("digest", digests, pl.String))
 
 
 def write_part(folder: Path, result: Result, bound: Mapping[str, int] | None) -> Path:

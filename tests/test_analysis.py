@@ -57,6 +57,21 @@ def test_a_truncated_part_is_named(folder: Path, kept: int) -> None:
     assert refusal(folder) == f"{part} is no readable Parquet file; delete it and replay again"
 
 
+def test_no_flipped_bit_gives_other_numbers(folder: Path) -> None:
+    """A flip is refused, or lies where no number comes from: Parquet's own statistics and padding."""
+    part, truth = sorted(folder.iterdir())[0], load(folder)
+    whole = part.read_bytes()
+    refused = 0
+    for position in range(0, len(whole), len(whole) // 60):
+        part.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
+        try:
+            assert load(folder).equals(truth)
+        except AnalysisError as error:
+            refused += 1
+            assert str(error).startswith(str(part))
+    assert refused > 10
+
+
 def test_a_foreign_part_is_named_with_what_it_lacks(folder: Path) -> None:
     part = folder / "part-mine.parquet"
     pl.DataFrame({"rows_version": [1], "config": ["lru"]}).write_parquet(part)
