@@ -45,8 +45,8 @@ test: .venv/dev.stamp        ## the test suite
 check: .venv/dev.stamp       ## ruff and pyright
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
-coverage: .venv/dev.stamp    ## the test suite with coverage
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
+coverage: .venv/dev.stamp    ## the test suite with coverage, without the long replays of real streams
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --ignore tests/test_real_streams.py
 
 study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 replayed: collisions per miss of every eviction policy
 	$(BIN)/python benchmarks/specmd_collisions.py
