@@ -56,7 +56,8 @@ def test_replay_prints_every_combination_beside_its_bound(small):
     assert shown.returncode == 0, shown.stderr
     assert "SIMULATED" in shown.stdout
     assert "token cycles" in shown.stdout
-    assert sum("least_stale" in line for line in shown.stdout.splitlines()) == 4
+    assert "eviction lru, least_stale; prefetch none, top_k" in shown.stdout
+    assert sum(line.split()[1:2] == ["least_stale"] for line in shown.stdout.splitlines()) == 4
     assert "belady" in shown.stdout
 
 

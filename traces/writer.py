@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from traces.schema import LOOKAHEAD, Header, Request, Trace, TraceError, check_r
 from traces.store import blocks, open_trace
 
 SHARD_TOKENS = 512
+REMOVALS, SECONDS_BETWEEN_REMOVALS = 40, 0.05
 TEMPORARY = f"zarr.json{PARTIAL}"
 
 
@@ -76,7 +78,7 @@ class TraceWriter:
             return cls._start(path, Attributes(header=header, shard_tokens=SHARD_TOKENS), router_bias)
         stored = read_attributes(partial)
         if not stored.committed.requests:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
             return cls.create(path, header, router_bias, stored.shard_tokens)
         writer = cls(path, stored, _checked_bias(router_bias, header))
         writer._restore(open_trace(partial), header)
@@ -144,7 +146,7 @@ class TraceWriter:
         if kind is None and not self._finished:
             self.commit()
         if not self.requests_done:
-            shutil.rmtree(self.partial, ignore_errors=True)
+            _remove(self.partial)
 
     def _check_names(self, arrays: dict[str, np.ndarray], index: int) -> None:
         depth = sum(name.startswith(LOOKAHEAD) for name in arrays)
@@ -194,6 +196,15 @@ class TraceWriter:
             if self.requests_done:
                 fix = f"committed rows are kept in {self.partial.name}, rerun with --resume to continue"
             raise TraceError(f"cannot write {self.partial}: {refused.strerror or refused}; {fix}") from refused
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder into which zarr's other threads may still be writing: one failed write does not stop them."""
+    for _ in range(REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(SECONDS_BETWEEN_REMOVALS)
 
 
 def write_trace(
