@@ -18,11 +18,9 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=True)
 
 
-def table(rows: Sequence[Mapping[str, object]], title: str = "", caption: str = "") -> Table:
+def table(rows: Sequence[Mapping[str, object]], title: str = "") -> Table:
     """A column per key of any row; numbers to the right, floats with four significant digits."""
-    drawn = Table(
-        box=box.SIMPLE_HEAD, title=title or None, caption=caption or None, title_justify="left", pad_edge=False
-    )
+    drawn = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     names = list(dict.fromkeys(name for row in rows for name in row))
     for name in names:
         numeric = all(isinstance(row.get(name), int | float | None) for row in rows)

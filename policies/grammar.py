@@ -50,11 +50,6 @@ def parse(kind: str, text: str) -> Chosen[Any]:
     return Chosen(policy, {param.name: param.default for param in policy.params} | given)
 
 
-def parse_list(kind: str, text: str) -> list[Chosen[Any]]:
-    """The policies of a comma list, in order. Raises PolicyError."""
-    return [parse(kind, part) for part in text.split(",")]
-
-
 def _parameter(policy: Policy, key: str) -> Parameter:
     by_name = {param.name: param for param in policy.params}
     if key in by_name:

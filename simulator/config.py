@@ -6,24 +6,22 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
 from policies.grammar import Chosen, parse
 from simulator.errors import ConfigError
 from simulator.platform import platform
 from traces.passes import parse_passes
-from traces.schema import Trace, TraceError, canonical
+from traces.schema import Frozen, Trace, TraceError, canonical
 
 #: Raised when the meaning of any counter or time changes: results of other versions are not comparable.
 SEMANTICS_VERSION = 1
 KINDS = ("routing", "prefetch", "eviction", "miss")
 
 
-class ReplayConfig(BaseModel):
+class ReplayConfig(Frozen):
     """What to replay a trace against. Field names are the command line's options."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     capacity: str = "5%"
     eviction: str = "lru"

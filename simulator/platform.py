@@ -13,19 +13,13 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from simulator.errors import ConfigError
 from simulator.platforms import NAMES
-from traces.schema import Geometry
+from traces.schema import Frozen, Geometry
 
 NS = 1_000_000_000
-
-
-class Frozen(BaseModel):
-    """Immutable, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Link(Frozen):

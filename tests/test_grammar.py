@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import policies
 from policies.contract import PAR_SLOTS, Choice, Number, Numbers, Parameter, Policy, PolicyError, slot
-from policies.grammar import Chosen, parse, parse_list
+from policies.grammar import Chosen, parse
+from simulator.grid import expand
 
 POLICIES = st.sampled_from(policies.catalogue())
 several = settings(max_examples=200, deadline=None, derandomize=True)
@@ -77,9 +78,11 @@ def test_lists_are_written_with_slashes():
     assert cascade.text() == "cascade:bits=8/4:below=0.5"
 
 
-def test_a_comma_list_is_parsed_in_order():
-    chosen = parse_list("eviction", "lru,belady:bypass=true, lfu")
-    assert [one.text() for one in chosen] == ["lru", "belady:bypass=true", "lfu"]
+def test_comma_lists_are_expanded_in_order():
+    configs = expand({"capacity": "5%,25%", "eviction": "lru,belady:bypass=true, lfu"}, {"seed": 3})
+    evictions = ["lru", "belady:bypass=true", "lfu"]
+    assert [config.policy_set().eviction.text() for config in configs] == evictions * 2
+    assert [config.capacity for config in configs] == ["5%"] * 3 + ["25%"] * 3
 
 
 def test_hooks_see_parameters_in_declaration_order():

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import policies
+from policies import contract
+from traces import demand, passes
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("tracegen", "traces", "policies", "simulator", "analysis")
@@ -58,6 +60,12 @@ def test_files_have_one_reason_and_a_human_size(path):
 def test_every_package_is_listed_by_name():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     assert listed == {".".join(path.relative_to(ROOT).parent.parts) for path in SOURCES if path.name == "__init__.py"}
+
+
+def test_numbers_that_two_rooms_must_agree_on_are_the_same():
+    """Neither room may import the other, so each has its own."""
+    ours = (contract.UNIT, contract.NEVER, contract.PREFILL, contract.DECODE)
+    assert ours == (demand.UNIT, demand.NEVER, passes.PREFILL, passes.DECODE)
 
 
 def test_every_policy_file_is_listed_by_one_word():
