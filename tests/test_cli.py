@@ -11,6 +11,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from commands import options
+from simulator.config import ReplayConfig
 from simulator.result import COUNTERS
 from traces.store import open_trace
 
@@ -220,3 +222,7 @@ def test_a_read_only_trace_is_replayed_from_the_user_cache(small, tmp_path):
         folder.chmod(0o755)
     assert shown.returncode == 0, shown.stderr
     assert open_trace(folder / "small.zarr").digest == before
+
+
+def test_every_setting_of_a_replay_is_an_option():
+    assert {*options.GRID, "warm", "seed"} == set(ReplayConfig.model_fields)

@@ -1,0 +1,61 @@
+"""`moereplay import`: another tool's routing trace becomes one of ours."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from commands.options import NewTrace, complaint
+from commands.terminal import say, say_wrote
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(help="Another tool's trace: a file or a folder.", show_default=False)],
+    out: NewTrace,
+    format: Annotated[str | None, typer.Option(help="Importer name, if the file is not recognised.")] = None,
+    model: Annotated[str | None, typer.Option(help="Known model that gives the sizes; see `moereplay models`.")] = None,
+    expert_bytes: Annotated[
+        str | None, typer.Option(help="Bytes of one expert, or one number per layer with `/`.")
+    ] = None,
+    expert_bits: Annotated[float | None, typer.Option(help="Precision of those bytes.")] = None,
+    prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None,
+    chunk: Annotated[int | None, typer.Option(help="Tokens after which the recorder cleared its context.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Import the first N requests only.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted import.")] = False,
+) -> None:
+    """Turn another tool's routing trace into a trace of ours."""
+    from pydantic import ValidationError
+
+    from simulator.errors import ConfigError
+    from traces import importers
+    from traces.geometry import known
+    from traces.writer import write_trace
+
+    named = known(model) if model else None
+    try:
+        settings = importers.Options(
+            model=named.name if named else None,
+            geometry=named.geometry if named else None,
+            expert_bytes=_sizes(expert_bytes),
+            expert_bits=expert_bits,
+            prompt_length=prompt_length,
+            chunk=chunk,
+        )
+    except ValidationError as error:
+        raise ConfigError(complaint(error)) from None
+    foreign = importers.read(source, settings, format)
+    trace = write_trace(out, foreign.header, islice(foreign.requests, limit), resume=resume)
+    for note in foreign.notes:
+        say(f"note: {note}")
+    say_wrote(out, trace)
+
+
+def _sizes(text: str | None) -> Any:
+    """Expert bytes as typed; the importers check them."""
+    if text is None:
+        return None
+    sizes = [part.strip() for part in text.split("/")]
+    return sizes[0] if len(sizes) == 1 else tuple(sizes)

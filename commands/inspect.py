@@ -1,0 +1,34 @@
+"""`moereplay inspect`: is a trace sound, and what is in it?"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from commands.options import TracePath
+from commands.terminal import show
+
+
+def inspect(
+    trace: TracePath,
+    full: Annotated[bool, typer.Option("--full", help="Re-read every byte and compare digests.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Check a trace and summarise its routing: reuse, working set, entropy, look-ahead recall."""
+    from analysis.inspection import document, render
+    from traces.doctor import examine
+    from traces.store import open_trace, verify
+    from traces.summary import summarise
+
+    opened = open_trace(trace)
+    if full:
+        verify(opened)
+    findings, summary = examine(opened), summarise(opened)
+    if as_json:
+        print(json.dumps(document(opened, summary, findings), indent=1))
+    else:
+        show(*render(opened, summary, findings))
+    if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,104 @@
+"""`moereplay replay`: a trace against every combination of the listed settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from commands import options
+from commands.terminal import say, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simulator.config import ReplayConfig
+    from simulator.grid import Outcome
+    from traces.schema import Trace
+
+WORKERS = os.cpu_count() or 1
+
+
+def replay(
+    context: typer.Context,  # the comma lists are read from here, by name
+    trace: options.TracePath,
+    capacity: options.Capacity = "5%",
+    eviction: options.Lists = "lru",
+    prefetch: options.Lists = "none",
+    miss: options.Lists = "fetch",
+    routing: options.Lists = "standard",
+    platform: options.Platform = "a100-5gbps",
+    contract: options.Contract = "atomic",
+    scope: options.Scope = "global",
+    passes: options.Passes = "recorded",
+    reset: options.Reset = "never",
+    prefetch_at: options.PrefetchAt = "gate",
+    prefetch_admission: options.PrefetchAdmission = "evict",
+    warm: options.Warm = None,
+    seed: options.Seed = 0,
+    engine: Annotated[str, typer.Option(help="reference.")] = "reference",
+    workers: Annotated[int, typer.Option(help="Processes.")] = WORKERS,
+    as_json: Annotated[bool, typer.Option("--json", help="One configuration as one JSON document.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for one Parquet part per configuration.")] = None,
+    events: Annotated[Path | None, typer.Option(help="Event log of one configuration (.parquet or .csv).")] = None,
+) -> None:
+    """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
+    from simulator.grid import expand, run_grid
+    from simulator.replay import check_engine
+    from simulator.rows import write_events
+    from traces.store import open_trace
+
+    check_engine(engine)
+    opened = open_trace(trace)
+    configs = expand(options.grid(context), {"seed": seed, "warm": options.warm_start(warm)})
+    _one_only(configs, as_json, events)
+    with _progress(configs) as advance:
+        outcomes = run_grid(opened, configs, workers, bool(events), bounded=not as_json, done=advance)
+        outcomes = list(_kept(outcomes, out))
+    if events:
+        write_events(events, outcomes[0][0].events)
+    if as_json:
+        print(json.dumps(outcomes[0][0].to_json(), indent=1))
+        return
+    _report(opened, outcomes)
+    for path in filter(None, (out and out / "part-*.parquet", events)):
+        say(f"wrote {path}")
+
+
+def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -> None:
+    from simulator.errors import ConfigError
+
+    if len(configs) > 1 and (as_json or events):
+        option = "--json" if as_json else "--events"
+        raise ConfigError(f"{option} takes one configuration, these lists make {len(configs)}; use --out DIR for many")
+
+
+def _progress(configs: list[ReplayConfig]) -> Any:
+    from analysis.progress import progress
+    from simulator.grid import replays_needed
+
+    return progress(replays_needed(configs), "replays")
+
+
+def _kept(outcomes: Iterator[Outcome], out: Path | None) -> Iterator[Outcome]:
+    """Every outcome, written as soon as it is there: an interrupted grid keeps what it has."""
+    from simulator.rows import write_part
+
+    for outcome in outcomes:
+        if out:
+            write_part(out, *outcome)
+        yield outcome
+
+
+def _report(trace: Trace, outcomes: list[Outcome]) -> None:
+    from analysis.metrics import ranking
+    from analysis.tables import table
+    from simulator.report import heading
+    from simulator.rows import to_frame
+
+    results, bounds = zip(*outcomes, strict=True)
+    show(*heading(trace, results))
+    show(table(ranking(to_frame(results, bounds)).to_dicts()))

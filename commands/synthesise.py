@@ -1,0 +1,61 @@
+"""`moereplay synthesise`: a trace made to measure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from commands.options import NewTrace, complaint
+from commands.terminal import say_wrote
+
+MARKOV_REUSE = 0.31  #: of a trained miniature with OLMoE's topology
+
+
+def synthesise(
+    out: NewTrace,
+    model: Annotated[str, typer.Option(help="Known model that gives the geometry.")] = "olmoe-1b-7b",
+    expert_bits: Annotated[float, typer.Option(help="Precision at which the experts are stored.")] = 16,
+    kind: Annotated[str, typer.Option(help="zipf | markov | phases | cyclic.")] = "markov",
+    requests: int = 8,
+    prompt_tokens: int = 32,
+    decode_tokens: int = 96,
+    reuse: Annotated[
+        float | None, typer.Option(help="Share of a token's experts that the next uses again; .31 for markov.")
+    ] = None,
+    exponent: Annotated[float, typer.Option(help="Zipf exponent of the experts' popularity.")] = 0.5,
+    recall: Annotated[str, typer.Option(help="Look-ahead recall at k per depth, with `/`; empty for none.")] = "",
+    logits: bool = True,
+    seed: int = 0,
+) -> None:
+    """Make a synthetic trace with a known model's geometry and chosen statistics."""
+    from pydantic import ValidationError
+
+    from simulator.errors import ConfigError
+    from traces.geometry import known
+    from traces.synthetic import Synthetic
+    from traces.synthetic import synthesise as make
+    from traces.writer import write_trace
+
+    try:
+        settings = Synthetic.model_validate(
+            {
+                "kind": kind,
+                "geometry": known(model).geometry.stored_at(expert_bits),
+                "requests": requests,
+                "prompt_tokens": prompt_tokens,
+                "decode_tokens": decode_tokens,
+                "seed": seed,
+                "exponent": exponent,
+                "reuse": MARKOV_REUSE if reuse is None and kind == "markov" else reuse,
+                "logits": logits,
+                "recall": [float(part) for part in recall.split("/") if part],
+            }
+        )
+    except ValidationError as error:
+        raise ConfigError(complaint(error)) from None
+    except ValueError:
+        raise ConfigError(f"--recall {recall!r}: write one number per depth, as .87/.80") from None
+    made = make(settings)
+    trace = write_trace(out, made.header, map(made.request, range(made.requests)), made.router_bias)
+    say_wrote(out, trace)
