@@ -93,6 +93,16 @@ def test_the_correction_bias_moves_the_choice_but_not_the_weight() -> None:
     assert weigh(router, logits, ids)[0] == pytest.approx([1.25, 1.25])
 
 
+def test_a_bias_on_softmax_is_added_to_the_probabilities() -> None:
+    # Ernie 4.5: probabilities 4, 2, 1, 1 eighths; 2 eighths more lift expert 3 above 1; weights stay 4 and 1 of 5
+    router, bias = ROUTERS["mixtral"], np.array([0, 0, 0, 0.25], np.float32)
+    assert choice_scores(router, LOGITS, bias)[0] == pytest.approx([0.5, 0.25, 0.125, 0.375])
+    assert scores(router, LOGITS, bias)[0] == pytest.approx([0.5, 0.25, 0.125, 0.375])
+    ids = choose(choice_scores(router, LOGITS, bias), 2)
+    assert ids.tolist() == [[0, 3]]
+    assert weigh(router, LOGITS, ids)[0] == pytest.approx([0.8, 0.2])
+
+
 def test_deepseek_v2_scales_and_never_renormalises() -> None:
     router = ROUTERS["deepseek-v2"].model_copy(update={"renormalise": True})
     # 1/2 and 1/4 times 16

@@ -20,7 +20,7 @@ TOKENS_AT_ONCE = 4096
 
 
 class Predicted(NamedTuple):
-    """Look-ahead at one depth."""
+    """Look-ahead at one depth, of a trace or (without the axis L) of one gate."""
 
     order: np.ndarray  #: (T, L, E) int16, experts of layer l + d by descending score
     score: np.ndarray  #: (T, L, E) int32, scores by expert; rows without a target layer are 0
@@ -32,7 +32,7 @@ def predicted(trace: Trace, depth: int) -> Predicted:
 
 
 def _derive(trace: Trace, depth: int) -> Predicted:
-    parts = [_rank(units) for units in _scores(trace, depth)]
+    parts = [rank(units) for units in _scores(trace, depth)]
     return Predicted(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -49,5 +49,6 @@ def _scores(trace: Trace, depth: int) -> Iterator[np.ndarray]:
         yield units
 
 
-def _rank(units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.argsort(-units, axis=-1, kind="stable").astype(np.int16), units
+def rank(units: np.ndarray) -> Predicted:
+    """The prediction that scores (..., E) in UNITs make."""
+    return Predicted(np.argsort(-units, axis=-1, kind="stable").astype(np.int16), units)

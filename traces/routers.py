@@ -18,12 +18,13 @@ GROUPED = ("softmax_groups", "sigmoid_groups")
 def choice_scores(router: Router, logits: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """Scores whose top k is the choice, as (..., E) f32; experts outside the kept groups are -inf.
 
-    Softmax families rank the logits themselves: softmax is monotone. `bias` is the correction bias (E,), or any shape
-    that broadcasts, of sigmoid routers. Raises TraceError if the groups do not divide the experts.
+    Softmax families without a bias rank the logits themselves: softmax is monotone. `bias` is the correction bias (E,),
+    or any shape that broadcasts: of sigmoid routers, and of softmax ones in Ernie 4.5. Raises TraceError if the groups
+    do not divide the experts.
     """
     logits = np.asarray(logits, np.float32)
-    if router.family == "sigmoid_groups":
-        logits = _sigmoid(logits) if bias is None else _sigmoid(logits) + np.asarray(bias, np.float32)
+    if router.family == "sigmoid_groups" or bias is not None:
+        logits = scores(router, logits, bias)
     return _within_groups(router, logits) if router.family in GROUPED else logits
 
 
@@ -35,12 +36,11 @@ def choose(choice: np.ndarray, k: int) -> np.ndarray:
 def scores(router: Router, logits: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """Probabilities of all experts under the family's scoring function, as (..., E) f32, comparable across tokens.
 
-    Softmax over all experts, or sigmoid plus the correction bias where one is given; no group is masked.
+    Softmax over all experts, or sigmoid, plus the correction bias where one is given; no group is masked.
     """
     logits = np.asarray(logits, np.float32)
-    if router.family != "sigmoid_groups":
-        return _softmax(logits, np.ones(logits.shape, bool))
-    return _sigmoid(logits) if bias is None else _sigmoid(logits) + np.asarray(bias, np.float32)
+    plain = _sigmoid(logits) if router.family == "sigmoid_groups" else _softmax(logits, np.ones(logits.shape, bool))
+    return plain if bias is None else plain + np.asarray(bias, np.float32)
 
 
 def weigh(router: Router, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -44,7 +44,7 @@ class Frozen(BaseModel):
 class Router(Frozen):
     """How logits become a choice and weights (`traces/routers.py`); every constant the rule needs.
 
-    The correction bias of sigmoid routers is an array of the trace, `router_bias` (L, E), not an attribute.
+    The correction bias of routers that have one is an array of the trace, `router_bias` (L, E), not an attribute.
     """
 
     family: Literal["softmax_topk", "topk_softmax", "sparsemixer", "softmax_groups", "sigmoid_groups"] = "softmax_topk"

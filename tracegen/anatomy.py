@@ -1,0 +1,228 @@
+"""Where a transformers MoE model keeps its gates, the norms before them and its experts.
+
+Nothing is found by its name: gates are what the model itself declares as the source of `router_logits`, and a probe
+pass shows the rest. The block is what holds the gate in its decoder layer, the norm is the layer's module whose output
+tensor is the block's input, the experts are what the gate's ids are given to. Sizes are in `tracegen/sizes.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tracegen.errors import RecordError
+from tracegen.probe import Call, probe
+from tracegen.routing import routing_of
+from tracegen.sizes import measure
+from traces.schema import Geometry
+
+PROBE_TOKENS = 32
+#: How models name the correction bias of a gate, a buffer of the gate or of its block.
+BIAS_NAMES = ("e_score_correction_bias", "expert_bias")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One MoE layer: what is hooked there."""
+
+    layer: int  #: index of the decoder layer
+    gate: nn.Module
+    index: int  #: position of the logits in the gate's output; weights and ids follow
+    norm: nn.Module
+    experts: nn.Module
+    block: nn.Module  #: holds gate and experts
+    extra: tuple[Tensor, ...] = ()  #: what the gate is given besides its input: tensors of the block
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A model, opened up. `sites` are in the order in which they run."""
+
+    model: PreTrainedModel
+    sites: tuple[Site, ...]
+    family: str
+    geometry: Geometry
+    bias: np.ndarray | None  #: (L, E) f32 correction bias
+
+    @property
+    def name(self) -> str:
+        """What messages call the model."""
+        return name_of(self.model)
+
+    def bias_at(self, site: int) -> Tensor | None:
+        """The correction bias (E,) f32 of a site, on its gate's device."""
+        if self.bias is None:
+            return None
+        return torch.from_numpy(self.bias[site]).to(next(self.sites[site].gate.parameters()).device)
+
+
+class Gate(NamedTuple):
+    """A gate as the model declares it."""
+
+    owner: PreTrainedModel  #: whose config states the routing
+    path: str
+    module: nn.Module
+    index: int
+
+
+class Place(NamedTuple):
+    """The decoder layer that a gate is in."""
+
+    layer: int
+    module: nn.Module
+    gate: Gate
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """What messages call a model: its checkpoint, or its class."""
+    return model.config.name_or_path or type(model).__name__
+
+
+Calls = dict[nn.Module, list[Call]]
+
+
+def dissect(model: PreTrainedModel) -> Anatomy:
+    """Finds every MoE layer of a model in evaluation mode, its sizes and its routing rule.
+
+    Raises RecordError, naming the model and the layer, where a layer is not one gate giving (logits, weights, ids)
+    to one experts module behind one norm, where layers differ, or where the routing is no known family's.
+    """
+    if model.training:
+        raise RecordError(f"{name_of(model)} is in training mode; call .eval() before recording")
+    try:
+        places = _places(model)
+        calls = probe(model, PROBE_TOKENS, [place.module for place in places])
+        return _describe(model, places, tuple(_site(place, calls) for place in places), calls)
+    except RecordError as unsuited:
+        raise RecordError(f"{name_of(model)}: {unsuited}") from None
+
+
+def _places(model: PreTrainedModel) -> list[Place]:
+    """The gates in order, each in a decoder layer of its own."""
+    if model.config.is_encoder_decoder:
+        raise RecordError("an encoder-decoder; only decoders that run on token ids alone can be recorded")
+    found = [Place(*_decoder_layer(model, each.path), each) for each in gates_of(model)]
+    places = sorted(found, key=lambda place: place.layer)
+    if not places:
+        raise RecordError(f"no MoE layers: {type(model).__name__} declares no router logits to record")
+    for place in places:
+        if len({other.gate.path for other in places if other.layer == place.layer}) > 1:
+            raise RecordError(f"layer {place.layer} has several gates; one is needed")
+        _check_present(place, place.gate.module)
+    return places
+
+
+def _check_present(place: Place, part: nn.Module) -> None:
+    """Look-ahead runs gates and norms outside their layer, where accelerate has not brought their weights."""
+    if any(tensor.is_meta for tensor in part.parameters()):
+        raise RecordError(f"layer {place.layer}: {type(part).__name__} is offloaded; keep gates and norms on a device")
+
+
+def gates_of(model: PreTrainedModel) -> list[Gate]:
+    """Every module that the model, or a model inside it, declares as a source of `router_logits`."""
+    owners = [(path, each) for path, each in model.named_modules() if isinstance(each, PreTrainedModel)]
+    found: dict[nn.Module, Gate] = {}
+    # Inner models come later and know their own gates best
+    for prefix, owner in owners:
+        for target, index, layer_name in _recorders(owner):
+            for path, module in owner.named_modules(prefix=prefix):
+                if isinstance(module, target) and (not layer_name or f".{layer_name}." in f".{path}."):
+                    found[module] = Gate(owner, path, module, index)
+    return list(found.values())
+
+
+def _recorders(owner: PreTrainedModel) -> list[tuple[type[nn.Module], int, str]]:
+    """(class, index, part of the path) of each source the model declares: OutputRecorders, or bare classes."""
+    declared = owner.can_record_outputs.get("router_logits", [])
+    several = declared if isinstance(declared, list) else [declared]
+    # A bare class stands for the second of its outputs, as transformers reads it
+    return [
+        (getattr(each, "target_class", each), getattr(each, "index", 1), getattr(each, "layer_name", None) or "")
+        for each in several
+    ]
+
+
+def _decoder_layer(model: nn.Module, path: str) -> tuple[int, nn.Module]:
+    """Index and module of the outermost list entry on the way to a module."""
+    parts = path.split(".")
+    for depth, part in enumerate(parts):
+        if part.isdecimal() and isinstance(model.get_submodule(".".join(parts[:depth])), nn.ModuleList):
+            return int(part), model.get_submodule(".".join(parts[: depth + 1]))
+    raise RecordError(f"{path} is in no list of decoder layers")
+
+
+def _site(place: Place, calls: Calls) -> Site:
+    gate = place.gate.module
+    block = next((each for each in place.module.children() if gate in set(each.modules())), None)
+    if block is None or any(len(calls.get(each, ())) != 1 for each in (gate, block)):
+        raise RecordError(f"layer {place.layer}: {place.gate.path} does not run once, within a module of its own")
+    ids = _triple(place, calls)[2]
+    norm = next((each for each in place.module.children() if _makes(calls.get(each, []), calls[block][0].first)), None)
+    if norm is None:
+        raise RecordError(f"layer {place.layer}: the input of {type(block).__name__} is not the output of one norm")
+    _check_present(place, norm)
+    experts = next((each for each in block.modules() if _takes(calls.get(each, []), ids)), None)
+    if experts is None:
+        raise RecordError(f"layer {place.layer}: no module of {type(block).__name__} is given the ids of its gate")
+    return Site(place.layer, gate, place.gate.index, norm, experts, block, _extra(place, block, calls[gate][0]))
+
+
+def _makes(calls: list[Call], state: Tensor) -> bool:
+    """Whether a module's one call made this very tensor from residuals (1, T, H)."""
+    return len(calls) == 1 and calls[0].output is state and calls[0].first.shape[:2] == (1, PROBE_TOKENS)
+
+
+def _takes(calls: list[Call], ids: Tensor) -> bool:
+    """Whether a module's one call was given this very tensor."""
+    return len(calls) == 1 and any(part is ids for part in calls[0].given)
+
+
+def _triple(place: Place, calls: Calls) -> tuple[Tensor, Tensor, Tensor]:
+    """(logits (T, E), weights (T, k), ids (T, k)) that a gate gave."""
+    output, index = calls[place.gate.module][0].output, place.gate.index
+    triple = output[index : index + 3] if isinstance(output, tuple) else ()
+    fits = [isinstance(each, Tensor) and each.ndim == 2 and len(each) == PROBE_TOKENS for each in triple]
+    if fits != [True] * 3 or triple[2].is_floating_point() or triple[1].shape != triple[2].shape:
+        what = f"{type(place.gate.module).__name__} does not give router logits, weights and ids"
+        raise RecordError(f"layer {place.layer}: {what} in that order, one row per token; it needs an adapter")
+    return triple
+
+
+def _extra(place: Place, block: nn.Module, call: Call) -> tuple[Tensor, ...]:
+    """What the gate was given besides its input; only tensors that the block holds are the same in every pass."""
+    held = [*block.buffers(), *block.parameters()]
+    extra = tuple(part for part in call.given if part is not call.first)
+    if not all(any(part is tensor for tensor in held) for part in extra):
+        raise RecordError(f"layer {place.layer}: {place.gate.path} routes by more than its input")
+    return extra
+
+
+def _describe(model: PreTrainedModel, places: list[Place], sites: tuple[Site, ...], calls: Calls) -> Anatomy:
+    outputs = [_triple(place, calls) for place in places]
+    shapes = {(logits.shape[-1], ids.shape[-1]) for logits, _, ids in outputs}
+    if len(shapes) > 1:
+        raise RecordError(f"layers differ in (experts, k): {sorted(shapes)}; one shape is needed")
+    ((experts, k),) = shapes
+    bias = _biases(sites, experts)
+    family, router, shared = routing_of(places[0].gate.owner.config, outputs, bias)
+    sizes = measure(model, [site.experts for site in sites], [place.module for place in places], experts)
+    counts = {"layers": len(sites), "experts": experts, "k": k, "shared_experts": shared}
+    return Anatomy(model, sites, family, Geometry(router=router, **counts, **sizes._asdict()), bias)
+
+
+def _biases(sites: tuple[Site, ...], experts: int) -> np.ndarray | None:
+    found = [_bias(site) for site in sites]
+    present = [each.detach().float().cpu().numpy().reshape(experts) for each in found if each is not None]
+    if present and len(present) < len(sites):
+        raise RecordError(f"only {len(present)} of {len(sites)} layers have a correction bias")
+    return np.stack(present) if present else None
+
+
+def _bias(site: Site) -> Tensor | None:
+    tensors = [*site.block.named_buffers(), *site.block.named_parameters()]
+    return next((tensor for name, tensor in tensors if name.rpartition(".")[2] in BIAS_NAMES), None)

@@ -1,0 +1,91 @@
+"""The routing rule of a model: stated by its family's file, or inferred from its config and proven on a probe.
+
+A rule that was inferred is used only if it reproduces the choice and the weights of every gate in a probe pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from tracegen import families
+from tracegen.agreement import Agreement, agree
+from tracegen.errors import RecordError
+from traces.schema import Router
+
+#: Config keys by which models state the factor on gate weights.
+SCALE_KEYS = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+#: Config keys by which models state the number of shared experts.
+SHARED_KEYS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+
+
+class Routing(NamedTuple):
+    """A model's rule and whose it is."""
+
+    family: str
+    router: Router
+    shared: int  #: shared experts per MoE layer
+
+
+def routing_of(config: Any, outputs: list[tuple[Tensor, Tensor, Tensor]], bias: np.ndarray | None) -> Routing:
+    """The rule of the gates that gave these (logits, weights, ids), one entry per layer; `bias` is (L, E) or None.
+
+    Raises RecordError, naming the family and the nearest rule, if no file states it and no inferred rule holds.
+    """
+    family = families.of(config.model_type)
+    if family is not None:
+        return Routing(family.name, family.router(config), family.shared(config))
+    return Routing(f"{config.model_type} (inferred)", _inferred(config, outputs, bias), _shared(config))
+
+
+def _inferred(config: Any, outputs: list[tuple[Tensor, Tensor, Tensor]], bias: np.ndarray | None) -> Router:
+    tried: list[tuple[Router, Agreement]] = []
+    for router in candidates(config, bias is not None):
+        found = _agreement(router, outputs, bias)
+        if found.holds:
+            return router
+        tried.append((router, found))
+    nearest, found = min(tried, key=lambda each: (each[1].wrong, each[1].ulps))
+    what = f"weights are {found.ulps} units in the last place off those" if not found.wrong else "choice is not that"
+    raise RecordError(
+        f"unknown family {config.model_type}: its gates' {what} of the nearest rule ({spelled(nearest)}), "
+        f"{found.wrong} of {found.rows} rows choose otherwise; state its rule in tracegen/families/"
+    )
+
+
+def candidates(config: Any, biased: bool) -> Iterator[Router]:
+    """Rules that a config's usual keys allow, likeliest first; keys that it lacks are tried both ways."""
+    scale = next((float(value) for key in SCALE_KEYS if (value := getattr(config, key, None))), 1.0)
+    groups, kept = (int(getattr(config, key, None) or 1) for key in ("n_group", "topk_group"))
+    stated = getattr(config, "norm_topk_prob", None)
+    renormalise = (bool(stated), not stated) if stated is not None else (True, False)
+    families_ = ("sigmoid_groups", "softmax_topk") if biased else ("softmax_topk", "sigmoid_groups")
+    for family, renormalised, factor in product(families_, renormalise, dict.fromkeys((scale, 1.0))):
+        limits = {"groups": groups, "groups_kept": kept} if family == "sigmoid_groups" else {}
+        yield Router.model_validate({"family": family, "renormalise": renormalised, "scale": factor, **limits})
+    if groups > 1:
+        yield Router(family="softmax_groups", groups=groups, groups_kept=kept, scale=scale)
+    yield Router(family="topk_softmax")
+
+
+def spelled(router: Router) -> str:
+    """A rule in one line: its family and what differs from the defaults."""
+    constants = router.model_dump(exclude={"family"}, exclude_defaults=True)
+    return ", ".join([router.family, *(f"{key} {value}" for key, value in constants.items())])
+
+
+def _agreement(router: Router, outputs: list[tuple[Tensor, Tensor, Tensor]], bias: np.ndarray | None) -> Agreement:
+    """Of all layers together."""
+    found = [agree(router, None if bias is None else bias[at], *output) for at, output in enumerate(outputs)]
+    rows, wrong, ties, ulps, bound = zip(*found, strict=True)
+    return Agreement(sum(rows), sum(wrong), sum(ties), max(ulps), bound[0])
+
+
+def _shared(config: Any) -> int:
+    if getattr(config, "shared_expert_intermediate_size", None):
+        return 1
+    return next((int(count) for key in SHARED_KEYS if (count := getattr(config, key, None))), 0)
