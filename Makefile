@@ -13,9 +13,11 @@ SAMPLE := traces/samples/olmoe-synthetic.zarr
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
 
-# uv first (fast), pip as the fallback. uv reads no pip.conf, so a local wheel folder is handed on by hand.
+# uv first (fast), pip as the fallback. uv reads no pip.conf, so a local wheel folder is handed on by hand; without one,
+# uv looks for the build of torch that fits this machine's GPU, or the small one for none.
 define install
 	@links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
+	if [ -z "$$links" ]; then export UV_TORCH_BACKEND="$${UV_TORCH_BACKEND:-auto}"; fi; \
 	if [ -z "$${NO_UV:-}" ] && $(BIN)/pip install --quiet --disable-pip-version-check uv 2>/dev/null \
 	   && UV_FIND_LINKS="$${links// /,}" VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet -c constraints.txt $(1) $(2); \
 	then echo "installed with uv"; \
@@ -30,8 +32,12 @@ $(BIN)/python:
 	$(call install,-e .,)
 	@touch $@
 
-.venv/dev.stamp: .venv/base.stamp
-	$(call install,-e .,--group dev)
+.venv/record.stamp: .venv/base.stamp
+	$(call install,-e '.[record]',)
+	@touch $@
+
+.venv/dev.stamp: .venv/record.stamp
+	$(call install,-e '.[record]',--group dev)
 	@touch $@
 
 demo: .venv/base.stamp       ## replay the bundled trace over a grid, print the ranking, draw the figures

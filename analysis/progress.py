@@ -15,26 +15,26 @@ SECONDS_BETWEEN_LINES = 10
 
 
 @contextmanager
-def progress(total: int, what: str) -> Iterator[Callable[[], None]]:
-    """Yields a function to call after each of `total` pieces of work; one piece shows nothing."""
+def progress(total: int, what: str) -> Iterator[Callable[..., None]]:
+    """Yields a function to call after each of `total` pieces of work, or with how many; one piece shows nothing."""
     if total <= 2:
-        yield lambda: None
+        yield lambda pieces=1: None
     elif sys.stderr.isatty():
         with Progress(
             TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console(stderr=True)
         ) as bar:
             task = bar.add_task(what, total=total)
-            yield lambda: bar.advance(task)
+            yield lambda pieces=1: bar.advance(task, pieces)
     else:
         yield _lines(total, what)
 
 
-def _lines(total: int, what: str) -> Callable[[], None]:
+def _lines(total: int, what: str) -> Callable[..., None]:
     done, said = 0, time.monotonic()
 
-    def advance() -> None:
+    def advance(pieces: int = 1) -> None:
         nonlocal done, said
-        done += 1
+        done += pieces
         if done == total or time.monotonic() - said > SECONDS_BETWEEN_LINES:
             said = time.monotonic()
             print(f"{done}/{total} {what}", file=sys.stderr)

@@ -6,7 +6,7 @@ of a configuration field, so it is renamed: `capacity` is what the user asked fo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import polars as pl
@@ -39,13 +39,13 @@ def load(folder: Path) -> pl.DataFrame:
     paths = sorted(folder.glob("part-*.parquet"))
     if not paths:
         raise AnalysisError(f"no results in {folder}; make some with: moereplay replay TRACE --out {folder}")
-    parts = [_part(path) for path in paths]
-    _check_columns(paths[0], parts[0].schema)
+    parts = [read_rows(path) for path in paths]
+    check_columns(paths[0], parts[0].schema, NEEDED)
     for path, part in zip(paths, parts, strict=True):
         if part.schema != parts[0].schema:
-            _check_columns(path, part.schema)
+            check_columns(path, part.schema, NEEDED)
             raise AnalysisError(f"{path} has other columns than {paths[0].name}; keep one version's results per folder")
-        _check_digests(path, part)
+        check_digests(path, part)
     return pl.concat(parts)
 
 
@@ -93,11 +93,12 @@ def fields(frame: pl.DataFrame) -> list[str]:
     return list(dict.fromkeys([*LEADING, *_inner(frame.schema["config"]), "semantics"]))
 
 
-def _part(path: Path) -> pl.DataFrame:
+def read_rows(path: Path, verb: str = "replay") -> pl.DataFrame:
+    """The rows of one file that `verb` wrote. Raises AnalysisError if it is broken, foreign or newer than this code."""
     try:
         part = pl.read_parquet(path, glob=False)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
-        raise AnalysisError(f"{path} is no readable Parquet file; delete it and replay again") from None
+        raise AnalysisError(f"{path} is no readable Parquet file; delete it and {verb} again") from None
     version = part["rows_version"].max() if part.schema.get("rows_version") == pl.Int64 else None
     if not isinstance(version, int):
         raise _foreign(path, "rows_version")
@@ -108,13 +109,15 @@ def _part(path: Path) -> pl.DataFrame:
     return part
 
 
-def _check_digests(path: Path, part: pl.DataFrame) -> None:
+def check_digests(path: Path, part: pl.DataFrame, verb: str = "replay") -> None:
+    """Raises AnalysisError if a row is not what was written."""
     if any(row.get("digest") != row_digest(row) for row in part.iter_rows(named=True)):
-        raise AnalysisError(f"{path} is damaged: its content does not match its digest; delete it and replay again")
+        raise AnalysisError(f"{path} is damaged: its content does not match its digest; delete it and {verb} again")
 
 
-def _check_columns(path: Path, schema: pl.Schema) -> None:
-    for column, needed in NEEDED.items():
+def check_columns(path: Path, schema: pl.Schema, columns: Mapping[str, Collection[str]]) -> None:
+    """Raises AnalysisError naming the first field of a nested column that is missing."""
+    for column, needed in columns.items():
         found = set(_inner(schema.get(column)))
         if absent := [name for name in needed if name not in found]:
             raise _foreign(path, f"{column}.{absent[0]}")

@@ -4,4 +4,16 @@ A verb imports its stage when it runs, not at the top of its file, so that `--he
 """
 
 #: In the order in which `moereplay --help` lists them; a trailing underscore (a Python keyword) is not typed.
-NAMES = ("import_", "synthesise", "inspect", "replay", "plot", "policies", "platforms", "models")
+NAMES = (
+    "record",
+    "import_",
+    "synthesise",
+    "inspect",
+    "replay",
+    "live",
+    "validate",
+    "plot",
+    "policies",
+    "platforms",
+    "models",
+)

@@ -32,8 +32,8 @@ GRID += ("prefetch_at", "prefetch_admission")
 
 
 def grid(context: typer.Context) -> dict[str, str]:
-    """The comma lists as typed, by setting, ready for `simulator.grid.expand`."""
-    return {name: context.params[name] for name in GRID}
+    """The comma lists as typed, of those settings that the verb has, ready for `simulator.grid.expand`."""
+    return {name: context.params[name] for name in GRID if name in context.params}
 
 
 def warm_start(path: Path | None) -> Any:

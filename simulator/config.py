@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator
 from policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
 from policies.grammar import Chosen, parse
 from simulator.errors import ConfigError
+from simulator.origin import FUTURE, Origin
 from simulator.platform import platform
 from traces.passes import parse_passes
 from traces.schema import Frozen, Trace, TraceError, canonical
@@ -59,13 +60,13 @@ class ReplayConfig(Frozen):
         chosen = self.policy_set()
         return self.model_dump(mode="json") | {kind: getattr(chosen, kind).text(full=True) for kind in KINDS}
 
-    def identity(self, trace: Trace) -> str:
-        """A hash of everything that a result depends on: configuration, the platform's figures, trace and semantics.
+    def identity(self, demand: Trace | Origin) -> str:
+        """A hash of everything that a result depends on: configuration, the platform's figures, demand and semantics.
 
         Raises ConfigError if the platform cannot be read.
         """
         machine = platform(self.platform).figures()
-        document = [SEMANTICS_VERSION, trace.digest, self.spelled_out() | {"platform": machine}]
+        document = [SEMANTICS_VERSION, demand.digest, self.spelled_out() | {"platform": machine}]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
 
@@ -93,26 +94,28 @@ class PolicySet:
         return bool(self.miss.policy.bits(self.miss.params))
 
     def check(self, capabilities: frozenset[str], lookahead_depth: int) -> None:
-        """Raises PolicyError naming the policy and the capability that the trace lacks."""
+        """Raises PolicyError naming the policy and the capability that the trace, or the live model, lacks."""
         for kind in KINDS:
             chosen: Chosen = getattr(self, kind)
             for need in sorted(chosen.needs - capabilities):
-                raise PolicyError(f"{kind} {chosen.policy.name} needs {need}, which this trace lacks{_advice(need)}")
+                raise PolicyError(f"{kind} {chosen.policy.name} needs {_lacking(need)}")
         depth = self.prefetch.policy.depth(self.prefetch.params)
         if "lookahead" in self.prefetch.needs and depth > lookahead_depth:
             raise PolicyError(
                 f"{self.prefetch.text()} looks {depth} layers ahead; the trace recorded {lookahead_depth}"
             )
-        if self.changes_routing and "future" in self.eviction.needs:
+        if self.changes_routing and FUTURE in self.eviction.needs:
             raise PolicyError(
                 f"{self.eviction.policy.name} reads the future, which routing {self.routing.policy.name} changes; "
                 "replay it with --routing standard"
             )
 
 
-def _advice(need: str) -> str:
+def _lacking(need: str) -> str:
     record = {"weights": "weights", "logits": "router logits", "lookahead": "look-ahead logits"}
-    return f"; replay a trace recorded with {record[need]}" if need in record else "; a live run has no future"
+    if need == FUTURE:
+        return "the future, which a live run does not know; record the run and replay its trace"
+    return f"{need}, which this trace lacks; replay a trace recorded with {record[need]}"
 
 
 def parse_reset(text: str) -> int:

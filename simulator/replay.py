@@ -10,9 +10,10 @@ from simulator import reference
 from simulator.capacity import Capacity, cliff, parse_capacity
 from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
 from simulator.errors import ConfigError
+from simulator.origin import Origin, origin_of
 from simulator.platform import Platform, Times, platform
 from simulator.reference.bound import Shape
-from simulator.reference.engine import Setting
+from simulator.reference.engine import Ran, Setting
 from simulator.result import Result, Row
 from simulator.source import Source, TraceSource
 from traces.schema import Geometry, Trace
@@ -22,28 +23,43 @@ ENGINES = ("reference",)
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration checked against a trace, ready to run."""
+    """A configuration checked against where its demand comes from, ready to run."""
 
-    trace: Trace
+    origin: Origin
     config: ReplayConfig
     chosen: PolicySet
     machine: Platform
     capacity: Capacity
     shape: Shape
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """Capabilities that the four policies use."""
+        return frozenset().union(*(getattr(self.chosen, kind).needs for kind in KINDS))
+
+    def setting(self, log: bool) -> Setting:
+        """What an engine needs beside its source."""
+        times = Times(self.machine, self.shape.geometry, self.shape.tiers)
+        return Setting(self.config, self.shape, times, self.capacity.pools, log)
+
 
 def plan(trace: Trace, config: ReplayConfig) -> Plan:
-    """Check everything that can be checked before a run. Raises ConfigError or PolicyError."""
+    """Check everything that can be checked before a replay. Raises ConfigError or PolicyError."""
+    return plan_for(origin_of(trace), config)
+
+
+def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
+    """`plan` for any origin of demand. Raises ConfigError or PolicyError."""
     chosen, machine = config.policy_set(), platform(config.platform)
-    chosen.check(trace.capabilities | {"future"}, trace.header.lookahead_depth)
+    chosen.check(origin.capabilities, origin.lookahead_depth)
     if chosen.miss.policy.uses_cpu and machine.cpu is None:
         raise PolicyError(
             f"miss {chosen.miss.policy.name} needs a CPU, which platform {machine.name} does not describe"
         )
-    tiers = _tiers(trace.geometry, chosen)
-    capacity = parse_capacity(config.capacity, trace.geometry, config.scope, tiers)
-    _check_warm(config, trace.geometry, capacity, tiers[0])
-    return Plan(trace, config, chosen, machine, capacity, Shape(trace.geometry, tiers))
+    tiers = _tiers(origin.geometry, chosen)
+    capacity = parse_capacity(config.capacity, origin.geometry, config.scope, tiers)
+    _check_warm(config, origin.geometry, capacity, tiers[0])
+    return Plan(origin, config, chosen, machine, capacity, Shape(origin.geometry, tiers))
 
 
 def check_engine(name: str) -> None:
@@ -56,15 +72,16 @@ def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = 
     """Replay `trace`; the same arguments give the same result. Raises ConfigError, PolicyError or TraceError."""
     check_engine(engine)
     ready = plan(trace, config)
-    needs = frozenset().union(*(chosen.needs for chosen in vars(ready.chosen).values()))
-    source = TraceSource(trace, config.passes, ready.chosen.prefetch, needs)
-    return replay_source(source, ready, log)
+    return replay_source(TraceSource(trace, config.passes, ready.chosen.prefetch, ready.needs), ready, log)
 
 
 def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
-    """Replay any source of demand, live models included."""
-    times = Times(ready.machine, ready.shape.geometry, ready.shape.tiers)
-    ran = reference.run(source, Setting(ready.config, ready.shape, times, ready.capacity.pools, log))
+    """Replay any source of demand."""
+    return report(reference.run(source, ready.setting(log)), ready)
+
+
+def report(ran: Ran, ready: Plan) -> Result:
+    """What a finished run is worth reading for."""
     config = ready.config.model_dump(mode="json") | {kind: getattr(ready.chosen, kind).text() for kind in KINDS}
     ledger, end = ran.ledger, ran.end_ns
     return Result(config, ledger.totals(end), ledger.per_layer(), ledger.per_request(), _about(ready), ran.events)
@@ -73,17 +90,23 @@ def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
 def _about(ready: Plan) -> Row:
     """Everything beside the configuration that a reader needs in order to trust a figure."""
     return {
-        "label": "SIMULATED, open-loop" if ready.chosen.open_loop else "SIMULATED",
-        "identity": ready.config.identity(ready.trace),
+        "label": _label(ready),
+        "identity": ready.config.identity(ready.origin),
         "semantics": SEMANTICS_VERSION,
-        "trace": ready.trace.digest,
-        "model": ready.trace.header.provenance.model,
+        "trace": ready.origin.digest,
+        "model": ready.origin.model,
         "policies": {kind: getattr(ready.chosen, kind).text(full=True) for kind in KINDS},
         "capacity_bytes": ready.capacity.total,
         "capacity_forms": ready.capacity.forms(),
         "token_cycles": ready.capacity.token_cycles,
         "warning": cliff(ready.capacity, ready.shape.geometry),
     }
+
+
+def _label(ready: Plan) -> str:
+    if ready.origin.live:
+        return "LIVE, emulated"
+    return "SIMULATED, open-loop" if ready.chosen.open_loop else "SIMULATED"
 
 
 def _tiers(geometry: Geometry, chosen: PolicySet) -> tuple[tuple[int, ...], ...]:

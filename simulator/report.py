@@ -18,15 +18,18 @@ def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
     lines = [
         f"{label}: {trace.header.provenance.model}, {trace.requests:,} requests, {trace.tokens:,} tokens, "
         f"trace {trace.digest[:12]}",
-        _echo(results, POLICIES),
-        _echo(results, SETTINGS),
-        *_each_capacity(results),
+        *settings(results),
     ]
     if "open-loop" in label:
         lines.append(
             "open-loop: the recorded logits do not react to a changed mixture; a live run measures what that costs"
         )
     return [*lines, ""]
+
+
+def settings(results: Sequence[Result]) -> list[str]:
+    """Every setting, and the capacities in every form with their warnings."""
+    return [_echo(results, POLICIES), _echo(results, SETTINGS), *_each_capacity(results)]
 
 
 def _each_capacity(results: Sequence[Result]) -> list[str]:

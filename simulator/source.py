@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from traces import routers
 from traces.demand import Union, demand_of, to_units
 from traces.lookahead import Predicted, predicted
 from traces.passes import schedule
-from traces.schema import Geometry, Trace
+from traces.schema import Geometry, Router, Trace
 
 READ_AHEAD = 512  #: tokens, one shard
 
@@ -41,16 +41,21 @@ class Gate(NamedTuple):
     look_score: Sequence[Sequence[Sequence[int]]] = ()  #: (D, T, E)
 
 
-class Source(Protocol):
-    """The demand side of an engine. Asked in order: every pass, and for each pass every layer."""
+class Heard(NamedTuple):
+    """What one gate said about the pass's T tokens, as arrays; None where the source has none or nobody needs it."""
+
+    ids: np.ndarray  #: (T, k) in rank order, -1 none
+    weights: np.ndarray | None  #: (T, k) f32
+    logits: np.ndarray | None  #: (T, E) f32
+    look: Sequence[Predicted]  #: [d] (T, E)
+
+
+class Gates(Protocol):
+    """What an engine asks in every pass, layer after layer."""
 
     @property
     def geometry(self) -> Geometry:
         """Sizes of the model's MoE part."""
-        ...
-
-    def passes(self) -> Iterator[Pass]:
-        """Passes in run order."""
         ...
 
     def gate(self, step: Pass, layer: int) -> Gate:
@@ -61,13 +66,51 @@ class Source(Protocol):
         """Gate weights in UNITs (T, k) of other ids than the model's own, from the unmodified logits."""
         ...
 
-    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> None:
-        """What the policies made of the gate: the experts each token runs, -1 for dropped. A live model obeys."""
+    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]], tiers: Mapping[int, int]) -> None:
+        """What the policies made of the gate: the experts each token runs, -1 for dropped. A live model obeys.
+
+        `tiers` is the precision tier (0 is the most precise) at which each of them ran.
+        """
         ...
 
     def first_uses(self) -> Sequence[int]:
         """Position of each expert's first demand; () if the future is unknown."""
         ...
+
+
+class Source(Gates, Protocol):
+    """The demand side of an engine: gates, and the passes to ask them in."""
+
+    def passes(self) -> Iterator[Pass]:
+        """Passes in run order."""
+        ...
+
+
+def gate_of(heard: Heard, demand: Union, router: Router, bias: np.ndarray | None) -> Gate:
+    """What policies see of a gate, whoever heard it; `bias` (E,) is the layer's correction bias."""
+    return Gate(
+        ids=heard.ids.tolist(),
+        demand=demand,
+        mass=() if heard.weights is None else to_units(heard.weights).tolist(),
+        look_order=[look.order.tolist() for look in heard.look],
+        look_score=[look.score.tolist() for look in heard.look],
+        **({} if heard.logits is None else _scores(heard.logits, router, bias)),
+    )
+
+
+def _scores(logits: np.ndarray, router: Router, bias: np.ndarray | None) -> dict[str, list]:
+    return {
+        "logits": logits.tolist(),
+        "choice": routers.choice_scores(router, logits, bias).tolist(),
+        "scores": to_units(routers.scores(router, logits, bias)).tolist(),
+    }
+
+
+def weigh(router: Router, logits: np.ndarray | None, ids: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Gate weights in UNITs (T, k) of any ids (T, k) by the router's own rule."""
+    if logits is None:
+        raise AssertionError("a policy that changes the mixture must declare that it needs logits")
+    return to_units(routers.weigh(router, logits, np.asarray(ids))).tolist()
 
 
 class Window:
@@ -119,36 +162,26 @@ class TraceSource:
     def gate(self, step: Pass, layer: int) -> Gate:
         """The recorded gate."""
         rows = slice(step.start, step.start + step.tokens)
-        return Gate(
-            ids=self._ids.rows(step)[:, layer].tolist(),
-            demand=self._demand.step(step.index * self.geometry.layers + layer),
-            mass=() if self._weights is None else to_units(self._weights.rows(step)[:, layer]).tolist(),
-            look_order=[look.order[rows, layer].tolist() for look in self._look],
-            look_score=[look.score[rows, layer].tolist() for look in self._look],
-            **self._scores(step, layer),
+        heard = Heard(
+            ids=self._ids.rows(step)[:, layer],
+            weights=None if self._weights is None else self._weights.rows(step)[:, layer],
+            logits=self._logits_of(step, layer),
+            look=[Predicted(look.order[rows, layer], look.score[rows, layer]) for look in self._look],
         )
+        demand = self._demand.step(step.index * self.geometry.layers + layer)
+        return gate_of(heard, demand, self.geometry.router, self._bias(layer))
 
-    def _scores(self, step: Pass, layer: int) -> dict[str, list]:
-        if self._logits is None:
-            return {}
-        logits, router, bias = self._logits.rows(step)[:, layer], self.geometry.router, self._bias(layer)
-        return {
-            "logits": logits.tolist(),
-            "choice": routers.choice_scores(router, logits, bias).tolist(),
-            "scores": to_units(routers.scores(router, logits, bias)).tolist(),
-        }
+    def _logits_of(self, step: Pass, layer: int) -> np.ndarray | None:
+        return None if self._logits is None else self._logits.rows(step)[:, layer]
 
     def _bias(self, layer: int) -> np.ndarray | None:
         return None if self._trace.router_bias is None else self._trace.router_bias[layer]
 
     def weigh(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> list[list[int]]:
-        """From the recorded logits, by the router's own rule."""
-        if self._logits is None:
-            raise AssertionError("a policy that changes the mixture must declare that it needs logits")
-        logits = self._logits.rows(step)[:, layer]
-        return to_units(routers.weigh(self.geometry.router, logits, np.asarray(ids))).tolist()
+        """From the recorded logits."""
+        return weigh(self.geometry.router, self._logits_of(step, layer), ids)
 
-    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> None:
+    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]], tiers: Mapping[int, int]) -> None:
         """A trace does not react: replays of changed routing are open loop."""
 
     def first_uses(self) -> list[int]:

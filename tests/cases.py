@@ -6,7 +6,7 @@ scores are in UNITs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,7 +108,7 @@ class ListSource:
         logits = np.array([cell.logits for cell in cells], np.float32)
         return to_units(routers.weigh(self.geometry.router, logits, np.asarray(ids))).tolist()
 
-    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> None:
+    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]], tiers: Mapping[int, int]) -> None:
         self.executed.append([list(row) for row in ids])
 
     def first_uses(self) -> Sequence[int]:

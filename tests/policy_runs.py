@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -86,7 +86,7 @@ class Recording(TraceSource):
 
     ran: list[list[list[int]]]
 
-    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> None:
+    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]], tiers: Mapping[int, int]) -> None:
         """Steps -> tokens -> ids."""
         self.ran.append([list(row) for row in ids])
 

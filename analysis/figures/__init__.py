@@ -1,4 +1,4 @@
-"""One file per figure. Adding one is a file here, with `OPTIONS` and `draw`, and its name in `FIGURES`."""
+"""One file per figure. Adding one is a file here, with `OPTIONS` and `draw`, and its name in one of the two lists."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from matplotlib.figure import Figure
 from analysis.errors import AnalysisError, unknown
 from analysis.figures.sheet import save, styled
 
-__all__ = ["FIGURES", "draw", "draw_all", "save"]
+__all__ = ["FIGURES", "VALIDATION_FIGURES", "draw", "draw_all", "save"]
 
-#: In the order in which reports show them.
+#: Of replays, and of live runs beside replays, in the order in which reports show them.
 FIGURES = ("collisions_by_layer", "misses", "hit_rate_by_capacity")
+VALIDATION_FIGURES = ("validation", "open_loop_error")
 
 
 def draw(name: str, frame: pl.DataFrame, **options: str) -> Figure:
-    """The figure of that name from the rows of `results.load`; options as in the figure's `OPTIONS`, first = default.
+    """The figure of that name from the rows of `results.load` or `validation_rows.load`.
+
+    Options are as in the figure's `OPTIONS`, first = default.
 
     Raises AnalysisError for an unknown name, option or value, or saying what to replay if the rows cannot feed it.
     """
-    if name not in FIGURES:
-        raise unknown("figure", name, FIGURES)
+    known = _fed_by(frame)
+    if name not in known:
+        raise unknown("figure", name, known)
     if frame.is_empty():
         raise AnalysisError(f"{name} has no results to draw; load a folder of them first")
     figure = import_module(f"analysis.figures.{name}")
@@ -40,7 +44,7 @@ def draw_all(frame: pl.DataFrame, names: Sequence[str] | None = None) -> list[tu
         return [(name, draw(name, frame)) for name in names]
     drawn: list[tuple[str, Figure]] = []
     refusals: list[AnalysisError] = []
-    for name in FIGURES:
+    for name in _fed_by(frame):
         try:
             drawn.append((name, draw(name, frame)))
         except AnalysisError as refusal:
@@ -48,6 +52,11 @@ def draw_all(frame: pl.DataFrame, names: Sequence[str] | None = None) -> list[tu
     if not drawn:
         raise refusals[0]
     return drawn
+
+
+def _fed_by(frame: pl.DataFrame) -> tuple[str, ...]:
+    """The list that these rows are for."""
+    return VALIDATION_FIGURES if "open_loop" in frame.columns else FIGURES
 
 
 def _chosen(name: str, known: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> dict[str, str]:

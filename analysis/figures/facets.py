@@ -46,7 +46,7 @@ def facets(frame: pl.DataFrame, tidy: pl.DataFrame) -> Facets:
         rows=rows,
         settings=_in_order(rows, "setting", *varying),
         capacities=_in_order(rows, "capacity", "capacity_bytes"),
-        shared=_shared(rows),
+        shared=shared(rows),
         label=_label(rows),
         policies=rows["eviction"].unique().sort().to_list(),
     )
@@ -80,7 +80,8 @@ def _in_order(rows: pl.DataFrame, name: str, *keys: str) -> list[str]:
     return rows.sort(*order, name)[name].unique(maintain_order=True).to_list() if order else sorted(set(rows[name]))
 
 
-def _shared(rows: pl.DataFrame) -> str:
+def shared(rows: pl.DataFrame) -> str:
+    """One line: the settings that every tidy row has in common."""
     alone = [name for name in (*SHARED, *UNSAID) if rows[name].n_unique() == 1]
     told = [name for name in alone if name not in UNSAID or rows[name][0] != UNSAID[name]]
     words = [str(rows[name][0]) if name == "model" else f"{_word(name)} {rows[name][0]}" for name in told]

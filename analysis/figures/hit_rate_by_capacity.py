@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import polars as pl
 from matplotlib.axes import Axes
@@ -13,13 +12,12 @@ from matplotlib.ticker import StrMethodFormatter
 
 from analysis.errors import AnalysisError
 from analysis.figures.facets import Facets, facets
-from analysis.figures.lines import from_zero, legend, panel_size, plot
+from analysis.figures.lines import apart, from_zero, legend, panel_size, plot
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.metrics import measured
 from analysis.palette import BOUND, LIMIT, Look, looks
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
-MOST_TICKS = 12
 LOG_FROM = 10  #: ratio of the largest to the smallest capacity from which the axis is logarithmic
 BELADY = {"color": BOUND, "linestyle": "--", "lw": 1.4, "label": "Belady (no prefetch)"}
 LIMIT_LINE = {"color": LIMIT, "linestyle": ":", "lw": 1.6, "label": "compulsory limit"}
@@ -70,18 +68,8 @@ def _scale(axes: Axes, rows: pl.DataFrame) -> None:
     percents = rows["percent"].unique().sort().to_list()
     logarithmic = percents[-1] > LOG_FROM * percents[0]
     axes.set_xscale("log" if logarithmic else "linear")
-    axes.set_xticks(_apart(percents, math.log if logarithmic else float))
+    axes.set_xticks(apart(percents, math.log if logarithmic else float))
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}%"))
     tops = [rows[name].max() for name in ("hit_rate", "belady_hit_rate", "compulsory_limit")]
     from_zero(axes, max((top for top in tops if isinstance(top, float)), default=0.0))
-
-
-def _apart(values: list[float], scale: Callable[[float], float]) -> list[float]:
-    """Those of the rising values whose tick labels do not touch: the first, and each far enough from the one before."""
-    room = (scale(values[-1]) - scale(values[0])) / MOST_TICKS
-    kept = values[:1]
-    for value in values[1:]:
-        if scale(value) - scale(kept[-1]) >= room:
-            kept.append(value)
-    return kept

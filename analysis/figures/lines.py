@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -11,6 +13,7 @@ from analysis.figures.sheet import DPI, LETTER
 from analysis.palette import MUTED, Look
 
 MARKERS = 16  #: about so many per line
+MOST_TICKS = 12
 SMALL = 6.5  #: points: letters of a note above a panel
 
 
@@ -36,6 +39,16 @@ def panel_size(rows: int, columns: int) -> tuple[float, float]:
 def legend(drawn: dict[str, Look]) -> list[Line2D]:
     """A handle per policy."""
     return [Line2D([], [], label=name, **look.line(), lw=1.4, markersize=5) for name, look in drawn.items()]
+
+
+def apart(values: list[float], scale: Callable[[float], float]) -> list[float]:
+    """Those of the rising values whose tick labels do not touch: the first, and each far enough from the one before."""
+    room = (scale(values[-1]) - scale(values[0])) / MOST_TICKS
+    kept = values[:1]
+    for value in values[1:]:
+        if scale(value) - scale(kept[-1]) >= room:
+            kept.append(value)
+    return kept
 
 
 def from_zero(axes: Axes, highest: float) -> None:

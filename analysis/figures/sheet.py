@@ -69,6 +69,7 @@ class Grid:
     rows: Sequence[str]  #: a heading above each row, none if there is one row only
     panel: tuple[float, float]
     left: float = 0.85
+    y_by_row: bool = False  #: a vertical scale per row instead of one for all
 
     @property
     def above(self) -> float:
@@ -88,7 +89,7 @@ class Grid:
 
 
 class Sheet:
-    """A figure with its panels; `panels[row][column]` share both axes."""
+    """A figure with its panels; `panels[row][column]` share both axes, or the vertical one by row."""
 
     def __init__(self, grid: Grid, wording: Wording, legend: Sequence[Artist]) -> None:
         self._grid, self._wording = grid.stretched(ENTRY * len(legend) + 0.1), wording
@@ -116,7 +117,9 @@ class Sheet:
         for row in range(len(self._grid.rows)):
             panels.append([])
             for column in range(len(self._grid.columns)):
-                axes = self.figure.add_axes(self._place(row, column), sharex=first, sharey=first)
+                beside = panels[-1][0] if panels[-1] else None
+                like = beside if self._grid.y_by_row else first
+                axes = self.figure.add_axes(self._place(row, column), sharex=first, sharey=like)
                 first = first or axes
                 axes.tick_params(labelleft=column == 0, labelbottom=row == len(self._grid.rows) - 1, length=2.5)
                 panels[-1].append(axes)

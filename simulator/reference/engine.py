@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
 from simulator.reference.tier import Tier
 from simulator.result import Event
-from simulator.source import Pass, Source
+from simulator.source import Gates, Pass, Source
 
 Story = Generator[simpy.Event, None, None]
 
@@ -48,20 +48,19 @@ class Ran(NamedTuple):
 def run(source: Source, setting: Setting) -> Ran:
     """Replay the source."""
     engine = Engine(source, setting)
-    engine.env.process(engine.compute())
+    engine.env.process(engine.compute(source.passes()))
     engine.env.run(until=engine.finished)
-    engine.close_books()
-    return Ran(engine.ledger, int(engine.env.now), engine.log.events)
+    return engine.close_books()
 
 
 class Engine:
     """One run. `compute` is the only process that waits; the link answers in events."""
 
-    def __init__(self, source: Source, setting: Setting) -> None:
+    def __init__(self, source: Gates, setting: Setting) -> None:
         config, chosen = setting.config, setting.config.policy_set()
         self.env = simpy.Environment()
         self.finished = self.env.event()
-        self._source, self._config, self._times, self._shape = source, config, setting.times, setting.shape
+        self._config, self._times, self._shape = config, setting.times, setting.shape
         self.ledger = Ledger(setting.shape.geometry.layers)
         self._tables = Tables(setting.shape, setting.pools, source.first_uses(), config.seed)
         self.log = EventLog(self.env, self._tables, setting.log)
@@ -75,23 +74,24 @@ class Engine:
         self._awaited: Bell | None = None
         self._cpu_busy = False
         self._expert_ns = 0  # of the step in progress
+        self._previous: Pass | None = None
+        self._tokens_since_reset = 0
 
     # passes and steps
 
-    def compute(self) -> Story:
-        """Every pass, every layer."""
-        self._warm_up()
-        previous, tokens_since_reset = None, 0
-        for step_pass in self._source.passes():
-            if self._reset_due(step_pass, previous, tokens_since_reset):
-                self._reset()
-                tokens_since_reset = 0
-            tokens_since_reset += step_pass.tokens
-            previous = step_pass
-            yield from self._pass(step_pass)
+    def compute(self, passes: Iterable[Pass]) -> Story:
+        """Every pass."""
+        self.warm_up()
+        for step_pass in passes:
+            yield from self.forward(step_pass)
         self.finished.succeed()
 
-    def _pass(self, step_pass: Pass) -> Story:
+    def forward(self, step_pass: Pass) -> Story:
+        """One pass, every layer, after the reset that may be due."""
+        if self._reset_due(step_pass):
+            self._reset()
+        self._previous = step_pass
+        self._tokens_since_reset += step_pass.tokens
         began = self._now
         self.ledger.begin_pass(began, step_pass.request, step_pass.phase, step_pass.tokens)
         for layer in range(self._shape.geometry.layers):
@@ -129,7 +129,7 @@ class Engine:
         """Everything is looked up at the gate; hits run in demand order, then arrivals as they come."""
         accesses = self._gates.look_up(demanded, range(len(demanded.step.expert)))
         accesses = self._gates.reunite(demanded, accesses, step_pass)
-        self._gates.use(accesses)
+        self._gates.use(demanded, accesses)
         if self._config.prefetch_at == "gate":
             self._gates.suggest(demanded)
         self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
@@ -152,7 +152,7 @@ class Engine:
         for n in range(len(demanded.step.expert)):
             accesses = self._gates.look_up(demanded, [n])
             accesses += self._gates.stand_ins(accesses[0])
-            self._gates.use(accesses)
+            self._gates.use(demanded, accesses)
             self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
             # stand-ins first, as they need not wait and may have to make room for what they did not replace
             for access in sorted(accesses, key=lambda access: access.served is not Served.HIT):
@@ -217,29 +217,32 @@ class Engine:
 
     # start, reset, end
 
-    def _warm_up(self) -> None:
+    def warm_up(self) -> None:
+        """What is resident before the first pass."""
         geometry = self._shape.geometry
         for layer, expert in self._config.warm:
             self._tier.warm((layer * geometry.experts + expert) * self._shape.precisions)
 
-    def _reset_due(self, step_pass: Pass, previous: Pass | None, tokens: int) -> bool:
-        every = parse_reset(self._config.reset)
+    def _reset_due(self, step_pass: Pass) -> bool:
+        every, previous = parse_reset(self._config.reset), self._previous
         if previous is None or every == 0:
             return False
-        return step_pass.request != previous.request if every < 0 else tokens >= every
+        return step_pass.request != previous.request if every < 0 else self._tokens_since_reset >= every
 
     def _reset(self) -> None:
         """Residency, policy state, history and queue are cleared; what is in flight is abandoned."""
+        self._tokens_since_reset = 0
         self.log.note("reset", NO_EXPERT, self._config.reset)
         self._tables.clear()
         self._hands.clear()
         self._tier.clear()
         self._link.clear()
 
-    def close_books(self) -> None:
-        """What was prefetched and never used."""
+    def close_books(self) -> Ran:
+        """The run is over: count what was prefetched and never used."""
         for layer, size in self._tier.unused_bytes():
             self.ledger.count("bytes_unused_at_end", layer, size)
+        return Ran(self.ledger, self._now, self.log.events)
 
     @property
     def _now(self) -> int:

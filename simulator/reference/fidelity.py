@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from policies.contract import NONE
 from simulator.reference.ledger import Ledger
-from simulator.source import Gate, Pass, Source
+from simulator.source import Gate, Gates, Pass
 
 
 def count_fidelity(
-    ledger: Ledger, source: Source, step_pass: Pass, layer: int, gate: Gate, used: Sequence[Sequence[int]]
+    ledger: Ledger, source: Gates, step_pass: Pass, layer: int, gate: Gate, used: Sequence[Sequence[int]]
 ) -> None:
     """Kept assignments and mass, rank displacement, total variation: integers, summed over tokens."""
     if list(map(list, gate.ids)) == used:
@@ -19,23 +19,22 @@ def count_fidelity(
         for name, amount in (("assignments_kept", routed), ("mass", mass), ("mass_kept", mass)):
             ledger.count(name, layer, amount)
         return
-    weights = _weights(source, step_pass, layer, gate, used)
-    for t, (own, run) in enumerate(zip(gate.ids, used, strict=True)):
-        _count_token(ledger, layer, gate, t, own, run, weights[t] if weights else ())
+    pairs = list(zip(gate.ids, used, strict=True))
+    anew = source.weigh(step_pass, layer, used) if any(replaced(own, run) for own, run in pairs) else ()
+    for t, (own, run) in enumerate(pairs):
+        _count_token(ledger, layer, gate, t, own, run, anew[t] if replaced(own, run) else ())
 
 
-def _weights(source: Source, step_pass: Pass, layer: int, gate: Gate, used: Sequence[Sequence[int]]) -> Sequence:
-    """Weights of the executed ids; a dropped expert leaves the others' as recorded, a new one has them weighed anew."""
-    if any(e not in (*own, NONE) for own, run in zip(gate.ids, used, strict=True) for e in run):
-        return source.weigh(step_pass, layer, used)
-    return [
-        [mass if e != NONE else 0 for mass, e in zip(row, run, strict=True)]
-        for row, run in zip(gate.mass, used, strict=True)
-    ]
+def replaced(own: Sequence[int], run: Sequence[int]) -> bool:
+    """Whether a token runs an expert that its router did not choose: its whole mixture is then weighed anew.
+
+    Otherwise every expert keeps the weight that the router gave it, and a dropped one leaves the others' as they were.
+    """
+    return any(e not in (*own, NONE) for e in run)
 
 
 def _count_token(
-    ledger: Ledger, layer: int, gate: Gate, t: int, own: Sequence[int], run: Sequence[int], weights: Sequence[int]
+    ledger: Ledger, layer: int, gate: Gate, t: int, own: Sequence[int], run: Sequence[int], anew: Sequence[int]
 ) -> None:
     kept = [j for j, e in enumerate(own) if e != NONE and e in run]
     ledger.count("assignments_kept", layer, len(kept))
@@ -43,7 +42,7 @@ def _count_token(
     if not gate.mass:
         return
     before = {e: mass for e, mass in zip(own, gate.mass[t], strict=True) if e != NONE}
-    after = {e: mass for e, mass in zip(run, weights, strict=True) if e != NONE}
+    after = {e: mass for e, mass in (zip(run, anew, strict=True) if anew else before.items()) if e in run and e != NONE}
     ledger.count("mass", layer, sum(before.values()))
     ledger.count("mass_kept", layer, sum(before[own[j]] for j in kept))
     ledger.count("variation", layer, sum(abs(before.get(e, 0) - after.get(e, 0)) for e in before | after) // 2)

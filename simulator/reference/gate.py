@@ -14,7 +14,7 @@ from simulator.reference.jobs import Job
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
 from simulator.reference.tier import Tier
-from simulator.source import Gate, Pass, Source
+from simulator.source import Gate, Gates, Pass
 from traces.demand import Union, unite
 
 
@@ -32,6 +32,11 @@ class Served(Enum):
     def runs_here(self) -> bool:
         """From the fast tier, after a wait or at once."""
         return self in (Served.HIT, Served.LATE, Served.FETCH)
+
+    @property
+    def runs(self) -> bool:
+        """Anywhere."""
+        return self.runs_here or self is Served.CPU
 
     @property
     def waits(self) -> bool:
@@ -60,13 +65,14 @@ class Demanded:
     step: Step
     ids: list[list[int]]  #: what each token runs: routing's choice, then substitutes and -1 for dropped
     wants: list[int]
+    tiers: dict[int, int] = field(default_factory=dict)  #: executed expert of the layer -> precision it runs at
 
 
 class Gatekeeper:
     """Semantics §3, steps 2 to 7; `atomic` calls them in one go, `sequential` looks experts up one by one."""
 
     def __init__(
-        self, source: Source, tables: Tables, hands: Hands, tier: Tier, link: Link, ledger: Ledger, log: EventLog
+        self, source: Gates, tables: Tables, hands: Hands, tier: Tier, link: Link, ledger: Ledger, log: EventLog
     ) -> None:
         self._source, self._tables, self._hands = source, tables, hands
         self._tier, self._link, self._ledger, self._log = tier, link, ledger, log
@@ -214,9 +220,11 @@ class Gatekeeper:
 
     # 6: use
 
-    def use(self, accesses: list[Access]) -> None:
+    def use(self, demanded: Demanded, accesses: list[Access]) -> None:
         """Stamp, protect and, where absent, queue what will be executed from the fast tier."""
         for access in accesses:
+            if access.served.runs:
+                demanded.tiers[access.x % self._tables.now["experts"]] = access.y % self._precisions
             if access.served.runs_here:
                 if access.n == NONE:  # the demanded are marked already
                     self._tier.learn(access.x, needed=1)
@@ -256,7 +264,7 @@ class Gatekeeper:
 
     def settle(self, demanded: Demanded, step_pass: Pass, layer: int) -> None:
         """Tell the source what each token runs, and count how far that is from the router's own choice."""
-        self._source.used(step_pass, layer, demanded.ids)
+        self._source.used(step_pass, layer, demanded.ids, demanded.tiers)
         count_fidelity(self._ledger, self._source, step_pass, layer, demanded.gate, demanded.ids)
 
     # 7: prefetch

@@ -1,0 +1,191 @@
+"""Comparisons as rows: for the terminal, as one JSON document, and as a Parquet file that figures are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from analysis.divergence import Divergence
+from analysis.errors import AnalysisError
+from analysis.results import ABOUT_FIELDS, check_columns, check_digests, read_rows
+from analysis.validation import LAYER_COUNTERS, QUALITY, Comparison, Measure
+from simulator.result import Row, row_digest
+from traces.schema import Trace
+
+ROWS_VERSION = 1
+FILE = "validation.parquet"
+LAYERS = {"layer": pl.Int64} | {f"{side}_{name}": pl.Int64 for side in ("live", "replayed") for name in LAYER_COUNTERS}
+MEASURE = {"name": pl.String} | dict.fromkeys(("live", "replayed", "error", "allowed"), pl.Float64)
+PLACE = dict.fromkeys(("layer", "step_pass", "request"), pl.Int64) | {"tokens": pl.List(pl.Int64)}
+DIVERGENCE = pl.Struct(dict.fromkeys(("what", "live", "replayed"), pl.String) | PLACE)
+ABOUT = dict.fromkeys(ABOUT_FIELDS, pl.String)
+ABOUT |= {"semantics": pl.Int64, "capacity_bytes": pl.Int64, "token_cycles": pl.Float64}
+#: Beside `config`, whose fields are those of the replays.
+SCHEMA: dict[str, Any] = {
+    "rows_version": pl.Int64,
+    "name": pl.String,
+    "verdict": pl.String,
+    "passed": pl.Boolean,
+    "exact": pl.Boolean,
+    "lam": pl.Float64,
+    "about": pl.Struct(ABOUT),
+    "measures": pl.List(pl.Struct(MEASURE | {"relative": pl.Boolean})),
+    "layers": pl.List(pl.Struct(LAYERS)),
+    "events": pl.Int64,
+    "open_loop": DIVERGENCE,
+    "closed_ran": pl.Boolean,
+    "closed_loop": DIVERGENCE,
+    "quality": pl.Struct(dict.fromkeys(QUALITY, pl.Float64)),
+}
+#: Settings that head a table; the others are in the document.
+SHOWN = ("eviction", "prefetch", "miss", "routing", "platform", "contract", "scope")
+NEEDED = {name: [field.name for field in kind.fields] for name, kind in SCHEMA.items() if isinstance(kind, pl.Struct)}
+
+
+def document(comparisons: Sequence[Comparison]) -> Row:
+    """Everything as one JSON-ready document."""
+    return {"passed": all(each.passed for each in comparisons), "sets": [_row(each) for each in comparisons]}
+
+
+def to_frame(comparisons: Sequence[Comparison]) -> pl.DataFrame:
+    """One row per comparison, with a digest of its content."""
+    configs = [_flat(each.config) for each in comparisons]
+    fields = {name: pl.Int64 if isinstance(value, int) else pl.String for name, value in configs[0].items()}
+    rows = [_row(each) | {"config": config} for each, config in zip(comparisons, configs, strict=True)]
+    frame = pl.DataFrame(rows, schema=SCHEMA | {"config": pl.Struct(fields)})
+    return frame.with_columns(pl.Series("digest", [row_digest(row) for row in frame.iter_rows(named=True)], pl.String))
+
+
+def load(folder: Path) -> pl.DataFrame:
+    """What `moereplay validate --out` wrote. Raises AnalysisError if there is none, or if it is broken or foreign."""
+    path = folder / FILE
+    if not path.exists():
+        raise AnalysisError(f"no validation in {folder}; make one with: moereplay validate TRACE --out {folder}")
+    frame = read_rows(path, "validate")
+    check_columns(path, frame.schema, NEEDED)
+    check_digests(path, frame, "validate")
+    return frame
+
+
+def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
+    """What was run, and how to read it."""
+    capacities = {f"{each.config['capacity']}: {each.about['capacity_forms']}" for each in comparisons}
+    return [
+        f"LIVE, emulated, beside SIMULATED: {trace.header.provenance.model}, {trace.requests:,} requests, "
+        f"{trace.tokens:,} tokens, trace {trace.digest[:12]}",
+        *(f"capacity {capacity}" for capacity in sorted(capacities)),
+        *(f"set {each.name}: {_settings(each)}" for each in comparisons),
+        "allowed 0: policies that leave the output alone may not differ at all; the others are replayed open loop",
+        "",
+    ]
+
+
+def measure_rows(comparisons: Sequence[Comparison]) -> list[Row]:
+    """A table row per set and measure; the set's name stands in its first row only."""
+    return [
+        {"set": "" if at else each.name, **_shown(measure)}
+        for each in comparisons
+        for at, measure in enumerate(each.measures)
+    ]
+
+
+def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
+    """A table row per set that changes the model's output: what misses it saves, and what the output is worth."""
+    return [
+        {
+            "set": each.name,
+            "lam": each.lam,
+            "miss rate live": miss_rate(each, "live"),
+            "replayed": miss_rate(each, "replayed"),
+            "tokens scored": each.quality["tokens"],
+            "perplexity": each.quality["perplexity"],
+            "of the model alone": each.quality["perplexity_base"],
+            "mean KL, nats": each.quality["mean_kl"],
+            "same top-1": each.quality["top1"],
+        }
+        for each in comparisons
+        if each.quality and not each.exact
+    ]
+
+
+def lines(comparisons: Sequence[Comparison]) -> list[str]:
+    """One line per set, and one more for each thing that is not as it should be."""
+    told = []
+    for each in comparisons:
+        told.append(f"{each.name}: {each.verdict()}{_compared(each)}")
+        if each.open_loop is not None and not each.exact:
+            told.append(f"  open loop parts at {each.open_loop.text()}")
+        told += [f"  not allowed: {complaint}" for complaint in each.complaints()]
+    return told
+
+
+def miss_rate(each: Comparison, side: str) -> float | None:
+    """Misses per access of a side, `live` or `replayed`; None without accesses."""
+    accesses = sum(layer[f"{side}_accesses"] for layer in each.layers)
+    return sum(layer[f"{side}_misses"] for layer in each.layers) / accesses if accesses else None
+
+
+def _settings(each: Comparison) -> str:
+    return "; ".join(f"{name} {each.config[name]}" for name in SHOWN)
+
+
+def _compared(each: Comparison) -> str:
+    closed = "; closed loop identical" if each.closed_ran and each.closed_loop is None else ""
+    return f" ({each.events:,} events of either log{closed})" if each.events else f" (counters only{closed})"
+
+
+def _shown(measure: Measure) -> Row:
+    return {
+        "what": measure.name,
+        "live": measure.live,
+        "replayed": measure.replayed,
+        "error": _spelled(measure, measure.error),
+        "allowed": _spelled(measure, measure.allowed),
+        "": "" if measure.within else "outside",
+    }
+
+
+def _spelled(measure: Measure, share: float | None) -> str:
+    if share is None:
+        return "-"
+    return f"{100 * share:.3g} %" if measure.relative else f"{share:.3g}"
+
+
+def _row(each: Comparison) -> Row:
+    return {
+        "rows_version": ROWS_VERSION,
+        "name": each.name,
+        "verdict": each.verdict(),
+        "passed": each.passed,
+        "exact": each.exact,
+        "lam": each.lam,
+        "config": each.config,
+        "about": each.about,
+        "measures": [_measure(measure) for measure in each.measures],
+        "layers": list(each.layers),
+        "events": each.events,
+        "open_loop": _divergence(each.open_loop),
+        "closed_ran": each.closed_ran,
+        "closed_loop": _divergence(each.closed_loop),
+        "quality": dict(each.quality) or None,
+    }
+
+
+def _measure(measure: Measure) -> Row:
+    row: Row = {**measure._asdict(), "error": measure.error}
+    numbers = ("live", "replayed", "error", "allowed")
+    return row | {name: None if row[name] is None else float(row[name]) for name in numbers}
+
+
+def _divergence(found: Divergence | None) -> Row | None:
+    if found is None:
+        return None
+    return found._asdict() | {"tokens": None if found.tokens is None else list(found.tokens)}
+
+
+def _flat(config: Row) -> Row:
+    """A warm start as text, as `analysis.results` spells it."""
+    return config | {"warm": " ".join(f"{layer}:{expert}" for layer, expert in config["warm"])}

@@ -1,0 +1,277 @@
+"""`moereplay live`: a real model under one policy set, its cache, link and time simulated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from commands import options, record
+from commands.meter import Meter
+from commands.terminal import say, say_wrote, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulator.config import ReplayConfig
+    from tracegen.checkpoint import Loaded
+    from tracegen.live import Ask, Live, Prepared
+    from traces.schema import Request, Trace
+
+#: Options that mean something only beside one of the sources; None or False is "not given".
+BESIDE = {
+    "trace": (),
+    "text": ("window", "prompt_tokens"),
+    "prompts": ("field", "chat", "truncate", "max_new_tokens", "temperature"),
+}
+SHOWN = {
+    "hit_rate": "hit rate",
+    "accesses": "accesses",
+    "misses": "misses",
+    "collisions": "collisions",
+    "gb_moved": "GB moved",
+    "ttft_mean_ms": "SIMULATED TTFT ms",
+    "tpot_ms": "SIMULATED TPOT ms",
+}
+JUDGED = {
+    "tokens": "tokens predicted",
+    "perplexity_base": "perplexity, unmodified",
+    "perplexity": "perplexity",
+    "mean_kl": "KL, nats per token",
+    "top1": "same likeliest token",
+}
+
+
+def live(
+    context: typer.Context,  # settings are read from here, by name
+    model: record.Model,
+    trace: Annotated[Path | None, typer.Option(help="Run a trace's tokens again, as they were recorded.")] = None,
+    text: record.Text = None,
+    window: record.Window = None,
+    prompt_tokens: record.PromptTokens = None,
+    prompts: record.Prompts = None,
+    field: record.Field = None,
+    chat: record.Chat = False,
+    truncate: record.Truncate = False,
+    max_new_tokens: record.NewTokens = None,
+    temperature: record.Temperature = None,
+    limit: record.Limit = None,
+    capacity: options.Capacity = "5%",
+    eviction: options.Lists = "lru",
+    prefetch: options.Lists = "none",
+    miss: options.Lists = "fetch",
+    routing: options.Lists = "standard",
+    platform: options.Platform = "a100-5gbps",
+    contract: options.Contract = "atomic",
+    scope: options.Scope = "global",
+    reset: options.Reset = "never",
+    prefetch_at: options.PrefetchAt = "gate",
+    prefetch_admission: options.PrefetchAdmission = "evict",
+    warm: options.Warm = None,
+    seed: Annotated[int, typer.Option(min=0, help="For policies that draw, and for sampling.")] = 0,
+    quality: Annotated[bool, typer.Option(help="Run the unmodified model beside it and compare.")] = True,
+    look_ahead: record.LookAhead = 0,
+    record_to: Annotated[Path | None, typer.Option("--record", help="Write the run as a trace, NAME.zarr.")] = None,
+    events: Annotated[Path | None, typer.Option(help="Event log (.parquet or .csv).")] = None,
+    device: record.Device = "auto",
+    device_map: record.DeviceMap = None,
+    dtype: record.Dtype = "auto",
+    quantise: record.Quantise = None,
+    revision: record.Revision = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Run a model under one policy set: what the policies decide is executed, capacity, link and time are SIMULATED."""
+    from tracegen.requirements import require_torch
+
+    given = _checked(context.params)
+    config = _config(context, warm, seed)
+    require_torch()
+    ready = _prepared(given, config)
+    ran = _run(ready, given)
+    if events:
+        _write_events(events, ran)
+    if as_json:
+        print(json.dumps(ran.result.to_json() | {"quality": _quality(ran)}, indent=1))
+    else:
+        _report(ran, sum(map(len, ran.executed)))
+
+
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    """The options, with one source of tokens. Raises RecordError for none, several, or options of another source."""
+    from tracegen.errors import RecordError
+    from tracegen.folder import MINIATURE
+
+    sources = [name for name in BESIDE if given[name]]
+    if not sources and given["model"] == "miniature":
+        given, sources = given | {"prompts": [MINIATURE / "prompts.jsonl"]}, ["prompts"]
+    if len(sources) != 1:
+        raise RecordError("what shall the model run? Give one of --trace NAME.zarr, --text FILE, --prompts FILE")
+    for name in (name for other in BESIDE for name in BESIDE[other] if other not in sources):
+        if given[name] not in (None, False):
+            raise RecordError(f"--{name.replace('_', '-')} means nothing beside --{sources[0]}; leave one of them out")
+    return given
+
+
+def _config(context: typer.Context, warm: Path | None, seed: int) -> ReplayConfig:
+    """The one configuration that the settings spell."""
+    from simulator.errors import ConfigError
+    from simulator.grid import expand
+
+    configs = expand(options.grid(context), {"seed": seed, "warm": options.warm_start(warm)})
+    if len(configs) > 1:
+        raise ConfigError(f"a live run takes one configuration, these lists make {len(configs)}; name one value each")
+    return configs[0]
+
+
+def _prepared(given: dict[str, Any], config: ReplayConfig) -> Prepared:
+    """What can be refused without the model is refused before it is loaded."""
+    from tracegen.decoding import Decoding
+    from tracegen.live import CAPABILITIES, check_same_model, prepare, proven
+
+    config.policy_set().check(CAPABILITIES, sys.maxsize)
+    opened = _opened(given)
+    if given["record_to"]:
+        from tracegen.record import refuse_taken
+
+        refuse_taken(given["record_to"], resume=False)
+    decoding = None
+    if given["prompts"]:
+        new = given["max_new_tokens"] or record.NEW_TOKENS
+        decoding = Decoding(max_new_tokens=new, temperature=given["temperature"] or 0.0)
+    loaded = _loaded(given)
+    anatomy = proven(loaded)
+    if opened is not None:
+        check_same_model(opened, loaded, anatomy)
+    asks, called = _asks(given, opened, loaded)
+    ahead = given["look_ahead"]
+    return prepare(loaded, asks, config, decoding=decoding, lookahead=ahead, prompts=called, anatomy=anatomy)
+
+
+def _opened(given: dict[str, Any]) -> Trace | None:
+    """The trace to run again. Raises RecordError if it holds no tokens."""
+    from tracegen.live import requests_of
+    from traces.store import open_trace
+
+    if not given["trace"]:
+        return None
+    opened = open_trace(given["trace"])
+    requests_of(opened, 1)
+    return opened
+
+
+def _loaded(given: dict[str, Any]) -> Loaded:
+    from tracegen.checkpoint import load
+
+    say(f"loading {given['model']}")
+    named = ("device", "dtype", "device_map", "quantise", "revision")
+    return load(given["model"], progress=sys.stderr.isatty(), **{name: given[name] for name in named})
+
+
+def _asks(given: dict[str, Any], opened: Trace | None, loaded: Loaded) -> tuple[list[Ask], str]:
+    """The requests, and what a trace calls them."""
+    from tracegen.live import Ask, requests_of
+    from tracegen.prompts import read_prompts, read_texts
+    from tracegen.record import room_of
+    from tracegen.tokens import encode, windows
+
+    room, limit = room_of(loaded), given["limit"]
+    if opened is not None:
+        return requests_of(opened, limit), f"{opened.header.provenance.prompts}; trace {opened.digest}"
+    if given["text"]:
+        texts = read_texts(given["text"])
+        work = windows(texts, loaded.tokenizer, room, given["window"] or record.WINDOW, limit)
+    else:
+        chosen = read_prompts(given["prompts"], given["field"]).chosen(limit=limit)
+        new = given["max_new_tokens"] or record.NEW_TOKENS
+        work = encode(chosen, loaded.tokenizer, room, new, given["chat"], given["truncate"])
+    at_once = given["prompt_tokens"] or sys.maxsize
+    return [Ask(tuple(ids.tolist()), min(at_once, len(ids))) for ids in work.sequences], work.prompts
+
+
+class _Pace:
+    """Requests and tokens so far, shown after every pass."""
+
+    def __init__(self, requests: int) -> None:
+        self.requests, self.done, self.tokens = requests, 0, 0
+        self.meter, self.began = Meter(), time.monotonic()
+
+    def passed(self, tokens: int) -> None:
+        from tracegen.record import Progress
+
+        self.tokens += tokens
+        self.meter.show(Progress(self.done, self.requests, 0, self.tokens, time.monotonic() - self.began))
+
+
+def _run(ready: Prepared, given: dict[str, Any]) -> Live:
+    """The run; its rows are written as requests end, and none are left if it does not: it cannot be resumed."""
+    from tracegen.record import partial_of
+
+    pace, out = _Pace(len(ready.asks)), given["record_to"]
+    try:
+        ran = _recorded(ready, given, pace, out) if out else _kept(ready, given, pace, lambda request: None)
+    except BaseException as failure:
+        if out:
+            shutil.rmtree(partial_of(out), ignore_errors=True)
+        if isinstance(failure, KeyboardInterrupt):
+            say("interrupted: nothing was written")
+            raise typer.Exit(record.INTERRUPTED) from None
+        raise
+    seconds = time.monotonic() - pace.began
+    say(f"ran {pace.tokens:,} tokens in {seconds:.1f} s, {pace.tokens / seconds:.1f} tokens/s")
+    return ran
+
+
+def _recorded(ready: Prepared, given: dict[str, Any], pace: _Pace, out: Path) -> Live:
+    from traces.writer import TraceWriter
+
+    with TraceWriter.create(out, ready.header, ready.anatomy.bias) as writer:
+        ran = _kept(ready, given, pace, writer.append)
+        say_wrote(out, writer.finish())
+    return ran
+
+
+def _kept(ready: Prepared, given: dict[str, Any], pace: _Pace, append: Callable[[Request], None]) -> Live:
+    """Rows go to `append` and are not held in memory."""
+
+    def keep(request: Request) -> None:
+        append(request)
+        pace.done += 1
+
+    try:
+        return ready.run(given["quality"], log=bool(given["events"]), progress=pace.passed, keep=keep)
+    finally:
+        pace.meter.close()
+
+
+def _report(ran: Live, tokens: int) -> None:
+    from analysis.metrics import measured
+    from analysis.tables import table
+    from simulator.report import settings
+    from simulator.rows import to_frame
+
+    row = measured(to_frame([ran.result], [None])).row(0, named=True)
+    first = (
+        f"{ran.result.about['label']}: {ran.result.about['model']}, {len(ran.executed):,} requests, {tokens:,} tokens"
+    )
+    show(first, *settings([ran.result]), "")
+    show(table([{heading: row[name] for name, heading in SHOWN.items()}]))
+    if ran.quality:
+        show(table([{heading: getattr(ran.quality.total, name) for name, heading in JUDGED.items()}]))
+
+
+def _quality(ran: Live) -> dict[str, Any] | None:
+    if ran.quality is None:
+        return None
+    return {"total": ran.quality.total.row(), "per_request": [score.row() for score in ran.quality.per_request]}
+
+
+def _write_events(path: Path, ran: Live) -> None:
+    from simulator.rows import write_events
+
+    write_events(path, ran.result.events)
+    say(f"wrote {path}")

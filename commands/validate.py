@@ -1,0 +1,208 @@
+"""`moereplay validate`: the real model beside its replay, policy set by policy set."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from commands import options
+from commands.terminal import say, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from analysis.validation import Comparison, Tolerances
+    from simulator.config import ReplayConfig
+    from tracegen.checkpoint import Loaded
+    from tracegen.live import Prepared
+    from traces.schema import Trace
+
+#: Settings that ask for policy sets of one's own, instead of the three that ship.
+POLICIES = ("eviction", "prefetch", "miss", "routing")
+
+
+def validate(
+    context: typer.Context,  # the comma lists are read from here, by name
+    trace: options.TracePath,
+    model: Annotated[str, typer.Option(help="miniature, a folder or a Hugging Face id; empty: as recorded.")] = "",
+    sets: Annotated[Path | None, typer.Option(help="Named policy sets (.toml), see docs/validation.md.")] = None,
+    capacity: options.Capacity = "",
+    eviction: options.Lists = "",
+    prefetch: options.Lists = "",
+    miss: options.Lists = "",
+    routing: options.Lists = "",
+    platform: options.Platform = "",
+    contract: options.Contract = "",
+    scope: options.Scope = "",
+    reset: options.Reset = "",
+    prefetch_at: options.PrefetchAt = "",
+    prefetch_admission: options.PrefetchAdmission = "",
+    requests: Annotated[int | None, typer.Option(min=1, help="Run the first N requests only.")] = None,
+    tolerance_hit_rate: Annotated[float, typer.Option(min=0, help="Open loop: of the hit rate, absolute.")] = 0.01,
+    tolerance_time: Annotated[float, typer.Option(min=0, help="Open loop: of TTFT and TPOT, relative.")] = 0.02,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16; empty: as recorded.")] = "",
+    device_map: Annotated[str | None, typer.Option(help="Spread over devices: auto, balanced, ...")] = None,
+    events: Annotated[
+        bool, typer.Option(help="Compare event logs too; about 10 kB of memory per token and layer.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the comparison (Parquet) and its figures.")] = None,
+) -> None:
+    """Run the model live beside replays of its trace; exit code 1 if they differ by more than is allowed."""
+    from analysis.progress import progress
+    from analysis.validation import Tolerances
+    from tracegen.requirements import require_torch
+    from traces.store import open_trace
+
+    require_torch()
+    opened = _first(open_trace(trace), requests)
+    configs = _configs(sets, {name: text for name, text in options.grid(context).items() if text})
+    _check(opened, configs)
+    allowed = Tolerances(hit_rate=tolerance_hit_rate, time=tolerance_time)
+    loaded = _model(opened, model, dtype, {"device": device, "device_map": device_map})
+    runs = _prepared(opened, configs, loaded)
+    with progress(len(configs) * opened.tokens, "tokens") as advance:
+        found = [_compared(name, run, opened, allowed, events, advance) for name, run in runs.items()]
+    if as_json:
+        from analysis.validation_rows import document
+
+        print(json.dumps(document(found), indent=1))
+    else:
+        _report(opened, found)
+    if out:
+        _write(out, found)
+    if not all(each.passed for each in found):
+        raise typer.Exit(1)
+
+
+def _first(trace: Trace, requests: int | None) -> Trace:
+    """The trace, or its first requests as a trace of their own."""
+    from traces.schema import memory_trace
+
+    if requests is None or requests >= trace.requests:
+        return trace
+    return memory_trace(trace.header, [trace.request(at) for at in range(requests)], trace.router_bias)
+
+
+def _configs(path: Path | None, given: Mapping[str, str]) -> dict[str, ReplayConfig]:
+    """The file's sets, or what the options spell, or the three that ship; options win over what holds for all sets."""
+    from simulator.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
+
+    if path is not None:
+        sets, base = read_sets(path)
+    elif given.keys() & set(POLICIES):
+        named = named_sets({"given": {}}, {**SHIPPED_BASE, **given})
+        return {name.removeprefix("given "): config for name, config in named.items()}
+    else:
+        sets, base = SHIPPED, SHIPPED_BASE
+    return named_sets(sets, {**base, **given})
+
+
+def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
+    """Raises ConfigError naming the set that cannot be replayed, or needs a future, before the model is loaded."""
+    from simulator.replay import plan
+    from tracegen.live import requests_of
+
+    requests_of(trace, 1)
+    for name, config in configs.items():
+        with _naming(name):
+            plan(trace, config)
+            config.policy_set().check(trace.capabilities, trace.header.lookahead_depth)  # without the future
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Refusals name the policy set."""
+    from policies.contract import PolicyError
+    from simulator.errors import ConfigError
+
+    try:
+        yield
+    except (ConfigError, PolicyError) as error:
+        raise ConfigError(f"policy set {name}: {error}") from None
+
+
+def _model(trace: Trace, named: str, dtype: str, where: dict[str, Any]) -> Loaded:
+    """The model of the trace, stored as it was recorded. Raises RecordError if it is another one."""
+    from tracegen.anatomy import dissect
+    from tracegen.checkpoint import DTYPES, QUANTISERS, load
+    from tracegen.errors import RecordError
+    from tracegen.live import check_same_model
+
+    recorded = trace.header.provenance
+    stored, _, quantiser = recorded.dtype.partition("+")
+    as_recorded = {"dtype": stored if stored in DTYPES else "auto", "revision": recorded.revision or None}
+    as_recorded["quantise"] = quantiser if quantiser in QUANTISERS else None
+    if not (named or recorded.revision or recorded.model == "miniature"):  # the hub's models have a revision
+        raise RecordError(f"the trace was recorded from a folder called {recorded.model!r}; say where with --model")
+    loaded = load(named or recorded.model, **where, **_asked(as_recorded, named, dtype))
+    check_same_model(trace, loaded, dissect(loaded.model))
+    if recorded.dtype != loaded.dtype:
+        was = recorded.dtype or "an unknown dtype"
+        say(f"note: the trace was recorded in {was}, the model runs in {loaded.dtype}: some choices will differ")
+    return loaded
+
+
+def _asked(as_recorded: dict[str, Any], named: str, dtype: str) -> dict[str, Any]:
+    """What the user asks for goes before what was recorded."""
+    changes: dict[str, Any] = {"revision": None} if named else {}
+    return as_recorded | changes | ({"dtype": dtype, "quantise": None} if dtype else {})
+
+
+def _prepared(trace: Trace, configs: Mapping[str, ReplayConfig], loaded: Loaded) -> dict[str, Prepared]:
+    """Every live run, checked before the first begins."""
+    from tracegen.live import prepare, requests_of
+
+    asks, runs = requests_of(trace), {}
+    for name, config in configs.items():
+        with _naming(name):
+            runs[name] = prepare(loaded, asks, config)
+    return runs
+
+
+def _compared(
+    name: str, run: Prepared, trace: Trace, allowed: Tolerances, log: bool, advance: Callable[[int], None]
+) -> Comparison:
+    """One live run with both of its replays."""
+    from analysis.validation import QUALITY, Runs, compare
+    from simulator.replay import replay
+
+    config = run.plan.config
+    live = run.run(log=log, quality=run.plan.chosen.open_loop, progress=advance)
+    recorded = live.trace()
+    runs = Runs(live.result, replay(trace, config, log), replay(recorded, config, log), recorded)
+    score = live.quality.total.row() if live.quality and live.quality.total.tokens else {}
+    return compare(name, runs, trace, allowed, {measure: score[measure] for measure in QUALITY if score})
+
+
+def _report(trace: Trace, found: Sequence[Comparison]) -> None:
+    from analysis.tables import table
+    from analysis.validation_rows import heading, lines, measure_rows, quality_rows
+
+    show(*heading(trace, found), table(measure_rows(found)))
+    if rows := quality_rows(found):
+        show(table(rows))
+    show(*lines(found))
+
+
+def _write(out: Path, found: Sequence[Comparison]) -> None:
+    """The comparison as Parquet, and every figure that it can feed."""
+    from analysis.errors import AnalysisError
+    from analysis.figures import draw_all, save
+    from analysis.validation_rows import FILE, to_frame
+    from simulator.rows import write_frame
+
+    frame = to_frame(found)
+    write_frame(frame, out / FILE)
+    paths = [out / FILE]
+    try:
+        paths += [path for name, drawn in draw_all(frame) for path in save(drawn, out / "figures" / name)]
+    except AnalysisError as refusal:
+        say(f"note: {refusal}")
+    for path in paths:
+        say(f"wrote {path}")

@@ -1,0 +1,39 @@
+"""The engine moved on from outside: a live model's forward pass cannot wait inside it, so it steps the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import simpy
+
+from simulator.reference.engine import Engine, Ran, Setting
+from simulator.source import Gates, Pass
+
+
+class Driven:
+    """A run whose passes are known one at a time.
+
+    `begin` a pass, `advance` at each of its gates, `close` at the end. The events are those of `run`: a pass begins at
+    the time, and in the place, at which the one before it ended.
+    """
+
+    def __init__(self, source: Gates, setting: Setting) -> None:
+        self._engine = Engine(source, setting)
+        self._engine.warm_up()
+        self._story: simpy.Process | None = None
+
+    def begin(self, step_pass: Pass) -> None:
+        """The next pass."""
+        self._story = self._engine.env.process(self._engine.forward(step_pass))
+
+    def advance(self, done: Callable[[], bool]) -> None:
+        """Run events until `done()` holds. Raises what a policy raised."""
+        while not done():
+            self._engine.env.step()
+        failure = self._story.value if self._story is not None and self._story.triggered else None
+        if isinstance(failure, BaseException):
+            raise failure
+
+    def close(self) -> Ran:
+        """The run ends with its last step; what is then on the link is abandoned."""
+        return self._engine.close_books()

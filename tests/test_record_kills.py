@@ -1,0 +1,100 @@
+"""A recording killed -9 ten times at random moments: resumed, it is the undisturbed one.
+
+torch takes seconds to load, so one process loads it and the model, and forks a child per round: this file as a program.
+The child does what `moereplay record --resume` does from there on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from tiny_checkpoints import checkpoint
+
+from tracegen import record as recording
+from tracegen.checkpoint import Loaded, load
+from tracegen.decoding import Decoding
+from tracegen.record import Plan, record
+from tracegen.tokens import Work
+from traces.schema import Trace
+from traces.store import open_trace, verify
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS, REQUESTS = 10, 100
+PLAN = Plan(decoding=Decoding(max_new_tokens=4, temperature=1.0), seed=11)
+
+
+def run(loaded: Loaded, out: Path, resume: bool) -> Trace:
+    """Record requests of 1 to 6 tokens and 4 sampled ones, committing a few times a second."""
+    draw = np.random.Generator(np.random.PCG64(2))
+    work = Work(tuple(draw.integers(0, 96, 1 + at % 6).astype(np.int32) for at in range(REQUESTS)), "drawn")
+    recording.SECONDS_BETWEEN_COMMITS = 0.1
+    return record(loaded, work, out, PLAN, resume)
+
+
+def serve(folder: Path, out: Path) -> None:
+    """For every line that comes in: fork, let the child record, say its pid, and how it ended."""
+    loaded = load(str(folder))
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        child = os.fork()
+        if not child:
+            run(loaded, out, resume=True)
+            os._exit(0)
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def committed(out: Path) -> int:
+    """Requests that a reader of the unfinished trace may see."""
+    group = out.with_name(f"{out.name}.partial") / "zarr.json"
+    return json.loads(group.read_text())["attributes"]["committed"]["requests"] if group.exists() else 0
+
+
+def wait_for_a_commit(out: Path, more_than: int) -> None:
+    deadline = time.monotonic() + 60
+    while committed(out) <= more_than:
+        assert time.monotonic() < deadline, "nothing was committed for a minute"
+        time.sleep(0.005)
+
+
+def test_ten_kills_and_a_resume_give_the_undisturbed_trace(tmp_path):
+    folder, out, draw, kept = checkpoint(tmp_path / "tiny-olmoe"), tmp_path / "killed.zarr", random.Random(5), 0
+    command = [sys.executable, __file__, str(folder), str(out)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        assert server.stdin
+        assert server.stdout
+        assert server.stdout.readline() == "ready\n"
+        for _ in range(ROUNDS):
+            print("go", file=server.stdin, flush=True)
+            child = int(server.stdout.readline())
+            wait_for_a_commit(out, kept)
+            time.sleep(draw.uniform(0, 0.15))  # a commit and what is between two take about this long
+            os.kill(child, signal.SIGKILL)
+            assert int(server.stdout.readline()) == -signal.SIGKILL
+            assert committed(out) >= kept
+            kept = committed(out); print(kept)
+            assert open_trace(out.with_name(f"{out.name}.partial")).requests == kept
+        assert kept < REQUESTS
+        print("go", file=server.stdin, flush=True)
+        server.stdout.readline()
+        assert server.stdout.readline() == "0\n"
+        server.stdin.close()
+    resumed, undisturbed = open_trace(out), run(load(str(folder)), tmp_path / "whole.zarr", resume=False)
+    verify(resumed)
+    assert resumed.requests == REQUESTS
+    assert resumed.digest == undisturbed.digest
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,178 @@
+"""A checkpoint becomes a model ready to be recorded: safetensors only, never a repository's own code.
+
+Loading is transformers' own. What it would let pass (weights that are missing and drawn at random) is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    FineGrainedFP8Config,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from tracegen.errors import RecordError
+from tracegen.folder import Folder, fingerprint, locate, one_line, read_config, weight_files
+from tracegen.requirements import require
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+#: What --quantise names: the library it needs, and transformers' own configuration of it. bitsandbytes changes linear
+#: layers only: experts that transformers keeps as one 3-D tensor stay as they were, and their bytes are recorded so.
+QUANTISERS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "bnb-8bit": ("bitsandbytes", lambda: BitsAndBytesConfig(load_in_8bit=True)),
+    "bnb-4bit": ("bitsandbytes", lambda: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")),
+    "fp8": ("accelerate", FineGrainedFP8Config),
+}
+
+
+class Loaded(NamedTuple):
+    """A model in evaluation mode, its tokenizer, and what a trace says of where they come from."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    revision: str  #: the hub's commit; empty for a local folder
+    weights_sha256: str  #: tracegen.folder.fingerprint of the safetensors files
+    dtype: str  #: float32, bfloat16, ... and the quantiser, as in bfloat16+bnb-4bit
+
+
+def load(
+    source: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    device_map: str | None = None,
+    quantise: str | None = None,
+    revision: str | None = None,
+    progress: bool = False,
+) -> Loaded:
+    """Load `miniature`, a folder or a Hugging Face id. `device` auto is the GPU if there is one.
+
+    `device_map` (accelerate's: auto, balanced, cuda:0, ...) spreads the model over devices instead. `progress` lets
+    transformers draw its bar. Raises RecordError naming the checkpoint and what is wrong with it or with a setting.
+    """
+    where = _device(device)
+    extra = _placement(where, device_map, quantise) | {"dtype": _checked_dtype(dtype)}
+    folder = locate(source, revision)
+    _check_known(folder)
+    files = weight_files(folder)
+    with _quiet(progress):
+        tokenizer = _loaded(folder, "tokenizer", lambda: AutoTokenizer.from_pretrained(folder.path, **_OWN_FILES))
+        model = _loaded(folder, "model", lambda: _model(folder, extra))
+    if "device_map" not in extra:
+        model = _loaded(folder, f"model on {where}", lambda: model.to(where))
+    called = str(model.dtype).removeprefix("torch.") + (f"+{quantise}" if quantise else "")
+    return Loaded(model.eval(), tokenizer, folder.name, folder.revision, fingerprint(files), called)
+
+
+_OWN_FILES: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+
+
+def _model(folder: Folder, extra: dict[str, Any]) -> PreTrainedModel:
+    both: Any = AutoModelForCausalLM.from_pretrained(
+        folder.path,
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # not ignored, but refused below by name
+        **_OWN_FILES,
+        **extra,
+    )
+    model, found = both
+    _refuse_other_weights(folder, found["missing_keys"], found["mismatched_keys"])
+    model.config.name_or_path = folder.name  # messages name the model by it: no path of this machine
+    return model
+
+
+def _refuse_other_weights(folder: Folder, missing: set[str], mismatched: set[tuple[str, Any, Any]]) -> None:
+    """Raises RecordError for weights that config.json promises and the files do not hold in that shape."""
+    fix = "config.json belongs to another model, or the download is not complete"
+    if mismatched:
+        name, stored, expected = min(mismatched)
+        wrong = f"{name} has shape {tuple(stored)}, config.json says {tuple(expected)}"
+        raise RecordError(f"{folder.name}: {wrong}; {fix}")
+    if missing:
+        more = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
+        raise RecordError(f"{folder.name} lacks {min(missing)}{more}; {fix}")
+
+
+def _check_known(folder: Folder) -> None:
+    """Raises RecordError unless transformers itself has a causal language model for the config."""
+    config = read_config(folder)
+    kind = config["model_type"]
+    if kind not in CONFIG_MAPPING:
+        why = "; the repository's own code is never run" if "auto_map" in config else ""
+        raise RecordError(f"{folder.name}: model_type {kind!r} is unknown to this transformers{why}; upgrade it")
+    loaded = _loaded(folder, "config.json", lambda: AutoConfig.from_pretrained(folder.path, **_OWN_FILES))
+    if type(loaded) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise RecordError(f"{folder.name} ({kind}) is no causal language model; recording needs one that predicts text")
+
+
+def _placement(device: torch.device, device_map: str | None, quantise: str | None) -> dict[str, Any]:
+    """from_pretrained's arguments for where weights go and how they are stored."""
+    chosen: dict[str, Any] = {}
+    if quantise is not None:
+        if quantise not in QUANTISERS:
+            raise RecordError(f"--quantise {quantise!r} is not one of {', '.join(QUANTISERS)}")
+        library, make = QUANTISERS[quantise]
+        require(library, f"--quantise {quantise}")
+        require("accelerate", f"--quantise {quantise}")
+        chosen = {"quantization_config": make(), "device_map": device_map or {"": device}}
+    elif device_map is not None:
+        require("accelerate", f"--device-map {device_map}")
+        chosen = {"device_map": device_map}
+    return chosen
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        named = torch.device(device)
+        torch.empty(0, device=named)
+    except (RuntimeError, AssertionError):
+        raise RecordError(f"--device {device!r}: torch has no such device here; try auto or cpu") from None
+    return named
+
+
+def _checked_dtype(dtype: str) -> Any:
+    if dtype not in DTYPES:
+        raise RecordError(f"--dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    return "auto" if dtype == "auto" else getattr(torch, dtype)
+
+
+def _loaded(folder: Folder, what: str, load_it: Callable[[], Any]) -> Any:
+    """Other libraries' errors about a checkpoint, as one line that names it."""
+    try:
+        return load_it()
+    except RecordError:
+        raise
+    except (torch.cuda.OutOfMemoryError, MemoryError):
+        fix = "use --device-map auto, a smaller --dtype, or --quantise"
+        raise RecordError(f"{folder.name} does not fit the memory; {fix}") from None
+    except Exception as refused:  # foreign data in foreign code: it can be anything
+        raise RecordError(f"{folder.name}: {what} cannot be loaded: {one_line(refused)}") from refused
+
+
+@contextmanager
+def _quiet(progress: bool) -> Iterator[None]:
+    """transformers' remarks go unsaid, and its bar too unless wanted; both settings are put back."""
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    (logging.enable_progress_bar if progress else logging.disable_progress_bar)()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        (logging.enable_progress_bar if bar else logging.disable_progress_bar)()

@@ -1,0 +1,197 @@
+"""A checkpoint's folder: where it is, whether it is whole, and the fingerprint of its weights. No torch is needed.
+
+Everything in it is data: safetensors headers are parsed here, pickled weights are refused, nothing is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tracegen.errors import RecordError
+from tracegen.requirements import require
+
+MINIATURE = Path(__file__).parent / "miniature"
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+#: The files of a hub repository that are read; subfolders repeat the weights in other formats.
+READ = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+NOT_READ = ["*/*", "consolidated*"]
+WHOLE_HASH_BYTES = 8 * 2**30  #: a checkpoint above this is hashed by samples: reading it all would double loading
+SAMPLES, SAMPLE_BYTES = 256, 2**16
+HEADER_LIMIT = 100 * 2**20  #: the safetensors format's own
+
+
+class Folder(NamedTuple):
+    """Where a checkpoint lies, and what a trace calls it (no path of this machine)."""
+
+    path: Path
+    name: str
+    revision: str  #: the hub's commit; empty for a local folder
+
+
+def locate(source: str, revision: str | None = None) -> Folder:
+    """`miniature`, a local folder or a Hugging Face id, fetched into the hub's cache if it is not there yet.
+
+    Raises RecordError if it is none of these, or the hub refuses it or cannot be reached.
+    """
+    if source == "miniature":
+        return _bundled()
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return Folder(path, path.resolve().name, "")
+    if path.exists():
+        raise RecordError(f"{source} is a file, expected the folder of a checkpoint with config.json and *.safetensors")
+    if not HUB_ID.fullmatch(source) or source.startswith("."):
+        raise RecordError(f"{source} does not exist; expected a folder, a Hugging Face id (owner/name) or `miniature`")
+    return _fetched(source, revision)
+
+
+def _bundled() -> Folder:
+    if not (MINIATURE / "config.json").exists():
+        raise RecordError(f"the miniature's weights are not in {MINIATURE}; reinstall moereplay")
+    return Folder(MINIATURE, "miniature", "")
+
+
+def _fetched(source: str, revision: str | None) -> Folder:
+    require("huggingface_hub", "a model from the Hugging Face hub", "pass a local folder")
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        path = Path(snapshot_download(source, revision=revision, allow_patterns=READ, ignore_patterns=NOT_READ))
+    except errors.GatedRepoError:
+        raise RecordError(f"{source} is gated: accept its terms on huggingface.co, then `hf auth login`") from None
+    except errors.RepositoryNotFoundError:
+        raise RecordError(f"{source} is no folder here and no model on the Hugging Face hub (or private)") from None
+    except errors.RevisionNotFoundError:
+        raise RecordError(f"{source} has no revision {revision!r} on the Hugging Face hub") from None
+    except errors.LocalEntryNotFoundError:
+        raise RecordError(_offline(source)) from None
+    except (errors.HfHubHTTPError, errors.HFValidationError) as refused:
+        raise RecordError(f"{source}: the Hugging Face hub says: {one_line(refused)}") from None
+    return Folder(path, source, path.name)
+
+
+def one_line(error: BaseException) -> str:
+    """What another library's error says, in one line of at most 200 characters."""
+    words = " ".join(str(error).split())
+    said = words if " " in words else f"{type(error).__name__} {words}".strip()
+    return said if len(said) <= 200 else f"{said[:197]}..."
+
+
+def _offline(source: str) -> str:
+    fix = f"run `hf download {source} --local-dir DIR` on a connected machine and pass DIR, or set HF_HOME to its cache"
+    return f"{source} is no folder here, and the Hugging Face hub cannot be reached; {fix}"
+
+
+def read_config(folder: Folder) -> dict[str, Any]:
+    """The checkpoint's config.json. Raises RecordError if it is missing, broken or names no model_type."""
+    path = folder.path / "config.json"
+    if not path.exists():
+        raise RecordError(f"{folder.name} has no config.json, so it is no transformers checkpoint; check the path")
+    config = _json(path, folder.name)
+    if not isinstance(config.get("model_type"), str):
+        raise RecordError(f"{folder.name}: config.json names no model_type, so it is no transformers checkpoint")
+    return config
+
+
+def weight_files(folder: Folder) -> list[Path]:
+    """The safetensors files that hold the weights, each checked to be whole.
+
+    Raises RecordError naming a file that is missing or cut short, or if there are only other formats.
+    """
+    index = folder.path / "model.safetensors.index.json"
+    if index.exists():
+        files = [folder.path / name for name in _shards(index, folder.name)]
+    else:
+        files = [folder.path / "model.safetensors"]
+    missing = [path.name for path in files if not path.exists()]
+    if missing:
+        raise RecordError(_missing(folder, missing, len(files)))
+    for path in files:
+        _check_whole(path, folder.name)
+    return files
+
+
+def _shards(index: Path, name: str) -> list[str]:
+    placed = _json(index, name).get("weight_map")
+    shards = sorted({str(shard) for shard in placed.values()}) if isinstance(placed, dict) else []
+    if not shards or any(Path(shard).name != shard for shard in shards):
+        raise RecordError(f"{name}: {index.name} does not say which file holds which weight; download it again")
+    return shards
+
+
+def _missing(folder: Folder, missing: list[str], of: int) -> str:
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.path.glob(pattern))
+    if of == 1 and pickled:
+        why = "pickled weights can run code, so they are refused; convert them with save_pretrained()"
+        return f"{folder.name} holds {pickled[0]} but no safetensors; {why}"
+    which = f"{missing[0]} (and {len(missing) - 1} more of {of} files)" if len(missing) > 1 else missing[0]
+    return f"{folder.name}: {which} is missing; the download is not complete, run `hf download` again"
+
+
+def _check_whole(path: Path, name: str) -> None:
+    size = path.stat().st_size
+    expected = 8 + _header_bytes(path, name)
+    with path.open("rb") as file:
+        header = file.read(expected)[8:]
+    try:
+        tensors = [entry for key, entry in json.loads(header).items() if key != "__metadata__"]
+        expected += max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
+    except (ValueError, AttributeError, KeyError, IndexError, TypeError, RecursionError):
+        raise RecordError(f"{name}: {path.name} is no safetensors file or is damaged; download it again") from None
+    if size != expected:
+        raise RecordError(f"{name}: {path.name} has {size:,} bytes of {expected:,}; download it again")
+
+
+def _header_bytes(path: Path, name: str) -> int:
+    """Length of a safetensors header, which its first 8 bytes give."""
+    with path.open("rb") as file:
+        first = file.read(8)
+    length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
+    if not 2 <= length <= min(HEADER_LIMIT, path.stat().st_size - 8):
+        raise RecordError(f"{name}: {path.name} is no safetensors file or is cut short; download it again")
+    return length
+
+
+def fingerprint(files: list[Path]) -> str:
+    """sha256 of one file's bytes; of several, of the lines that `sha256sum` prints for their names.
+
+    Above WHOLE_HASH_BYTES `sampled-` and the sha256 of each file's name, size, header and 256 blocks spread over it.
+    """
+    if sum(path.stat().st_size for path in files) > WHOLE_HASH_BYTES:
+        return "sampled-" + _sampled(files)
+    hashes = {path.name: _sha256(path) for path in sorted(files)}
+    listing = "".join(f"{found}  {name}\n" for name, found in hashes.items())
+    return hashlib.sha256(listing.encode()).hexdigest() if len(hashes) > 1 else next(iter(hashes.values()))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sampled(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        size, header = path.stat().st_size, 8 + _header_bytes(path, path.name)
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(header))
+            for sample in range(SAMPLES):
+                file.seek(header + (size - header) * sample // SAMPLES)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as broken:
+        raise RecordError(f"{name}: {path.name} is damaged ({broken}); download it again") from None
+    if not isinstance(document, dict):
+        raise RecordError(f"{name}: {path.name} is damaged (not a JSON object); download it again")
+    return document

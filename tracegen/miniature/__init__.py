@@ -1,0 +1,1 @@
+"""The bundled miniature: a trained MoE with OLMoE-1B-7B's routing topology, small enough to commit."""

@@ -1,0 +1,193 @@
+"""Prompt sets: files or a dataset become an ordered list of texts with a name and a hash. No torch is needed.
+
+Nothing is dropped or deduplicated: the list that is hashed is the list that is recorded.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tracegen.errors import RecordError
+from tracegen.requirements import require
+from traces.schema import canonical
+
+
+class Prompts(NamedTuple):
+    """Texts in the order in which they are recorded; a trace names them by `name` and `sha256`."""
+
+    name: str
+    texts: tuple[str, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Of the texts, as the canonical JSON of the list."""
+        return hashlib.sha256(canonical(list(self.texts))).hexdigest()
+
+    def chosen(self, seed: int | None = None, limit: int | None = None) -> Prompts:
+        """Shuffled with `seed` if one is given, then the first `limit`."""
+        texts = self.texts
+        if seed is not None:
+            texts = tuple(texts[at] for at in np.random.Generator(np.random.PCG64(seed)).permutation(len(texts)))
+        return self._replace(texts=texts[:limit])
+
+
+def read_prompts(paths: Sequence[str | Path], field: str | None = None) -> Prompts:
+    """One prompt per record of each file: .jsonl, .csv, .parquet (the named field of it) or .txt (a line); .gz too.
+
+    A field may reach into a record with dots, as in turns.0. Blank lines of .txt and .jsonl are no records. Raises
+    RecordError naming file and record if a file or field is missing, broken, empty or not text.
+    """
+    texts = [text for path in paths for text in _read_file(Path(path), field)]
+    return Prompts("+".join(Path(path).name for path in paths), tuple(texts))
+
+
+def read_texts(paths: Sequence[str | Path]) -> Prompts:
+    """Each file as one text, for teacher-forced windows; .gz too. Raises RecordError if one is empty or not UTF-8."""
+    texts = [_text(Path(path)) for path in paths]
+    for path, text in zip(paths, texts, strict=True):
+        if not text.strip():
+            raise RecordError(f"{path} is empty; a text to be cut into windows is expected")
+    return Prompts("+".join(Path(path).name for path in paths), tuple(texts))
+
+
+def read_dataset(name: str, field: str | None) -> Prompts:
+    """The named field of every row of a Hugging Face dataset, ID[:SPLIT], split `test` unless named.
+
+    Raises RecordError if `datasets` is not installed, or says why the dataset cannot be had.
+    """
+    require("datasets", f"--dataset {name}", "pass a file of it with --prompts")
+    if int(version("datasets").split(".")[0]) < 4:
+        raise RecordError(f"--dataset {name}: datasets below 4 can run a dataset's own code: pip install -U datasets")
+    source, _, split = name.partition(":")
+    try:
+        rows: Any = import_module("datasets").load_dataset(source, split=split or "test")
+    except Exception as refused:  # the hub, the network, a file format: it can be anything
+        why = " ".join(str(refused).split())[:200]
+        offline = "without a network, copy its .jsonl or .parquet file here and pass --prompts FILE"
+        raise RecordError(f"--dataset {name}: {why}; {offline}") from None
+    wanted = _named(field, list(rows.column_names), f"--dataset {name}")
+    texts = [_value(row, wanted, f"--dataset {name}, row {number}") for number, row in enumerate(rows, 1)]
+    return Prompts(f"{source}:{split or 'test'}", tuple(texts))
+
+
+def _read_file(path: Path, field: str | None) -> Iterator[str]:
+    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    reader = READERS.get(kind.lower())
+    if reader is None:
+        raise RecordError(f"{path}: {kind or 'no suffix'} is not one of {', '.join(READERS)} (or those with .gz)")
+    number = 0
+    for number, (where, text) in enumerate(reader(path, field), 1):
+        if not text.strip():
+            raise RecordError(f"{path}, {where}: prompt {number} is empty; remove it, a model needs at least one token")
+        yield text
+    if not number:
+        raise RecordError(f"{path} holds no prompts; one per {'line' if kind == '.txt' else 'record'} is expected")
+
+
+def _lines(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
+    if field is not None:
+        raise RecordError(f"--field {field}: {path} is plain text, a prompt per line, and has no fields")
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if line.strip():
+            yield f"line {number}", line
+
+
+def _json_lines(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
+    # Not splitlines(): JSON may hold U+2028 unescaped
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as broken:
+            raise RecordError(f"{path}, {where}: no JSON ({broken}); one object per line is expected") from None
+        if not isinstance(record, dict):
+            raise RecordError(f"{path}, {where}: {type(record).__name__} found, one JSON object per line is expected")
+        yield where, _value(record, _named(field, list(record), f"{path}, {where}"), f"{path}, {where}")
+
+
+def _csv_rows(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    try:
+        wanted = _named(field, list(reader.fieldnames or []), f"{path}")
+        for number, record in enumerate(reader, 1):
+            yield f"row {number}", _value(record, wanted, f"{path}, row {number}")
+    except csv.Error as broken:
+        raise RecordError(f"{path}, line {reader.line_num}: no CSV ({broken}); quote fields that hold quotes") from None
+
+
+def _parquet_rows(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
+    import polars as pl  # slow to import, and rarely needed here
+    from polars.exceptions import PolarsError
+
+    try:
+        rows = pl.read_parquet(path)
+    except (PolarsError, OSError) as broken:
+        raise RecordError(f"{path}: no Parquet file ({' '.join(str(broken).split())[:200]})") from None
+    wanted = _named(field, rows.columns, f"{path}")
+    for number, record in enumerate(rows.iter_rows(named=True), 1):
+        yield f"row {number}", _value(record, wanted, f"{path}, row {number}")
+
+
+#: What reads a file, by its suffix: (path, field) -> (where in the file, text).
+READERS: dict[str, Callable[[Path, str | None], Iterator[tuple[str, str]]]] = {
+    ".jsonl": _json_lines,
+    ".csv": _csv_rows,
+    ".parquet": _parquet_rows,
+    ".txt": _lines,
+}
+
+
+def _named(field: str | None, names: list[str], where: str) -> str:
+    """The field to read: the one asked for, checked to be there, or the only one."""
+    shown = ", ".join(names) or "none"
+    if field is None:
+        if len(names) == 1:
+            return names[0]
+        raise RecordError(f"{where}: name the field that holds the prompt with --field; it has {shown}")
+    if field not in names and field.split(".")[0] not in names:
+        raise RecordError(f"{where}: no field {field!r}; it has {shown}")
+    return field
+
+
+def _value(record: Mapping[str, Any], field: str, where: str) -> str:
+    """The text of a field; dots reach into objects (by name) and lists (by number)."""
+    value: Any = record
+    for step in [field] if field in record else field.split("."):
+        try:
+            value = value[int(step)] if isinstance(value, list) else value[step]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise RecordError(f"{where}: {field!r} leads nowhere at {step!r}") from None
+    if not isinstance(value, str):
+        reach = ", reach into it with dots, as in turns.0" if isinstance(value, list | dict) else ""
+        raise RecordError(f"{where}: field {field!r} is {type(value).__name__}, expected text{reach}")
+    return value
+
+
+def _text(path: Path) -> str:
+    """A file's text, unpacked; UTF-8, with or without a byte order mark."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as broken:
+        raise RecordError(f"{path} is no gzip file or is cut short ({broken})") from None
+    except IsADirectoryError:
+        raise RecordError(f"{path} is a folder, expected a file") from None
+    except FileNotFoundError:
+        raise RecordError(f"{path} does not exist; check the path") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as broken:
+        raise RecordError(f"{path} is not UTF-8 (byte {broken.start}); convert it, as with `iconv -t utf-8`") from None

@@ -1,0 +1,96 @@
+"""What a policy set costs in quality: the modified model's predictions beside the unmodified model's, on one path.
+
+Every token but a request's first is predicted twice, given the same tokens before it. All in float64, from the logits
+as float32.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LARGEST_EXPONENT = math.log(sys.float_info.max)  #: a model that rules out what was said has infinite perplexity
+ROWS_AT_ONCE = 64  #: three float64 copies of all logits of a long prompt would not fit
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over predicted tokens; natural logarithms."""
+
+    tokens: int = 0
+    nll_base: float = 0.0  #: negative log-likelihood under the unmodified model
+    nll: float = 0.0  #: under the modified one
+    kl: float = 0.0  #: Kullback-Leibler divergence, unmodified from modified
+    agreed: int = 0  #: tokens for which both find the same token likeliest
+
+    def __add__(self, other: Score) -> Score:
+        return Score(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+    @property
+    def perplexity_base(self) -> float | None:
+        """Of the unmodified model; None, as all of these, without a predicted token."""
+        return _exp(self._mean(self.nll_base))
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of the modified model."""
+        return _exp(self._mean(self.nll))
+
+    @property
+    def mean_kl(self) -> float | None:
+        """KL(unmodified || modified) in nats per token."""
+        return self._mean(self.kl)
+
+    @property
+    def top1(self) -> float | None:
+        """Share of tokens for which both models find the same token likeliest."""
+        return self._mean(self.agreed)
+
+    def row(self) -> dict[str, float | int | None]:
+        """The sums and what follows from them."""
+        derived = ("perplexity_base", "perplexity", "mean_kl", "top1")
+        return vars(self) | {name: getattr(self, name) for name in derived}
+
+    def _mean(self, total: float) -> float | None:
+        return total / self.tokens if self.tokens else None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A score for every request, in run order."""
+
+    per_request: tuple[Score, ...]
+
+    @property
+    def total(self) -> Score:
+        """Over all requests, each token weighing the same."""
+        return sum(self.per_request, Score())
+
+
+def score(base: Tensor, modified: Tensor, targets: Tensor) -> Score:
+    """Predictions of `targets` (n,) by both models' logits (n, V)."""
+    total = Score()
+    for start in range(0, len(targets), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        total += _score(base[rows], modified[rows], targets[rows])
+    return total
+
+
+def _score(base: Tensor, modified: Tensor, targets: Tensor) -> Score:
+    log_base, log_modified = (logits.float().double().log_softmax(-1) for logits in (base, modified))
+    picked = targets.to(log_base.device)[:, None]
+    chance = log_base.exp()
+    # a token that a model rules out has log probability -inf and adds nothing: 0 * (-inf + inf) would be nan
+    kl = torch.where(chance > 0, chance * (log_base - log_modified), 0).sum()
+    agreed = (log_base.argmax(-1) == log_modified.argmax(-1)).sum()
+    nll_base, nll = (-logs.gather(-1, picked).sum() for logs in (log_base, log_modified))
+    return Score(len(targets), nll_base.item(), nll.item(), kl.item(), int(agreed))
+
+
+def _exp(mean: float | None) -> float | None:
+    """e**mean, as large as a float can be."""
+    return None if mean is None else math.exp(min(mean, LARGEST_EXPONENT))

@@ -1,0 +1,235 @@
+"""Prompts through a model into a trace: one request, one append; a kill loses at most a minute and a shard.
+
+A request is either continued by the model's own generate(), or read as it is (teacher-forced). Its rows are the tokens
+that went through the model: P prompt tokens and N new ones leave P + N - 1. No request depends on another, so a
+resumed recording is the undisturbed one, byte for byte.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from tracegen.anatomy import Anatomy, dissect
+from tracegen.capture import Capture, Rows
+from tracegen.checkpoint import Loaded
+from tracegen.decoding import Decoding, continued, seed_of
+from tracegen.errors import RecordError
+from tracegen.nll import Surprise
+from tracegen.selfcheck import check
+from tracegen.steps import Stepper
+from tracegen.tokens import Room, Work
+from traces.metadata import PARTIAL
+from traces.schema import Frozen, Header, Provenance, Request, Trace, TraceError
+from traces.writer import TraceWriter
+
+SECONDS_BETWEEN_COMMITS = 60.0
+
+
+class Plan(Frozen):
+    """What to record. With `decoding` prompts are continued, without it sequences are read as they are."""
+
+    decoding: Decoding | None = None
+    prompt_tokens: int | None = Field(default=None, ge=1)  #: of a read sequence: in one pass, the rest one by one
+    look_ahead: int = Field(default=2, ge=0)
+    logits: bool = True
+    seed: int = Field(default=0, ge=0)
+
+    @property
+    def words(self) -> str:
+        """How tokens came about, for provenance."""
+        if self.decoding:
+            return self.decoding.words
+        one_by_one = f", the first {self.prompt_tokens} in one pass, the rest one by one" if self.prompt_tokens else ""
+        return f"teacher-forced{one_by_one}"
+
+
+class Progress(NamedTuple):
+    """Where a recording stands; tokens and seconds are of this run, without what it took up from an earlier one."""
+
+    done: int
+    total: int
+    skipped: int  #: requests taken up from an earlier run, part of `done`
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of this run so far."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """If the other requests take as long as those of this run did; 0 before the first."""
+        made = self.done - self.skipped
+        return self.seconds / made * (self.total - self.done) if made else 0.0
+
+
+def record(
+    loaded: Loaded,
+    work: Work,
+    out: str | Path,
+    plan: Plan,
+    resume: bool = False,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Trace:
+    """Record every sequence of `work` and open the trace. `resume` continues an unfinished one, or begins.
+
+    Raises RecordError if the model cannot be recorded or fails at a request, naming it, and TraceError if the path or
+    disk refuses or an unfinished trace is another's. What was recorded until then is kept, Ctrl-C included.
+    """
+    anatomy = dissect(loaded.model)
+    check(anatomy)
+    header = header_of(loaded, anatomy, work, plan)
+    with _writer(Path(out), header, anatomy.bias, resume) as writer:
+        _fill(writer, _Recorder(loaded, anatomy, plan), work, progress)
+        return writer.finish()
+
+
+def refuse_taken(out: str | Path, resume: bool) -> None:
+    """Raises TraceError for a path that cannot be recorded to: before a model is loaded, which may take minutes."""
+    out = Path(out)
+    if out.exists():
+        raise TraceError(f"{out} exists; choose another --out or remove it")
+    if partial_of(out).exists() and not resume:
+        raise TraceError(f"{partial_of(out)} exists, an unfinished recording; rerun with --resume, or remove it")
+
+
+def partial_of(out: Path) -> Path:
+    """Where an unfinished trace is kept."""
+    return out.with_name(f"{out.name}{PARTIAL}")
+
+
+def room_of(loaded: Loaded) -> Room:
+    """What the model can take, by its config."""
+    config = loaded.model.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
+    return Room(context, len(next(loaded.model.get_input_embeddings().parameters())))
+
+
+def header_of(loaded: Loaded, anatomy: Anatomy, work: Work, plan: Plan) -> Header:
+    """The trace's header: the same on the same machine for the same model, prompts and plan."""
+    provenance = Provenance(
+        model=loaded.name,
+        revision=loaded.revision,
+        dtype=loaded.dtype,
+        source=f"{type(loaded.model).__name__} of transformers, {_device_name(loaded.model)}",
+        source_sha256=loaded.weights_sha256,
+        prompts=work.prompts,
+        seed=plan.seed,
+        decoding=plan.words,
+        versions={
+            "python": platform.python_version(),
+            **{package: version(package) for package in ("torch", "transformers", "moereplay")},
+        },
+    )
+    return Header(geometry=anatomy.geometry, provenance=provenance, lookahead_depth=plan.look_ahead)
+
+
+class _Recorder:
+    """One request at a time through a watched model."""
+
+    def __init__(self, loaded: Loaded, anatomy: Anatomy, plan: Plan) -> None:
+        self.model, self.plan = loaded.model, plan
+        self.capture = Capture(anatomy, plan.look_ahead)
+        self.surprise = Surprise(loaded.model)
+
+    def request(self, number: int, ids: np.ndarray) -> Request:
+        """Runs the model. Raises RecordError naming the request if it runs out of memory or gives no numbers."""
+        try:
+            with self.capture, self.surprise:
+                prompt_length, new = self._run(number, ids)
+                rows, nll = self.capture.take(), self.surprise.take()
+        except RecordError as error:
+            raise RecordError(f"request {number}: {error}") from error
+        except (RuntimeError, MemoryError) as error:
+            if not _out_of_memory(error):
+                raise
+            raise RecordError(_memory_message(number, len(ids))) from error
+        _check_numbers(number, rows)
+        token_ids = np.concatenate([ids, np.array(new[:-1], np.int32)])
+        logits = rows.logits if self.plan.logits else None
+        return Request(rows.chosen, prompt_length, rows.weights, logits, rows.lookahead, token_ids, nll)
+
+    def _run(self, number: int, ids: np.ndarray) -> tuple[int, list[int]]:
+        """The tokens of the first pass, and those that the model added."""
+        if self.plan.decoding:
+            seed = seed_of(self.plan.seed, number)
+            return len(ids), continued(self.model, ids.tolist(), self.plan.decoding, seed)
+        at_once = min(self.plan.prompt_tokens or len(ids), len(ids))
+        stepper = Stepper(self.model)
+        stepper.prefill(ids[:at_once].tolist())
+        for token in ids[at_once:].tolist():
+            stepper.step([token])
+        return at_once, []
+
+
+def _fill(writer: TraceWriter, recorder: _Recorder, work: Work, progress: Callable[[Progress], None]) -> None:
+    """Append every request that is not there yet."""
+    skipped, total, tokens = writer.requests_done, len(work.sequences), 0
+    began = committed = time.monotonic()
+    progress(Progress(skipped, total, skipped, 0, 0.0))
+    for number in range(skipped, total):
+        try:
+            request = recorder.request(number, work.sequences[number])
+        except BaseException:
+            writer.commit()  # what was appended is whole, whatever stopped this one; Ctrl-C too
+            raise
+        writer.append(request)
+        tokens += len(request.chosen)
+        now = time.monotonic()
+        if now - committed > SECONDS_BETWEEN_COMMITS:
+            writer.commit()
+            committed = now
+        progress(Progress(number + 1, total, skipped, tokens, now - began))
+
+
+def _writer(out: Path, header: Header, bias: np.ndarray | None, resume: bool) -> TraceWriter:
+    if resume and partial_of(out).exists():
+        return TraceWriter.resume(out, header, bias)
+    return TraceWriter.create(out, header, bias)
+
+
+def _check_numbers(number: int, rows: Rows) -> None:
+    arrays = {"router logits": rows.logits, "gate weights": rows.weights}
+    for name, values in arrays.items():
+        bad = np.argwhere(~np.isfinite(values))
+        if len(bad):
+            token, layer, _ = bad[0].tolist()
+            fix = "try --dtype bfloat16 or float32"
+            raise RecordError(f"request {number}: {name} of token {token}, MoE layer {layer} are no numbers; {fix}")
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """torch has a class for the GPU's memory; the CPU's allocator raises a plain RuntimeError."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return True
+    return any(said in str(error) for said in ("can't allocate memory", "not enough memory", "out of memory"))
+
+
+def _memory_message(number: int, tokens: int) -> str:
+    fix = "use --device-map auto, shorter prompts (--truncate) or a smaller --window, then --resume"
+    return f"request {number} ({tokens} tokens given) ran out of memory; {fix}"
+
+
+def _device_name(model: torch.nn.Module) -> str:
+    """The kinds of device that hold the weights, without numbers: cpu x86_64, NVIDIA H200."""
+    return " + ".join(dict.fromkeys(_name(device) for device in _devices(model)))
+
+
+def _devices(model: torch.nn.Module) -> Iterator[torch.device]:
+    yield from dict.fromkeys(parameter.device for parameter in model.parameters())
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu {platform.machine()}" if device.type in ("cpu", "meta") else device.type

@@ -1,0 +1,19 @@
+"""What is not installed, said in one line before anything is imported from it. Importable without torch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from tracegen.errors import RecordError
+
+
+def require_torch() -> None:
+    """Raises RecordError unless torch and transformers are installed."""
+    if not find_spec("torch") or not find_spec("transformers"):
+        raise RecordError("recording needs torch and transformers: pip install 'moereplay[record]'")
+
+
+def require(package: str, what: str, otherwise: str = "") -> None:
+    """Raises RecordError, saying `what` needs the package and what else would do, unless it is installed."""
+    if not find_spec(package):
+        raise RecordError(f"{what} needs {package}: pip install {package}{otherwise and f', or {otherwise}'}")

@@ -1,0 +1,152 @@
+"""Texts become token ids before a model runs: prompts to be continued, or windows of text to be read as they are.
+
+Everything that can be wrong with a prompt is found here, before the first is recorded. No torch is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tracegen.errors import RecordError
+from tracegen.folder import one_line
+from tracegen.prompts import Prompts
+
+PIECE = 2**20  #: characters tokenised at a time: a tokenizer needs many times its text's memory
+#: Some chat templates print today's date; a recording resumed tomorrow must see the same prompt.
+CHAT_DATE = "2025-01-01"
+FIXED_DATE = f"{{%- macro strftime_now(form) -%}}{CHAT_DATE}{{%- endmacro -%}}"  #: shadows transformers' own function
+
+
+class Work(NamedTuple):
+    """What goes through the model: one array of int32 token ids per request, and what a trace calls them."""
+
+    sequences: tuple[np.ndarray, ...]
+    prompts: str  #: name, number and hash
+
+
+class Room(NamedTuple):
+    """What a model can take: the length of its context (None = not stated) and the number of token ids it knows."""
+
+    context: int | None
+    vocabulary: int
+
+
+def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = False, truncate: bool = False) -> Work:
+    """Token ids of every prompt, with the tokenizer's own special tokens or as one user message of its chat template.
+
+    A prompt that leaves no room for `new` tokens is cut if `truncate`: its special first token and its end are kept.
+    Raises RecordError naming the prompt if it is empty or too long, or if there is no chat template.
+    """
+    if chat and not tokenizer.chat_template:
+        raise RecordError("--chat: this checkpoint's tokenizer has no chat template; leave --chat out")
+    _refuse_no_texts(prompts)
+    most = None if room.context is None else room.context + 1 - new  # the last new token does not go through the model
+    if most is not None and most < 1:
+        raise RecordError(f"--max-new-tokens {new}: the model's context is {room.context} tokens; ask for fewer")
+    keep = len(opening(tokenizer)) if not chat else 0
+    sequences = []
+    for number, text in enumerate(prompts.texts, 1):
+        ids = _chat(tokenizer, text) if chat else tokenizer(text, verbose=False)["input_ids"]
+        sequences.append(_fitted(ids, number, most, room, new, keep, truncate))
+    _check_known(sequences, room)
+    how = ", as chat" if chat else ""
+    return Work(tuple(sequences), f"{prompts.name}: {len(sequences)} prompts{how}, sha256 {prompts.sha256}")
+
+
+def windows(texts: Prompts, tokenizer: Any, room: Room, width: int, limit: int | None = None) -> Work:
+    """Consecutive windows of `width` tokens of each text; what is left at a text's end is not used.
+
+    Each begins with the token that the tokenizer puts before every text, if it has one. Raises RecordError if the
+    window exceeds the context or a text is shorter than a window.
+    """
+    if room.context is not None and width > room.context:
+        raise RecordError(f"--window {width} exceeds the model's context of {room.context} tokens; ask for less")
+    first = opening(tokenizer)
+    if width <= len(first):
+        raise RecordError(f"--window {width} has no room for text; ask for more")
+    sequences: list[np.ndarray] = []
+    for number, text in enumerate(texts.texts, 1):
+        if limit is not None and len(sequences) >= limit:
+            break
+        sequences += _cut(tokenizer, text, first, width, None if limit is None else limit - len(sequences), number)
+    _check_known(sequences, room)
+    return Work(tuple(sequences), f"{texts.name}: {len(sequences)} windows of {width}, sha256 {texts.sha256}")
+
+
+def opening(tokenizer: Any) -> list[int]:
+    """The beginning-of-text token, if the tokenizer puts it before every text by itself; otherwise nothing."""
+    empty = tokenizer("")["input_ids"]
+    return empty[:1] if empty and empty[0] == tokenizer.bos_token_id else []
+
+
+def _chat(tokenizer: Any, text: str) -> list[int]:
+    message = [{"role": "user", "content": text}]
+    template = FIXED_DATE + tokenizer.get_chat_template()
+    try:
+        made = tokenizer.apply_chat_template(
+            message, chat_template=template, add_generation_prompt=True, return_dict=True, date_string=CHAT_DATE
+        )
+    except Exception as refused:  # a template is a program of the checkpoint's, in jinja's sandbox
+        raise RecordError(f"--chat: the checkpoint's chat template fails: {one_line(refused)}") from None
+    return made["input_ids"]
+
+
+def _fitted(
+    ids: list[int], number: int, most: int | None, room: Room, new: int, keep: int, truncate: bool
+) -> np.ndarray:
+    """The prompt's ids as int32, cut in the middle of its start if it is too long and may be cut."""
+    if not ids:
+        raise RecordError(f"prompt {number} is empty: it has no tokens; remove it")
+    if most is None or len(ids) <= most:
+        return np.array(ids, np.int32)
+    if not truncate:
+        needs = f"prompt {number} has {len(ids)} tokens, with {new} new ones more than the model's context"
+        raise RecordError(f"{needs} of {room.context}; use --truncate, a smaller --max-new-tokens, or remove it")
+    keep = min(keep, most - 1)
+    return np.array(ids[:keep] + ids[len(ids) - (most - keep) :], np.int32)
+
+
+def _cut(
+    tokenizer: Any, text: str, first: list[int], width: int, limit: int | None, number: int
+) -> Iterator[np.ndarray]:
+    step = width - len(first)
+    waiting = np.empty(0, np.int32)
+    made = 0
+    for piece in _pieces(text):
+        waiting = np.concatenate([waiting, np.array(_ids(tokenizer, piece), np.int32)])
+        while len(waiting) >= step:
+            yield np.concatenate([np.array(first, np.int32), waiting[:step]])
+            waiting, made = waiting[step:], made + 1
+            if made == limit:
+                return
+    if not made:
+        raise RecordError(f"text {number} has {len(waiting)} tokens, less than one --window of {width}; ask for less")
+
+
+def _ids(tokenizer: Any, text: str) -> Sequence[int]:
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text in pieces of about a million characters that end with a line, where lines are shorter than that."""
+    start = 0
+    while start < len(text):
+        end = text.rfind("\n", start, start + PIECE) + 1 if start + PIECE < len(text) else len(text)
+        end = end if end > start else start + PIECE
+        yield text[start:end]
+        start = end
+
+
+def _refuse_no_texts(prompts: Prompts) -> None:
+    if not prompts.texts:
+        raise RecordError(f"{prompts.name}: no prompt is left; raise --limit")
+
+
+def _check_known(sequences: Sequence[np.ndarray], room: Room) -> None:
+    highest = max((int(ids.max()) for ids in sequences), default=0)
+    if highest >= room.vocabulary:
+        why = f"the tokenizer gives token {highest}, the model knows {room.vocabulary}"
+        raise RecordError(f"{why}; the checkpoint's tokenizer belongs to another model")
