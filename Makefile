@@ -6,9 +6,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
-SAMPLE := traces/samples/olmoe-synthetic.zarr
+MINI := tracegen/miniature
+SAMPLE := traces/samples/miniature.zarr
+DEMO := runs/demo
 
-.PHONY: help demo test check coverage study-collisions sample format clean
+.PHONY: help demo demo-replay test check coverage study-collisions study-quality bench-recording miniature sample format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -40,10 +42,21 @@ $(BIN)/python:
 	$(call install,-e '.[record]',--group dev)
 	@touch $@
 
-demo: .venv/base.stamp       ## replay the bundled trace over a grid, print the ranking, draw the figures
-	$(BIN)/moereplay replay $(SAMPLE) --capacity 1%,5%,25% --eviction lru,lfu,least_stale,farthest_layer \
-	    --prefetch none,top_k,score --out runs/demo
-	$(BIN)/moereplay plot runs/demo
+demo: .venv/record.stamp     ## the whole circle: record the miniature, replay a grid, draw, run live beside the replays
+	rm -rf $(DEMO)
+	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 16 --max-new-tokens 65 \
+	    --temperature 1 --look-ahead 2 --dtype float32 --out $(DEMO)/prompts.zarr
+	$(BIN)/moereplay record miniature --text $(MINI)/heldout.txt --window 256 --limit 8 --dtype float32 --out $(DEMO)/text.zarr
+	$(BIN)/moereplay inspect $(DEMO)/prompts.zarr
+	$(BIN)/moereplay replay $(DEMO)/prompts.zarr --capacity 10%,25%,50% --eviction lru,least_stale --prefetch none,top_k \
+	    --out $(DEMO)/replays
+	$(BIN)/moereplay plot $(DEMO)/replays
+	$(BIN)/moereplay validate $(DEMO)/prompts.zarr --requests 4 --out $(DEMO)/validation
+
+demo-replay: .venv/base.stamp  ## without torch: replay the recorded trace that comes with the repository
+	$(BIN)/moereplay replay $(SAMPLE) --capacity 5%,25% --eviction lru,least_stale,farthest_layer --prefetch none,top_k \
+	    --out runs/demo-replay
+	$(BIN)/moereplay plot runs/demo-replay
 
 test: .venv/dev.stamp        ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -57,9 +70,21 @@ coverage: .venv/dev.stamp    ## the test suite with coverage, without the long r
 study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 replayed: collisions per miss of every eviction policy
 	$(BIN)/python benchmarks/specmd_collisions.py
 
-sample: .venv/base.stamp     ## make the bundled trace anew
+study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (20 minutes)
+	$(BIN)/python benchmarks/miniature_quality.py
+
+bench-recording: .venv/record.stamp  ## what recording costs over plain generate(), and bytes per token
+	$(BIN)/python benchmarks/recording_overhead.py
+
+miniature: .venv/record.stamp  ## train the bundled miniature anew (half an hour on one core) and write its card
+	$(BIN)/python -m tracegen.miniature.train --out $(MINI)
+	$(BIN)/python -m tracegen.miniature.excerpts
+	$(BIN)/python -m tracegen.miniature.card
+
+sample: .venv/record.stamp   ## record the bundled trace anew
 	rm -rf $(SAMPLE) $(SAMPLE).derived
-	$(BIN)/moereplay synthesise --out $(SAMPLE) --requests 8 --prompt-tokens 16 --decode-tokens 40 --recall .87/.80
+	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
+	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
 
 format: .venv/dev.stamp      ## ruff's own formatting and import order
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -1,5 +1,7 @@
 """Choosing experts by score, with the ties that semantics fixes."""
 
+UNNAMED = -(1 << 60)  # below every score: a correction bias makes scores negative
+
 
 def next_best(scores, first, experts):
     """The expert of largest score; ties to the earliest in `first` (rank order, -1 none), then to the lowest id.
@@ -24,7 +26,7 @@ def name_predicted(now, step, d, wanted, out, count):
     target = now["layer"] + 1 + d
     if target >= now["layers"]:
         return count
-    best = [-1] * now["experts"]  # -1: named by no token
+    best = [UNNAMED] * now["experts"]
     for t in range(len(wanted)):
         for j in range(wanted[t]):
             best[step.look_order[d][t][j]] = 0
@@ -43,14 +45,14 @@ def largest_score(step, d, tokens, e):
 
 
 def append_descending(best, first, precisions, out, count):
-    """Append copies (most precise) of experts with best[e] >= 0 in descending order; empties `best`."""
+    """Append copies (most precise) of experts whose best[e] is not UNNAMED in descending order; empties `best`."""
     while True:
         top = 0
         for e in range(1, len(best)):
             if best[e] > best[top]:
                 top = e
-        if best[top] < 0:
+        if best[top] == UNNAMED:
             return count
         out[count] = (first + top) * precisions
-        best[top] = -1
+        best[top] = UNNAMED
         count += 1

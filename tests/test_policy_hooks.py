@@ -221,3 +221,12 @@ def test_split_fetches_the_first_share_and_computes_the_rest(misses: int, tenths
 
 def test_substitute_asks_every_token():
     assert Asked("miss", "substitute").resolve(BARE, [0, 1]) == [PER_TOKEN] * 2
+
+
+@pytest.mark.parametrize("text", ["top_k:factor=1", "side_buffer", "score:pool=running:percentile=50"])
+def test_scores_below_zero_are_scores(text):
+    """A negative correction bias (DeepSeek-V3) pushes all of them below zero; the best are still named."""
+    look = np.full((1, TOKENS, EXPERTS), -900)
+    look[..., 3], look[..., 5] = -200, -100
+    named_ = Asked("prefetch", text).suggest(look)
+    assert named_ == ([] if text.startswith("score") else [EXPERTS + 5, EXPERTS + 3])  # one bucket: none is above it

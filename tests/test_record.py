@@ -94,7 +94,7 @@ def test_generate_sees_the_same_bits_recorded_or_not(family, dtype, tmp_path):
 
 
 def test_the_gates_rows_are_the_models_own(loaded, tmp_path):
-    """transformers' output_router_logits is another way to the same numbers; the whole text in one pass, bit for bit."""
+    """transformers' output_router_logits is another way to the same numbers; a text in one pass, bit for bit."""
     work = read_work(20, 7)
     trace = record(loaded, work, tmp_path / "a.zarr", Plan())
     for number, ids in enumerate(work.sequences):
@@ -134,7 +134,7 @@ def test_the_end_token_ends_a_request_and_is_not_run(folder, tmp_path):
 
 def test_a_checkpoints_own_taste_is_not_used(folder):
     loaded = load(str(folder))
-    (ids,) = prompts_of(loaded, TEXTS[:1]).sequences
+    ids = prompts_of(loaded, TEXTS[:1]).sequences[0].tolist()
     expected = continued(loaded.model, ids, GREEDY, 0)
     theirs = loaded.model.generation_config
     theirs.update(do_sample=True, temperature=3.0, repetition_penalty=9.0, suppress_tokens=expected, min_new_tokens=2)
@@ -169,8 +169,10 @@ def test_every_token_has_the_nll_of_a_whole_pass_over_its_request(loaded, tmp_pa
         request = trace.request(number)
         assert request.token_ids is not None
         assert request.nll is not None
-        logits = Stepper(loaded.model).prefill(request.token_ids.astype(np.int64))
-        expected = torch.log_softmax(logits.double(), -1)[:-1].gather(1, torch.tensor(request.token_ids[1:, None]).long())
+        logits = Stepper(loaded.model).prefill(request.token_ids.tolist())
+        expected = torch.log_softmax(logits.double(), -1)[:-1].gather(
+            1, torch.tensor(request.token_ids[1:, None]).long()
+        )
         assert request.nll[0] == 0
         np.testing.assert_allclose(request.nll[1:], -expected[:, 0].numpy(), atol=1e-4)
 
@@ -246,9 +248,9 @@ def test_another_run_is_not_resumed(loaded, tmp_path, monkeypatch):
         "lookahead_depth": (loaded, work, Plan(decoding=GREEDY, look_ahead=1)),
         "source_sha256": (loaded._replace(weights_sha256="other"), work, Plan(decoding=GREEDY)),
     }
-    for said, (model, given, plan) in others.items():
+    for said, (model, texts, plan) in others.items():
         with pytest.raises(TraceError, match=said):
-            record(model, given, out, plan, resume=True)
+            record(model, texts, out, plan, resume=True)
     assert open_trace(tmp_path / "a.zarr.partial").requests == 2
 
 
@@ -342,7 +344,7 @@ def test_a_full_disk_keeps_what_is_committed_and_a_rerun_completes(loaded, tmp_p
 
     monkeypatch.setattr(recording, "SECONDS_BETWEEN_COMMITS", -1.0)
     monkeypatch.setattr(LocalStore, "set", refuse)
-    with pytest.raises(TraceError, match="No space left on device; committed rows are kept .* rerun with --resume"):
+    with pytest.raises(TraceError, match=r"No space left on device; committed rows are kept .* rerun with --resume"):
         record(loaded, numbered(40), tmp_path / "a.zarr", Plan())
     kept = open_trace(tmp_path / "a.zarr.partial").requests
     assert 0 < kept < 40

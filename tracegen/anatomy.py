@@ -8,7 +8,7 @@ tensor is the block's input, the experts are what the gate's ids are given to. S
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -136,9 +136,9 @@ def gates_of(model: PreTrainedModel) -> list[Gate]:
     return list(found.values())
 
 
-def _recorders(owner: PreTrainedModel) -> list[tuple[type[nn.Module], int, str]]:
+def _recorders(owner: PreTrainedModel) -> list[tuple[Any, int, str]]:
     """(class, index, part of the path) of each source the model declares: OutputRecorders, or bare classes."""
-    declared = owner.can_record_outputs.get("router_logits", [])
+    declared: Any = owner.can_record_outputs.get("router_logits", [])
     several = declared if isinstance(declared, list) else [declared]
     # A bare class stands for the second of its outputs, as transformers reads it
     return [
@@ -185,7 +185,7 @@ def _takes(calls: list[Call], ids: Tensor) -> bool:
 def _triple(place: Place, calls: Calls) -> tuple[Tensor, Tensor, Tensor]:
     """(logits (T, E), weights (T, k), ids (T, k)) that a gate gave."""
     output, index = calls[place.gate.module][0].output, place.gate.index
-    triple = output[index : index + 3] if isinstance(output, tuple) else ()
+    triple: Any = output[index : index + 3] if isinstance(output, tuple) else ()
     fits = [isinstance(each, Tensor) and each.ndim == 2 and len(each) == PROBE_TOKENS for each in triple]
     if fits != [True] * 3 or triple[2].is_floating_point() or triple[1].shape != triple[2].shape:
         what = f"{type(place.gate.module).__name__} does not give router logits, weights and ids"

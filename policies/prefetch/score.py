@@ -68,8 +68,8 @@ def above_running(own, scores, order):
 
 
 def bucket(score):
-    """Power of two and the next four bits: integers only, so every engine agrees."""
-    power = 0
+    """Power of two and the next four bits: integers only, so every engine agrees. Scores below 0 are the smallest."""
+    power, score = 0, max(score, 0)
     while score >> power >= 2 * FINE:
         power += 1
     return min(power * FINE + (score >> power), BUCKETS - 1)
