@@ -17,7 +17,7 @@ from simulator.result import COUNTERS
 from traces.store import open_trace
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLE = ROOT / "traces" / "samples" / "olmoe-synthetic.zarr"
+SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 
 
 def moereplay(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -166,13 +166,15 @@ class Rows(list):
     column_names = ["question", "answer"]
 
 
-def test_a_dataset_is_read_by_split_and_field(monkeypatch):
+def test_a_dataset_is_read_by_split_and_field(monkeypatch, tmp_path):
+    (tmp_path / "here").mkdir()
     asked = []
     rows = Rows([{"question": "x", "answer": "1"}, {"question": "y", "answer": "2"}])
     installed(monkeypatch, lambda source, split: asked.append((source, split)) or rows)
     assert read_dataset("owner/name:train", "question") == Prompts("owner/name:train", ("x", "y"))
     assert read_dataset("owner/name", "question").name == "owner/name:test"
     assert asked == [("owner/name", "train"), ("owner/name", "test")]
+    assert read_dataset(f"{tmp_path}/here", "question").name == "here:test"  # no path of this machine
     with pytest.raises(RecordError, match=r"--dataset owner/name: no field 'q'; it has question, answer"):
         read_dataset("owner/name", "q")
 

@@ -15,6 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import moereplay
 from commands.meter import Meter
+from simulator.config import configure
+from simulator.replay import replay
 from tracegen import folder as folders
 from tracegen.record import Progress
 from traces.schema import Trace
@@ -140,14 +142,13 @@ def test_the_miniature_brings_its_own_prompts(moe, tiny, questions, tmp_path, mo
     assert open_trace(tmp_path / "a.zarr").header.provenance.model == "miniature"
 
 
-def test_a_recorded_trace_replays(moe, tiny, questions, tmp_path, monkeypatch, capsys):
+def test_a_recorded_trace_replays(moe, tiny, questions, tmp_path):
+    """Look-ahead, logits and weights are there for the policies that need them; 31 tokens, 3 layers, 4 of 16 experts."""
     out = tmp_path / "a.zarr"
     assert moe(tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5, "--out", out).code == 0
-    monkeypatch.setattr(sys, "argv", ["moereplay", "replay", str(out), "--capacity", "25%", "--prefetch", "top_k"])
-    with pytest.raises(SystemExit) as end:
-        moereplay.main()
-    assert not end.value.code
-    assert "SIMULATED" in capsys.readouterr().out
+    config = configure(capacity="25%", prefetch="top_k", eviction="score", routing="cache_prior", passes="token")
+    totals = replay(open_trace(out), config).totals
+    assert totals["accesses"] == totals["hits"] + totals["misses"] == 31 * 3 * 4
 
 
 # Interrupted

@@ -79,7 +79,8 @@ def read_dataset(name: str, field: str | None) -> Prompts:
         raise RecordError(f"--dataset {name}: {why}; {offline}") from None
     wanted = _named(field, list(rows.column_names), f"--dataset {name}")
     texts = [_value(row, wanted, f"--dataset {name}, row {number}") for number, row in enumerate(rows, 1)]
-    return Prompts(f"{source}:{split or 'test'}", tuple(texts))
+    known_as = Path(source).name if Path(source).exists() else source  # a trace holds no path of this machine
+    return Prompts(f"{known_as}:{split or 'test'}", tuple(texts))
 
 
 def _read_file(path: Path, field: str | None) -> Iterator[str]:
