@@ -143,12 +143,13 @@ def test_the_miniature_brings_its_own_prompts(moe, tiny, questions, tmp_path, mo
 
 
 def test_a_recorded_trace_replays(moe, tiny, questions, tmp_path):
-    """Look-ahead, logits and weights are there for the policies that need them; 31 tokens, 3 layers, 4 of 16 experts."""
+    """Look-ahead, logits and weights are there for policies that need them; 31 tokens, 3 layers, 4 of 16 experts."""
     out = tmp_path / "a.zarr"
     assert moe(tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5, "--out", out).code == 0
     config = configure(capacity="25%", prefetch="top_k", eviction="score", routing="cache_prior", passes="token")
     totals = replay(open_trace(out), config).totals
-    assert totals["accesses"] == totals["hits"] + totals["misses"] == 31 * 3 * 4
+    assert totals["accesses"] == 31 * 3 * 4
+    assert 0 < totals["hits"] < totals["accesses"]
 
 
 # Interrupted
