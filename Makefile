@@ -70,7 +70,7 @@ coverage: .venv/dev.stamp    ## the test suite with coverage, without the long r
 study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 replayed: collisions per miss of every eviction policy
 	$(BIN)/python benchmarks/specmd_collisions.py
 
-study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (20 minutes)
+study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (12 minutes)
 	$(BIN)/python benchmarks/miniature_quality.py
 
 bench-recording: .venv/record.stamp  ## what recording costs over plain generate(), and bytes per token

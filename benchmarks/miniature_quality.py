@@ -39,7 +39,7 @@ BITS = (8, 4, 3, 2)
 def main() -> None:
     """Run, print, and keep every finished live run in --out, so that an interrupted study goes on."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--windows", type=int, default=8, help=f"of {WINDOW} tokens")
+    parser.add_argument("--windows", type=int, default=4, help=f"of {WINDOW} tokens")
     parser.add_argument("--out", type=Path, default=Path("runs/study-quality"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
