@@ -51,7 +51,7 @@ demo: .venv/record.stamp     ## the whole circle: record the miniature, replay a
 	$(BIN)/moereplay replay $(DEMO)/prompts.zarr --capacity 10%,25%,50% --eviction lru,least_stale --prefetch none,top_k \
 	    --out $(DEMO)/replays
 	$(BIN)/moereplay plot $(DEMO)/replays
-	$(BIN)/moereplay validate $(DEMO)/prompts.zarr --requests 4 --out $(DEMO)/validation
+	$(BIN)/moereplay validate $(DEMO)/prompts.zarr --requests 2 --out $(DEMO)/validation
 
 demo-replay: .venv/base.stamp  ## without torch: replay the recorded trace that comes with the repository
 	$(BIN)/moereplay replay $(SAMPLE) --capacity 5%,25% --eviction lru,least_stale,farthest_layer --prefetch none,top_k \
