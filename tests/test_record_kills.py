@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 from tiny_checkpoints import checkpoint
 
 from tracegen import record as recording
@@ -65,6 +67,16 @@ def wait_for_a_commit(out: Path, more_than: int) -> None:
         time.sleep(0.005)
 
 
+@pytest.fixture
+def one_thread():
+    """As in the other process: sums over more threads may differ in the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_ten_kills_and_a_resume_give_the_undisturbed_trace(tmp_path):
     folder, out, draw, kept = checkpoint(tmp_path / "tiny-olmoe"), tmp_path / "killed.zarr", random.Random(5), 0
     command = [sys.executable, __file__, str(folder), str(out)]
