@@ -6,22 +6,26 @@ scores are in UNITs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from policies.contract import DECODE, PREFILL, UNIT, Miss
 from simulator.config import configure
-from simulator.platform import Link, Measured, Platform, Times
-from simulator.reference.bound import Shape
-from simulator.reference.engine import Setting, run
+from simulator.platform import Contention, Link, Measured, Platform, Times
+from simulator.reference.engine import run
 from simulator.result import Event, Row
-from simulator.source import Gate, Pass
+from simulator.setting import Ran, Setting, Shape
+from simulator.source import Gate, Mixture, Pass
 from traces import routers
 from traces.demand import NEVER, Union, to_units, unite
 from traces.passes import parse_passes
 from traces.schema import Geometry, Router
+
+ENGINES = ("reference", "compiled")
+ENGINE = ["reference"]  #: the last is the one that the test in progress asks for
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,16 @@ def sizes(layers: int, experts: int, k: int = 2, expert_bytes: Sequence[int] | i
     return Geometry.model_validate(fields | {"router": Router(family="topk_softmax")} | more)
 
 
-def machine(bytes_per_ns: float = 1.0, latency_ns: int = 0, depth: int = 1, cpu_ns: int = 0, **spent: int) -> Platform:
-    """A platform of constant times: `dense_ns`, `expert_ns`, `expert_ns_per_token`, `pass_ns`; `cpu_ns` per expert."""
+def machine(
+    bytes_per_ns: float = 1.0, latency_ns: int = 0, depth: int = 1, cpu_ns: int = 0, left: float = 1, **spent: int
+) -> Platform:
+    """A platform of constant times: `dense_ns`, `expert_ns`, `expert_ns_per_token`, `pass_ns`; `cpu_ns` per expert.
+
+    `left` is the share of their rates that CPU and link keep while both work.
+    """
     link = Link(bytes_per_s=bytes_per_ns * 1e9, latency_ns=latency_ns, depth=depth)
-    return Platform(name="by hand", link=link, compute=Measured.model_validate(spent), cpu=Measured(expert_ns=cpu_ns))
+    compute, cpu, both = Measured.model_validate(spent), Measured(expert_ns=cpu_ns), Contention(cpu=left, link=left)
+    return Platform(name="by hand", link=link, compute=compute, cpu=cpu, contention=both)
 
 
 class ListSource:
@@ -108,11 +118,26 @@ class ListSource:
         logits = np.array([cell.logits for cell in cells], np.float32)
         return to_units(routers.weigh(self.geometry.router, logits, np.asarray(ids))).tolist()
 
-    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]], tiers: Mapping[int, int]) -> None:
-        self.executed.append([list(row) for row in ids])
+    def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
+        self.executed.append([list(row) for row in mixture.run])
 
     def first_uses(self) -> Sequence[int]:
         return self._first
+
+    def pass_of(self, position: int) -> int:
+        ends = accumulate(len(union.expert) for union in self._unions)
+        return NEVER if position == NEVER else sum(end <= position for end in ends) // self.geometry.layers
+
+    def popularity(self, tokens: int) -> list[int]:
+        rows = [token for _, _, rows in self._plan for token in rows][: tokens or None]
+        chosen = [
+            layer * self.geometry.experts + e
+            for row in rows
+            for layer, cell in enumerate(row)
+            for e in cell.ids
+            if e >= 0
+        ]
+        return [chosen.count(x) for x in range(self.geometry.layers * self.geometry.experts)]
 
 
 @dataclass(frozen=True)
@@ -137,9 +162,17 @@ class Outcome:
 
 
 def replay_lists(
-    source: ListSource, pools: int | tuple[int, ...], where: Platform, log: bool = True, **settings: object
+    source: ListSource,
+    pools: int | tuple[int, ...],
+    where: Platform,
+    log: bool = True,
+    engine: str | None = None,
+    **settings: object,
 ) -> Outcome:
-    """Replay under pools given in bytes: one number is a global pool, several are one per layer."""
+    """Replay under pools given in bytes: one number is a global pool, several are one per layer.
+
+    `engine` is the one that the test asks for, see conftest.py, or else the reference.
+    """
     pools = (pools,) if isinstance(pools, int) else pools
     config = configure(scope="per_layer" if len(pools) > 1 else "global", **settings)
     miss = config.policy_set().miss
@@ -147,8 +180,24 @@ def replay_lists(
     bits = miss.policy.bits(miss.params)
     tiers = tuple(source.geometry.bytes_at(tier) for tier in bits) or (source.geometry.expert_bytes,)
     times = Times(where, source.geometry, tiers)
-    ledger, end, events = run(source, Setting(config, Shape(source.geometry, tiers), times, pools, log))
-    return Outcome(ledger.totals(end), ledger.per_layer(), ledger.per_request(), events)
+    setting = Setting(config, Shape(source.geometry, tiers), times, pools, log)
+    source.executed.clear()
+    ran = run(source, setting) if (engine or ENGINE[-1]) == "reference" else compiled_run(source, setting)
+    return Outcome(ran.ledger.totals(ran.end_ns), ran.ledger.per_layer(), ran.ledger.per_request(), list(ran.events))
+
+
+def compiled_run(source: ListSource, setting: Setting) -> Ran:
+    """The compiled engine; what every token ran is told to the source, as the reference does."""
+    from simulator.compiled.engine import run_source
+
+    ran, kept = run_source(source, setting)
+    for step in source.passes():
+        for layer in range(source.geometry.layers):
+            gate = source.gate(step, layer)
+            rows = kept[step.start : step.start + step.tokens, layer].tolist()
+            ids = [row[: len(own)] for row, own in zip(rows, gate.ids, strict=True)]
+            source.used(step, layer, Mixture(gate, ids, ids, {}))
+    return ran
 
 
 def _plan(requests: Sequence[Prompted], size: int) -> Iterator[tuple[int, int, Sequence[Token]]]:

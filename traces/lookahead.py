@@ -2,11 +2,15 @@
 
 A prediction of any size is a prefix of that order. Scores are the target layer's probabilities (its scoring function),
 in UNITs; ties go to the lowest id.
+
+Controls take the prediction out of predictions, and leave how many and how sure they are: `shuffled_tokens` gives every
+token those of another one drawn at random (what remains is popularity), `shuffled_experts` gives every token's scores
+to experts drawn at random (nothing remains).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +21,7 @@ from traces.derived import derived
 from traces.schema import LOOKAHEAD, Trace
 
 TOKENS_AT_ONCE = 4096
+CONTROLS = ("recorded", "shuffled_tokens", "shuffled_experts")
 
 
 class Predicted(NamedTuple):
@@ -26,18 +31,38 @@ class Predicted(NamedTuple):
     score: np.ndarray  #: (T, L, E) int32, scores by expert; rows without a target layer are 0
 
 
-def predicted(trace: Trace, depth: int) -> Predicted:
-    """The predictions `depth` layers ahead; depth 0 scores each layer's own recorded logits."""
-    return Predicted(**derived(trace, f"lookahead-{depth}", Predicted._fields, lambda: _derive(trace, depth)._asdict()))
+def predicted(trace: Trace, depth: int, control: str = "recorded", seed: int = 0) -> Predicted:
+    """The predictions `depth` layers ahead; depth 0 scores each layer's own recorded logits.
+
+    `control` is one of CONTROLS; a seed draws the same for every depth.
+    """
+    if control == "recorded":
+        return _known(trace, f"lookahead-{depth}", lambda: _derive(trace, depth))
+    shuffle = _among_tokens if control == "shuffled_tokens" else _among_experts
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return _known(trace, f"lookahead-{depth}-{control}-{seed}", lambda: shuffle(predicted(trace, depth), rng))
+
+
+def _known(trace: Trace, name: str, derive: Callable[[], Predicted]) -> Predicted:
+    return Predicted(**derived(trace, name, Predicted._fields, lambda: derive()._asdict()))
+
+
+def _among_tokens(known: Predicted, rng: np.random.Generator) -> Predicted:
+    other = rng.permutation(len(known.order))
+    return Predicted(known.order[other], known.score[other])
+
+
+def _among_experts(known: Predicted, rng: np.random.Generator) -> Predicted:
+    return rank(rng.permuted(known.score, axis=-1))
 
 
 def _derive(trace: Trace, depth: int) -> Predicted:
-    parts = [rank(units) for units in _scores(trace, depth)]
+    parts = [rank(units) for _, units in scores_of(trace, depth)]
     return Predicted(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _scores(trace: Trace, depth: int) -> Iterator[np.ndarray]:
-    """Blocks of (tokens, L, E) scores in UNITs."""
+def scores_of(trace: Trace, depth: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Blocks of (tokens, L, E) scores in UNITs, each with its first token."""
     name = f"{LOOKAHEAD}{depth}" if depth else "logits"
     router, layers = trace.geometry.router, trace.geometry.layers
     for start in range(0, trace.tokens, TOKENS_AT_ONCE):
@@ -46,7 +71,7 @@ def _scores(trace: Trace, depth: int) -> Iterator[np.ndarray]:
         for layer in range(layers - depth):
             bias = None if trace.router_bias is None else trace.router_bias[layer + depth]
             units[:, layer] = to_units(routers.scores(router, logits[:, layer], bias))
-        yield units
+        yield start, units
 
 
 def rank(units: np.ndarray) -> Predicted:

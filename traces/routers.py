@@ -43,6 +43,14 @@ def scores(router: Router, logits: np.ndarray, bias: np.ndarray | None = None) -
     return plain if bias is None else plain + np.asarray(bias, np.float32)
 
 
+def shares(router: Router, logits: np.ndarray) -> np.ndarray:
+    """What gate weights are made of, as (..., E) f32: softmax over all experts, or sigmoid.
+
+    All that follows is + * / in float64 in a stated order, so that compiled code weighs to the same bit.
+    """
+    return scores(router, logits)
+
+
 def weigh(router: Router, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Gate weights (..., k) f32 of the given ids (..., k) from unmodified logits (..., E); id -1 weighs 0.
 
@@ -51,38 +59,55 @@ def weigh(router: Router, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
     logits = np.asarray(logits, np.float32)
     routed = np.asarray(ids) >= 0
     picks = np.where(routed, ids, 0).astype(np.intp)
-    weights = np.where(routed, _raw_weights(router, logits, picks, routed), np.float32(0))
-    return weights * np.float32(router.scale)
-
-
-def _raw_weights(router: Router, logits: np.ndarray, picks: np.ndarray, routed: np.ndarray) -> np.ndarray:
-    if router.family == "topk_softmax":
-        return _softmax(np.take_along_axis(logits, picks, -1), routed)
+    share = shares(router, logits).astype(np.float64)
     if router.family == "sparsemixer":
-        return _sparsemixer(router.jitter, logits, picks, routed)
-    gathered = np.take_along_axis(scores(router, logits), picks, -1) * routed
+        weights = _sparsemixer(router.jitter, share, logits, picks, routed)
+    else:
+        weights = _of_shares(router, np.take_along_axis(share, picks, -1) * routed)
+    return (weights * router.scale).astype(np.float32)
+
+
+def is_shared(router: Router) -> bool:
+    """Whether the weights of a token's experts are shares of their sum."""
     # DeepSeek-V2 scales but never renormalises, whatever its config says
-    if router.renormalise and router.family != "softmax_groups":
-        return _shares(gathered)
-    return gathered
+    return router.family == "topk_softmax" or (router.renormalise and router.family != "softmax_groups")
 
 
-def _sparsemixer(jitter: float, logits: np.ndarray, picks: np.ndarray, routed: np.ndarray) -> np.ndarray:
+def _of_shares(router: Router, picked: np.ndarray) -> np.ndarray:
+    """The shares of the picks (..., k), or their shares of the sum in rank order."""
+    if not is_shared(router):
+        return picked
+    return _over(picked, _sum_in_order(picked))
+
+
+def _sparsemixer(
+    jitter: float, share: np.ndarray, logits: np.ndarray, picks: np.ndarray, routed: np.ndarray
+) -> np.ndarray:
     """Each pick's share among the experts not picked before it that are not far (2 jitter, relative) below it.
 
     The model measures the distance from the best expert left, which is its pick; for an id that a policy put there,
     the pick itself is the reference, or it would fall outside its own band and weigh nothing.
     """
     left = np.ones(logits.shape, bool)
-    weights = np.zeros(picks.shape, np.float32)
+    weights = np.zeros(picks.shape)
     for rank in range(picks.shape[-1]):
         pick = picks[..., rank : rank + 1]
         reference = np.take_along_axis(logits, pick, -1)
-        near = left & (_relative_gap(reference, logits) <= 2 * jitter)
-        weights[..., rank] = np.take_along_axis(_softmax(logits, near), pick, -1)[..., 0]
+        near = share * (left & (_relative_gap(reference, logits) <= 2 * jitter))
+        own = np.take_along_axis(near, pick, -1) * routed[..., rank : rank + 1]
+        weights[..., rank] = _over(own, _sum_in_order(near))[..., 0]
         taken = np.take_along_axis(left, pick, -1) & ~routed[..., rank : rank + 1]
         np.put_along_axis(left, pick, taken, -1)
     return weights
+
+
+def _sum_in_order(parts: np.ndarray) -> np.ndarray:
+    """One addition after the other: `sum` would add in pairs."""
+    return np.add.accumulate(parts, -1)[..., -1:]
+
+
+def _over(parts: np.ndarray, total: np.ndarray) -> np.ndarray:
+    return np.divide(parts, total, out=np.zeros_like(parts), where=total > 0)
 
 
 def _relative_gap(reference: np.ndarray, logits: np.ndarray) -> np.ndarray:
@@ -118,5 +143,4 @@ def _softmax(logits: np.ndarray, among: np.ndarray) -> np.ndarray:
 
 
 def _shares(parts: np.ndarray) -> np.ndarray:
-    total = parts.sum(-1, keepdims=True)
-    return np.divide(parts, total, out=np.zeros_like(parts), where=total > 0)
+    return _over(parts, parts.sum(-1, keepdims=True))

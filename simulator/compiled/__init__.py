@@ -1,0 +1,1 @@
+"""The fast engine: one kernel of machine code for all policies, equal to `simulator.reference` to the bit."""

@@ -1,0 +1,144 @@
+"""Machine code kept on disk, in a folder whose name is a hash of everything that it was made from.
+
+Numba looks at the file of a function and at no other, so that an edit of a function that it calls would go unseen; a
+folder of its own for every state of the sources cannot be stale. A file that cannot be read back is thrown away and
+made again. Processes may share a folder: numba writes a file beside its place and renames it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from glob import escape
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numba
+from llvmlite import binding
+from numba.core import config
+from numba.core.errors import NumbaError
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Rooms whose sources end up in machine code, or decide what it means.
+SOURCES = ("policies", "simulator", "traces")
+PACKAGES = ("numba", "llvmlite", "numpy")
+#: Folders of other states of the sources go when no process has used them for so long.
+KEPT_SECONDS = 7 * 24 * 3600
+SETTINGS: Any = config  # its attributes are set when it is imported
+#: Numba compiles one function at a time, and has one cache folder for the whole process.
+COMPILING = RLock()
+
+
+def compile_kept(signature: Any, function: Callable, **options: Any) -> Callable:
+    """`function` as machine code of that signature, from disk where it is there. Raises NumbaError."""
+    compiler = numba.njit(signature, **options)
+    if not Path(function.__code__.co_filename).is_file():  # typed into a session
+        return compiler(function)
+    for _ in range(2):
+        try:
+            return _kept(signature, function, options)
+        except NumbaError:
+            raise
+        except Exception:  # a truncated file fails in as many ways as there are bytes in it; so does a full disk
+            _throw_away(function)
+    return compiler(function)
+
+
+def _kept(signature: Any, function: Callable, options: dict[str, Any]) -> Callable:
+    with COMPILING, _numba_keeps_in(folder()):
+        return numba.njit(signature, cache=True, **options)(function)
+
+
+def _throw_away(function: Callable) -> None:
+    """Every file of a function; the rest of the folder is worth minutes."""
+    name = function.__qualname__.replace("<", "").replace(">", "")  # as numba spells it
+    for path in folder().glob(f"*/*.{escape(name)}-*"):
+        with suppress(OSError):
+            path.unlink()
+
+
+@contextmanager
+def _numba_keeps_in(path: Path) -> Iterator[None]:
+    before = SETTINGS.CACHE_DIR
+    SETTINGS.CACHE_DIR = str(path)
+    try:
+        yield
+    finally:
+        SETTINGS.CACHE_DIR = before
+
+
+def is_kept(name: str) -> bool:
+    """Whether a function of that name lies in the folder."""
+    return any(folder().glob(f"*/{name}*.nbi"))
+
+
+@cache
+def folder() -> Path:
+    """Where this state of the sources keeps its machine code: below the user's cache, or a private folder in /tmp."""
+    name = f"compiled-{state_of_sources()}"
+    path = next((home / name for home in _homes() if _is_writable(home / name)), None) or _private_folder() / name
+    path.mkdir(parents=True, exist_ok=True)
+    os.utime(path)
+    _forget_unused(path.parent)
+    return path
+
+
+def _homes() -> list[Path]:
+    """Below the user's cache, where there is a user."""
+    try:
+        return [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moereplay"]
+    except RuntimeError:
+        return []
+
+
+def _forget_unused(home: Path) -> None:
+    """Another process may be doing the same, or start to use one: it compiles again."""
+    oldest = time.time() - KEPT_SECONDS
+    for path in home.glob("compiled-*"):
+        with suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                shutil.rmtree(path)
+
+
+def _is_writable(path: Path) -> bool:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return True
+    except OSError:
+        return False
+
+
+def _private_folder() -> Path:
+    """Machine code is run, so nobody else may be able to put it there."""
+    path = Path(tempfile.gettempdir()) / f"moereplay-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return path
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="moereplay-"))
+
+
+@cache
+def state_of_sources() -> str:
+    """A hash of all sources, of the versions that compile them, and of the processor."""
+    hasher = sha256()
+    for path in sorted(path for room in SOURCES for path in (ROOT / room).rglob("*.py")):
+        hasher.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    versions = [sys.version, *(version(package) for package in PACKAGES)]
+    hasher.update("\0".join([*versions, platform.machine(), binding.get_host_cpu_name()]).encode())
+    return hasher.hexdigest()[:20]

@@ -1,0 +1,96 @@
+"""The compiled engine: the reference's results, from one kernel of machine code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numba import types
+
+from simulator.compiled import hooks
+from simulator.compiled.cache import COMPILING, compile_kept, is_kept
+from simulator.compiled.feed import feed_from, feed_of
+from simulator.compiled.jit import IS_PLAIN, OPTIONS
+from simulator.compiled.kernel import kernel
+from simulator.compiled.layout import WORLD
+from simulator.compiled.outcome import books_of, check, events_of
+from simulator.compiled.world import Feed, World, world_of
+from simulator.config import KINDS, PolicySet
+from simulator.foreknown import Known, known_of
+from simulator.setting import Ran, Setting
+from simulator.source import Source, TraceSource
+from traces.schema import Trace
+
+#: Lines of the event log that a first run has room for; a second one has exactly enough.
+LINES = 1 << 16
+#: The kernel's pointers: (policy kind, hook), in the order of `Hands`.
+POINTERS = [
+    ("routing", "choose"),
+    ("prefetch", "suggest"),
+    ("miss", "want"),
+    ("miss", "resolve"),
+    ("miss", "substitute"),
+    ("eviction", "keys"),
+    ("eviction", "victim"),
+    ("eviction", "admit"),
+    *((kind, f"on_{event}") for event in ("gate", "use", "insert", "evict", "predict") for kind in KINDS),
+]
+
+
+def run(trace: Trace, setting: Setting) -> Ran:
+    """Replay a trace. Raises TraceError, PolicyError or ConfigError."""
+    chosen = setting.config.policy_set()
+    needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
+    config = setting.config
+    source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
+    feed = feed_of(trace, config, needs, hooks.mentioned(chosen))
+    return run_feed(feed, known_of(source, config, chosen.eviction), setting).ran
+
+
+class Run(NamedTuple):
+    """A finished run, and what every token ran, (T, L, k), if that was asked for."""
+
+    ran: Ran
+    kept: np.ndarray
+
+
+def run_source(source: Source, setting: Setting) -> Run:
+    """Replay a source that does not react to what is made of its gates."""
+    known = known_of(source, setting.config, setting.config.policy_set().eviction)
+    return run_feed(feed_from(source), known, setting, keep=True)
+
+
+def run_feed(feed: Feed, known: Known, setting: Setting, keep: bool = False) -> Run:
+    """Replay a feed; if the event log does not fit, once more with room for all of it."""
+    chosen = setting.config.policy_set()
+    world = world_of(feed, known, setting, LINES if setting.log else 0, keep)
+    _start(world, chosen)
+    if world["lines"] > world["n_log"]:
+        world = world_of(feed, known, setting, int(world["lines"]), keep)
+        _start(world, chosen)
+    check(world, chosen)
+    ran = Ran(books_of(world), int(world["time"]), events_of(world, setting))
+    return Run(ran, world.arrays["kept"])
+
+
+def _start(world: World, chosen: PolicySet) -> None:
+    with COMPILING:  # runs of other threads go on meanwhile
+        code = machine_code()
+        pointers = [hooks.compiled(hook, getattr(chosen, kind).policy) for kind, hook in POINTERS]
+    code(world.argument, *pointers)
+
+
+def is_ready() -> bool:
+    """Whether the kernel need not be compiled first, which takes half a minute."""
+    return IS_PLAIN or machine_code.cache_info().currsize > 0 or is_kept("kernel.kernel-")
+
+
+@cache
+def machine_code() -> Callable:
+    """The kernel, compiled or from disk."""
+    pointers = [types.FunctionType(hooks.signature_of(hook)) for _, hook in POINTERS]
+    signature = types.void(numba.from_dtype(WORLD), *pointers)
+    return compile_kept(signature, kernel, nogil=True, **OPTIONS)

@@ -1,0 +1,80 @@
+"""What any of the four policies may listen to; told in the order routing, prefetch, eviction, miss."""
+
+from __future__ import annotations
+
+from simulator.compiled.jit import called, fast
+from simulator.compiled.state import all_copies, all_experts, now, own_eviction, own_miss, own_prefetch, own_routing
+
+ROUTING, PREFETCH, EVICTION, MISS = 1, 2, 4, 8
+#: Listening to any of the events, by field of FIXED.
+EVENTS = {"use": "hears_use", "insert": "hears_insert", "evict": "hears_evict", "predict": "hears_predict"}
+
+
+@fast
+def gated(w, step, hands):
+    """`on_gate`."""
+    heard = w["hears_gate"]
+    if heard & ROUTING:
+        hands.gate_routing(now(w), step, all_experts(w), all_copies(w), own_routing(w))
+    if heard & PREFETCH:
+        hands.gate_prefetch(now(w), step, all_experts(w), all_copies(w), own_prefetch(w))
+    if heard & EVICTION:
+        hands.gate_eviction(now(w), step, all_experts(w), all_copies(w), own_eviction(w))
+    if heard & MISS:
+        hands.gate_miss(now(w), step, all_experts(w), all_copies(w), own_miss(w))
+
+
+@called
+def used(w, hands, y):
+    """`on_use`."""
+    heard = w["hears_use"]
+    if heard & ROUTING:
+        hands.use_routing(now(w), all_experts(w), all_copies(w), own_routing(w), y)
+    if heard & PREFETCH:
+        hands.use_prefetch(now(w), all_experts(w), all_copies(w), own_prefetch(w), y)
+    if heard & EVICTION:
+        hands.use_eviction(now(w), all_experts(w), all_copies(w), own_eviction(w), y)
+    if heard & MISS:
+        hands.use_miss(now(w), all_experts(w), all_copies(w), own_miss(w), y)
+
+
+@called
+def inserted(w, hands, y, prefetched):
+    """`on_insert`."""
+    heard = w["hears_insert"]
+    if heard & ROUTING:
+        hands.insert_routing(now(w), all_experts(w), all_copies(w), own_routing(w), y, prefetched)
+    if heard & PREFETCH:
+        hands.insert_prefetch(now(w), all_experts(w), all_copies(w), own_prefetch(w), y, prefetched)
+    if heard & EVICTION:
+        hands.insert_eviction(now(w), all_experts(w), all_copies(w), own_eviction(w), y, prefetched)
+    if heard & MISS:
+        hands.insert_miss(now(w), all_experts(w), all_copies(w), own_miss(w), y, prefetched)
+
+
+@called
+def evicted(w, hands, y):
+    """`on_evict`."""
+    heard = w["hears_evict"]
+    if heard & ROUTING:
+        hands.evict_routing(now(w), all_experts(w), all_copies(w), own_routing(w), y)
+    if heard & PREFETCH:
+        hands.evict_prefetch(now(w), all_experts(w), all_copies(w), own_prefetch(w), y)
+    if heard & EVICTION:
+        hands.evict_eviction(now(w), all_experts(w), all_copies(w), own_eviction(w), y)
+    if heard & MISS:
+        hands.evict_miss(now(w), all_experts(w), all_copies(w), own_miss(w), y)
+
+
+@called
+def predicted(w, hands, y):
+    """`on_predict`."""
+    heard = w["hears_predict"]
+    if heard & ROUTING:
+        hands.predict_routing(now(w), all_experts(w), all_copies(w), own_routing(w), y)
+    if heard & PREFETCH:
+        hands.predict_prefetch(now(w), all_experts(w), all_copies(w), own_prefetch(w), y)
+    if heard & EVICTION:
+        hands.predict_eviction(now(w), all_experts(w), all_copies(w), own_eviction(w), y)
+    if heard & MISS:
+        hands.predict_miss(now(w), all_experts(w), all_copies(w), own_miss(w), y)

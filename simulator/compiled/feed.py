@@ -1,0 +1,160 @@
+"""The demand side as arrays: of a trace, memory-mapped where it is on disk, or of any source that is known whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from policies.contract import NEVER, NONE, UNIT
+from simulator.compiled.layout import FEED
+from simulator.compiled.world import Feed
+from simulator.config import ReplayConfig
+from simulator.source import Gate, Pass, Source
+from traces import plain, routers
+from traces.demand import Demand, demand_of
+from traces.passes import Passes, schedule
+from traces.schema import Geometry, Trace
+
+#: The demand stream's columns in `traces.demand`.
+STREAM = {
+    "stream_expert": "expert",
+    "stream_rank": "rank",
+    "stream_mass": "mass",
+    "stream_sum": "mass_sum",
+    "stream_tokens": "tokens",
+    "stream_next": "next_use",
+}
+
+
+def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], mentioned: frozenset[str]) -> Feed:
+    """Only the arrays that the policies need; `mentioned` is what their hooks read. Raises TraceError."""
+    plan, geometry, demand = schedule(trace, config.passes), trace.geometry, demand_of(trace, config.passes)
+    scores = _scores_of(trace) if "logits" in needs else {}
+    weights = {"token_weights": plain.rows(trace, "weights")} if "weights" in trace.arrays else {}
+    looks = _looks_of(trace, config)
+    demanded = _demand(demand) | (_coming(demand, geometry.layers) if "next_pass" in mentioned else {})
+    return _feed(
+        geometry, _plan(plan) | demanded | {"token_ids": plain.rows(trace, "chosen")} | weights | scores | looks
+    )
+
+
+def _plan(plan: Passes) -> dict[str, np.ndarray]:
+    return {
+        "pass_start": plan.start,
+        "pass_tokens": plan.stop - plan.start,
+        "pass_phase": plan.phase.astype(np.int64),
+        "pass_request": plan.request,
+        "pass_row": _rows(plan.request),
+    }
+
+
+def _rows(request: np.ndarray) -> np.ndarray:
+    """Requests numbered in the order of their first passes."""
+    _, first, number = np.unique(request, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first)).astype(np.int64)[number]
+
+
+def _demand(demand: Demand) -> dict[str, np.ndarray]:
+    return {"offsets": demand.offsets} | {name: getattr(demand, field) for name, field in STREAM.items()}
+
+
+def _coming(demand: Demand, layers: int) -> dict[str, np.ndarray]:
+    """The passes of next uses."""
+    passes = np.searchsorted(demand.offsets[::layers], demand.next_use, "right") - 1
+    return {"stream_pass": np.where(demand.next_use == NEVER, NEVER, passes)}
+
+
+def _scores_of(trace: Trace) -> dict[str, np.ndarray]:
+    return {
+        "token_logits": plain.rows(trace, "logits"),
+        "token_choice": plain.choice(trace),
+        "token_scores": plain.look(trace, (0,)).score[0],
+        "token_shares": plain.shares(trace),
+    }
+
+
+def _looks_of(trace: Trace, config: ReplayConfig) -> dict[str, np.ndarray]:
+    prefetch = config.policy_set().prefetch
+    depth = prefetch.policy.depth(prefetch.params)
+    if depth == 0:
+        return {}
+    own = prefetch.policy.own_scores(prefetch.params)
+    depths = (0,) * depth if own else tuple(range(1, depth + 1))
+    look = plain.look(trace, depths, config.lookahead, config.seed)
+    return {"look_order": look.order, "look_score": look.score}
+
+
+def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Feed:
+    """Every array of `layout.FEED`; one that is absent has no tokens."""
+    width = arrays["token_ids"].shape[2]
+    lengths = {"layers": geometry.layers, "experts": geometry.experts, "width": width}
+    absent = {name: [lengths.get(axis, 0) for axis in axes] for name, (_, axes) in FEED.items()}
+    return {
+        name: np.ascontiguousarray(arrays.get(name, np.zeros(absent[name], dtype)), dtype)
+        for name, (dtype, _) in FEED.items()
+    }
+
+
+# any source
+
+
+def feed_from(source: Source) -> Feed:
+    """A source asked for everything in advance; it must not react to what is made of its gates."""
+    geometry, passes = source.geometry, list(source.passes())
+    gates = [source.gate(step, layer) for step in passes for layer in range(geometry.layers)]
+    arrays = _plan_from(passes) | _demand_from(gates, source.pass_of)
+    arrays |= _tokens_from(gates, geometry) | _looks_from(gates, geometry)
+    if "token_logits" in arrays:
+        arrays["token_shares"] = routers.shares(geometry.router, arrays["token_logits"])
+    return _feed(geometry, arrays)
+
+
+def _plan_from(passes: Sequence[Pass]) -> dict[str, np.ndarray]:
+    columns = {name: np.array([getattr(step, name) for step in passes], np.int64) for name in Pass._fields}
+    names = ("start", "tokens", "phase", "request")
+    return {f"pass_{name}": columns[name] for name in names} | {"pass_row": _rows(columns["request"])}
+
+
+def _demand_from(gates: Sequence[Gate], pass_of: Callable[[int], int]) -> dict[str, np.ndarray]:
+    unions = [gate.demand for gate in gates]
+    counts = [len(union.expert) for union in unions]
+    columns = {
+        name: np.array([value for union in unions for value in getattr(union, field)], FEED[name][0])
+        for name, field in STREAM.items()
+    }
+    columns["stream_pass"] = np.array([pass_of(position) for position in columns["stream_next"].tolist()], np.int64)
+    return columns | {"offsets": np.concatenate([[0], np.cumsum(counts)])}
+
+
+def _tokens_from(gates: Sequence[Gate], geometry: Geometry) -> dict[str, np.ndarray]:
+    layers, experts = geometry.layers, geometry.experts
+    width = max((len(row) for gate in gates for row in gate.ids), default=geometry.k)
+    arrays = {"token_ids": _by_token([gate.ids for gate in gates], layers, width, NONE)}
+    if any(gate.mass for gate in gates):
+        arrays["token_weights"] = _by_token([gate.mass for gate in gates], layers, width, 0) / UNIT
+    for name in ("logits", "choice", "scores"):
+        if any(getattr(gate, name) for gate in gates):
+            arrays[f"token_{name}"] = _by_token([getattr(gate, name) for gate in gates], layers, experts, 0)
+    return arrays
+
+
+def _looks_from(gates: Sequence[Gate], geometry: Geometry) -> dict[str, np.ndarray]:
+    depth = max((len(gate.look_order) for gate in gates), default=0)
+    return {
+        name: np.stack([_by_token(_at(gates, name, d), geometry.layers, geometry.experts, 0) for d in range(depth)])
+        for name in ("look_order", "look_score")
+        if depth
+    }
+
+
+def _at(gates: Sequence[Gate], name: str, d: int) -> list[Sequence]:
+    """One depth of every gate; a gate that looks less far has none."""
+    return [getattr(gate, name)[d] if d < len(gate.look_order) else [()] * len(gate.ids) for gate in gates]
+
+
+def _by_token(rows: Sequence[Sequence], layers: int, width: int, filler: int) -> np.ndarray:
+    """(T, layers, width) of rows that come gate by gate, the layers of a pass one after the other."""
+    padded = [[[*row, *[filler] * (width - len(row))] for row in gate] for gate in rows]
+    passes = [np.stack(padded[at : at + layers], 1) for at in range(0, len(padded), layers)]
+    return np.concatenate(passes) if passes else np.zeros((0, layers, width))

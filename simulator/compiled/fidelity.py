@@ -1,0 +1,142 @@
+"""How far the executed mixture is from the router's own, where policies may have changed it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.contract import NONE
+from simulator.compiled.jit import called, fast
+from simulator.compiled.ledger import (
+    ASSIGNMENTS_KEPT,
+    MASS,
+    MASS_DROPPED,
+    MASS_KEPT,
+    MASS_LOW_PRECISION,
+    MASS_SUBSTITUTED,
+    RANK_DISPLACEMENT,
+    VARIATION,
+    count,
+)
+from simulator.compiled.state import ran, tier, token_choice, token_ids, token_weights, units
+from simulator.compiled.weights import any_reweighed, is_reweighed, last_place, to_units, weigh
+
+
+@called
+def count_unchanged(w, layer):
+    """Everything ran as the router chose."""
+    count(w, ASSIGNMENTS_KEPT, layer, w["assignments"])
+    count(w, MASS, layer, w["mass"])
+    count(w, MASS_KEPT, layer, w["mass"])
+    count_low(w, layer)
+
+
+@called
+def count_changed(w, layer):
+    """Token by token; those that run an expert of another's choice are weighed anew."""
+    if any_reweighed(w):
+        weigh(w)
+    for t in range(w["tokens"]):
+        at = w["start"] + t
+        own, run = token_ids(w)[at, layer], ran(w)[t]
+        count(w, ASSIGNMENTS_KEPT, layer, kept(own, run))
+        if w["scored"] == 1:
+            count(w, RANK_DISPLACEMENT, layer, displacement(token_choice(w)[at, layer], own, run))
+        if w["weighted"] == 1:
+            count_token(w, layer, t)
+            count_lost(w, layer, token_weights(w)[at, layer], own, run)
+    count_low(w, layer)
+
+
+@called
+def count_token(w, layer, t):
+    """Mass of one token: the router's, the part kept, and half of all that moved."""
+    weights, own = token_weights(w)[w["start"] + t, layer], token_ids(w)[w["start"] + t, layer]
+    run, anew, is_anew = ran(w)[t], units(w)[t], is_reweighed(w, t)
+    whole, stayed, moved = 0, 0, 0
+    for j in range(len(own)):
+        if own[j] != NONE:
+            before = to_units(weights[j])
+            whole += before
+            at = last_place(run, own[j])
+            stayed += before if at != NONE else 0
+            moved += abs(before - after(anew, at, before, is_anew))
+    for j in range(len(run)):
+        if run[j] != NONE and last_place(own, run[j]) == NONE and last_place(run, run[j]) == j:
+            moved += anew[j]  # a foreign expert: its token is weighed anew
+    count(w, MASS, layer, whole)
+    count(w, MASS_KEPT, layer, stayed)
+    count(w, VARIATION, layer, moved // 2)
+
+
+@called
+def count_lost(w, layer, weights, own, run):
+    """Mass of what did not run: each foreign expert stands in for one, those first whose own slot runs something."""
+    foreign, substituted, dropped = 0, 0, 0
+    for j in range(len(run)):
+        if run[j] != NONE and last_place(own, run[j]) == NONE:
+            foreign += 1
+    for is_empty in range(2):
+        for j in range(len(own)):
+            if own[j] != NONE and (run[j] == NONE) == (is_empty == 1) and last_place(run, own[j]) == NONE:
+                if foreign > 0:
+                    substituted += to_units(weights[last_place(own, own[j])])
+                else:
+                    dropped += to_units(weights[last_place(own, own[j])])
+                foreign -= 1
+    count(w, MASS_SUBSTITUTED, layer, substituted)
+    count(w, MASS_DROPPED, layer, dropped)
+
+
+@called
+def count_low(w, layer):
+    """Mass of the router's own choice that ran below the highest precision."""
+    if w["precisions"] == 1 or w["weighted"] == 0:
+        return
+    low = 0
+    for t in range(w["tokens"]):
+        at = w["start"] + t
+        for j in range(w["width"]):
+            e = token_ids(w)[at, layer, j]
+            if e != NONE and tier(w)[e] > 0 and last_place(ran(w)[t], e) != NONE:
+                low += to_units(token_weights(w)[at, layer, j])
+    count(w, MASS_LOW_PRECISION, layer, low)
+
+
+@fast
+def after(anew, at, before, is_anew):
+    """What an expert of the router's choice weighs in the executed mixture."""
+    if at == NONE:
+        return 0
+    return anew[at] if is_anew else before
+
+
+@called
+def kept(own, run):
+    """How many of the router's choices run."""
+    total = 0
+    for j in range(len(own)):
+        if own[j] != NONE and last_place(run, own[j]) != NONE:
+            total += 1
+    return total
+
+
+@called
+def displacement(choice, own, run):
+    """Sum over executed slots of |rank by choice score - slot|; chosen experts keep their recorded rank."""
+    total = 0
+    for slot in range(len(run)):
+        if run[slot] != NONE:
+            place = last_place(own, run[slot])
+            total += abs((place if place != NONE else rank_behind(choice, own, run[slot])) - slot)
+    return total
+
+
+@called
+def rank_behind(choice, own, e):
+    """The rank of an expert that was not chosen: behind the chosen, by descending score, ties by lowest id."""
+    rank = np.int64(len(own))
+    for other in range(len(choice)):
+        ahead = choice[other] > choice[e] or (choice[other] == choice[e] and other < e)
+        if ahead and last_place(own, other) == NONE:
+            rank += 1
+    return rank

@@ -1,0 +1,79 @@
+"""How the functions of this package are compiled, and how they reach a run's arrays.
+
+A run's whole state is one record of numbers, the world: among them the addresses of its arrays. So every function takes
+one pointer, and the compiler need not carry a hundred arrays from call to call. `_nrt=False` forbids allocation, and
+with it the atomic reference counts around every call of a policy's hook, which cost ten times the call itself. Division
+is C's, as no divisor is ever zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils, config
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
+
+OPTIONS = {"_nrt": False, "error_model": "numpy"}
+SETTINGS: Any = config  # its attributes are set when it is imported
+#: NUMBA_DISABLE_JIT=1: the same functions as plain Python, over a world that keeps its arrays by name.
+IS_PLAIN = bool(SETTINGS.DISABLE_JIT)
+WORD = ir.IntType(64)
+
+#: Part of its caller: a line or two, or called from one place only.
+fast = njit(inline="always", **OPTIONS)
+#: Merged or called, as the compiler sees fit.
+called = njit(**OPTIONS)
+
+
+def array_reader(name: str, dtype: Any, *axes: str, readonly: bool = False, whole: bool = False) -> Any:
+    """A function from the world to one of its arrays; `axes` are the numbers of the world that say its shape.
+
+    Unless it is `whole`, the array may be indexed but neither cut nor measured: it says that its first axis is empty,
+    so that nothing is left of the additions that Numba makes for indices from the end.
+    """
+    if IS_PLAIN:
+        return lambda w: w.arrays[name]
+    size = np.dtype(dtype).itemsize
+    kind = types.Array(numba.from_dtype(np.dtype(dtype)), len(axes), "C", readonly=readonly)
+
+    @intrinsic
+    def read(typing: Any, w: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            array = context.make_array(kind)(context, builder)
+            first = _number(builder, w, arguments[0], axes[0]) if whole else ir.Constant(WORD, 0)
+            shape = [first, *(_number(builder, w, arguments[0], axis) for axis in axes[1:])]
+            strides = [ir.Constant(WORD, size)]
+            for length in reversed(shape[1:]):
+                strides.insert(0, builder.mul(strides[0], length))
+            data = builder.inttoptr(_number(builder, w, arguments[0], f"at_{name}"), array.data.type)
+            populate_array(array, data, shape, strides, ir.Constant(WORD, size), meminfo=None)
+            return array._getvalue()
+
+        return kind(w), generate
+
+    return read
+
+
+def record_reader(name: str, dtype: np.dtype) -> Any:
+    """A function from the world to one of its records."""
+    if IS_PLAIN:
+        return lambda w: w.arrays[name][0]
+    kind = numba.from_dtype(dtype)
+
+    @intrinsic
+    def read(typing: Any, w: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(_number(builder, w, arguments[0], f"at_{name}"), context.get_value_type(kind))
+
+        return kind(w), generate
+
+    return read
+
+
+def _number(builder: Any, kind: Any, world: Any, name: str) -> Any:
+    return builder.load(cgutils.get_record_member(builder, world, kind.offset(name), WORD))

@@ -1,0 +1,196 @@
+"""What a run is made of: the numbers of its world, and the arrays that they point to, each with type and shape.
+
+Experts x = layer * E + e and copies y = x * P + p are numbered densely, so that nothing is ever searched by name.
+`now`, `experts` and `copies` are the tables of `policies/contract.py`, which policies see. `state` reaches all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from policies.contract import COPY, EXPERT
+
+
+def record(names: str) -> np.dtype:
+    """A record of int64 numbers."""
+    return np.dtype([(name, np.int64) for name in names.split()], align=True)
+
+
+#: What does not change in a run. `hears_*` are sets of listeners, bit i for the i-th kind of policy; `minds_*` is what
+#: the eviction policy's keys depend on, `reads_*` what any hook reads.
+SETTING = (
+    "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset "
+    "side_slots logs keeps weighted scored knows_future by_key rekey leaves "
+    "minds_demand minds_future minds_hints minds_gate reads_passes reads_weights renews hears_gate "
+    "has_choose has_suggest has_want has_resolve has_substitute has_admit has_cpu "
+    "hears_use hears_insert hears_evict hears_predict "
+)
+#: Where it stands. Rings are pairs of positions that only grow; an array's index is their remainder.
+STANDING = (
+    "time compute_at cpu_at go wake waiting index began gated_at spent since_reset row "
+    "demand_first demand_end ask_first ask_end flight_first flight_end ready_first ready_end last_done "
+    "disturbed layers_marked request_began beside_cpu by_rank protected_now done_now in_side staged stamps arrivals "
+    "lines "
+    "layer place then start tokens demanded looked_up served turn coming running changed substituted error culprit "
+    "assignments mass absent spares speculative line_kind line_cause line_copy line_begin line_end "
+)
+#: Lengths of arrays, where none of the above is one.
+LENGTHS = (
+    "n_experts n_copies n_pools n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand n_passes n_tokens "
+    "n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held n_accesses n_kept n_rows "
+    "n_counters n_times n_par n_warm "
+    "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
+)
+
+#: The engine's own columns of a copy, beside the contract's.
+OWNED = np.dtype(
+    [
+        ("target", np.int64),  # step at which its prefetch is aimed
+        ("evicted_pass", np.int64),
+        ("entered_step", np.int64),
+        ("x", np.int32),
+        ("layer", np.int32),
+        ("kind", np.int32),  # layer * P + precision: what sizes and times depend on
+        ("place", np.int32),  # in its layer's list of members
+        ("member", np.int8),  # 1 while it occupies room of its pool and has arrived
+        ("dirty", np.int8),  # 1 while it waits to be ranked anew
+        ("listed", np.int8),  # 1 if its protection ends with the step
+        ("done", np.int8),  # 1 from its compute to the end of the step
+        ("ever", np.int8),  # 1 once it has been resident
+        ("side", np.int8),  # 1 while it is in a side buffer
+        ("prefetch", np.int8),  # its transfer: a prefetch, met by a demand, streamed
+        ("awaited", np.int8),
+        ("streamed", np.int8),
+    ],
+    align=True,
+)
+POOL = record("capacity used open scope")
+ACCESS = record("n x y tokens served")
+EVENT = record("t0 t1 kind pass layer expert precision cause")
+#: How a router makes weights of shares (traces/routers.py).
+RULE = np.dtype([("family", np.int64), ("shared", np.int64), ("scale", np.float64), ("band", np.float32)], align=True)
+
+#: Every array: its type and the numbers of the world that say its shape.
+ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    # the tables that policies see, and the engine's own
+    "experts": (EXPERT, ("n_experts",)),
+    "copies": (COPY, ("n_copies",)),
+    "owned": (OWNED, ("n_copies",)),
+    "pools": (POOL, ("n_pools",)),
+    "wire_ns": (np.int64, ("n_kinds",)),
+    "slow_wire_ns": (np.int64, ("n_kinds",)),  # while the CPU computes
+    # the books
+    "cells": (np.int64, ("n_cells",)),  # layer, phase, counter
+    "lifetimes": (np.int64, ("n_buckets",)),  # layer, phase, bucket
+    "log": (EVENT, ("n_log",)),
+    "rows": (np.int64, ("n_rows", "n_counters")),  # per request
+    "row_times": (np.int64, ("n_rows", "n_times")),
+    "before": (np.int64, ("n_counters",)),  # the books when the request in progress began
+    # who leaves first: copies and layers with what they win with; a layer's members; what must be looked at anew
+    "leaf_key": (np.int64, ("n_copies",)),
+    "leaf_stamp": (np.int64, ("n_copies",)),
+    "layer_key": (np.int64, ("layers",)),
+    "layer_stamp": (np.int64, ("layers",)),
+    "layer_who": (np.int64, ("layers",)),
+    "layer_marked": (np.int8, ("layers",)),
+    "marked_layers": (np.int64, ("layers",)),
+    "members": (np.int32, ("n_members",)),
+    "member_count": (np.int64, ("layers",)),
+    "keyed_scope": (np.int64, ("layers",)),  # the scope in which a layer's keys were worked out, and the pass
+    "keyed_pass": (np.int64, ("layers",)),
+    "dirty": (np.int64, ("n_copies",)),
+    "asked": (np.int64, ("n_copies",)),  # copies whose keys are wanted, and the answers
+    "answers": (np.int64, ("n_copies",)),
+    # rings of copies on their way, when they land, and those that compute waits for; their length is a power of two
+    "demands": (np.int64, ("n_ring",)),
+    "asks": (np.int64, ("n_ring",)),
+    "flight": (np.int64, ("n_ring",)),
+    "lands": (np.int64, ("n_ring",)),
+    "ready": (np.int64, ("n_ring",)),
+    # lists of this step, and side buffers in order of their transfers' start
+    "protected": (np.int64, ("n_copies",)),
+    "done": (np.int64, ("n_copies",)),
+    "side": (np.int64, ("n_copies",)),
+    # times
+    "dense_ns": (np.int64, ("n_lengths", "layers")),
+    "dense_row": (np.int64, ("passes",)),
+    "cost_row": (np.int64, ("n_kinds",)),
+    "expert_ns": (np.int64, ("n_sizes", "n_costs")),
+    "cpu_ns": (np.int64, ("n_sizes", "n_cpu_costs")),
+    "slow_cpu_ns": (np.int64, ("n_sizes", "n_cpu_costs")),  # while the link works
+    # the step in progress: its tokens, what routing and misses make of them, and weights of given ids
+    "ids": (np.int64, ("n_most", "width")),
+    "ran": (np.int64, ("n_most", "width")),
+    "chosen": (np.int64, ("n_most", "width")),
+    "units": (np.int64, ("n_most", "width")),
+    "weights": (np.int64, ("n_most", "width")),  # of what routing chose, for policies
+    "logits": (np.float64, ("n_held", "experts")),
+    "choice": (np.float64, ("n_held", "experts")),
+    "suggested": (np.int64, ("n_copies",)),
+    # its demand in demand order, and the demand after substitution
+    "demand_expert": (np.int64, ("experts",)),
+    "demand_rank": (np.int64, ("experts",)),
+    "demand_mass": (np.int64, ("experts",)),
+    "demand_sum": (np.int64, ("experts",)),
+    "demand_tokens": (np.int64, ("experts",)),
+    "demand_next": (np.int64, ("experts",)),
+    "demand_pass": (np.int64, ("experts",)),
+    "final_expert": (np.int64, ("experts",)),
+    "final_rank": (np.int64, ("experts",)),
+    "final_mass": (np.int64, ("experts",)),
+    "final_sum": (np.int64, ("experts",)),
+    "final_tokens": (np.int64, ("experts",)),
+    "wants": (np.int64, ("experts",)),
+    "missing": (np.int64, ("experts",)),
+    "verdict": (np.int64, ("experts",)),
+    "eligible": (np.int64, ("experts",)),
+    "stand_ins": (np.int64, ("experts",)),  # tokens that each expert takes over from the access at hand
+    "tier": (np.int64, ("experts",)),  # precision at which each expert of the layer runs in this step, or NONE
+    "slot": (np.int64, ("experts",)),  # the access that serves an expert, or NONE
+    "named": (np.int64, ("n_experts",)),  # how often it was named for its layer's next gate
+    "accesses": (ACCESS, ("n_accesses",)),
+    "others": (ACCESS, ("n_accesses",)),
+    "kept": (np.int16, ("n_kept", "layers", "width")),  # what every token ran, if asked for
+    "warm": (np.int64, ("n_warm",)),
+}
+#: The demand side: a schedule of passes over recorded tokens. Arrays that are absent have no tokens.
+FEED: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "pass_start": (np.int64, ("passes",)),
+    "pass_tokens": (np.int64, ("passes",)),
+    "pass_phase": (np.int64, ("passes",)),
+    "pass_request": (np.int64, ("passes",)),
+    "pass_row": (np.int64, ("passes",)),  # the request's row of the books
+    "offsets": (np.int64, ("n_steps",)),  # of a step in the demand stream, and its end
+    "stream_expert": (np.int32, ("n_demand",)),
+    "stream_rank": (np.int32, ("n_demand",)),
+    "stream_mass": (np.int64, ("n_demand",)),
+    "stream_sum": (np.int64, ("n_demand",)),
+    "stream_tokens": (np.int32, ("n_demand",)),
+    "stream_next": (np.int64, ("n_demand",)),
+    "stream_pass": (np.int64, ("n_passes",)),  # of that next use
+    "token_ids": (np.int16, ("n_tokens", "layers", "width")),
+    "token_weights": (np.float32, ("n_weighted", "layers", "width")),
+    "token_logits": (np.float32, ("n_scored", "layers", "experts")),
+    "token_choice": (np.float32, ("n_scored", "layers", "experts")),
+    "token_scores": (np.int32, ("n_scored", "layers", "experts")),
+    "token_shares": (np.float32, ("n_scored", "layers", "experts")),
+    "look_order": (np.int16, ("n_look", "n_tokens", "layers", "experts")),
+    "look_score": (np.int32, ("n_look", "n_tokens", "layers", "experts")),
+}
+#: Memories of the four kinds of policy, in the order of simulator.config.KINDS.
+MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    f"{column}_{kind}": (dtype, axes)
+    for kind in range(4)
+    for column, dtype, axes in (
+        ("own_rows", np.int64, ("n_copies", f"rows_{kind}")),
+        ("own_regs", np.int64, ("n_pools", f"regs_{kind}")),
+        ("own_reals", np.float64, ("layers", f"reals_{kind}")),
+        ("own_par", np.float64, ("n_par",)),
+        ("own_capacity", np.int64, ("n_pools",)),
+    )
+}
+WORLD = record(
+    SETTING + STANDING + LENGTHS + "at_now at_rule " + " ".join(f"at_{n}" for n in (*ARRAYS, *FEED, *MEMORIES))
+)

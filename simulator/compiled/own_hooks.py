@@ -1,0 +1,47 @@
+"""Hooks that no test of this project has seen: their indices are checked, and what Numba says of them is one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType
+
+from policies.contract import Policy, PolicyError
+from policies.files import complaint
+from simulator.compiled.cache import COMPILING, SETTINGS
+
+#: Each attempt's report begins with one, that on a function which the hook calls inside that on the hook.
+STAGE = re.compile(r"\(step: [^)]*\)")
+#: A place at the end of a reason, which the error names itself.
+PLACE = re.compile(r"[.,]* *(defined at|Raised from) .*")
+
+
+@contextmanager
+def bounds_checked(policy: Policy) -> Iterator[None]:
+    """What is compiled here for a user's own policy raises IndexError where it would leave an array."""
+    with COMPILING:
+        before = SETTINGS.BOUNDSCHECK  # not an option of njit: functions that the hook calls would not inherit it
+        SETTINGS.BOUNDSCHECK = 1 if policy.version else before
+        try:
+            yield
+        finally:
+            SETTINGS.BOUNDSCHECK = before
+
+
+def refusal(policy: Policy, hook: str, given: FunctionType, said: str) -> PolicyError:
+    """The error, at the innermost line of a user's own file, and how to run the hook nevertheless."""
+    name = re.escape(Path(given.__code__.co_filename).name)  # numba spells the folder in its own way
+    place = re.search(rf'{name}(?:", line | \()(\d+)', said)
+    reason = _reason(said[: place.end()] if place else said)
+    what = f"hook {hook} does not compile ({reason}); replay it with --engine reference"
+    if policy.version:
+        return complaint(given, what, int(place[1]) if place else 0)
+    return PolicyError(f"{policy.kind} {policy.name}: {what}")
+
+
+def _reason(said: str) -> str:
+    """The first line of the innermost report."""
+    lines = (PLACE.sub("", line).strip(" :") for line in STAGE.split(said)[-1].splitlines())
+    return next(filter(None, lines), "Numba does not say why")

@@ -1,0 +1,181 @@
+"""Room in a pool: whether it can be made, who leaves, and the books of that."""
+
+from __future__ import annotations
+
+from policies.contract import ABSENT, NONE, RESIDENT
+from simulator.compiled import events
+from simulator.compiled.jit import called, fast
+from simulator.compiled.ledger import BYTES_WASTED, EVICTIONS, count, lived
+from simulator.compiled.log import IS_EVICT, note
+from simulator.compiled.order import ask, is_candidate, leave_pool, smallest
+from simulator.compiled.state import (
+    BAD_VICTIM,
+    all_copies,
+    all_experts,
+    answers,
+    asked,
+    copies,
+    done,
+    expert_of,
+    experts,
+    layer_of,
+    now,
+    own_eviction,
+    owned,
+    pools,
+)
+from simulator.compiled.tier import find_any
+
+GRANTED, STREAMED, REFUSED = range(3)
+
+
+@fast
+def make_room(w, hands, y):
+    """Evict what must leave for y, if that is enough and the policy agrees. `speculative`: nobody waits for y."""
+    pool, size = copies(w)[y]["pool"], copies(w)[y]["bytes"]
+    room = pools(w)[pool]
+    short = room["used"] + size - room["capacity"]
+    if short <= 0:
+        return GRANTED
+    if w["speculative"] == 1 and w["free_only"] == 1:
+        return REFUSED
+    if short > room["open"] and (w["speculative"] == 1 or not spare_bytes_suffice(w, pool, short - room["open"])):
+        return REFUSED
+    agreed = w["has_admit"] == 0
+    while room["used"] + size > room["capacity"]:
+        victim = choose(w, hands, pool, y)
+        if victim == NONE:
+            return REFUSED  # and the run ends with an error
+        if not agreed and not admits(w, hands.admit, y, victim):
+            return REFUSED if w["speculative"] == 1 or w["staged"] != NONE else STREAMED
+        agreed = True
+        evict(w, hands, victim, y)
+    return GRANTED
+
+
+@called
+def admits(w, hook, y, victim):
+    """Whether the policy lets y push the victim out."""
+    return hook(now(w), all_experts(w), all_copies(w), own_eviction(w), y, w["speculative"], victim)
+
+
+# who leaves
+
+
+@fast
+def choose(w, hands, pool, y):
+    """The copy of the pool that leaves for y: a candidate, or else a spare one; NONE with an error set."""
+    if w["by_key"] == 0:
+        return named(w, hands.victim, pool, y)
+    if pools(w)[pool]["open"] > 0:
+        return smallest(w, hands.keys, pool)
+    return smallest_spare(w, hands.keys, pool)
+
+
+@called
+def named(w, hook, pool, y):
+    """By the policy's own hook. It reads `protected`, so spare copies lose that while they are asked about."""
+    lend = pools(w)[pool]["open"] == 0
+    if lend:
+        lend_spare(w, pool, 0)
+    victim = hook(now(w), all_experts(w), all_copies(w), own_eviction(w), pool, y)
+    legal = 0 <= victim < w["n_copies"] and copies(w)[victim]["pool"] == pool and is_candidate(w, victim)
+    if lend:
+        lend_spare(w, pool, 1)
+    if legal:
+        return victim
+    w["error"], w["culprit"] = BAD_VICTIM, victim
+    return NONE
+
+
+@called
+def lend_spare(w, pool, protected):
+    """Spare copies of a pool look like this until further notice; nothing else of it is unprotected then."""
+    for i in range(w["done_now"]):
+        if copies(w)[done(w)[i]]["pool"] == pool:
+            copies(w)[done(w)[i]]["protected"] = protected
+
+
+@fast
+def is_spare(w, y, pool):
+    """Demanded by this step and already computed: the last resort of a demand."""
+    return copies(w)[y]["protected"] == 1 and copies(w)[y]["pool"] == pool
+
+
+@called
+def spare_bytes_suffice(w, pool, short):
+    """Whether those hold so many bytes."""
+    for i in range(w["done_now"]):
+        if short <= 0:
+            return True
+        if is_spare(w, done(w)[i], pool):
+            short -= copies(w)[done(w)[i]]["bytes"]
+    return short <= 0
+
+
+@called
+def smallest_spare(w, keys, pool):
+    """Among those, of which there are few: the smallest (key, stamp, copy), as in the tournament."""
+    w["spares"] = 0
+    for i in range(w["done_now"]):
+        if is_spare(w, done(w)[i], pool):
+            asked(w)[w["spares"]] = done(w)[i]
+            w["spares"] += 1
+    ask(w, keys, w["spares"])
+    best = w["spares"] - 1
+    for i in range(w["spares"] - 1):
+        if spare_beats(w, i, best):
+            best = i
+    return asked(w)[best]
+
+
+@called
+def spare_beats(w, i, j):
+    """Whether the i-th copy asked for leaves before the j-th."""
+    if answers(w)[i] != answers(w)[j]:
+        return answers(w)[i] < answers(w)[j]
+    a, b = asked(w)[i], asked(w)[j]
+    ours, theirs = experts(w)[expert_of(w, a)]["last_use"], experts(w)[expert_of(w, b)]["last_use"]
+    return ours < theirs or (ours == theirs and a < b)
+
+
+# leaving
+
+
+@fast
+def evict(w, hands, y, incoming):
+    """Out of its pool."""
+    copy = copies(w)[y]
+    pools(w)[copy["pool"]]["used"] -= copy["bytes"]
+    leave_pool(w, y)
+    if owned(w)[y]["done"] == 1:
+        forget_done(w, y)
+    leave(w, y, incoming)
+    if w["hears_evict"] != 0:
+        events.evicted(w, hands, y)
+
+
+@called
+def forget_done(w, y):
+    """Out of the list of this step; it may come back and be computed again."""
+    owned(w)[y]["done"] = 0
+    w["done_now"] -= 1
+    for i in range(w["done_now"]):
+        if done(w)[i] == y:
+            done(w)[i] = done(w)[w["done_now"]]
+
+
+@called
+def leave(w, y, incoming):
+    """The books of an eviction: charged to the layer that comes in, waste to the victim's."""
+    copy, mine = copies(w)[y], owned(w)[y]
+    x, layer = expert_of(w, y), layer_of(w, y)
+    count(w, EVICTIONS, layer_of(w, incoming), 1)
+    lived(w, layer, now(w)["step"] - mine["entered_step"])
+    if copy["prefetched"] == 1:
+        count(w, BYTES_WASTED, layer, copy["bytes"])
+    copy["state"], copy["protected"], copy["prefetched"] = ABSENT, 0, 0
+    if w["precisions"] == 1 or find_any(w, x, RESIDENT) == NONE:  # another copy may still be here
+        experts(w)[x]["uses_here"] = 0
+    mine["evicted_pass"] = now(w)["pass"]
+    note(w, IS_EVICT, y, incoming)

@@ -1,0 +1,162 @@
+"""A step as policies see it, and the demand that it starts from."""
+
+from __future__ import annotations
+
+from policies.contract import NONE, Step
+from simulator.compiled.jit import called, fast
+from simulator.compiled.state import (
+    BAD_CHOICE,
+    all_choice,
+    all_chosen,
+    all_copies,
+    all_demand_expert,
+    all_demand_mass,
+    all_demand_rank,
+    all_demand_tokens,
+    all_experts,
+    all_ids,
+    all_logits,
+    all_look_order,
+    all_look_score,
+    all_token_scores,
+    all_weights,
+    choice,
+    chosen,
+    demand_expert,
+    demand_mass,
+    demand_next,
+    demand_pass,
+    demand_rank,
+    demand_sum,
+    demand_tokens,
+    ids,
+    logits,
+    now,
+    offsets,
+    own_routing,
+    ran,
+    stream_expert,
+    stream_mass,
+    stream_next,
+    stream_pass,
+    stream_rank,
+    stream_sum,
+    stream_tokens,
+    token_choice,
+    token_ids,
+    token_logits,
+    token_weights,
+    units,
+    weights,
+)
+from simulator.compiled.weights import to_units, unite, weigh_run
+
+
+@fast
+def step_of(w, demanded):
+    """The gate's arrays; `demanded` experts, 0 while routing has not chosen yet."""
+    layer, tokens, first, last = now(w)["layer"], w["tokens"], w["start"], w["start"] + w["tokens"]
+    return Step(
+        all_ids(w)[:tokens],
+        all_logits(w)[:tokens],
+        all_choice(w)[:tokens],
+        all_token_scores(w)[first:last, layer],
+        all_look_order(w)[:, first:last, layer],
+        all_look_score(w)[:, first:last, layer],
+        all_demand_expert(w)[:demanded],
+        all_demand_rank(w)[:demanded],
+        all_demand_mass(w)[:demanded],
+        all_demand_tokens(w)[:demanded],
+        all_weights(w)[: tokens if w["weighted"] == 1 or w["changed"] == 1 else 0],
+    )
+
+
+@fast
+def route(w, hands):
+    """The demand of the step in progress: as recorded, or as the routing policy chooses."""
+    read_ids(w)
+    recall(w)
+    if w["scored"] == 1:
+        read_scores(w)
+    if w["reads_weights"] == 1 and w["weighted"] == 1:
+        read_weights(w)
+    if w["has_choose"] == 1:
+        choose(w, hands.choose)
+
+
+@called
+def read_ids(w):
+    """What the router chose: for policies, and to be changed."""
+    layer = now(w)["layer"]
+    for t in range(w["tokens"]):
+        for j in range(w["width"]):
+            e = token_ids(w)[w["start"] + t, layer, j]
+            ids(w)[t, j], ran(w)[t, j] = e, e
+
+
+@called
+def read_scores(w):
+    """Policies calculate in float64, as Python does."""
+    layer = now(w)["layer"]
+    for t in range(w["tokens"]):
+        for e in range(w["experts"]):
+            logits(w)[t, e] = token_logits(w)[w["start"] + t, layer, e]
+            choice(w)[t, e] = token_choice(w)[w["start"] + t, layer, e]
+
+
+@called
+def read_weights(w):
+    """What the router gave."""
+    layer = now(w)["layer"]
+    for t in range(w["tokens"]):
+        for j in range(w["width"]):
+            weights(w)[t, j] = to_units(token_weights(w)[w["start"] + t, layer, j])
+
+
+@called
+def recall(w):
+    """The recorded demand, and what it amounts to."""
+    step = w["index"] * w["layers"] + now(w)["layer"]
+    first, base = offsets(w)[step], now(w)["layer"] * w["experts"]
+    n, assignments, mass = offsets(w)[step + 1] - first, 0, 0
+    for i in range(n):
+        at = first + i
+        demand_expert(w)[i], demand_rank(w)[i] = base + stream_expert(w)[at], stream_rank(w)[at]
+        demand_mass(w)[i], demand_sum(w)[i] = stream_mass(w)[at], stream_sum(w)[at]
+        demand_tokens(w)[i], demand_next(w)[i] = stream_tokens(w)[at], stream_next(w)[at]
+        if w["reads_passes"] == 1:
+            demand_pass(w)[i] = stream_pass(w)[at]
+        assignments += stream_tokens(w)[at]
+        mass += stream_sum(w)[at]
+    w["demanded"], w["assignments"], w["mass"] = n, assignments, mass
+
+
+@called
+def choose(w, hook):
+    """The routing policy's choice, weighed from the unmodified logits."""
+    tokens = w["tokens"]
+    for t in range(tokens):
+        for j in range(w["width"]):
+            chosen(w)[t, j] = NONE
+    hook(now(w), step_of(w, 0), all_experts(w), all_copies(w), own_routing(w), all_chosen(w)[:tokens])
+    for t in range(tokens):
+        for j in range(w["width"]):
+            if not -1 <= chosen(w)[t, j] < w["experts"]:
+                w["error"], w["culprit"] = BAD_CHOICE, chosen(w)[t, j]
+                return
+            if chosen(w)[t, j] != ids(w)[t, j]:
+                w["changed"] = 1
+            ids(w)[t, j], ran(w)[t, j] = chosen(w)[t, j], chosen(w)[t, j]
+    if w["changed"] == 1:
+        demand_anew(w)
+
+
+@called
+def demand_anew(w):
+    """What the tokens demand instead of what was recorded."""
+    weigh_run(w)
+    if w["reads_weights"] == 1:
+        for t in range(w["tokens"]):
+            for j in range(w["width"]):
+                weights(w)[t, j] = units(w)[t, j]
+    w["demanded"] = unite(w, demand_expert(w), demand_rank(w), demand_mass(w), demand_sum(w), demand_tokens(w))

@@ -1,0 +1,140 @@
+"""The fast tier: what is where, what its use leaves behind, and what may not leave."""
+
+from __future__ import annotations
+
+from policies.contract import ABSENT, NONE
+from simulator.compiled import events
+from simulator.compiled.jit import called, fast
+from simulator.compiled.ledger import CAPACITY, COLLISIONS, COMPULSORY
+from simulator.compiled.order import disturb, touch
+from simulator.compiled.state import NEVER_LEFT, copies, done, expert_of, experts, now, owned, pools, protected
+
+# look-up
+
+
+@fast
+def find(w, x, want, state):
+    """The most precise copy of x in `state` that is at least as precise as `want`, or NONE."""
+    first = x * w["precisions"]
+    for y in range(first, first + want + 1):
+        if copies(w)[y]["state"] == state:
+            return y
+    return NONE
+
+
+@fast
+def find_any(w, x, state):
+    """The most precise copy of x in `state`, or NONE."""
+    return find(w, x, w["precisions"] - 1, state)
+
+
+@called
+def reason(w, x, want):
+    """Why x is missing, judged over the copies that would have done: the counter of that."""
+    first, ever, latest = x * w["precisions"], False, NEVER_LEFT
+    for y in range(first, first + want + 1):
+        ever = ever or owned(w)[y]["ever"] == 1
+        latest = max(latest, owned(w)[y]["evicted_pass"])
+    if not ever:
+        return COMPULSORY
+    return COLLISIONS if latest == now(w)["pass"] else CAPACITY
+
+
+@fast
+def free_bytes(w, y):
+    """Free bytes of the pool that y belongs to."""
+    pool = pools(w)[copies(w)[y]["pool"]]
+    return pool["capacity"] - pool["used"]
+
+
+# use
+
+
+@fast
+def stamp(w, x):
+    """A use, or the arrival of a prefetch."""
+    w["stamps"] += 1
+    experts(w)[x]["last_use"] = w["stamps"]
+    experts(w)[x]["last_pass"] = now(w)["pass"]
+
+
+@fast
+def use(w, hands, y):
+    """A demanded expert is (or will be) resident and is used."""
+    x, copy = expert_of(w, y), copies(w)[y]
+    stamp(w, x)
+    expert = experts(w)[x]
+    expert["uses_ever"] += 1
+    expert["uses_here"] = max(1, expert["uses_here"] + 1 - copy["prefetched"])
+    if w["hears_use"] != 0:
+        events.used(w, hands, y)
+    copy["prefetched"] = 0
+    touch(w, x)
+
+
+@fast
+def predict(w, hands, y):
+    """A prefetch policy named a resident copy."""
+    x = expert_of(w, y)
+    w["stamps"] += 1
+    experts(w)[x]["last_hint"], experts(w)[x]["hint_pass"] = w["stamps"], now(w)["pass"]
+    if w["hears_predict"] != 0:
+        events.predicted(w, hands, y)
+    if w["minds_hints"] == 1:
+        touch(w, x)
+
+
+# protection
+
+
+@called
+def protect(w, y):
+    """Not a victim until released or the step's end."""
+    mine, copy = owned(w)[y], copies(w)[y]
+    if mine["listed"] == 0:
+        mine["listed"] = 1
+        protected(w)[w["protected_now"]] = y
+        w["protected_now"] += 1
+    if copy["protected"] == 0:
+        copy["protected"] = 1
+        if mine["member"] == 1:
+            pools(w)[copy["pool"]]["open"] -= copy["bytes"]
+            if w["by_key"] == 1:
+                disturb(w, y)
+
+
+@called
+def release(w, y):
+    """Any transfer may evict it again."""
+    copy = copies(w)[y]
+    if copy["protected"] == 1:
+        copy["protected"] = 0
+        if owned(w)[y]["member"] == 1:
+            pools(w)[copy["pool"]]["open"] += copy["bytes"]
+            if w["by_key"] == 1:
+                disturb(w, y)
+
+
+@called
+def computed(w, y):
+    """Its compute has ended: a demand that finds nothing else may evict it; a streamed one is gone."""
+    if w["staged"] == y:
+        w["staged"] = NONE
+        copies(w)[y]["state"] = ABSENT
+    elif owned(w)[y]["member"] == 1 and owned(w)[y]["done"] == 0:  # a side buffer holds no room of the pool
+        owned(w)[y]["done"] = 1
+        done(w)[w["done_now"]] = y
+        w["done_now"] += 1
+
+
+@called
+def end_step(w):
+    """Nothing is protected between a step's start and its gate."""
+    for i in range(w["protected_now"]):
+        y = protected(w)[i]
+        owned(w)[y]["listed"] = 0
+        release(w, y)
+    for i in range(w["done_now"]):
+        owned(w)[done(w)[i]]["done"] = 0
+    w["protected_now"] = 0
+    w["done_now"] = 0

@@ -1,0 +1,211 @@
+"""Weights of what the tokens run, and the union of their demand: `traces.routers` and `traces.demand`, to the bit.
+
+A weight is made of shares, which the trace holds, by + * / in float64 in the order of ranks (or of ids, where the rule
+sums over experts), rounded to float32 and then to UNITs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.contract import NONE, UNIT
+from simulator.compiled.jit import called, fast
+from simulator.compiled.state import (
+    NO_LOGITS,
+    all_eligible,
+    ids,
+    now,
+    ran,
+    rule,
+    slot,
+    token_ids,
+    token_logits,
+    token_shares,
+    token_weights,
+    units,
+)
+
+FAMILIES = ("softmax_topk", "topk_softmax", "sparsemixer", "softmax_groups", "sigmoid_groups")
+SPARSEMIXER = FAMILIES.index("sparsemixer")
+
+
+@fast
+def to_units(weight):
+    """round(weight * UNIT), half to even."""
+    return np.int64(np.rint(np.float64(np.float32(weight)) * UNIT))
+
+
+@called
+def weigh_run(w):
+    """Weights of what the tokens run: the router's own where a token keeps its experts, else from the logits.
+
+    With nothing to weigh by they are 0, and `unite` goes by ranks.
+    """
+    anew = any_reweighed(w)
+    w["by_rank"] = 1 if w["weighted"] == 0 and not anew else 0
+    if anew:
+        weigh(w)
+    if w["weighted"] == 1 or not anew:
+        for t in range(w["tokens"]):
+            if not is_reweighed(w, t):
+                keep_weights(w, t)
+
+
+@called
+def keep_weights(w, t):
+    """What the router gave to those of its experts that a token runs."""
+    at, layer = w["start"] + t, now(w)["layer"]
+    for j in range(w["width"]):
+        units(w)[t, j] = 0
+        place = last_place(token_ids(w)[at, layer], ran(w)[t, j])
+        if place != NONE and w["weighted"] == 1:
+            units(w)[t, j] = to_units(token_weights(w)[at, layer, place])
+
+
+@called
+def any_reweighed(w):
+    """Whether any token of the step is weighed anew."""
+    for t in range(w["tokens"]):
+        if is_reweighed(w, t):
+            return True
+    return False
+
+
+@called
+def is_reweighed(w, t):
+    """Whether a token was routed to fewer experts than its router chose, or runs one that is not its own.
+
+    Otherwise every expert keeps the weight that the router gave it, and one dropped at a miss leaves the others' as
+    they were.
+    """
+    own, routed, run = token_ids(w)[w["start"] + t, now(w)["layer"]], ids(w)[t], ran(w)[t]
+    fewer = 0
+    for j in range(w["width"]):
+        if run[j] != NONE and last_place(own, run[j]) == NONE:
+            return True
+        fewer += (1 if own[j] != NONE else 0) - (1 if routed[j] != NONE else 0)
+    return fewer > 0
+
+
+@called
+def last_place(row, e):
+    """The last place of an expert in a row, or NONE."""
+    for j in range(len(row) - 1, -1, -1):
+        if row[j] == e and e != NONE:
+            return j
+    return NONE
+
+
+@called
+def weigh(w):
+    """Weights in UNITs, from the unmodified logits, of the experts that the step's tokens run; -1 weighs 0."""
+    if w["scored"] == 0:
+        w["error"] = NO_LOGITS
+        return
+    layer = now(w)["layer"]
+    for t in range(w["tokens"]):
+        share = token_shares(w)[w["start"] + t, layer]
+        if rule(w)["family"] == SPARSEMIXER:
+            weigh_near(rule(w), share, token_logits(w)[w["start"] + t, layer], ran(w)[t], all_eligible(w), units(w)[t])
+        else:
+            weigh_shares(rule(w), share, ran(w)[t], units(w)[t])
+
+
+@called
+def weigh_shares(rule, share, ids, units):
+    """Each id's share, or its share of their sum if the rule says so."""
+    total = 0.0
+    for j in range(len(ids)):
+        if ids[j] >= 0:
+            total += np.float64(share[ids[j]])
+    for j in range(len(ids)):
+        weight = 0.0
+        if ids[j] >= 0 and rule["shared"] == 0:
+            weight = np.float64(share[ids[j]])
+        elif ids[j] >= 0 and total > 0.0:
+            weight = np.float64(share[ids[j]]) / total
+        units[j] = to_units(weight * rule["scale"])
+
+
+@called
+def weigh_near(rule, share, logits, ids, taken, units):
+    """Each id's share of those experts that no id before it took and that are not far below it."""
+    taken[:] = 0
+    for j in range(len(ids)):
+        units[j] = 0
+        if ids[j] >= 0:
+            total = sum_near(rule, share, logits, ids[j], taken)
+            own = np.float64(share[ids[j]]) if taken[ids[j]] == 0 else 0.0
+            units[j] = to_units(own / total * rule["scale"]) if total > 0.0 else 0
+            taken[ids[j]] = 1
+
+
+@called
+def sum_near(rule, share, logits, pick, taken):
+    """The shares, in id order, of the experts left whose distance below the pick is inside the band."""
+    reference, total = logits[pick], 0.0
+    for e in range(len(logits)):
+        size = max(abs(logits[e]), reference)
+        gap = (reference - logits[e]) / size if size != 0 else np.float32(0)
+        if taken[e] == 0 and gap <= rule["band"]:
+            total += np.float64(share[e])
+    return total
+
+
+@called
+def unite(w, expert, rank, mass, mass_sum, tokens):
+    """Unite what the tokens run, with its weights, in demand order; returns how many experts.
+
+    `slot` is NONE throughout, before and after.
+    """
+    n, base = 0, now(w)["layer"] * w["experts"]
+    for t in range(w["tokens"]):
+        for j in range(w["width"]):
+            e, weight = ran(w)[t, j], units(w)[t, j]
+            if e < 0:
+                continue
+            if slot(w)[e] == NONE:
+                slot(w)[e] = n
+                expert[n], rank[n], mass[n], mass_sum[n], tokens[n] = base + e, j, weight, 0, 0
+                n += 1
+            at = slot(w)[e]
+            rank[at], mass[at] = min(rank[at], j), max(mass[at], weight)
+            mass_sum[at] += weight
+            tokens[at] += 1
+    for i in range(n):
+        slot(w)[expert[i] - base] = NONE
+    sort(n, w["by_rank"], expert, rank, mass, mass_sum, tokens)
+    return n
+
+
+@called
+def sort(n, by_rank, expert, rank, mass, mass_sum, tokens):
+    """By descending largest weight, or else by best rank and descending number of tokens; ties by lowest id."""
+    for i in range(1, n):
+        j = i
+        while j > 0 and comes_first(j, by_rank, expert, rank, mass, tokens):
+            swap(expert, j)
+            swap(rank, j)
+            swap(mass, j)
+            swap(mass_sum, j)
+            swap(tokens, j)
+            j -= 1
+
+
+@fast
+def comes_first(j, by_rank, expert, rank, mass, tokens):
+    """Whether an entry comes before the one before it."""
+    if by_rank == 1:
+        if rank[j] != rank[j - 1]:
+            return rank[j] < rank[j - 1]
+        if tokens[j] != tokens[j - 1]:
+            return tokens[j] > tokens[j - 1]
+    elif mass[j] != mass[j - 1]:
+        return mass[j] > mass[j - 1]
+    return expert[j] < expert[j - 1]
+
+
+@fast
+def swap(column, j):
+    """Exchange an entry with the one before it."""
+    column[j], column[j - 1] = column[j - 1], column[j]

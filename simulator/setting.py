@@ -1,0 +1,66 @@
+"""What any engine is given beside its source, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from simulator.config import ReplayConfig
+from simulator.platform import Times
+from simulator.result import Event, Row
+from traces.schema import Geometry
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The dense numbering of experts x = layer * E + e and copies y = x * P + p, and what a copy weighs."""
+
+    geometry: Geometry
+    tiers: tuple[tuple[int, ...], ...]  #: [p][layer] bytes
+
+    @cached_property
+    def precisions(self) -> int:
+        """P."""
+        return len(self.tiers)
+
+    @cached_property
+    def experts(self) -> int:
+        """Experts of all layers."""
+        return self.geometry.layers * self.geometry.experts
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that a run needs beside its source."""
+
+    config: ReplayConfig
+    shape: Shape
+    times: Times
+    pools: tuple[int, ...]
+    log: bool = False
+
+
+class Books(Protocol):
+    """The counters of a finished run."""
+
+    def totals(self, end: int) -> Row:
+        """Sums over layers and phases."""
+        ...
+
+    def per_layer(self) -> list[Row]:
+        """A row per layer and phase."""
+        ...
+
+    def per_request(self) -> list[Row]:
+        """A row per request in run order."""
+        ...
+
+
+class Ran(NamedTuple):
+    """What a run leaves behind."""
+
+    ledger: Books
+    end_ns: int
+    events: Sequence[Event]

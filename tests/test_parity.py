@@ -1,0 +1,64 @@
+"""Both engines give the same: every counter, row, time, executed expert and line of the event log.
+
+Worlds have times of a few nanoseconds, so that events collide, and scores so coarse that they tie. `MOEREPLAY_CASES` is
+the number of worlds of each search (make parity).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.parity import EVERY_EVICTION, EVERY_MISS, EVERY_PREFETCH, EVERY_ROUTING, anything, seen
+from tests.worlds import CONTRACTS, World
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = int(os.environ.get("MOEREPLAY_CASES", "0"))
+
+
+def searched(cases: int):
+    """A repeatable search of that many worlds, or a new one of as many as asked for."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=CASES or cases, deadline=None, derandomize=not CASES, suppress_health_check=slow)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@searched(150)
+@given(anything())
+def test_the_engines_agree_to_the_last_event(contract: str, world: World) -> None:
+    world.settings.update(contract=contract)
+    assert seen(world, "compiled") == seen(world, "reference")
+
+
+OPTIONS = [
+    *(("eviction", policy) for policy in EVERY_EVICTION),
+    *(("prefetch", policy) for policy in EVERY_PREFETCH),
+    *(("miss", policy) for policy in EVERY_MISS),
+    *(("routing", policy) for policy in EVERY_ROUTING),
+]
+
+
+@pytest.mark.parametrize(("kind", "policy"), OPTIONS, ids=[f"{kind}-{policy}" for kind, policy in OPTIONS])
+@searched(10)
+@given(anything())
+def test_the_engines_agree_under_every_policy(kind: str, policy: str, world: World) -> None:
+    world.settings.update({kind: policy})
+    if world.settings["eviction"].startswith("belady"):
+        world.settings["routing"] = "standard"
+    assert seen(world, "compiled") == seen(world, "reference")
+
+
+@pytest.mark.skipif(bool(os.environ.get("NUMBA_DISABLE_JIT")), reason="this is the run without a compiler")
+def test_the_engines_agree_without_a_compiler_too() -> None:
+    """The same functions as plain Python: what would be undefined in machine code is an error here."""
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "MOEREPLAY_CASES": "60", "PYTHONPATH": str(ROOT)}
+    options = ["-p", "no:cacheprovider", "--hypothesis-seed=0", "-k", "to_the_last_event"]
+    command = [sys.executable, "-m", "pytest", *options, str(Path(__file__).relative_to(ROOT))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(CONTRACTS)} passed" in done.stdout
