@@ -11,17 +11,18 @@ from matplotlib.figure import Figure
 from analysis.errors import AnalysisError, unknown
 from analysis.figures.sheet import save, styled
 
-__all__ = ["FIGURES", "VALIDATION_FIGURES", "draw", "draw_all", "save"]
+__all__ = ["FIGURES", "VALIDATION_FIGURES", "draw", "draw_all", "draw_curves", "save"]
 
 #: Of replays, and of live runs beside replays, in the order in which reports show them.
-FIGURES = ("collisions_by_layer", "misses", "hit_rate_by_capacity")
+FIGURES = ("collisions_by_layer", "misses", "hit_rate_by_capacity", "ttft_by_capacity")
 VALIDATION_FIGURES = ("validation", "open_loop_error")
 
 
-def draw(name: str, frame: pl.DataFrame, **options: str) -> Figure:
+def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **options: str) -> Figure:
     """The figure of that name from the rows of `results.load` or `validation_rows.load`.
 
-    Options are as in the figure's `OPTIONS`, first = default.
+    Options are as in the figure's `OPTIONS`, first = default; `curves`, the rows of `curves.load`, are for figures that
+    `TAKES_CURVES`.
 
     Raises AnalysisError for an unknown name, option or value, or saying what to replay if the rows cannot feed it.
     """
@@ -31,22 +32,31 @@ def draw(name: str, frame: pl.DataFrame, **options: str) -> Figure:
     if frame.is_empty():
         raise AnalysisError(f"{name} has no results to draw; load a folder of them first")
     figure = import_module(f"analysis.figures.{name}")
+    more = {"curves": curves} if getattr(figure, "TAKES_CURVES", False) else {}
     with styled():
-        return figure.draw(frame, **_chosen(name, figure.OPTIONS, options))
+        return figure.draw(frame, **more, **_chosen(name, figure.OPTIONS, options))
 
 
-def draw_all(frame: pl.DataFrame, names: Sequence[str] | None = None) -> list[tuple[str, Figure]]:
+def draw_curves(curves: pl.DataFrame) -> Figure:
+    """The page of curves alone, for a folder without replays. Raises AnalysisError if there are none."""
+    with styled():
+        return import_module("analysis.figures.curves").draw(curves)
+
+
+def draw_all(
+    frame: pl.DataFrame, names: Sequence[str] | None = None, curves: pl.DataFrame | None = None
+) -> list[tuple[str, Figure]]:
     """The named figures with their names; without names, all that these rows can feed.
 
     Raises AnalysisError if a named one cannot be drawn, or without names if none can.
     """
     if names is not None:
-        return [(name, draw(name, frame)) for name in names]
+        return [(name, draw(name, frame, curves)) for name in names]
     drawn: list[tuple[str, Figure]] = []
     refusals: list[AnalysisError] = []
     for name in _fed_by(frame):
         try:
-            drawn.append((name, draw(name, frame)))
+            drawn.append((name, draw(name, frame, curves)))
         except AnalysisError as refusal:
             refusals.append(refusal)
     if not drawn:

@@ -13,7 +13,8 @@ MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels that a page can hold
 #: Shared fields in the order in which the subtitle names them.
 SHARED = ("model", "trace", "platform", "contract", "scope", "capacity", "prefetch", "miss", "routing", "passes")
 #: Settings that go without saying: the subtitle names them only if they differ.
-UNSAID = {"reset": "never", "prefetch_at": "gate", "prefetch_admission": "evict", "warm": "", "seed": 0}
+UNSAID = {"reset": "never", "prefetch_at": "gate", "prefetch_admission": "evict", "lookahead": "recorded"}
+UNSAID |= {"warm": "", "profile": "", "seed": 0}
 NO_BREAK = "\N{NO-BREAK SPACE}"  # a field stays on one line
 DIGEST = 8  #: digits of a trace digest that a reader can compare
 

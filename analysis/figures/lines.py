@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import polars as pl
 from matplotlib.axes import Axes
@@ -17,8 +17,8 @@ MOST_TICKS = 12
 SMALL = 6.5  #: points: letters of a note above a panel
 
 
-def plot(axes: Axes, rows: pl.DataFrame, x: str, y: str, drawn: dict[str, Look]) -> None:
-    """The rows of a panel as one line per `eviction`; null leaves a gap."""
+def plot(axes: Axes, rows: pl.DataFrame, x: str, y: str, drawn: dict[str, Look], points: Collection[str] = ()) -> None:
+    """The rows of a panel as one line per `eviction`, of `points` the markers alone; null leaves a gap."""
     seen: dict[tuple[tuple[float, float | None], ...], list[str]] = {}
     for name, look in drawn.items():
         line = rows.filter(pl.col("eviction") == name).sort(x)
@@ -26,7 +26,8 @@ def plot(axes: Axes, rows: pl.DataFrame, x: str, y: str, drawn: dict[str, Look])
             continue
         values = line[y].cast(pl.Float64).fill_null(float("nan")).to_numpy()
         marks = {"markevery": max(1, len(line) // MARKERS), "markersize": 4, "clip_on": False}
-        axes.plot(line[x].to_numpy(), values, **look.line(), **marks, label=name, lw=1.4)
+        shape = look.line() | ({"linestyle": "none", "markevery": 1} if name in points else {})
+        axes.plot(line[x].to_numpy(), values, **(marks | shape), label=name, lw=1.4)
         seen.setdefault(tuple(zip(line[x], line[y], strict=True)), []).append(name)
     _name_equals(axes, [names for names in seen.values() if len(names) > 1])
 
@@ -41,9 +42,13 @@ def legend(drawn: dict[str, Look]) -> list[Line2D]:
     return [Line2D([], [], label=name, **look.line(), lw=1.4, markersize=5) for name, look in drawn.items()]
 
 
-def apart(values: list[float], scale: Callable[[float], float]) -> list[float]:
-    """Those of the rising values whose tick labels do not touch: the first, and each far enough from the one before."""
-    room = (scale(values[-1]) - scale(values[0])) / MOST_TICKS
+def apart(values: list[float], scale: Callable[[float], float], ends: Sequence[float] = ()) -> list[float]:
+    """Those of the rising values whose tick labels do not touch: the first, and each far enough from the one before.
+
+    `ends` are the axis' own, if it goes beyond the values.
+    """
+    lowest, highest = ends or (values[0], values[-1])
+    room = (scale(highest) - scale(lowest)) / MOST_TICKS
     kept = values[:1]
     for value in values[1:]:
         if scale(value) - scale(kept[-1]) >= room:

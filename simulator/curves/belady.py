@@ -1,0 +1,130 @@
+"""Belady at every capacity, for experts of equal bytes: a priority stack, of which a cache of C holds the top C.
+
+A step's demand D goes on top. At capacity C its misses push out the last of what else is there, so going down the
+stack as many are carried as D has members further down or absent: at each place the best of the carried, and of what
+is found there, stays, and the others are carried on. Better is a nearer next use, then a lower id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numba import int32, int64, njit, types, void
+
+from simulator.compiled.cache import compile_kept
+from simulator.curves.stream import CUT, DEMANDS, NOWHERE, TALLY, Cut, Demands, Tally, spans
+
+GONE = 1 << 62  #: the key of a place whose expert has been taken out; worse than any other
+
+
+class Stack(NamedTuple):
+    """A row per pool, best first. A key is next use << bits | id, so that one comparison settles ties too."""
+
+    key: np.ndarray  #: (pools, units) int64
+    place: np.ndarray  #: (pools, units) int32: of each expert, or NOWHERE
+    size: np.ndarray  #: (pools,) int64
+    top: np.ndarray  #: (pools,) int64: how many the pool's last step demanded; they lie on top
+    carried: np.ndarray  #: (experts,) int64: keys, GONE where nothing is carried
+
+
+STACK = types.NamedTuple((int64[:, ::1], int32[:, ::1], int64[::1], int64[::1], int64[::1]), Stack)
+WALK = void(DEMANDS, int64, int64, CUT, int64, STACK, TALLY)
+
+
+@njit(inline="always", error_model="numpy")  # inlined before optimisation, or arrays are counted at every call
+def _doubt(top, together, nearest, undecided):
+    """Where the pool's last step did not fit, times decide which of its experts are left.
+
+    That matters unless this step does not fit either, so that all of them leave, and uses none of them.
+    """
+    low = 1 if nearest < top else together
+    if low < top:
+        undecided[low - 1] += 1
+        undecided[top - 1] -= 1
+
+
+@njit(inline="always", error_model="numpy")
+def _exchange(carried, together, best, other):
+    """`other` takes the place of the best of the carried; returns the new best."""
+    least = GONE
+    for n in range(together):
+        key = other if carried[n] == best else carried[n]
+        carried[n] = key
+        least = min(least, key)
+    return least
+
+
+@njit(inline="always", error_model="numpy")
+def _make_room(key, place, carried, size, together, deepest, bits):
+    """Carry down to the deepest of a group, or to the end if one is absent; returns the stack's new size."""
+    ids, best = (1 << bits) - 1, GONE
+    for n in range(together):
+        carried[n] = key[n] if n < size else GONE
+        best = min(best, carried[n])
+    for at in range(together, deepest):
+        found = key[at]
+        if found >= best:
+            key[at], place[best & ids] = best, at
+            best = _exchange(carried, together, best, found)
+    end = max(together, size)
+    while best < GONE:
+        key[end], place[best & ids] = best, end
+        best = _exchange(carried, together, best, GONE)
+        end += 1
+    return end
+
+
+@njit(inline="always", error_model="numpy")
+def _take_out(expert, group, together, base, key, place, found):
+    """Count each of a group in the stack as it is; returns the nearest place, and how deep the group reaches."""
+    nearest, deepest, absent = len(key), 0, False
+    for at in range(group, group + together):
+        own = place[base + expert[at]]
+        if own < 0:
+            found[len(found) - 1] += 1
+            absent = True
+        else:
+            found[own] += 1
+            key[own] = GONE
+            nearest, deepest = min(nearest, own), max(deepest, own + 1)
+    return nearest, len(key) if absent else deepest
+
+
+def _walk(demands, first, last, cut, bits, stack, into):
+    """Steps [first, last): take a group out, make room for it on top, put it there."""
+    never = np.int64(1) << (61 - bits)  # numpy's, as plain Python would not add it to an int32
+    for step in range(first, last):
+        layer = step % cut.layers
+        if layer == 0 and demands.fresh[step // cut.layers]:
+            stack.place[:], stack.size[:], stack.top[:] = NOWHERE, 0, 0
+        pool, base = (layer, 0) if cut.per_layer else (0, layer * cut.experts)
+        key, place, found = stack.key[pool], stack.place[pool], into.found[layer]
+        begin, stop = demands.offsets[step], demands.offsets[step + 1]
+        together = stop - begin if cut.atomic else 1
+        for group in range(begin, stop, max(1, together)):
+            size = stack.size[pool]
+            nearest, deepest = _take_out(demands.expert, group, together, base, key, place, found)
+            _doubt(stack.top[pool], together, nearest, into.undecided)
+            stack.size[pool] = _make_room(key, place, stack.carried, size, together, min(deepest, size), bits)
+            stack.top[pool] = together
+            for n in range(together):
+                x = base + demands.expert[group + n]
+                key[n], place[x] = min(demands.next_use[group + n], never) << bits | x, n
+
+
+@cache
+def _walk_compiled():
+    return compile_kept(WALK, _walk, nogil=True, error_model="numpy")
+
+
+def count(demands: Demands, cut: Cut, into: Tally, done: Callable[[int], None]) -> None:
+    """Count the whole stream into `into`, whose grid must be 1, 2, ... experts; `done` hears of steps."""
+    key, place = np.zeros((cut.pools, cut.units), np.int64), np.full((cut.pools, cut.units), NOWHERE, np.int32)
+    sizes = np.zeros(cut.pools, np.int64), np.zeros(cut.pools, np.int64)
+    stack = Stack(key, place, *sizes, np.zeros(cut.experts, np.int64))
+    walk = _walk_compiled()
+    for first, last in spans(demands, done):
+        walk(demands, first, last, cut, cut.units.bit_length(), stack, into)

@@ -1,0 +1,207 @@
+"""A curve: what a replay without prefetch would miss at every capacity, counted in one pass over the demand.
+
+Exact, and equal to the replays of `lru` and `belady` with `miss=fetch`, where nothing but the demand decides:
+
+- LRU of equal or unequal bytes is a stack algorithm here, because victims leave strictly in order of last use until
+  what comes in fits: a cache of C bytes holds the longest top of the stack that fits C.
+- Belady is one if a pool's experts are of equal bytes; `belady.py` says how. Otherwise more room can cost hits.
+- A step that does not fit its pool pushes its own experts out as they are computed, so times decide which are left.
+  Where that can matter the capacity is *undecided*; `rest.py` replays it on a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from simulator.compiled.cache import is_kept
+from simulator.config import ReplayConfig, configure
+from simulator.curves.stream import Cut, Tally, demands_of, tally
+from simulator.errors import ConfigError
+from traces.schema import Geometry, Trace
+
+POLICIES = ("lru", "belady")
+UNDECIDED = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Misses at G rising capacities of all pools together; L layers.
+
+    Per layer, capacities are split evenly over layers by count. Between two capacities nothing changes if experts share
+    a size, or a pool each layer; otherwise a curve says nothing about what lies between.
+    """
+
+    config: ReplayConfig  #: its `capacity` is of no account
+    platform: str | None  #: the machine that decided what the demand alone does not, if any
+    trace: str  #: digest
+    model: str
+    experts: int  #: of all layers
+    total_bytes: int  #: of all experts
+    dense: bool  #: whether misses change at these capacities only
+    capacity_bytes: np.ndarray  #: (G,) int64
+    layer_misses: np.ndarray  #: (L, G) int64, UNDECIDED where times decide
+    layer_accesses: np.ndarray  #: (L,) int64
+    layer_compulsory: np.ndarray  #: (L,) int64: misses at any capacity
+    replayed: np.ndarray  #: (G,) bool: decided by replays on `platform`
+
+    @property
+    def policy(self) -> str:
+        """`lru` or `belady`."""
+        return self.config.eviction
+
+    @property
+    def decided(self) -> np.ndarray:
+        """(G,) bool: where the demand alone decides, or a replay has."""
+        return self.layer_misses[0] != UNDECIDED
+
+    @property
+    def misses(self) -> np.ndarray:
+        """(G,) int64 of all layers, UNDECIDED where times decide."""
+        return np.where(self.decided, self.layer_misses.sum(0), UNDECIDED)
+
+    @property
+    def accesses(self) -> int:
+        """Of all layers."""
+        return int(self.layer_accesses.sum())
+
+    @property
+    def compulsory(self) -> int:
+        """Misses at any capacity."""
+        return int(self.layer_compulsory.sum())
+
+    @property
+    def capacity_experts(self) -> np.ndarray:
+        """(G,) f64: capacities in mean experts; whole numbers where experts share a size."""
+        return self.capacity_bytes * self.experts / self.total_bytes
+
+    @property
+    def hit_rate(self) -> np.ndarray:
+        """(G,) f64, not a number where undecided or without accesses."""
+        hits = np.where(self.decided, self.accesses - self.misses, np.nan)
+        return hits / self.accesses if self.accesses else np.full(len(hits), np.nan)
+
+    def misses_at(self, capacity: int) -> int:
+        """Misses of a replay with that many bytes. Raises ConfigError if this curve does not say."""
+        at = int(np.searchsorted(self.capacity_bytes, capacity, side="right")) - 1
+        if at < 0 or not (self.dense or self.capacity_bytes[at] == capacity):
+            raise ConfigError(f"this curve has no capacity of {capacity:,} bytes; ask for it with capacities=")
+        if not self.decided[at]:
+            raise ConfigError(
+                f"{capacity:,} bytes hold less than a step demands, so that {self.policy} depends on the machine's "
+                "times there; replay that capacity"
+            )
+        return int(self.misses[at])
+
+
+def curve(
+    trace: Trace,
+    policy: str = "lru",
+    scope: str = "global",
+    passes: str = "recorded",
+    reset: str = "never",
+    contract: str = "atomic",
+    capacities: Sequence[int] = (),
+    done: Callable[[int], None] = lambda steps: None,
+) -> Curve:
+    """Count a trace's misses at every whole number of experts, and at `capacities` in bytes.
+
+    With `scope="per_layer"` those are 1 to E per layer. Where experts differ in size, a number of them is that of mean
+    experts, rounded down to bytes as `--capacity 51experts` is. `done` hears now and then how many more of the steps
+    (passes x layers) have been counted. Raises ConfigError, PolicyError or TraceError.
+    """
+    config = settings(trace.geometry, policy, scope, passes, reset, contract)
+    geometry, equal = trace.geometry, _shares_a_size(trace.geometry, scope)
+    grid = _grid(geometry, scope, () if equal else capacities)
+    cut = Cut(geometry.layers, geometry.experts, scope == "per_layer", contract == "atomic")
+    counted = tally(geometry.layers, len(grid), None if equal else grid)
+    weights = np.array([1 if equal else size for size in geometry.expert_bytes], np.int64)
+    _count(trace, config, cut, weights, counted, done)
+    return _curve(trace, config, grid, equal, counted)
+
+
+def settings(
+    geometry: Geometry,
+    policy: str,
+    scope: str = "global",
+    passes: str = "recorded",
+    reset: str = "never",
+    contract: str = "atomic",
+) -> ReplayConfig:
+    """What a curve holds for, checked before anything is counted. Raises ConfigError or PolicyError."""
+    config = configure(eviction=policy, scope=scope, passes=passes, reset=reset, contract=contract)
+    if policy not in POLICIES:
+        raise ConfigError(
+            f"no curve of {policy}: it is no stack algorithm, or not known to be one ({', '.join(POLICIES)} are); "
+            "replay the capacities that matter"
+        )
+    if policy not in offered(geometry, scope):
+        raise ConfigError(
+            "no curve of belady in a pool of unequal bytes: it is no stack algorithm there, more room can cost hits; "
+            "use scope per_layer, or replay the capacities that matter"
+        )
+    return config
+
+
+def offered(geometry: Geometry, scope: str) -> tuple[str, ...]:
+    """The policies that have a curve in pools of that scope."""
+    return POLICIES if _shares_a_size(geometry, scope) else ("lru",)
+
+
+def is_ready(policy: str) -> bool:
+    """Whether the curves of a policy can be counted without compiling first, which takes seconds."""
+    return is_kept(f"{policy}._walk")
+
+
+def _shares_a_size(geometry: Geometry, scope: str) -> bool:
+    """Whether all experts of a pool have as many bytes."""
+    return scope == "per_layer" or len(set(geometry.expert_bytes)) == 1
+
+
+def _grid(geometry: Geometry, scope: str, more: Sequence[int]) -> np.ndarray:
+    """(G,) int64: whole numbers of experts, and `more`, in bytes, from the largest expert on as replays demand it."""
+    sizes, experts = geometry.expert_bytes, geometry.experts
+    if scope == "per_layer":
+        return np.arange(1, experts + 1) * sum(sizes)
+    each = Fraction(sum(sizes), geometry.layers)
+    whole = {int(count * each) for count in range(1, geometry.layers * experts + 1)}
+    return np.array(sorted(capacity for capacity in whole | set(more) if capacity >= max(sizes)), np.int64)
+
+
+def _count(
+    trace: Trace, config: ReplayConfig, cut: Cut, weights: np.ndarray, into: Tally, done: Callable[[int], None]
+) -> None:
+    """Kernels are imported when they are needed: the first import of each compiles it."""
+    demands = demands_of(trace, config.passes, config.reset)
+    if config.eviction == "lru":
+        from simulator.curves import lru
+
+        lru.count(demands, cut, weights, into, done)
+    else:
+        from simulator.curves import belady
+
+        belady.count(demands, cut, into, done)
+
+
+def _curve(trace: Trace, config: ReplayConfig, grid: np.ndarray, dense: bool, counted: Tally) -> Curve:
+    geometry = trace.geometry
+    accesses = counted.found.sum(1)
+    misses = accesses[:, None] - np.cumsum(counted.found[:, : len(grid)], axis=1)
+    misses[:, np.cumsum(counted.undecided[: len(grid)]) > 0] = UNDECIDED
+    return Curve(
+        config=config,
+        platform=None,
+        trace=trace.digest,
+        model=trace.header.provenance.model,
+        experts=geometry.layers * geometry.experts,
+        total_bytes=geometry.experts * sum(geometry.expert_bytes),
+        dense=dense,
+        capacity_bytes=grid,
+        layer_misses=misses,
+        layer_accesses=accesses,
+        layer_compulsory=counted.found[:, -1],
+        replayed=np.zeros(len(grid), bool),
+    )

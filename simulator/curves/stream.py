@@ -1,0 +1,105 @@
+"""What both kernels read and write: the demand stream with its resets, how it falls into look-ups, and the counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numba import boolean, int32, int64, types
+
+from simulator.config import parse_reset
+from traces.demand import demand_of
+from traces.passes import Passes, schedule
+from traces.schema import Trace
+
+STEPS_AT_ONCE = 1 << 16  #: per call of a kernel, so that an interrupt is heard
+FIRST_USE = 1 << 62  #: the depth of an expert that has not been used since the start or the last reset
+NOWHERE = -1
+
+
+class Demands(NamedTuple):
+    """The demand stream as `traces.demand.Demand` has it; memory-mapped where the trace is on disk."""
+
+    offsets: np.ndarray  #: (P * L + 1,) int64
+    expert: np.ndarray  #: (n,) int32, of the layer
+    next_use: np.ndarray  #: (n,) int64
+    fresh: np.ndarray  #: (P,) bool: the cache is cleared before this pass
+
+
+class Cut(NamedTuple):
+    """How the stream falls into pools and look-ups."""
+
+    layers: int
+    experts: int  #: of a layer
+    per_layer: bool  #: a pool per layer, or one
+    atomic: bool  #: a step's experts are looked up together, or one by one
+
+    @property
+    def pools(self) -> int:
+        """How many caches there are."""
+        return self.layers if self.per_layer else 1
+
+    @property
+    def units(self) -> int:
+        """Experts that share a cache."""
+        return self.experts if self.per_layer else self.layers * self.experts
+
+
+class Tally(NamedTuple):
+    """Accesses by the smallest of G rising capacities at which they hit."""
+
+    grid: np.ndarray  #: (G,) int64, in the unit of depths; empty stands for 1, 2, ... G
+    found: np.ndarray  #: (L, G + 2) int64; column G hits at no capacity of the grid, G + 1 is a first use
+    undecided: np.ndarray  #: (G + 1,) int64: +1 where a range of undecided capacities begins, -1 behind its end
+
+
+def read_only(kind: types.Type) -> types.Array:
+    """The type of a vector that need not be writable, as a memory map is not."""
+    return types.Array(kind, 1, "C", readonly=True)
+
+
+DEMANDS = types.NamedTuple((read_only(int64), read_only(int32), read_only(int64), read_only(boolean)), Demands)
+CUT = types.NamedTuple((int64, int64, boolean, boolean), Cut)
+TALLY = types.NamedTuple((int64[::1], int64[:, ::1], int64[::1]), Tally)
+
+
+def demands_of(trace: Trace, passes: str, reset: str) -> Demands:
+    """The stream of a trace under a schedule of passes. Raises TraceError or ValueError for an unknown setting."""
+    demand = demand_of(trace, passes)
+    fresh = resets(schedule(trace, passes), reset)
+    return Demands(*(_locked(array) for array in (demand.offsets, demand.expert, demand.next_use, fresh)))
+
+
+def resets(plan: Passes, reset: str) -> np.ndarray:
+    """Which passes start with an empty cache because of `reset` (P,); the first one starts so anyway."""
+    fresh, every = np.zeros(len(plan), bool), parse_reset(reset)
+    if every < 0:
+        fresh[1:] = np.diff(plan.request) != 0
+    if every > 0:
+        begun = 0
+        while (begun := int(np.searchsorted(plan.start, plan.start[begun] + every))) < len(plan):
+            fresh[begun] = True
+    return fresh
+
+
+def tally(layers: int, capacities: int, grid: np.ndarray | None = None) -> Tally:
+    """Zeros for so many capacities: those of `grid`, or 1, 2, 3 and so on."""
+    found, undecided = np.zeros((layers, capacities + 2), np.int64), np.zeros(capacities + 1, np.int64)
+    return Tally(np.empty(0, np.int64) if grid is None else grid, found, undecided)
+
+
+def spans(demands: Demands, done: Callable[[int], None]) -> Iterator[tuple[int, int]]:
+    """Ranges of steps [first, last); `done` hears how long each was, once it has been counted."""
+    steps = len(demands.offsets) - 1
+    for first in range(0, steps, STEPS_AT_ONCE):
+        last = min(first + STEPS_AT_ONCE, steps)
+        yield first, last
+        done(last - first)
+
+
+def _locked(array: np.ndarray) -> np.ndarray:
+    """A plain view that cannot be written, so that memory maps and arrays have one type."""
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
