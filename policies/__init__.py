@@ -3,38 +3,99 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 
 from policies.contract import Policy, PolicyError
 
 #: Every policy by kind, in the order in which tables and legends show them.
 NAMES: dict[str, tuple[str, ...]] = {
-    "routing": ("standard", "cache_prior"),
-    "prefetch": ("none", "top_k", "score", "side_buffer"),
-    "eviction": ("lru", "lfu", "fifo", "random", "least_stale", "farthest_layer", "score", "arc", "sieve", "belady"),
-    "miss": ("fetch", "drop", "cascade", "substitute", "split"),
+    "routing": ("standard", "cache_prior", "max_rank", "cumulative", "reuse_distance", "prune", "swap"),
+    "prefetch": (
+        "none",
+        "top_k",
+        "score",
+        "adaptive_depth",
+        "confident",
+        "side_buffer",
+        "activation_matrix",
+        "previous_token",
+        "coactivation",
+        "frequent",
+        "oracle",
+    ),
+    "eviction": (
+        "lru",
+        "lfu",
+        "fifo",
+        "random",
+        "least_stale",
+        "farthest_layer",
+        "least_high_precision",
+        "hobbit",
+        "score",
+        "shielded_score",
+        "mrs",
+        "activation_ratio",
+        "clock",
+        "sieve",
+        "s3fifo",
+        "arc",
+        "slru",
+        "lru_k",
+        "lfu_decay",
+        "lfru",
+        "class_lru",
+        "static",
+        "pinned",
+        "belady",
+    ),
+    "miss": (
+        "fetch",
+        "lowest_bit",
+        "cascade",
+        "hobbit",
+        "drop",
+        "drop_cascade",
+        "drop_below",
+        "substitute",
+        "substitute_band",
+        "cpu",
+        "split",
+        "fiddler",
+    ),
 }
 
+#: By kind and name, policies from files of the user's own: `policies/files.py` adds them to this process.
+GIVEN: dict[str, dict[str, Policy]] = {kind: {} for kind in NAMES}
 
+
+def names(kind: str) -> tuple[str, ...]:
+    """Every policy of a kind, the user's own last."""
+    return (*NAMES[kind], *GIVEN[kind])
+
+
+@cache
 def load(kind: str, name: str) -> Policy:
     """The policy of that kind and name. Raises PolicyError, suggesting the nearest name."""
-    if name not in NAMES[kind]:
-        near = get_close_matches(name, NAMES[kind], n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(NAMES[kind])}"
+    known = names(kind)
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
         raise PolicyError(f"no {kind} policy called {name!r}: {hint}")
-    return import_module(f"policies.{kind}.{name}").POLICY
+    return GIVEN[kind].get(name) or import_module(f"policies.{kind}.{name}").POLICY
 
 
 def catalogue() -> list[Policy]:
     """Every policy, kind by kind."""
-    return [load(kind, name) for kind, names in NAMES.items() for name in names]
+    return [load(kind, name) for kind in NAMES for name in names(kind)]
 
 
 def named(name: str) -> list[Policy]:
     """The policies of that name, of any kind. Raises PolicyError, suggesting the nearest name."""
-    found = [load(kind, name) for kind, names in NAMES.items() if name in names]
+    found = [load(kind, name) for kind in NAMES if name in names(kind)]
     if not found:
-        every = [known for names in NAMES.values() for known in names]
+        every = [known for kind in NAMES for known in names(kind)]
         near = get_close_matches(name, every, n=1)
         hint = f"did you mean {near[0]}?" if near else "`moereplay policies` lists them"
         raise PolicyError(f"no policy called {name!r}: {hint}")

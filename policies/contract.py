@@ -9,7 +9,8 @@ A policy is written once and runs in every engine. Its hooks are plain functions
     step      the gate's arrays (routing, miss and prefetch hooks only), see Step
 
 Rows are read as `experts[x]["last_use"]`: a dict row in the reference engine, a structured array in the compiled one.
-A hook sees no time, link, queue or torch; it writes only `own` and its outputs, and uses integers or + - * / on floats.
+A hook sees no time, link, queue or torch; it writes only `own` and its outputs, and uses integers or + - * / and the
+square root, which is rounded correctly everywhere, on floats.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ PREFILL, DECODE = 0, 1
 DROP, CPU, PER_TOKEN = -1, -2, -3
 #: No victim, no substitute.
 NONE = -1
-#: Next use of an expert that is never demanded again.
+#: Next use of an expert that is never demanded again; place of one that a profile does not list.
 NEVER = 1 << 60
+#: Which profile a policy is fitted to: none, what --profile gives, or the demand of the trace's first N tokens, 0 all.
+NO_PROFILE, GIVEN_PROFILE = -2, -1
 #: Gate weights and scores enter policies as round(weight * UNIT), half to even.
 UNIT = 1 << 24
 
 #: The execution point: it moves when a step starts, before its dense part.
 NOW = np.dtype(
     [(name, np.int64) for name in ("pass", "layer", "step", "phase", "tokens", "gated", "request")]
+    + [("clock", np.int64), ("position", np.int64)]  # tokens of the run, and of its request, before this pass
     + [(name, np.int64) for name in ("layers", "experts", "k", "precisions", "seed")],
     align=True,
 )
@@ -47,6 +51,7 @@ EXPERT = np.dtype(
         ("last_use", np.int64),  # stamp: advanced by every use and by the arrival of a prefetch
         ("last_pass", np.int64),  # pass of that stamp
         ("hint_pass", np.int64),  # pass in which a prefetch policy last named it while resident
+        ("last_hint", np.int64),  # stamp of that naming, which advances the counter of `last_use`
         ("uses_ever", np.int64),
         (
             "uses_here",
@@ -54,6 +59,8 @@ EXPERT = np.dtype(
         ),  # uses since it became resident; a prefetch arrives with 1, its first use leaves it at 1
         ("mass_ever", np.int64),  # sum of the gate weights (in UNITs) of all its assignments
         ("next_use", np.int64),  # position of its next demand not yet looked up, or NEVER; needs `future`
+        ("next_pass", np.int64),  # pass of that demand, or NEVER
+        ("profile", np.int64),  # bytes of what the profile ranks before it in its pool, or NEVER if it does not list it
         ("needed", np.int64),  # 1 from the gate that demands it until its compute has ended
     ],
     align=True,
@@ -96,6 +103,15 @@ class Step(NamedTuple):
     rank: Any  #: (n,) its best rank over the tokens
     mass: Any  #: (n,) its largest gate weight over the tokens, in UNITs
     tokens: Any  #: (n,) tokens routed to it
+    weight: Any = ()  #: (T, k) gate weight of each of `ids` in UNITs
+
+
+class Costs(NamedTuple):
+    """What the platform takes for the mean expert, most precise copy, in nanoseconds."""
+
+    load: int  #: to bring it over the link, latency included
+    compute: int  #: to run one token through it
+    cpu: int  #: to run one token through it on the CPU; 0 without one
 
 
 class PolicyError(Exception):
@@ -128,6 +144,17 @@ class Number:
     def slots(self, value: float) -> list[float]:
         """The value as floats for `own.par`."""
         return [float(value)]
+
+
+@dataclass(frozen=True)
+class HalfLife(Number):
+    """A number of tokens after which something is worth half; the second slot holds the factor of one token."""
+
+    width = 2
+
+    def slots(self, value: float) -> list[float]:
+        """The value, and what one token leaves."""
+        return [float(value), 0.5 ** (1.0 / float(value))]
 
 
 @dataclass(frozen=True)
@@ -204,6 +231,7 @@ class Memory:
     rows: int = 0
     regs: int = 0
     reals: int = 0
+    rows_per_expert: int = 0  #: more columns of `rows`, this many for each expert of a layer
 
 
 def always(*capabilities: str) -> Callable[[Params], frozenset[str]]:
@@ -226,11 +254,19 @@ class Policy:
     memory: Memory = Memory()
     #: capabilities the trace must have under these parameters: weights, logits, lookahead, future
     needs: Callable[[Params], frozenset[str]] = IDS_ALONE
+    #: (now, step, experts, copies, own): the demand is known, nothing is looked up yet; keys of this layer may change
+    on_gate: Callable[..., None] | None = None
     on_use: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
     on_insert: Callable[..., None] | None = None  #: (now, experts, copies, own, y, prefetched)
     on_evict: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
     on_predict: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
+    version: str = ""  #: of a user's own file: the first digits of its sha256, set by `policies/files.py`
     kind: str = field(init=False, default="")
+
+    @property
+    def label(self) -> str:
+        """The name, with the version that tells a user's own policies of one name apart."""
+        return f"{self.name}@{self.version}" if self.version else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +276,7 @@ class Routing(Policy):
     choose: Callable[..., None] | None = (
         None  #: (now, step, experts, copies, own, out): out[t][j] = expert id; None = recorded
     )
+    drops: bool = False  #: whether it may give a token fewer experts than its router did
     kind: str = field(init=False, default="routing")
 
 
@@ -251,6 +288,8 @@ class Prefetch(Policy):
     depth: Callable[[Params], int] = lambda params: 0  #: how many layers ahead it looks
     own_scores: Callable[[Params], bool] = lambda params: False  #: whether by this layer's own scores
     side_slots: Callable[[Params], int] = lambda params: 0  #: buffers of its own that never evict a cached expert
+    side_inside: Callable[[Params], bool] = lambda params: False  #: whether their bytes are taken from the capacity
+    renews_queue: bool = False  #: what it named before and is still queued is cancelled when it names anew
     kind: str = field(init=False, default="prefetch")
 
 
@@ -267,7 +306,9 @@ class Miss(Policy):
         lambda params: ()
     )  #: precision tiers, most precise first; () = as stored
     changes_output: bool = False
-    uses_cpu: bool = False  #: refused on a platform without one
+    uses_cpu: Callable[[Params], bool] = lambda params: False  #: refused on a platform without one
+    #: (params, Costs) -> params: fills in what is left to the platform, before a run; times never reach a hook
+    priced: Callable[[Params, Costs], Params] = lambda params, costs: params
     kind: str = field(init=False, default="miss")
 
 
@@ -276,7 +317,14 @@ class Eviction(Policy):
     """Names victims: by key (smallest leaves; ties by least recent stamp, then lowest id) or by a `victim` hook."""
 
     key: Callable[..., int] | None = None  #: (now, experts, copies, own, y) -> int64
-    rekey: str = "touch"  #: when an untouched copy's key may change: "touch" (never), "pass", "step" (start, gate)
+    #: when an untouched copy's key may change: "touch" (never), "pass", "step" (start, gate), or "layer": as "step",
+    #: but within a pass untouched copies of one layer keep their order; or as parameters say
+    rekey: str | Callable[[Params], str] = "touch"
     victim: Callable[..., int] | None = None  #: (now, experts, copies, own, pool, y_in) -> copy or NONE
     admit: Callable[..., bool] | None = None  #: (now, experts, copies, own, y_in, prefetched, y_out) -> False declines
+    profile: Callable[[Params], int] = lambda params: NO_PROFILE  #: what fills `experts[x]["profile"]`
     kind: str = field(init=False, default="eviction")
+
+    def scope(self, params: Params) -> str:
+        """When an untouched copy's key may change, under these parameters."""
+        return self.rekey if isinstance(self.rekey, str) else self.rekey(params)

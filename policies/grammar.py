@@ -27,7 +27,7 @@ class Chosen(Generic[PolicyT]):
     def text(self, full: bool = False) -> str:
         """The spelling that parses back to this choice; `full` names defaults too."""
         given = [p for p in self.policy.params if full or self.params[p.name] != p.default]
-        return ":".join([self.policy.name, *(f"{p.name}={_spell(self.params[p.name])}" for p in given)])
+        return ":".join([self.policy.label, *(f"{p.name}={_spell(self.params[p.name])}" for p in given)])
 
     def par(self) -> list[float]:
         """The parameters as `own.par`."""
@@ -37,8 +37,11 @@ class Chosen(Generic[PolicyT]):
 
 def parse(kind: str, text: str) -> Chosen[Any]:
     """The policy that `text` spells. Raises PolicyError naming the policy, the parameter and what it allows."""
-    name, *settings = text.strip().split(":")
+    label, *settings = text.strip().split(":")
+    name, _, version = label.partition("@")
     policy = policies.load(kind, name)
+    if version not in ("", policy.version):
+        raise PolicyError(f"{kind} {label}: the policy at hand is {policy.label}; give the file of that version")
     given: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

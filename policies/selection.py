@@ -1,6 +1,22 @@
 """Choosing experts by score, with the ties that semantics fixes."""
 
+import math
+
 UNNAMED = -(1 << 60)  # below every score: a correction bias makes scores negative
+SLACK = 1e-9  # 2.2 * 25 is 55 experts, although 2.2 * 25 > 55 in floats
+
+
+def times_k(now, factor):
+    """ceil(factor * k), at most all experts."""
+    return min(now["experts"], math.ceil(factor * now["k"] - SLACK))
+
+
+def routed(ids):
+    """How many experts the router gave a token; -1 is none."""
+    count = 0
+    for e in ids:
+        count += 1 if e >= 0 else 0
+    return count
 
 
 def next_best(scores, first, experts):
@@ -16,6 +32,16 @@ def next_best(scores, first, experts):
         if scores[e] > -float("inf") and (best < 0 or scores[e] > scores[best]):
             best = e
     return best
+
+
+def name_best(now, step, d, t, wanted, out, count):
+    """Append one token's `wanted` best of layer + 1 + d. Returns the new count; nothing beyond the last layer."""
+    target = now["layer"] + 1 + d
+    if target >= now["layers"]:
+        return count
+    for j in range(wanted):
+        out[count + j] = (target * now["experts"] + step.look_order[d][t][j]) * now["precisions"]
+    return count + wanted
 
 
 def name_predicted(now, step, d, wanted, out, count):
@@ -56,3 +82,53 @@ def append_descending(best, first, precisions, out, count):
         out[count] = (first + top) * precisions
         best[top] = UNNAMED
         count += 1
+
+
+def append_best(scores, most, first, precisions, out, count):
+    """Append copies (most precise) of up to `most` experts of positive score, descending, ties to the lowest id.
+
+    Empties `scores` of what it appended.
+    """
+    for _ in range(most):
+        top = 0
+        for e in range(1, len(scores)):
+            if scores[e] > scores[top]:
+                top = e
+        if scores[top] <= 0:
+            return count
+        out[count] = (first + top) * precisions
+        scores[top] = 0
+        count += 1
+    return count
+
+
+def sort_descending(scores, names):
+    """Sort both lists by descending score, ties to the lowest name (heapsort: no worst case, and quick to compile)."""
+    for root in range(len(names) // 2 - 1, -1, -1):
+        sift_down(scores, names, root, len(names))
+    for end in range(len(names) - 1, 0, -1):
+        exchange(scores, names, 0, end)
+        sift_down(scores, names, 0, end)
+
+
+def sift_down(scores, names, root, end):
+    """Restore the heap below `root`, whose top is what sorts last."""
+    while 2 * root + 1 < end:
+        child = 2 * root + 1
+        if child + 1 < end and sorts_before(scores, names, child, child + 1):
+            child += 1
+        if not sorts_before(scores, names, root, child):
+            return
+        exchange(scores, names, root, child)
+        root = child
+
+
+def sorts_before(scores, names, i, j):
+    """Whether entry i comes before entry j."""
+    return scores[i] > scores[j] or (scores[i] == scores[j] and names[i] < names[j])
+
+
+def exchange(scores, names, i, j):
+    """Swap two entries."""
+    scores[i], scores[j] = scores[j], scores[i]
+    names[i], names[j] = names[j], names[i]

@@ -3,15 +3,47 @@
 from __future__ import annotations
 
 from policies import catalogue
-from policies.contract import Parameter, Policy
+from policies.contract import Choice, Number, Parameter, Policy
+from policies.files import documentation
 
 
 def rows() -> list[dict[str, str]]:
-    """One row per policy: kind, name with parameters, what it needs by default, summary."""
+    """One row per policy: kind, name, parameters with default and range, what it needs, summary, source."""
     return [
-        {"kind": policy.kind, "policy": signature(policy), "needs": needs(policy), "what": policy.summary}
+        {
+            "kind": policy.kind,
+            "policy": policy.label,
+            "parameters": ", ".join(map(range_of, policy.params)),
+            "needs": needs(policy),
+            "what": policy.summary,
+            "source": policy.source,
+        }
         for policy in catalogue()
     ]
+
+
+def markdown() -> str:
+    """The same rows as the table of README.md."""
+    table = rows()
+    body = [[cell.replace("|", "\\|") for cell in row.values()] for row in table]
+    rule = "|---" * len(table[0]) + "|"
+    head, *lines = (f"| {' | '.join(cells)} |" for cells in [list(table[0]), *body])
+    return "\n".join([head, rule, *lines])
+
+
+def range_of(param: Parameter) -> str:
+    """A parameter with its default and, in brackets, what it may be."""
+    return f"{param.name}={default(param)} ({allowed(param)})"
+
+
+def allowed(param: Parameter) -> str:
+    """What a parameter may be, in short: options, or the ends of a range."""
+    if isinstance(param, Choice):
+        return "/".join(param.options)
+    ends = f"{param.low:g} to {param.high:g}"
+    if isinstance(param, Number):
+        return f"integer {ends}" if param.integer else ends
+    return f"up to {param.width - 1} of {ends}"
 
 
 def signature(policy: Policy) -> str:
@@ -25,6 +57,17 @@ def needs(policy: Policy) -> str:
     return ", ".join(sorted(policy.needs(defaults))) or "ids"
 
 
+def other_needs(policy: Policy) -> list[tuple[str, str]]:
+    """(option, needs) of each option that changes what is needed, the other parameters at their defaults."""
+    found = []
+    for param in policy.params:
+        for option in param.options if isinstance(param, Choice) else ():
+            given = {each.name: each.default for each in policy.params} | {param.name: option}
+            needed = ", ".join(sorted(policy.needs(given))) or "ids"
+            found += [(f"{param.name}={option}", needed)] if needed != needs(policy) else []
+    return found
+
+
 def default(param: Parameter) -> str:
     """A parameter's default as one types it."""
     if isinstance(param.default, tuple):
@@ -36,10 +79,12 @@ def explain(policy: Policy) -> list[tuple[str, str]]:
     """(heading, text) pairs on one policy."""
     ranges = [(f"  {param.name}", f"{param.allowed} (default {default(param)})") for param in policy.params]
     return [
-        ("policy", f"{policy.kind} {policy.name}"),
+        ("policy", f"{policy.kind} {policy.label}"),
         ("what", policy.summary),
         ("source", policy.source),
         ("needs", needs(policy)),
-        ("write", signature(policy)),
+        *((f"  {option}", needed) for option, needed in other_needs(policy)),
+        ("write", f"--{policy.kind} {signature(policy)}"),
         *ranges,
+        *(("" if at else "notes", line) for at, line in enumerate(documentation(policy).splitlines())),
     ]

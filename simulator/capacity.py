@@ -39,12 +39,15 @@ class Capacity:
         )
 
 
-def parse_capacity(text: str, geometry: Geometry, scope: str, tiers: tuple[tuple[int, ...], ...]) -> Capacity:
+def parse_capacity(
+    text: str, geometry: Geometry, scope: str, tiers: tuple[tuple[int, ...], ...], reserved: int = 0
+) -> Capacity:
     """The pools of a capacity. Raises ConfigError if unparsable or smaller than the largest expert of a pool.
 
-    `tiers[0]` holds the bytes per layer at which experts are cached in this run.
+    `tiers[0]` holds the bytes per layer at which experts are cached in this run; `reserved` bytes of the capacity are
+    no pool's.
     """
-    share = _total(text, geometry) / _all_bytes(geometry.expert_bytes, geometry)
+    share = max(0, _total(text, geometry) - reserved) / _all_bytes(geometry.expert_bytes, geometry)
     if scope == "per_layer":
         pools = tuple(int(share * geometry.experts * size) for size in geometry.expert_bytes)
         largest = tiers[0]
@@ -54,8 +57,9 @@ def parse_capacity(text: str, geometry: Geometry, scope: str, tiers: tuple[tuple
     for index, (pool, size) in enumerate(zip(pools, largest, strict=True)):
         if pool < size:
             where = f"layer {index}'s pool" if scope == "per_layer" else "the pool"
+            beside = f" beside {reserved:,} of side buffers" if reserved else ""
             raise ConfigError(
-                f"capacity {text} gives {where} {pool:,} bytes, less than one expert of {size:,}; raise it"
+                f"capacity {text} gives {where} {pool:,} bytes{beside}, less than one expert of {size:,}; raise it"
             )
     return _described(pools, geometry, tiers[0])
 

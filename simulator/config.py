@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator
@@ -12,7 +12,7 @@ from policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
 from policies.grammar import Chosen, parse
 from simulator.errors import ConfigError
 from simulator.origin import FUTURE, Origin
-from simulator.platform import platform
+from simulator.platform import Times, platform
 from traces.passes import parse_passes
 from traces.schema import Frozen, Trace, TraceError, canonical
 
@@ -36,7 +36,9 @@ class ReplayConfig(Frozen):
     reset: str = "never"
     prefetch_at: Literal["gate", "after_demand"] = "gate"
     prefetch_admission: Literal["evict", "free_only"] = "evict"
+    lookahead: Literal["recorded", "shuffled_tokens", "shuffled_experts"] = "recorded"
     warm: tuple[tuple[int, int], ...] = ()
+    profile: tuple[tuple[int, int], ...] = ()
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     @field_validator("passes")
@@ -79,6 +81,17 @@ class PolicySet:
     eviction: Chosen[Eviction]
     miss: Chosen[Miss]
 
+    def priced(self, times: Times) -> PolicySet:
+        """The same, with what policies leave to the platform filled in."""
+        policy, params = self.miss.policy, self.miss.params
+        return replace(self, miss=Chosen(policy, dict(policy.priced(params, times.costs))))
+
+    @property
+    def own(self) -> list[str]:
+        """The policies that are from files of the user's own."""
+        chosen: list[Chosen] = [getattr(self, kind) for kind in KINDS]
+        return [f"{each.policy.kind} {each.policy.label}" for each in chosen if each.policy.version]
+
     @property
     def open_loop(self) -> bool:
         """Whether the recorded logits could have reacted to what these policies change."""
@@ -104,11 +117,12 @@ class PolicySet:
             raise PolicyError(
                 f"{self.prefetch.text()} looks {depth} layers ahead; the trace recorded {lookahead_depth}"
             )
-        if self.changes_routing and FUTURE in self.eviction.needs:
-            raise PolicyError(
-                f"{self.eviction.policy.name} reads the future, which routing {self.routing.policy.name} changes; "
-                "replay it with --routing standard"
-            )
+        for reader in (self.eviction, self.prefetch):
+            if self.changes_routing and FUTURE in reader.needs:
+                raise PolicyError(
+                    f"{reader.policy.name} reads the future, which routing {self.routing.policy.name} changes; "
+                    "replay it with --routing standard"
+                )
 
 
 def _lacking(need: str) -> str:

@@ -6,15 +6,17 @@ Without calibration compute is a roofline: max(2 * params * tokens / FLOP/s, byt
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from policies.contract import Costs
 from simulator.errors import ConfigError
 from simulator.platforms import NAMES
 from traces.schema import Frozen, Geometry
@@ -35,6 +37,10 @@ class Link(Frozen):
             return 0
         return -(-size * NS // int(self.bytes_per_s))
 
+    def slowed(self, share: float) -> Link:
+        """The same link at a share of its rate."""
+        return self.model_copy(update={"bytes_per_s": self.bytes_per_s * share})
+
 
 class Roofline(Frozen):
     """A processor by its two ceilings, and what it costs to start a kernel."""
@@ -50,6 +56,10 @@ class Roofline(Frozen):
             return 0
         return round(max(2 * params * tokens / self.flops, size / self.memory_bytes_per_s) * NS) + self.launch_ns
 
+    def slowed(self, share: float) -> Roofline:
+        """The same processor at a share of its memory's rate."""
+        return self.model_copy(update={"memory_bytes_per_s": self.memory_bytes_per_s * share})
+
 
 class Measured(Frozen):
     """Compute by given times: constants and nanoseconds per token."""
@@ -59,6 +69,18 @@ class Measured(Frozen):
     expert_ns: int = Field(default=0, ge=0)
     expert_ns_per_token: int = Field(default=0, ge=0)
     pass_ns: int = Field(default=0, ge=0)
+
+    def slowed(self, share: float) -> Measured:
+        """The same processor where an expert takes 1 / share of the time."""
+        slower = {name: ceil(getattr(self, name) / share) for name in ("expert_ns", "expert_ns_per_token")}
+        return self.model_copy(update=slower)
+
+
+class Contention(Frozen):
+    """What is left of a rate while both work: the CPU reads the memory that the link reads from."""
+
+    cpu: float = Field(default=1, gt=0, le=1)
+    link: float = Field(default=1, gt=0, le=1)
 
 
 Compute = Annotated[Roofline | Measured, Field(discriminator="kind")]
@@ -75,10 +97,12 @@ class Platform(Frozen):
     link: Link
     compute: Compute
     cpu: Compute | None = None
+    contention: Contention | None = None
 
     def figures(self) -> dict[str, object]:
         """What a replay's times depend on, whatever the machine is called."""
-        return self.model_dump(mode="json", include={"link", "compute", "cpu"})
+        parts = {"link", "compute", "cpu"} | ({"contention"} if self.contention else set())
+        return self.model_dump(mode="json", include=parts)
 
     def row(self) -> dict[str, object]:
         """One line of `moereplay platforms`."""
@@ -100,6 +124,9 @@ class Times:
         self._platform, self._geometry, self._tiers = platform, geometry, tiers
         self.latency_ns, self.depth = platform.link.latency_ns, platform.link.depth
         self._known: dict[tuple[str, int, int, int], int] = {}
+        left = platform.contention or Contention()
+        self._slow_link = platform.link.slowed(left.link)
+        self._slow_cpu = platform.cpu.slowed(left.cpu) if platform.cpu else None
 
     @cached_property
     def _params(self) -> int:
@@ -110,6 +137,24 @@ class Times:
     def wire_ns(self) -> list[list[int]]:
         """[layer][precision] nanoseconds on the wire."""
         return [[self._platform.link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
+
+    @cached_property
+    def contended_wire_ns(self) -> list[list[int]]:
+        """The same for a transfer that starts while the CPU computes."""
+        return [[self._slow_link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What the mean expert takes, rounded down, for policies that weigh the link against the CPU."""
+        load = [self.latency_ns + wire[0] for wire in self.wire_ns]
+        compute = [self.expert_ns(layer, 0, 1) for layer in self._layers]
+        cpu = [self.cpu_ns(layer, 0, 1) for layer in self._layers] if self._platform.cpu else [0]
+        return Costs(*(sum(times) // len(times) for times in (load, compute, cpu)))
+
+    @property
+    def has_cpu(self) -> bool:
+        """Whether experts may be computed on the CPU."""
+        return self._platform.cpu is not None
 
     @property
     def _layers(self) -> range:
@@ -135,13 +180,17 @@ class Times:
         """One expert over the tokens routed to it."""
         return self._expert("expert", self._platform.compute, layer, precision, tokens)
 
-    def cpu_ns(self, layer: int, precision: int, tokens: int) -> int:
-        """The same on the CPU, from the slow tier. Raises ConfigError if the platform has no CPU."""
-        if self._platform.cpu is None:
+    def cpu_ns(self, layer: int, precision: int, tokens: int, contended: bool = False) -> int:
+        """The same on the CPU, from the slow tier; `contended` if the link works beside it.
+
+        Raises ConfigError if the platform has no CPU.
+        """
+        if self._platform.cpu is None or self._slow_cpu is None:
             raise ConfigError(
                 f"platform {self._platform.name} has no [cpu] table, which miss policies that compute there need"
             )
-        return self._expert("cpu", self._platform.cpu, layer, precision, tokens)
+        what, cpu = ("slow cpu", self._slow_cpu) if contended else ("cpu", self._platform.cpu)
+        return self._expert(what, cpu, layer, precision, tokens)
 
     def _expert(self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int) -> int:
         if isinstance(compute, Measured):
@@ -160,14 +209,42 @@ def presets() -> list[Platform]:
 
 
 def platform(name: str) -> Platform:
-    """A preset by name, or a platform file by path (.toml). Raises ConfigError."""
+    """A preset by name, or a platform file by path (.toml), with changes: `a100-5gbps:link.bytes_per_s=25e9`.
+
+    Raises ConfigError.
+    """
+    base, *changes = name.split(":")
+    return _changed(_unchanged(base), name, changes) if changes else _unchanged(base)
+
+
+def _unchanged(name: str) -> Platform:
     if name in NAMES:
-        return _parse(files("simulator.platforms").joinpath(f"{name}.toml").read_text(), name)
+        return _preset(name)
     if name.endswith(".toml"):
         return _read(Path(name))
     near = get_close_matches(name, NAMES, n=1)
     hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(NAMES)}, or give a .toml file"
     raise ConfigError(f"no platform called {name!r}: {hint}")
+
+
+@cache  # a sweep asks for the same preset thousands of times
+def _preset(name: str) -> Platform:
+    return _parse(files("simulator.platforms").joinpath(f"{name}.toml").read_text(), name)
+
+
+def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
+    """The machine with other figures: `table.figure=value`, any number of them."""
+    figures = machine.model_dump()
+    for change in changes:
+        where, equals, value = change.partition("=")
+        table, _, figure = where.partition(".")
+        if not equals or not isinstance(figures.get(table), dict) or figure not in figures[table]:
+            known = [f"{table}.{key}" for table in ("link", "compute", "cpu") for key in figures[table] or ()]
+            near = get_close_matches(where, known, n=1)
+            hint = f"did you mean {near[0]}=?" if near else f"write {' or '.join(known)}, then =value"
+            raise ConfigError(f"platform {machine.name} has no figure {where!r}: {hint}")
+        figures[table][figure] = value
+    return _valid(figures | {"name": name}, name)
 
 
 def _read(path: Path) -> Platform:
@@ -179,9 +256,14 @@ def _read(path: Path) -> Platform:
 
 def _parse(text: str, name: str) -> Platform:
     try:
-        return Platform.model_validate(tomllib.loads(text))
+        return _valid(tomllib.loads(text), name)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"platform {name} is no valid TOML: {error}") from None
+
+
+def _valid(figures: Mapping[str, object], name: str) -> Platform:
+    try:
+        return Platform.model_validate(figures)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -9,7 +9,17 @@ from traces.schema import Trace
 
 #: Settings in the order in which they are echoed; capacity has lines of its own.
 POLICIES = ("eviction", "prefetch", "miss", "routing")
-SETTINGS = ("platform", "contract", "scope", "passes", "reset", "prefetch_at", "prefetch_admission", "seed")
+SETTINGS = (
+    "platform",
+    "contract",
+    "scope",
+    "passes",
+    "reset",
+    "prefetch_at",
+    "prefetch_admission",
+    "lookahead",
+    "seed",
+)
 
 
 def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
@@ -28,8 +38,13 @@ def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
 
 
 def settings(results: Sequence[Result]) -> list[str]:
-    """Every setting, and the capacities in every form with their warnings."""
-    return [_echo(results, POLICIES), _echo(results, SETTINGS), *_each_capacity(results)]
+    """Every setting, the capacities in every form with their warnings, and what is cached beside them."""
+    return [
+        _echo(results, POLICIES),
+        _echo(results, SETTINGS),
+        *_each_capacity(results),
+        *_each_side_buffer(results),
+    ]
 
 
 def _each_capacity(results: Sequence[Result]) -> list[str]:
@@ -40,6 +55,12 @@ def _each_capacity(results: Sequence[Result]) -> list[str]:
         if warning:
             lines.append(f"  warning: {warning}")
     return lines
+
+
+def _each_side_buffer(results: Sequence[Result]) -> list[str]:
+    """What is cached outside of the pools that the lines above describe."""
+    held = {result.about["policies"]["prefetch"]: result.about["side_bytes"] for result in results}
+    return [f"side buffers of {prefetch}: {size:,} bytes more" for prefetch, size in held.items() if size]
 
 
 def _echo(results: Sequence[Result], names: Sequence[str]) -> str:

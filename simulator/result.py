@@ -11,7 +11,7 @@ from traces.schema import canonical
 #: Every counter with its definition; `access` is a demanded expert of a step, after the union over tokens.
 COUNTERS: dict[str, str] = {
     "accesses": "demanded experts summed over steps",
-    "assignments": "(token, expert) pairs before the union",
+    "assignments": "(token, expert) pairs that the router chose, before routing policies and the union",
     "hits": "accesses whose expert was resident at look-up",
     "late": "accesses whose expert was in flight",
     "misses": "accesses whose expert was absent; hits + late + misses = accesses",
@@ -44,6 +44,9 @@ COUNTERS: dict[str, str] = {
     "assignments_kept": "assignments of the router's own choice that were executed as chosen",
     "mass": "gate weight of the router's own choice, in 2**-24",
     "mass_kept": "of that, the part executed as chosen",
+    "mass_low_precision": "of what was kept, the part executed below the highest precision tier",
+    "mass_substituted": "gate weight of the router's own choice in whose place another expert was executed",
+    "mass_dropped": "the rest of it, executed by nobody; mass_kept + mass_substituted + mass_dropped = mass",
     "rank_displacement": "sum over assignments of how far their rank is from the slot they fill",
     "variation": "sum over tokens and layers of half |w - w'| between original and used mixture, in 2**-24",
 }

@@ -14,16 +14,18 @@ from simulator.errors import ConfigError
 from simulator.result import COUNTERS, Event, Result, row_digest
 
 ROWS_VERSION = 1
-TEXT = dict.fromkeys(("contract", "scope", "passes", "reset", "prefetch_at", "prefetch_admission"), pl.String)
+TEXT = dict.fromkeys(
+    ("contract", "scope", "passes", "reset", "prefetch_at", "prefetch_admission", "lookahead"), pl.String
+)
 CONFIG = pl.Struct(
     dict.fromkeys(KINDS, pl.String)
     | {"capacity": pl.String, "platform": pl.String}
     | TEXT
-    | {"warm": pl.List(pl.List(pl.Int64)), "seed": pl.Int64}
+    | {"warm": pl.List(pl.List(pl.Int64)), "profile": pl.List(pl.List(pl.Int64)), "seed": pl.Int64}
 )
 ABOUT = pl.Struct(
     dict.fromkeys(("label", "identity", "trace", "model", "capacity_forms", "warning"), pl.String)
-    | {"semantics": pl.Int64, "capacity_bytes": pl.Int64, "token_cycles": pl.Float64}
+    | {"semantics": pl.Int64, "capacity_bytes": pl.Int64, "side_bytes": pl.Int64, "token_cycles": pl.Float64}
     | {"policies": pl.Struct(dict.fromkeys(KINDS, pl.String))}
 )
 COUNTS = dict.fromkeys(COUNTERS, pl.Int64)

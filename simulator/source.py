@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from policies.contract import Prefetch
 from policies.grammar import Chosen
 from traces import routers
-from traces.demand import Union, demand_of, to_units
+from traces.demand import NEVER, Union, demand_of, to_units
 from traces.lookahead import Predicted, predicted
 from traces.passes import schedule
 from traces.schema import Geometry, Router, Trace
@@ -50,6 +52,15 @@ class Heard(NamedTuple):
     look: Sequence[Predicted]  #: [d] (T, E)
 
 
+class Mixture(NamedTuple):
+    """What became of a gate's choice; (T, k) each, -1 none."""
+
+    gate: Gate  #: the router's own
+    routed: Sequence[Sequence[int]]  #: after the routing policy
+    run: Sequence[Sequence[int]]  #: after the miss policy, slot by slot
+    tiers: Mapping[int, int]  #: executed expert -> precision tier (0 is the most precise) it ran at
+
+
 class Gates(Protocol):
     """What an engine asks in every pass, layer after layer."""
 
@@ -66,15 +77,20 @@ class Gates(Protocol):
         """Gate weights in UNITs (T, k) of other ids than the model's own, from the unmodified logits."""
         ...
 
-    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]], tiers: Mapping[int, int]) -> None:
-        """What the policies made of the gate: the experts each token runs, -1 for dropped. A live model obeys.
-
-        `tiers` is the precision tier (0 is the most precise) at which each of them ran.
-        """
+    def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
+        """What the policies made of the gate. A live model obeys."""
         ...
 
     def first_uses(self) -> Sequence[int]:
         """Position of each expert's first demand; () if the future is unknown."""
+        ...
+
+    def pass_of(self, position: int) -> int:
+        """The pass of a position in the demand stream; NEVER for NEVER. Asked only if the future is known."""
+        ...
+
+    def popularity(self, tokens: int) -> Sequence[int]:
+        """How often the first `tokens` tokens (0: all) chose each expert. Asked only if the future is known."""
         ...
 
 
@@ -133,24 +149,35 @@ class Window:
 class TraceSource:
     """A recorded trace under a schedule of passes; reads only the arrays that the policies need."""
 
-    def __init__(self, trace: Trace, passes: str, prefetch: Chosen[Prefetch], needs: frozenset[str]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        passes: str,
+        prefetch: Chosen[Prefetch],
+        needs: frozenset[str],
+        look: tuple[str, int] = ("recorded", 0),
+    ) -> None:
+        """`look` is the control of the look-ahead and its seed, see `traces.lookahead`."""
         self._trace, self._plan = trace, schedule(trace, passes)
         self._demand = demand_of(trace, passes)
+        self._begins = self._demand.offsets[:: trace.geometry.layers].tolist()
         self._ids = Window(trace, "chosen")
         self._weights = Window(trace, "weights") if "weights" in trace.arrays else None
         self._logits = Window(trace, "logits") if "logits" in needs else None
-        self._look = self._predictions(prefetch)
+        self._prefetch, self._control = prefetch, look
 
     @property
     def geometry(self) -> Geometry:
         """The trace's."""
         return self._trace.geometry
 
-    def _predictions(self, prefetch: Chosen[Prefetch]) -> list[Predicted]:
+    @cached_property
+    def _look(self) -> list[Predicted]:
+        prefetch, look = self._prefetch, self._control
         depth = prefetch.policy.depth(prefetch.params)
         if prefetch.policy.own_scores(prefetch.params):
-            return [predicted(self._trace, 0)] * depth
-        return [predicted(self._trace, d) for d in range(1, depth + 1)]
+            return [predicted(self._trace, 0, *look)] * depth
+        return [predicted(self._trace, d, *look) for d in range(1, depth + 1)]
 
     def passes(self) -> Iterator[Pass]:
         """The schedule."""
@@ -181,9 +208,23 @@ class TraceSource:
         """From the recorded logits."""
         return weigh(self.geometry.router, self._logits_of(step, layer), ids)
 
-    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]], tiers: Mapping[int, int]) -> None:
+    def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
         """A trace does not react: replays of changed routing are open loop."""
 
     def first_uses(self) -> list[int]:
         """From the derived demand."""
         return self._demand.first_use.tolist()
+
+    def pass_of(self, position: int) -> int:
+        """By bisection over where passes begin."""
+        return NEVER if position == NEVER else bisect_right(self._begins, position) - 1
+
+    def popularity(self, tokens: int) -> list[int]:
+        """Counted over the recorded choice."""
+        sizes, last = self.geometry, self._trace.tokens if tokens == 0 else min(tokens, self._trace.tokens)
+        counts = np.zeros(sizes.layers * sizes.experts, np.int64)
+        base = np.arange(sizes.layers)[:, None] * sizes.experts
+        for first in range(0, last, READ_AHEAD):
+            chosen = self._trace.read("chosen", first, min(first + READ_AHEAD, last)).astype(np.int64)
+            counts += np.bincount((chosen + base)[chosen >= 0], minlength=len(counts))
+        return counts.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ class Signature(NamedTuple):
 
 #: Every hook of the contract; a parameter's name says its type.
 SIGNATURES = {
+    "on_gate": Signature(NOTHING, AT_GATE),
     "on_use": Signature(NOTHING, (*TABLES, "y")),
     "on_insert": Signature(NOTHING, (*TABLES, "y", "prefetched")),
     "on_evict": Signature(NOTHING, (*TABLES, "y")),
@@ -44,6 +46,7 @@ SIGNATURES = {
 #: Parameters that are lists of int64, by axes; `out` of a routing hook has two.
 LISTS = {"missing": 1, "verdict": 1, "eligible": 1}
 STEP_AXES = {"ids": (2, np.int64), "logits": (2, np.float64), "choice": (2, np.float64), "gate": (2, np.int64)}
+STEP_AXES |= {"weight": (2, np.int64)}
 STEP_AXES |= {"look_order": (3, np.int64), "look_score": (3, np.int64)}
 STEP_AXES |= dict.fromkeys(("expert", "rank", "mass", "tokens"), (1, np.int64))
 OWN_AXES = {"rows": (2, np.int64), "regs": (2, np.int64), "reals": (2, np.float64)}
@@ -124,12 +127,19 @@ def as_arrays(hook: str, argument: str, value: Any) -> Any:
 
 
 def _rows(rows: Any, dtype: np.dtype) -> np.ndarray:
-    return np.array([tuple(row[name] for name in dtype.names or ()) for row in rows], dtype)
+    return np.array(list(map(itemgetter(*(dtype.names or ())), rows)), dtype)
 
 
 def _array(values: Any, axes: int, dtype: type) -> np.ndarray:
     array = np.array(values, dtype)
     return array if array.ndim == axes else np.zeros((0,) * axes, dtype)
+
+
+def duplicate(arrays: Any) -> Any:
+    """The same arrays again, for compiled code to write to."""
+    if isinstance(arrays, tuple):
+        return type(arrays)(*map(duplicate, arrays))
+    return arrays.copy() if hasattr(arrays, "copy") else arrays
 
 
 def same(one: Any, other: Any) -> bool:
@@ -144,8 +154,8 @@ def twin(name: str, hook: FunctionType) -> Callable:
 
     def call(*arguments: Any) -> Any:
         names = SIGNATURES[name].names
-        machine = [as_arrays(name, *pair) for pair in zip(names, arguments, strict=True)]
         before = [as_arrays(name, *pair) for pair in zip(names, arguments, strict=True)]
+        machine = [duplicate(arrays) for arrays in before]
         result = hook(*arguments)
         after = [as_arrays(name, *pair) for pair in zip(names, arguments, strict=True)]
         assert type(result) is PYTHON_TYPES[SIGNATURES[name].result], f"{name} returns {result!r}"

@@ -1,20 +1,24 @@
-"""Small replays for tests of policies: traces full of ties, nanosecond times, and what the engine decided."""
+"""Small replays for tests of policies: traces full of ties, nanosecond times, and what the engines decided."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from policies.contract import Miss
 from policies.grammar import Chosen
+from simulator.compiled.engine import run_feed
+from simulator.compiled.feed import feed_of
+from simulator.compiled.hooks import mentioned
 from simulator.config import ReplayConfig, configure
+from simulator.foreknown import known_of
 from simulator.platform import Link, Measured, Platform, Times
-from simulator.reference.bound import Shape
-from simulator.reference.engine import Setting, run
+from simulator.reference.engine import run
 from simulator.result import Event, Row
-from simulator.source import Pass, TraceSource
+from simulator.setting import Ran, Setting, Shape
+from simulator.source import Mixture, Pass, TraceSource
 from traces.routers import weigh
 from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 
@@ -86,9 +90,9 @@ class Recording(TraceSource):
 
     ran: list[list[list[int]]]
 
-    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]], tiers: Mapping[int, int]) -> None:
+    def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
         """Steps -> tokens -> ids."""
-        self.ran.append([list(row) for row in ids])
+        self.ran.append([list(row) for row in mixture.run])
 
 
 class Outcome(NamedTuple):
@@ -122,21 +126,48 @@ class Nanoseconds(NamedTuple):
     expert: int = 2
     latency: int = 0
     cpu: int = 4
+    bandwidth: float = 1.0  #: bytes per nanosecond
 
 
 def replayed(trace: Trace, slots: int, times: Nanoseconds | None = None, **settings: object) -> Outcome:
-    """Replay with pools of `slots` experts each, at one byte per nanosecond."""
-    config, geometry = configure(**settings), trace.geometry
+    """Replay with pools of `slots` experts each, at one byte per nanosecond, by both engines."""
+    found, source, setting = _by_reference(trace, slots, times, configure(**settings))
+    assert _compiled(source, trace, setting) == found, "the engines differ"
+    return found
+
+
+def replayed_by_reference(trace: Trace, slots: int, **settings: object) -> Outcome:
+    """The same by one engine, where a test watches hooks as they are called: only Python can be watched."""
+    return _by_reference(trace, slots, None, configure(**settings))[0]
+
+
+def _by_reference(
+    trace: Trace, slots: int, times: Nanoseconds | None, config: ReplayConfig
+) -> tuple[Outcome, Recording, Setting]:
+    geometry = trace.geometry
     chosen = config.policy_set()
     chosen.check(trace.capabilities | {"future"}, trace.header.lookahead_depth)
     tiers = _tiers(chosen.miss, geometry)
     needs = frozenset().union(*(part.needs for part in vars(chosen).values()))
-    source = Recording(trace, config.passes, chosen.prefetch, needs)
-    source.ran = []
     machine = Times(_platform(times or Nanoseconds()), geometry, tiers)
-    pools = _pools(config, geometry, slots)
-    ledger, end, events = run(source, Setting(config, Shape(geometry, tiers), machine, pools, log=True))
-    return Outcome(ledger.totals(end), events, source.ran)
+    setting = Setting(config, Shape(geometry, tiers), machine, _pools(config, geometry, slots), log=True)
+    source = Recording(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
+    source.ran = []
+    return _outcome(run(source, setting), source.ran), source, setting
+
+
+def _compiled(source: Recording, trace: Trace, setting: Setting) -> Outcome:
+    """The same by the compiled engine."""
+    chosen = setting.config.policy_set()
+    needs = frozenset().union(*(part.needs for part in vars(chosen).values()))
+    feed = feed_of(trace, setting.config, needs, mentioned(chosen))
+    ran, kept = run_feed(feed, known_of(source, setting.config, chosen.eviction), setting, keep=True)
+    steps = [(step, layer) for step in source.passes() for layer in range(trace.geometry.layers)]
+    return _outcome(ran, [kept[step.start : step.start + step.tokens, layer].tolist() for step, layer in steps])
+
+
+def _outcome(ran: Ran, executed: list[list[list[int]]]) -> Outcome:
+    return Outcome(ran.ledger.totals(ran.end_ns), list(ran.events), executed)
 
 
 def _tiers(miss: Chosen, geometry: Geometry) -> tuple[tuple[int, ...], ...]:
@@ -153,7 +184,7 @@ def _pools(config: ReplayConfig, geometry: Geometry, slots: int) -> tuple[int, .
 def _platform(times: Nanoseconds) -> Platform:
     return Platform(
         name="tiny",
-        link=Link(bytes_per_s=1e9, latency_ns=times.latency),
+        link=Link(bytes_per_s=times.bandwidth * 1e9, latency_ns=times.latency),
         compute=Measured(dense_ns=times.dense, expert_ns=times.expert),
         cpu=Measured(expert_ns=times.cpu),
     )

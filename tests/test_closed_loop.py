@@ -40,6 +40,23 @@ CASES = (
     ({"miss": "cascade:bits=8/4/2", "prefetch": "top_k"}, "low_precision"),
     ({"miss": "cascade:bits=16/3:when=pressure"}, "low_precision"),
     ({"miss": "fetch:bits=4", "capacity": "60%"}, "hits"),
+    ({"routing": "max_rank:m=6:top_j=1", "eviction": "hobbit"}, "variation"),
+    (
+        {"routing": "cumulative:top_j=0", "prefetch": "adaptive_depth:p=2", "eviction": "shielded_score"},
+        "prefetch_started",
+    ),
+    ({"routing": "reuse_distance:keep=1", "eviction": "mrs"}, "variation"),
+    ({"routing": "prune:keep=1", "prefetch": "activation_matrix:enqueue=all"}, "prefetch_started"),
+    ({"routing": "swap", "prefetch": "confident:alpha=0", "eviction": "s3fifo"}, "prefetch_started"),
+    ({"prefetch": "coactivation", "eviction": "activation_ratio"}, "prefetch_started"),
+    ({"prefetch": "previous_token", "eviction": "class_lru"}, "predicted"),
+    ({"prefetch": "frequent", "eviction": "score:over=window"}, "prefetch_started"),
+    ({"miss": "hobbit", "eviction": "least_high_precision"}, "low_precision"),
+    ({"miss": "drop_cascade:keep=0", "eviction": "lfu_decay"}, "dropped"),
+    ({"miss": "drop_below", "eviction": "slru"}, "dropped"),
+    ({"miss": "substitute_band:alpha=.5", "eviction": "lfru"}, "substituted"),
+    ({"miss": "fiddler", "eviction": "lru_k"}, "cpu_executed"),
+    ({"miss": "cpu", "eviction": "clock"}, "cpu_executed"),
     ({"miss": "split", "contract": "atomic"}, "cpu_executed"),  # sequential never splits: it sees one miss at a time
 )
 #: Every pair is tried on one family, and each contract in turn on the others.

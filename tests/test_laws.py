@@ -8,9 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from policies.grammar import parse
 from simulator.result import COUNTERS, Event, Row
 from tests.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
-from tests.worlds import EVICTIONS, PREFETCHES, World, worlds
+from tests.worlds import DECLINING, EVICTIONS, PREFETCHES, World, worlds
 
 searched = settings(max_examples=150, deadline=None, derandomize=True)
 REASONS = ("compulsory", "collisions", "capacity")
@@ -68,11 +69,20 @@ def test_a_replay_of_the_same_is_the_same_to_the_last_event(world: World) -> Non
     assert world.replay() == world.replay()
 
 
+@searched
+@given(worlds())
+def test_the_routers_own_mass_is_kept_substituted_or_dropped(world: World) -> None:
+    outcome = world.replay()
+    assert outcome["mass"] == sum(outcome.counts("mass_kept", "mass_substituted", "mass_dropped"))
+    assert 0 <= outcome["mass_low_precision"] <= outcome["mass_kept"]
+
+
 # ---------------------------------------------------------------- the event log tells the whole story
 
-LOGGED = [
-    eviction for eviction in EVICTIONS if eviction != "belady:bypass=true"
-]  # its streamed transfers look like others
+#: The streamed transfers of others look like those that stay.
+LOGGED = [eviction for eviction in EVICTIONS if eviction not in DECLINING]
+#: By ids alone, and whatever comes in stays.
+FORCED = [eviction for eviction in LOGGED if not parse("eviction", eviction).needs & {"weights", "logits"}]
 without_side_buffer = st.sampled_from(PREFETCHES)
 
 
@@ -110,8 +120,8 @@ class Residency:
 
 
 def tiers_of(world: World) -> tuple[tuple[int, ...], ...]:
-    geometry = world.source.geometry
-    bits = {"fetch:bits=4": (4,), "cascade": (8, 4, 2), "cascade:when=pressure": (8, 4, 2)}.get(world.settings["miss"])
+    geometry, miss = world.source.geometry, parse("miss", world.settings["miss"])
+    bits = miss.policy.bits(miss.params)
     return tuple(geometry.bytes_at(tier) for tier in bits) if bits else (geometry.expert_bytes,)
 
 
@@ -143,7 +153,7 @@ def misses(source: ListSource, slots: int, eviction: str) -> int:
     return replay_lists(source, slots, machine(), log=False, eviction=eviction)["misses"]
 
 
-@pytest.mark.parametrize("eviction", [name for name in EVICTIONS if name not in ("score", "belady:bypass=true")])
+@pytest.mark.parametrize("eviction", FORCED)
 @pure
 @given(ids, st.integers(1, 3), st.integers(1, 6))
 def test_belady_misses_least_of_all_that_must_admit(eviction: str, stream: list[int], layers: int, slots: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from policies.contract import PolicyError
+from policies.routing import prune
 from simulator.config import configure
 from simulator.errors import ConfigError
 from simulator.reference.fidelity import count_fidelity
 from simulator.reference.ledger import Ledger
-from simulator.source import Gate, Pass
+from simulator.source import Gate, Mixture, Pass
 from tests.live_runs import ASKS, DTYPES, anatomy, live, loaded, tokens
 from tests.tiny_models import FAMILIES
 from tracegen.decoding import Decoding, continued, seed_of
@@ -65,8 +67,9 @@ def test_policies_that_change_nothing_leave_every_bit_of_the_model_alone(family:
 class Puppet:
     """Forces a model's gates, by hooks of its own, to say what a live run executed."""
 
-    def __init__(self, family: str, run: Live) -> None:
-        self.anatomy, self.run = anatomy(family), run
+    def __init__(self, family: str, run: Live, prunes: bool = False) -> None:
+        """`prunes`: what was not executed was dropped by the routing policy, not at a miss."""
+        self.anatomy, self.run, self._prunes = anatomy(family), run, prunes
         self.seen: list[list[np.ndarray]] = []
 
     def request(self, number: int) -> np.ndarray:
@@ -109,12 +112,13 @@ class Puppet:
     def _mixture(
         self, number: int, rows: slice, layer: int, logits: np.ndarray, weights: np.ndarray, ids: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What the text says: new experts have the token weighed anew, dropped ones weigh 0 and the others stay."""
+        """What the text says: new experts, and fewer by routing, have the token weighed anew; otherwise dropped ones
+        weigh 0 and the others stay."""
         ran = self.run.executed[number][rows, layer].astype(np.int64)
         out = np.zeros(ran.shape, np.float32)
         for t, row in enumerate(ran):
             own = {int(e): weight for e, weight in zip(ids[t], weights[t], strict=True)}
-            if set(row) - set(own) - {-1}:
+            if set(row) - set(own) - {-1} or (self._prunes and -1 in row):
                 out[t] = routers.weigh(self.anatomy.geometry.router, logits[t], row)
             else:
                 out[t] = [own.get(int(e), 0) for e in row]
@@ -127,6 +131,8 @@ CHANGING = (
     {"routing": "cache_prior:lam=1:top_j=1"},
     {"miss": "drop:keep=1"},
     {"miss": "substitute:tolerance=1"},
+    {"miss": "substitute_band:alpha=.5"},
+    {"routing": "prune:keep=1"},
     {"routing": "cache_prior:lam=1:top_j=0", "miss": "drop:keep=0", "contract": "sequential"},
 )
 
@@ -141,10 +147,17 @@ def total(ran: Live) -> Score:
 def test_the_model_runs_what_the_policies_decided(family: str, settings: dict[str, Any]) -> None:
     ran = live(family, **settings)
     assert any((each != request.chosen).any() for each, request in zip(ran.executed, ran.requests, strict=True))
-    puppet = Puppet(family, ran)
+    puppet = Puppet(family, ran, prunes="prune" in settings.get("routing", ""))
     for number, request in enumerate(ran.requests):
         assert request.logits is not None
         np.testing.assert_allclose(puppet.request(number), request.logits, atol=2e-4, rtol=1e-3)
+
+
+def test_a_routing_policy_that_drops_without_saying_so_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the model's own experts would run what has no id
+    monkeypatch.setattr("policies.routing.prune.POLICY", replace(prune.POLICY, drops=False))
+    with pytest.raises(PolicyError, match="routing prune dropped an expert, which it must declare: drops=True"):
+        live("olmoe", routing="prune:keep=1")
 
 
 def test_rounded_experts_change_the_output_and_the_finest_do_so_least() -> None:
@@ -167,7 +180,8 @@ def test_a_mixture_in_another_order_is_the_same_mixture() -> None:
     ledger = Ledger(1)
     ledger.begin_pass(0, 0, 1, 1)
     nothing_to_weigh: Any = None
-    count_fidelity(ledger, nothing_to_weigh, Pass(0, 0, 1, 1, 0), 0, gate, [[1, 0]])
+    mixture = Mixture(gate, gate.ids, [[1, 0]], {})
+    count_fidelity(ledger, nothing_to_weigh, Pass(0, 0, 1, 1, 0), 0, mixture)
     totals = ledger.totals(0)
     assert [totals[name] for name in ("assignments_kept", "mass_kept", "variation")] == [2, 100, 0]
 
@@ -270,6 +284,13 @@ def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
     ("settings", "said"),
     [
         ({"eviction": "belady"}, "eviction belady needs the future, which a live run does not know"),
+        ({"prefetch": "oracle"}, "prefetch oracle needs the future, which a live run does not know"),
+        ({"eviction": "static"}, "eviction static needs the future, which a live run does not know"),
+        ({"eviction": "pinned:profile=given"}, "is fitted to a profile; give one with --profile FILE"),
+        (
+            {"lookahead": "shuffled_tokens"},
+            "lookahead 'shuffled_tokens' shuffles tokens that a live run has yet to see",
+        ),
         ({"passes": "token"}, "passes 'token': a live run's passes are the model's own"),
         ({"capacity": "1experts", "scope": "per_layer"}, "1experts"),
     ],

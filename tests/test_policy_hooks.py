@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import policies
 from policies.contract import CPU, DROP, NEVER, PER_TOKEN, Step
 from policies.grammar import parse
-from simulator.reference.bound import Bound, Shape, Tables
+from simulator.foreknown import UNKNOWN
+from simulator.reference.bound import Bound, Tables
+from simulator.setting import Shape
 from tests.hook_twins import hook_of
 from tests.policy_models import above_percentile, above_running, best, cascade_tier, named
 from tests.policy_runs import Sizes, geometry_of
@@ -29,7 +31,7 @@ class Asked:
 
     def __init__(self, kind: str, text: str, layer: int = 0, precisions: int = 1) -> None:
         shape = Shape(geometry_of(Sizes(LAYERS, EXPERTS, 2)), tuple((8 >> p,) * LAYERS for p in range(precisions)))
-        self.tables = Tables(shape, (100,), (), seed=0)
+        self.tables = Tables(shape, (100,), UNKNOWN, seed=0)
         self.tables.now.update(layer=layer, tokens=TOKENS)
         self.bound = Bound(parse(kind, text), self.tables, (100,))
 

@@ -31,7 +31,7 @@ from traces.routers import weigh
 from traces.schema import Trace
 
 seeds = st.integers(0, 2**32)
-times = st.builds(Nanoseconds, *[st.integers(1, 7)] * 4)
+times = st.builds(Nanoseconds, *[st.integers(1, 7)] * 4, st.just(1.0))
 both_contracts = pytest.mark.parametrize("contract", ["atomic", "sequential"])
 few = settings(max_examples=80, deadline=None, derandomize=True)
 

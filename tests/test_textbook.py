@@ -9,7 +9,9 @@ import pytest
 
 from policies.contract import RESIDENT, Step
 from policies.grammar import parse
-from simulator.reference.bound import Bound, Shape, Tables
+from simulator.foreknown import UNKNOWN
+from simulator.reference.bound import Bound, Tables
+from simulator.setting import Shape
 from tests.hook_twins import hook_of
 from tests.policy_runs import Nanoseconds, Outcome, Sizes, geometry_of, replayed, trace_of
 
@@ -187,7 +189,7 @@ class Prior:
     """The cache-prior policy bound to one layer of six experts, of which some are resident."""
 
     def __init__(self, text: str, resident: Sequence[int]) -> None:
-        self.tables = Tables(Shape(geometry_of(Sizes(1, 6, 2)), ((5,),)), (30,), (), seed=0)
+        self.tables = Tables(Shape(geometry_of(Sizes(1, 6, 2)), ((5,),)), (30,), UNKNOWN, seed=0)
         self.tables.now.update(tokens=1)
         for e in resident:
             self.tables.copies[e]["state"] = RESIDENT

@@ -8,13 +8,29 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from policies.contract import UNIT
+from policies.grammar import parse
 from tests.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
 from traces.schema import Geometry
 
 EVICTIONS = ("lru", "fifo", "lfu", "lfu:count=history", "random", "score", "arc")
-EVICTIONS += ("farthest_layer", "farthest_layer:distance=absolute", "belady", "belady:bypass=true")
+EVICTIONS += ("farthest_layer", "farthest_layer:distance=absolute", "belady")
 EVICTIONS += ("least_stale", "least_stale:order=a", "least_stale:order=b:prefetch_evicts_current=false")
+EVICTIONS += ("sieve", "clock:bits=2", "slru", "slru:segments=3:fill=lowest", "s3fifo:small=.3", "lru_k", "lfu_decay")
+EVICTIONS += (
+    "lfru",
+    "class_lru:half_life=2",
+    "least_high_precision",
+    "hobbit",
+    "score:over=window",
+    "shielded_score:n=1",
+)
+EVICTIONS += ("mrs", "activation_ratio", "lru:touch_on_predict=true", "belady:window=2")
+DECLINING = ("belady:bypass=true", "static", "pinned:share=.6")
+EVICTIONS += DECLINING
 PREFETCHES = ("none", "top_k", "top_k:factor=1.5:depth=2", "score:percentile=50", "score:pool=running")
+PREFETCHES += ("adaptive_depth:p=2", "adaptive_depth:p=2:precision=scored", "confident:alpha=.1", "activation_matrix")
+PREFETCHES += ("activation_matrix:kept=1:enqueue=all", "previous_token:depth=2", "coactivation", "frequent:depth=2")
+PREFETCHES += ("oracle", "oracle:recall=.5:precision=.5:horizon=2")
 SIDE_BUFFER = "side_buffer:buffers=2:fetch=2"
 MISSES = (
     "fetch",
@@ -24,7 +40,18 @@ MISSES = (
     "split",
     "cascade",
     "cascade:when=pressure",
+    "lowest_bit",
+    "hobbit:bits=8/4:t1=.3:t2=.6",
+    "drop_cascade:keep=1",
+    "drop_cascade:when=pressure:keep=0",
+    "drop_below:of=share",
+    "substitute_band:alpha=.9:phase=any",
+    "substitute_band:alpha=.9:rest=balance:ratio=1",
+    "cpu",
+    "fiddler:ratio=2:goal=max:decode=cost",
 )
+ROUTINGS = ("standard", "cache_prior", "max_rank:m=4:top_j=1", "cumulative:p=.8:top_j=0", "prune:keep=1", "swap:rank=1")
+ROUTINGS += ("reuse_distance:keep=1:phase=any",)
 CONTRACTS = ("atomic", "sequential")
 
 
@@ -55,7 +82,7 @@ def _settings() -> st.SearchStrategy[dict[str, Any]]:
             "eviction": st.sampled_from(EVICTIONS),
             "prefetch": st.sampled_from((*PREFETCHES, SIDE_BUFFER)),
             "miss": st.sampled_from(MISSES),
-            "routing": st.sampled_from(("standard", "cache_prior")),
+            "routing": st.sampled_from(ROUTINGS),
             "contract": st.sampled_from(CONTRACTS),
             "passes": st.sampled_from(("recorded", "token", "chunk:2")),
             "reset": st.sampled_from(("never", "request", "3")),
@@ -67,8 +94,9 @@ def _settings() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _allowed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Belady is refused where routing changes the future."""
-    return settings | {"routing": "standard"} if settings["eviction"].startswith("belady") else settings
+    """What reads the future is refused where routing changes it."""
+    needs = parse("eviction", settings["eviction"]).needs | parse("prefetch", settings["prefetch"]).needs
+    return settings | {"routing": "standard"} if "future" in needs else settings
 
 
 @st.composite
@@ -116,6 +144,7 @@ def _times() -> st.SearchStrategy[dict[str, Any]]:
             "latency_ns": few,
             "depth": st.integers(1, 3),
             "cpu_ns": few,
+            "left": st.sampled_from((1.0, 0.5, 0.3)),
             "dense_ns": few,
             "expert_ns": few,
             "expert_ns_per_token": few,

@@ -23,7 +23,7 @@ from tracegen.errors import RecordError
 
 NAME = "moereplay"
 PLAIN = {torch.float32, torch.bfloat16, torch.float16}
-FIX = "use --miss fetch or split, and routing policies"
+FIX = "use --miss fetch or split, and a routing policy that drops nothing"
 GROUP = 64  #: weights that share a scale and an offset
 
 

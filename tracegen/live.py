@@ -132,6 +132,9 @@ def prepare(
     """
     if config.passes != "recorded":
         raise ConfigError(f"passes {config.passes!r}: a live run's passes are the model's own; leave passes recorded")
+    if config.lookahead != "recorded":
+        fix = "replay a trace of it instead"
+        raise ConfigError(f"lookahead {config.lookahead!r} shuffles tokens that a live run has yet to see; {fix}")
     anatomy = anatomy or proven(loaded)
     _check_asks(asks, room_of(loaded), decoding)
     plan = plan_for(_origin(loaded, anatomy, asks, decoding), config)

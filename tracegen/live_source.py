@@ -6,7 +6,7 @@ said as it would read a trace's rows, through the same code, so a replay of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policies.contract import DECODE, PREFILL
+from policies.contract import DECODE, NONE, PREFILL, PolicyError
 from simulator.reference.driven import Driven
 from simulator.reference.engine import Ran
-from simulator.reference.fidelity import replaced
+from simulator.reference.weights import reweighed
 from simulator.replay import Plan
-from simulator.source import Gate, Heard, Pass, gate_of, weigh
+from simulator.source import Gate, Heard, Mixture, Pass, gate_of, weigh
 from tracegen.anatomy import Anatomy
 from tracegen.capture import Reading, Rows, watching
 from tracegen.errors import RecordError
@@ -39,13 +39,6 @@ class Said(NamedTuple):
     lookahead: tuple[np.ndarray, ...]  #: [d-1] (T, E) f32, zeros beyond the last gate
 
 
-class Verdict(NamedTuple):
-    """What the policies made of a gate."""
-
-    ids: list[list[int]]  #: (T, k) the experts that each token runs, -1 for dropped
-    tiers: Mapping[int, int]  #: expert -> precision tier
-
-
 class LiveGates:
     """A `simulator.source.Gates` that knows one gate at a time: the one at which the model waits."""
 
@@ -56,7 +49,7 @@ class LiveGates:
         self._depth, self._own_scores = prefetch.policy.depth(prefetch.params), _own_scores(ready)
         self._said: Said | None = None
         self._at = -1
-        self.verdict: Verdict | None = None
+        self.verdict: Mixture | None = None
 
     @property
     def geometry(self) -> Geometry:
@@ -94,14 +87,22 @@ class LiveGates:
         """From the logits that the gate has just given."""
         return weigh(self._geometry.router, self._heard(layer).logits if self._logits else None, ids)
 
-    def used(self, step: Pass, layer: int, ids: Sequence[Sequence[int]], tiers: Mapping[int, int]) -> None:
+    def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
         """The model goes on with this."""
         self._heard(layer)
-        self.verdict = Verdict([list(row) for row in ids], dict(tiers))
+        self.verdict = mixture
 
     def first_uses(self) -> tuple[int, ...]:
         """The future is unknown."""
         return ()
+
+    def pass_of(self, position: int) -> int:
+        """Raises AssertionError: a plan refuses policies that ask for the future of a live run."""
+        raise AssertionError(f"a live run does not know the pass of demand {position}")
+
+    def popularity(self, tokens: int) -> Sequence[int]:
+        """Raises AssertionError: a plan refuses policies that are fitted to the demand of a live run."""
+        raise AssertionError(f"a live run does not know the demand of its first {tokens} tokens")
 
 
 def depth_needed(ready: Plan) -> int:
@@ -118,7 +119,8 @@ def rounding(ready: Plan, stored: float) -> list[float | None]:
 
 def changes_experts(ready: Plan, stored: float) -> bool:
     """Whether experts may be dropped, replaced or rounded. Otherwise the model's own run: faster, and exact."""
-    return ready.chosen.miss.policy.changes_output or any(rounding(ready, stored))
+    chosen = ready.chosen
+    return chosen.routing.policy.drops or chosen.miss.policy.changes_output or any(rounding(ready, stored))
 
 
 def _own_scores(ready: Plan) -> bool:
@@ -133,7 +135,7 @@ class Emulation:
         self._anatomy, self._lookahead, stored = anatomy, lookahead, anatomy.geometry.expert_bits
         self._gates = LiveGates(anatomy, ready)
         self._engine = Driven(self._gates, ready.setting(log))
-        self._bits = rounding(ready, stored)
+        self._bits, self._routing = rounding(ready, stored), ready.chosen.routing.policy.name
         self._orders = Orders() if changes_experts(ready, stored) else None
         self._kept: list[list[Said]] = [[] for _ in anatomy.sites]
         self._executed: list[list[np.ndarray]] = [[] for _ in anatomy.sites]
@@ -185,38 +187,40 @@ class Emulation:
         self._gates.hear(layer, said)
         self._engine.advance(lambda: self._gates.verdict is not None)
         assert self._gates.verdict is not None
-        self._executed[layer].append(np.array(self._gates.verdict.ids, np.int16).reshape(said.chosen.shape))
-        self._order(layer, self._gates.verdict.tiers)
-        return mixture(self._anatomy, reading, said, self._gates.verdict.ids)
+        self._executed[layer].append(np.array(self._gates.verdict.run, np.int16).reshape(said.chosen.shape))
+        self._order(layer, self._gates.verdict)
+        return obeyed(self._anatomy, reading, said, self._gates.verdict)
 
-    def _order(self, layer: int, tiers: Mapping[int, int]) -> None:
+    def _order(self, layer: int, mixture: Mixture) -> None:
+        pairs = zip(mixture.gate.ids, mixture.run, strict=True)
+        if self._orders is None and any(NONE in run and NONE not in own for own, run in pairs):
+            raise PolicyError(f"routing {self._routing} dropped an expert, which it must declare: drops=True")
         if self._orders is not None and self._bits:
-            rounded = {expert: self._bits[tier] for expert, tier in tiers.items()}
+            rounded = {expert: self._bits[tier] for expert, tier in mixture.tiers.items()}
             self._orders.bits[self._anatomy.sites[layer].experts] = {e: bits for e, bits in rounded.items() if bits}
 
 
-def mixture(
-    anatomy: Anatomy, reading: Reading, said: Said, used: Sequence[Sequence[int]]
-) -> tuple[Tensor, Tensor] | None:
+def obeyed(anatomy: Anatomy, reading: Reading, said: Said, mixture: Mixture) -> tuple[Tensor, Tensor] | None:
     """The ids and weights (T, k) that the experts are given, or None if no token's set of experts has changed.
 
-    As fidelity counts it: a token with an expert that its router did not choose is weighed anew, from its logits; one
-    that only lost some keeps the others' weights.
+    As fidelity counts it: a token that was routed to fewer experts, or runs one that its router did not choose, is
+    weighed anew from its logits; one that only lost some at a miss keeps the others' weights.
     """
     own = said.chosen.tolist()
-    changed = [t for t, run in enumerate(used) if set(run) != set(own[t])]
+    changed = [t for t, run in enumerate(mixture.run) if set(run) != set(own[t])]
     if not changed:
         return None
     ids, weights = reading.ids.clone(), reading.weights.clone()
     for t in changed:
-        ids[t] = torch.tensor(used[t])
-        weights[t] = torch.from_numpy(_weights(anatomy, said, t, own[t], used[t])).to(weights)
+        ids[t] = torch.tensor(mixture.run[t])
+        weights[t] = torch.from_numpy(_weights(anatomy, said, t, own[t], mixture)).to(weights)
     return ids, weights
 
 
-def _weights(anatomy: Anatomy, said: Said, t: int, own: list[int], run: Sequence[int]) -> np.ndarray:
+def _weights(anatomy: Anatomy, said: Said, t: int, own: list[int], mixture: Mixture) -> np.ndarray:
     """(k,) f32 for one token."""
-    if replaced(own, run):
+    run = mixture.run[t]
+    if reweighed(own, mixture.routed[t], run):
         return routers.weigh(anatomy.geometry.router, said.logits[t], np.asarray(run))
     kept = dict(zip(own, said.weights[t], strict=True))
     return np.array([kept[e] if e >= 0 else 0 for e in run], np.float32)

@@ -2,36 +2,50 @@
 
 Forced admission by default. `bypass=true` declines an expert whose own next demand is later than every candidate's;
 `bypass=ties` also one whose demand is as far, which only two experts that are never demanded again can be.
+`window=W` sees the demand of this pass and of W more (SeqMoE predicts eight tokens): beyond it all are equally far and
+leave by least recent stamp. `window=0` sees everything.
 """
 
-from policies.contract import NEVER, Choice, Eviction, always, slot
+from policies.contract import NEVER, Choice, Eviction, Number, always, slot
 
-PARAMS = (Choice("bypass", "false", ("false", "true", "ties")),)
-BYPASS = slot(PARAMS, "bypass")
+PARAMS = (Choice("bypass", "false", ("false", "true", "ties")), Number("window", 0, 0, 1 << 40, integer=True))
+BYPASS, WINDOW = slot(PARAMS, "bypass"), slot(PARAMS, "window")
 FALSE, TRUE = 0, 1
 
 
+def seen(now, own, expert):
+    """The position of the next demand, NEVER if it is beyond the window."""
+    beyond = own.par[WINDOW] > 0 and expert["next_pass"] - now["pass"] > own.par[WINDOW]
+    return NEVER if beyond else expert["next_use"]
+
+
 def key(now, experts, copies, own, y):
-    """Minus the position of the next demand; among those never demanded again the larger id leaves."""
-    next_use = experts[y // now["precisions"]]["next_use"]
-    return -next_use - y if next_use == NEVER else -next_use
+    """Minus that position; among those never demanded again, if nothing is hidden, the larger id leaves."""
+    next_use = seen(now, own, experts[y // now["precisions"]])
+    return -next_use - y if next_use == NEVER and own.par[WINDOW] == 0 else -next_use
 
 
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
     """Decline what comes back later than the farthest candidate, which y_out is."""
-    incoming = experts[y_in // now["precisions"]]["next_use"]
-    farthest = experts[y_out // now["precisions"]]["next_use"]
+    incoming = seen(now, own, experts[y_in // now["precisions"]])
+    farthest = seen(now, own, experts[y_out // now["precisions"]])
     if own.par[BYPASS] == FALSE or incoming < farthest:
         return True
     return own.par[BYPASS] == TRUE and incoming == farthest
 
 
+def scope(params):
+    """A window moves with every pass."""
+    return "pass" if params["window"] else "touch"
+
+
 POLICY = Eviction(
     name="belady",
     summary="farthest next demand leaves (offline bound)",
-    source="Belady 1966; bypass: McFarling 1992",
+    source="Belady 1966; bypass: McFarling 1992; window: SeqMoE 2609.12978",
     params=PARAMS,
     needs=always("future"),
     key=key,
+    rekey=scope,
     admit=admit,
 )

@@ -21,5 +21,5 @@ POLICY = Eviction(
     source="HOBBIT §4.3 (cyclic); SpecMD §4.1 FLD (absolute)",
     params=PARAMS,
     key=key,
-    rekey="step",
+    rekey="layer",
 )

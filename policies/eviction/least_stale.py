@@ -58,6 +58,6 @@ POLICY = Eviction(
     source="SpecMD §4.2",
     params=PARAMS,
     key=key,
-    rekey="step",
+    rekey="layer",
     admit=admit,
 )

@@ -1,11 +1,23 @@
-"""Least recently used: the copy whose expert's last use is the oldest leaves."""
+"""Least recently used: the copy whose expert's last use is the oldest leaves.
 
-from policies.contract import Eviction
+SpecMD does not say whether a prefetch that names a resident expert refreshes it. `touch_on_predict=true` does.
+"""
+
+from policies.contract import Choice, Eviction, slot
+
+PARAMS = (Choice("touch_on_predict", "false", ("false", "true")),)
+TOUCH = slot(PARAMS, "touch_on_predict")
+TRUE = 1
 
 
 def key(now, experts, copies, own, y):
-    """The stamp of the last use."""
-    return experts[y // now["precisions"]]["last_use"]
+    """The stamp of the last use, or of the last naming if that counts and is newer."""
+    expert = experts[y // now["precisions"]]
+    if own.par[TOUCH] == TRUE:
+        return max(expert["last_use"], expert["last_hint"])
+    return expert["last_use"]
 
 
-POLICY = Eviction(name="lru", summary="oldest last use leaves", source="Denning 1968; SpecMD §3", key=key)
+POLICY = Eviction(
+    name="lru", summary="oldest last use leaves", source="Denning 1968; SpecMD §3", params=PARAMS, key=key
+)

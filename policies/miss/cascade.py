@@ -19,14 +19,7 @@ PRESSURE = 1
 def want(now, step, experts, copies, own, n):
     """The least precision that is good enough for the n-th demanded expert."""
     lowest = int(own.par[BITS]) - 1
-    if own.par[WHEN] == PRESSURE:
-        return lowest
-    degraded = 0
-    for tier in range(int(own.par[BELOW])):
-        # demand order is by descending importance, so the bottom fraction is the tail
-        if len(step.expert) - n <= own.par[BELOW + 1 + tier] * len(step.expert):
-            degraded = tier + 1
-    return min(degraded, lowest)
+    return lowest if own.par[WHEN] == PRESSURE else min(steps_down(own, BELOW, len(step.expert), n), lowest)
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
@@ -38,6 +31,16 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
             tier = fitting(copies, step.expert[missing[m]], now["precisions"], free, lowest)
             free -= copies[step.expert[missing[m]] * now["precisions"] + tier]["bytes"]
         verdict[m] = tier
+
+
+def steps_down(own, below, demanded, n):
+    """How many of the shares at slot `below` the n-th of so many demanded experts belongs to, largest share first."""
+    degraded = 0
+    for tier in range(int(own.par[below])):
+        # demand order is by descending importance, so the bottom fraction is the tail
+        if demanded - n <= own.par[below + 1 + tier] * demanded:
+            degraded = tier + 1
+    return degraded
 
 
 def fitting(copies, x, precisions, free, lowest):

@@ -19,5 +19,5 @@ POLICY = Miss(
     source="FreeToken (arXiv 2608.16157)",
     params=PARAMS,
     resolve=resolve,
-    uses_cpu=True,
+    uses_cpu=lambda params: True,
 )

@@ -1,8 +1,11 @@
-"""Substitute: a resident expert of similar score takes the place of a missing one, token by token."""
+"""Substitute: a resident expert of similar score takes the place of a missing one, token by token.
+
+What finds no substitute is fetched, at one precision like everything else; `bits=0` as stored.
+"""
 
 from policies.contract import NONE, PER_TOKEN, UNIT, Miss, Number, always, slot
 
-PARAMS = (Number("tolerance", 0.05, 0, 1),)
+PARAMS = (Number("tolerance", 0.05, 0, 1), Number("bits", 0, 0, 32))
 TOLERANCE = slot(PARAMS, "tolerance")
 
 
@@ -23,6 +26,11 @@ def substitute(now, step, experts, copies, own, t, j, eligible):
     return best
 
 
+def bits(params):
+    """The one precision; 0 is the trace's own."""
+    return () if params["bits"] == 0 else (params["bits"],)
+
+
 POLICY = Miss(
     name="substitute",
     summary="a resident expert of similar score takes its place",
@@ -31,5 +39,6 @@ POLICY = Miss(
     needs=always("logits"),
     resolve=resolve,
     substitute=substitute,
+    bits=bits,
     changes_output=True,
 )

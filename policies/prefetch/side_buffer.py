@@ -1,14 +1,16 @@
 """Side buffer: speculative experts go into a few buffers of their own and never evict a cached one.
 
-An expert that its gate then demands moves into the cache like a fetched one; the others are overwritten in turn.
+An expert that its gate then demands moves into the cache like a fetched one; the others are overwritten in turn. The
+buffers' bytes come on top of the capacity, as in the source (`count=beside`), or are taken from it (`count=inside`).
 """
 
-from policies.contract import Number, Prefetch, always, slot
+from policies.contract import Choice, Number, Prefetch, always, slot
 from policies.selection import name_predicted
 
 PARAMS = (
     Number("buffers", 4, 1, 4096, integer=True),
     Number("fetch", 2, 1, 4096, integer=True),
+    Choice("count", "beside", ("beside", "inside")),
 )
 FETCH = slot(PARAMS, "fetch")
 
@@ -29,6 +31,11 @@ def side_slots(params):
     return params["buffers"]
 
 
+def side_inside(params):
+    """Whether the capacity has to hold them."""
+    return params["count"] == "inside"
+
+
 POLICY = Prefetch(
     name="side_buffer",
     summary="speculate into buffers of its own",
@@ -38,4 +45,5 @@ POLICY = Prefetch(
     suggest=suggest,
     depth=depth,
     side_slots=side_slots,
+    side_inside=side_inside,
 )

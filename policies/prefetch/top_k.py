@@ -1,9 +1,7 @@
 """Top-k: the ceil(factor * k) experts that the look-ahead scores highest, for each of the next `depth` layers."""
 
-import math
-
 from policies.contract import Choice, Number, Prefetch, slot
-from policies.selection import name_predicted
+from policies.selection import name_best, name_predicted, times_k
 
 PARAMS = (
     Number("factor", 1.0, 0, 64),
@@ -11,16 +9,25 @@ PARAMS = (
     Choice("source", "next_gate", ("next_gate", "current_gate")),
 )
 FACTOR, DEPTH = slot(PARAMS, "factor"), slot(PARAMS, "depth")
-SLACK = 1e-9  # 2.2 * 25 is 55 experts, although 2.2 * 25 > 55 in floats
 
 
 def suggest(now, step, experts, copies, own, out):
     """Nearest layer first; per token the best, united over the pass's tokens."""
-    each = min(now["experts"], math.ceil(own.par[FACTOR] * now["k"] - SLACK))
+    each = times_k(now, own.par[FACTOR])
+    if now["tokens"] == 1:
+        return suggest_for_one(now, step, own, each, out)
     wanted = [each] * now["tokens"]
     count = 0
     for d in range(int(own.par[DEPTH])):
         count = name_predicted(now, step, d, wanted, out, count)
+    return count
+
+
+def suggest_for_one(now, step, own, each, out):
+    """Nothing to unite: the order of the scores is the order of the names."""
+    count = 0
+    for d in range(int(own.par[DEPTH])):
+        count = name_best(now, step, d, 0, each, out, count)
     return count
 
 

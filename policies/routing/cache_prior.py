@@ -6,7 +6,7 @@ other readings are named options.
 """
 
 from policies.contract import RESIDENT, Choice, Memory, Number, Routing, always, slot
-from policies.selection import next_best
+from policies.selection import next_best, routed
 
 PARAMS = (
     Number("lam", 0.2, 0, 10),
@@ -23,15 +23,19 @@ MINUS_INFINITY = -float("inf")
 def choose(now, step, experts, copies, own, out):
     """Per token, against one snapshot of residency; the running statistics advance token by token."""
     for t in range(now["tokens"]):
-        ids, scores = step.ids[t], step.choice[t]
-        if ids[0] < 0:  # the model routed this token nowhere
+        ids, scores, wanted = step.ids[t], step.choice[t], routed(step.ids[t])
+        if wanted == 0:
             continue
         lift = own.par[LAM] * spread(now, own, scores)
+        if lift == 0.0:  # the recorded choice, also where rounding has the model's own order differ from its logits'
+            for j in range(wanted):
+                out[t][j] = ids[j]
+            continue
         biased = [scores[e] + lift if is_resident(now, copies, e) else scores[e] + 0.0 for e in range(now["experts"])]
-        for j in range(min(int(own.par[TOP_J]), now["k"])):
+        for j in range(min(int(own.par[TOP_J]), wanted)):
             if not is_resident(now, copies, ids[j]):
                 biased[ids[j]] += lift
-        for j in range(now["k"]):
+        for j in range(wanted):
             out[t][j] = next_best(biased, ids, now["experts"])
             biased[out[t][j]] = MINUS_INFINITY
 

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic
 
 from policies.contract import ABSENT, COPY, EXPERT, NEVER, NOW, Memory, Own, Step
 from policies.grammar import Chosen, PolicyT
 from simulator.config import PolicySet
-from traces.schema import Geometry
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The dense numbering of experts x = layer * E + e and copies y = x * P + p, and what a copy weighs."""
-
-    geometry: Geometry
-    tiers: tuple[tuple[int, ...], ...]  #: [p][layer] bytes
-
-    @cached_property
-    def precisions(self) -> int:
-        """P."""
-        return len(self.tiers)
-
-    @cached_property
-    def experts(self) -> int:
-        """Experts of all layers."""
-        return self.geometry.layers * self.geometry.experts
+from simulator.foreknown import Known
+from simulator.reference.supervisor import Supervisor
+from simulator.setting import Shape
 
 
 class Tables:
     """The rows that every policy sees, as dicts: written by the engine alone."""
 
-    def __init__(self, shape: Shape, pools: Sequence[int], first_uses: Sequence[int], seed: int) -> None:
+    def __init__(self, shape: Shape, pools: Sequence[int], known: Known, seed: int) -> None:
         geometry = shape.geometry
         self.now = dict.fromkeys(NOW.names or (), 0) | {
             "layers": geometry.layers,
@@ -46,22 +28,35 @@ class Tables:
         self.experts = [dict.fromkeys(EXPERT.names or (), 0) for _ in range(shape.experts)]
         self.copies = [dict.fromkeys(COPY.names or (), 0) for _ in range(shape.experts * shape.precisions)]
         self._describe(shape, len(pools))
-        for x, position in enumerate(first_uses):
+        for x, position in enumerate(known.first_uses):
             self.experts[x]["next_use"] = position
+        for x, first_pass in enumerate(known.first_passes):
+            self.experts[x]["next_pass"] = first_pass
+        self._rank(known.ranking, len(pools))
         self.clear()
 
     def _describe(self, shape: Shape, pools: int) -> None:
         for x, row in enumerate(self.experts):
-            row["layer"], row["next_use"] = x // shape.geometry.experts, NEVER
+            row["layer"] = x // shape.geometry.experts
+            row["next_use"] = row["next_pass"] = row["profile"] = NEVER
         for y, row in enumerate(self.copies):
             layer = self.experts[y // shape.precisions]["layer"]
             row["bytes"] = shape.tiers[y % shape.precisions][layer]
             row["pool"] = layer if pools > 1 else 0
 
+    def _rank(self, ranking: Sequence[int], pools: int) -> None:
+        """How many bytes of its pool a profile gives away before it comes to each expert."""
+        taken = [0] * pools
+        for x in ranking:
+            copy = self.copies[x * self.now["precisions"]]
+            self.experts[x]["profile"] = taken[copy["pool"]]
+            taken[copy["pool"]] += copy["bytes"]
+
     def clear(self) -> None:
-        """As at the start, but for the future."""
+        """As at the start, but for the future and the profile."""
         for row in self.experts:
-            row.update(last_use=0, last_pass=-1, hint_pass=-1, uses_ever=0, uses_here=0, mass_ever=0, needed=0)
+            row.update(last_use=0, last_pass=-1, hint_pass=-1, last_hint=0, uses_ever=0, uses_here=0)
+            row.update(mass_ever=0, needed=0)
         for row in self.copies:
             row.update(state=ABSENT, protected=0, entered=0, prefetched=0)
 
@@ -73,6 +68,8 @@ class Bound(Generic[PolicyT]):
         self.policy, self.params = chosen.policy, chosen.params
         self._tables, self._pools = tables, list(pools)
         self._par = chosen.par()
+        own_file = bool(chosen.policy.version)
+        self._supervisor = Supervisor(chosen.policy, tables.now, tables.copies) if own_file else None
         self.clear()
 
     def clear(self) -> None:
@@ -80,7 +77,7 @@ class Bound(Generic[PolicyT]):
         memory: Memory = self.policy.memory
         rows, layers = len(self._tables.copies), self._tables.now["layers"]
         self.own = Own(
-            rows=_zeros(rows, memory.rows, 0),
+            rows=_zeros(rows, memory.rows + memory.rows_per_expert * self._tables.now["experts"], 0),
             regs=_zeros(len(self._pools), memory.regs, 0),
             reals=_zeros(layers, memory.reals, 0.0),
             par=self._par,
@@ -90,12 +87,14 @@ class Bound(Generic[PolicyT]):
     def call(self, hook: Callable[..., Any] | None, *arguments: Any) -> Any:
         """hook(now, experts, copies, own, *arguments)."""
         tables = self._tables
-        return self._given(hook)(tables.now, tables.experts, tables.copies, self.own, *arguments)
+        result = self._given(hook)(tables.now, tables.experts, tables.copies, self.own, *arguments)
+        return result if self._supervisor is None else self._supervisor.checked(hook, result, arguments)
 
     def call_at_gate(self, hook: Callable[..., Any] | None, step: Step, *arguments: Any) -> Any:
         """hook(now, step, experts, copies, own, *arguments)."""
         tables = self._tables
-        return self._given(hook)(tables.now, step, tables.experts, tables.copies, self.own, *arguments)
+        result = self._given(hook)(tables.now, step, tables.experts, tables.copies, self.own, *arguments)
+        return result if self._supervisor is None else self._supervisor.checked(hook, result, arguments)
 
     def _given(self, hook: Callable[..., Any] | None) -> Callable[..., Any]:
         if hook is None:
@@ -112,10 +111,16 @@ class Hands:
         self.eviction = Bound(chosen.eviction, tables, pools)
         self.miss = Bound(chosen.miss, tables, pools)
         self._all = (self.routing, self.prefetch, self.eviction, self.miss)
+        self._at_gate = [bound for bound in self._all if bound.policy.on_gate]
         self.on_use = self._listeners("on_use")
         self.on_insert = self._listeners("on_insert")
         self.on_evict = self._listeners("on_evict")
         self.on_predict = self._listeners("on_predict")
+
+    def on_gate(self, step: Step) -> None:
+        """Every policy that listens hears of the demand."""
+        for bound in self._at_gate:
+            bound.call_at_gate(bound.policy.on_gate, step)
 
     def _listeners(self, event: str) -> Callable[..., None]:
         heard = [(bound, hook) for bound in self._all if (hook := getattr(bound.policy, event))]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import simpy
 
-from simulator.config import ReplayConfig, parse_reset
-from simulator.platform import Times
-from simulator.reference.bound import Hands, Shape, Tables
+from simulator.config import parse_reset
+from simulator.foreknown import known_of
+from simulator.reference.bound import Hands, Tables
 from simulator.reference.event_log import NO_EXPERT, EventLog
 from simulator.reference.events import COMPUTE, At, Bell
 from simulator.reference.events import CPU as CPU_PHASE
@@ -20,29 +18,10 @@ from simulator.reference.jobs import Job
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
 from simulator.reference.tier import Tier
-from simulator.result import Event
+from simulator.setting import Ran, Setting
 from simulator.source import Gates, Pass, Source
 
 Story = Generator[simpy.Event, None, None]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Everything that a run needs beside its source."""
-
-    config: ReplayConfig
-    shape: Shape
-    times: Times
-    pools: tuple[int, ...]
-    log: bool = False
-
-
-class Ran(NamedTuple):
-    """What a run leaves behind."""
-
-    ledger: Ledger
-    end_ns: int
-    events: list[Event]
 
 
 def run(source: Source, setting: Setting) -> Ran:
@@ -57,12 +36,12 @@ class Engine:
     """One run. `compute` is the only process that waits; the link answers in events."""
 
     def __init__(self, source: Gates, setting: Setting) -> None:
-        config, chosen = setting.config, setting.config.policy_set()
+        config, chosen = setting.config, setting.config.policy_set().priced(setting.times)
         self.env = simpy.Environment()
         self.finished = self.env.event()
         self._config, self._times, self._shape = config, setting.times, setting.shape
         self.ledger = Ledger(setting.shape.geometry.layers)
-        self._tables = Tables(setting.shape, setting.pools, source.first_uses(), config.seed)
+        self._tables = Tables(setting.shape, setting.pools, known_of(source, config, chosen.eviction), config.seed)
         self.log = EventLog(self.env, self._tables, setting.log)
         self._hands = Hands(chosen, self._tables, setting.pools)
         side = chosen.prefetch.policy.side_slots(chosen.prefetch.params)
@@ -76,6 +55,7 @@ class Engine:
         self._expert_ns = 0  # of the step in progress
         self._previous: Pass | None = None
         self._tokens_since_reset = 0
+        self._request_began = 0  # token at which the request in progress begins
 
     # passes and steps
 
@@ -90,6 +70,8 @@ class Engine:
         """One pass, every layer, after the reset that may be due."""
         if self._reset_due(step_pass):
             self._reset()
+        if self._previous is None or step_pass.request != self._previous.request:
+            self._request_began = step_pass.start
         self._previous = step_pass
         self._tokens_since_reset += step_pass.tokens
         began = self._now
@@ -106,6 +88,8 @@ class Engine:
             phase=step_pass.phase,
             tokens=step_pass.tokens,
             request=step_pass.request,
+            clock=step_pass.start,
+            position=step_pass.start - self._request_began,
         )
 
     def _step(self, step_pass: Pass, layer: int) -> Story:
@@ -201,18 +185,18 @@ class Engine:
             self._wake()
 
     def _start_cpu(self, accesses: list[Access], layer: int) -> None:
-        """The CPU takes its share one after the other, beside link and compute."""
-        at = 0
+        """The CPU takes its share one after the other, beside link and compute; slower if the link works too."""
+        at, contended = 0, self._link.busy
         for access in accesses:
-            spent = self._times.cpu_ns(layer, access.y % self._shape.precisions, access.tokens)
+            spent = self._times.cpu_ns(layer, access.y % self._shape.precisions, access.tokens, contended)
             self.log.begin("cpu", access.y, spent, "miss", after=at)
             at += spent
-        self._cpu_busy = bool(accesses)
+        self._cpu_busy = self._link.beside_cpu = bool(accesses)
         if accesses:
             At(self.env, CPU_PHASE, at).callbacks.append(self._cpu_done)
 
     def _cpu_done(self, _: simpy.Event) -> None:
-        self._cpu_busy = False
+        self._cpu_busy = self._link.beside_cpu = False
         self._wake()
 
     # start, reset, end

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from policies.contract import NONE
 from simulator.reference.ledger import Ledger
-from simulator.source import Gate, Gates, Pass
+from simulator.reference.weights import reweighed
+from simulator.source import Gate, Gates, Mixture, Pass
 
 
-def count_fidelity(
-    ledger: Ledger, source: Gates, step_pass: Pass, layer: int, gate: Gate, used: Sequence[Sequence[int]]
-) -> None:
-    """Kept assignments and mass, rank displacement, total variation: integers, summed over tokens."""
-    if list(map(list, gate.ids)) == used:
+def count_fidelity(ledger: Ledger, source: Gates, step_pass: Pass, layer: int, mixture: Mixture) -> None:
+    """Kept, substituted and dropped assignments and mass, rank displacement, total variation: summed over tokens."""
+    gate, run = mixture.gate, mixture.run
+    if list(map(list, gate.ids)) == run:
         routed = sum(e != NONE for row in gate.ids for e in row)
-        mass = sum(map(sum, gate.mass))
+        mass = _own_mass(gate)
         for name, amount in (("assignments_kept", routed), ("mass", mass), ("mass_kept", mass)):
             ledger.count(name, layer, amount)
+        _count_low(ledger, layer, mixture)
         return
-    pairs = list(zip(gate.ids, used, strict=True))
-    anew = source.weigh(step_pass, layer, used) if any(replaced(own, run) for own, run in pairs) else ()
-    for t, (own, run) in enumerate(pairs):
-        _count_token(ledger, layer, gate, t, own, run, anew[t] if replaced(own, run) else ())
+    tokens = list(zip(gate.ids, mixture.routed, run, strict=True))
+    anew = source.weigh(step_pass, layer, run) if any(reweighed(*token) for token in tokens) else ()
+    for t, (own, routed, ran) in enumerate(tokens):
+        _count_token(ledger, layer, gate, t, own, ran, anew[t] if reweighed(own, routed, ran) else ())
+    _count_low(ledger, layer, mixture)
 
 
-def replaced(own: Sequence[int], run: Sequence[int]) -> bool:
-    """Whether a token runs an expert that its router did not choose: its whole mixture is then weighed anew.
-
-    Otherwise every expert keeps the weight that the router gave it, and a dropped one leaves the others' as they were.
-    """
-    return any(e not in (*own, NONE) for e in run)
+def _own_mass(gate: Gate) -> int:
+    """Of the experts that the router chose; a foreign trace may weigh what it did not route."""
+    rows = zip(gate.ids, gate.mass, strict=True) if gate.mass else ()
+    return sum(mass for ids, weights in rows for e, mass in zip(ids, weights, strict=True) if e != NONE)
 
 
 def _count_token(
@@ -46,6 +46,26 @@ def _count_token(
     ledger.count("mass", layer, sum(before.values()))
     ledger.count("mass_kept", layer, sum(before[own[j]] for j in kept))
     ledger.count("variation", layer, sum(abs(before.get(e, 0) - after.get(e, 0)) for e in before | after) // 2)
+    _count_lost(ledger, layer, own, run, before)
+
+
+def _count_lost(ledger: Ledger, layer: int, own: Sequence[int], run: Sequence[int], before: Mapping[int, int]) -> None:
+    """Mass of what did not run: each foreign expert stands in for one, those first whose own slot runs something."""
+    lost = [j for j, e in enumerate(own) if e != NONE and e not in run]
+    lost.sort(key=lambda j: (run[j] == NONE, j))
+    foreign = sum(e not in (*own, NONE) for e in run)
+    for name, slots in (("mass_substituted", lost[:foreign]), ("mass_dropped", lost[foreign:])):
+        ledger.count(name, layer, sum(before[own[j]] for j in slots))
+
+
+def _count_low(ledger: Ledger, layer: int, mixture: Mixture) -> None:
+    """Mass of the router's own choice that ran below the highest precision."""
+    low = {e for e, tier in mixture.tiers.items() if tier > 0}
+    if not low:
+        return
+    for own, masses, run in zip(mixture.gate.ids, mixture.gate.mass, mixture.run, strict=False):
+        kept = sum(mass for e, mass in zip(own, masses, strict=True) if e in low and e in run)
+        ledger.count("mass_low_precision", layer, kept)
 
 
 def _displacement(gate: Gate, t: int, own: Sequence[int], run: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
+from policies.contract import CPU, DROP, IN_FLIGHT, NEVER, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
 from simulator.reference.bound import Hands, Tables
 from simulator.reference.event_log import EventLog
 from simulator.reference.fidelity import count_fidelity
@@ -14,7 +14,8 @@ from simulator.reference.jobs import Job
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
 from simulator.reference.tier import Tier
-from simulator.source import Gate, Gates, Pass
+from simulator.reference.weights import weights_of
+from simulator.source import Gate, Gates, Mixture, Pass
 from traces.demand import Union, unite
 
 
@@ -86,7 +87,7 @@ class Gatekeeper:
         """Route the tokens, unite their demand, cancel overtaken prefetches."""
         self._tables.now["gated"] = 1
         gate = self._source.gate(step_pass, layer)
-        ids, union = self._route(gate, step_pass, layer)
+        ids, weight, union = self._route(gate, step_pass, layer)
         self._link.cancel(self._tables.now["step"])
         base = layer * self._tables.now["experts"]
         step = Step(
@@ -100,20 +101,28 @@ class Gatekeeper:
             rank=union.rank,
             mass=union.mass,
             tokens=union.tokens,
+            weight=weight,
         )
         demanded = Demanded(gate, union, step, [list(row) for row in ids], [])
-        demanded.wants = [self._want(step, n) for n in range(len(step.expert))]
         self._enter_books(demanded, layer)
+        self._hands.on_gate(step)
+        self._tier.gated()
+        demanded.wants = [self._want(step, n) for n in range(len(step.expert))]
         return demanded
 
-    def _route(self, gate: Gate, step_pass: Pass, layer: int) -> tuple[Sequence[Sequence[int]], Union]:
+    def _route(
+        self, gate: Gate, step_pass: Pass, layer: int
+    ) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]], Union]:
+        """Chosen experts, their weights, and their union."""
         routing = self._hands.routing
         if routing.policy.choose is None:
-            return gate.ids, gate.demand
+            return gate.ids, gate.mass, gate.demand
         ids = [[NONE] * len(row) for row in gate.ids]
-        bare = Step(gate.ids, gate.logits, gate.choice, gate.scores, gate.look_order, gate.look_score, (), (), (), ())
+        look = (gate.look_order, gate.look_score)
+        bare = Step(gate.ids, gate.logits, gate.choice, gate.scores, *look, (), (), (), (), weight=gate.mass)
         routing.call_at_gate(routing.policy.choose, bare, ids)
-        return ids, unite(ids, self._source.weigh(step_pass, layer, ids))
+        weight = weights_of(self._source, step_pass, layer, gate, ids, ids)
+        return ids, weight, unite(ids, weight)
 
     def _want(self, step: Step, n: int) -> int:
         miss = self._hands.miss
@@ -122,7 +131,7 @@ class Gatekeeper:
     def _enter_books(self, demanded: Demanded, layer: int) -> None:
         union, step = demanded.union, demanded.step
         self._ledger.count("accesses", layer, len(step.expert))
-        self._ledger.count("assignments", layer, sum(union.tokens))
+        self._ledger.count("assignments", layer, sum(e != NONE for row in demanded.gate.ids for e in row))
         for x, mass in zip(step.expert, union.mass_sum, strict=True):
             self._tier.learn(x, needed=1, mass_ever=self._tables.experts[x]["mass_ever"] + mass)
         named = set(step.expert)
@@ -138,7 +147,9 @@ class Gatekeeper:
             self._resolve(demanded, missing)
         if demanded.union.next_use:
             for n in positions:
-                self._tier.learn(demanded.step.expert[n], next_use=demanded.union.next_use[n])
+                position = demanded.union.next_use[n]
+                coming = NEVER if position == NEVER else self._source.pass_of(position)
+                self._tier.learn(demanded.step.expert[n], next_use=position, next_pass=coming)
         return accesses
 
     def _classify(self, demanded: Demanded, n: int) -> Access:
@@ -246,11 +257,11 @@ class Gatekeeper:
         if not any(access.substitutes for access in accesses):
             return accesses
         now = self._tables.now
-        mass = self._source.weigh(step_pass, now["layer"], demanded.ids)
+        mass = weights_of(self._source, step_pass, now["layer"], demanded.gate, demanded.step.ids, demanded.ids)
         final, base = unite(demanded.ids, mass), now["layer"] * now["experts"]
         known = {access.x: access for access in accesses}
         united = [self._serve(known, base + e, tokens) for e, tokens in zip(final.expert, final.tokens, strict=True)]
-        return united + [access for access in accesses if not access.served.runs_here]
+        return united + [access for access in accesses if not access.served.runs]
 
     def _serve(self, known: dict[int, Access], x: int, tokens: int) -> Access:
         if x in known:
@@ -264,8 +275,9 @@ class Gatekeeper:
 
     def settle(self, demanded: Demanded, step_pass: Pass, layer: int) -> None:
         """Tell the source what each token runs, and count how far that is from the router's own choice."""
-        self._source.used(step_pass, layer, demanded.ids, demanded.tiers)
-        count_fidelity(self._ledger, self._source, step_pass, layer, demanded.gate, demanded.ids)
+        mixture = Mixture(demanded.gate, demanded.step.ids, demanded.ids, demanded.tiers)
+        self._source.used(step_pass, layer, mixture)
+        count_fidelity(self._ledger, self._source, step_pass, layer, mixture)
 
     # 7: prefetch
 
@@ -274,6 +286,8 @@ class Gatekeeper:
         prefetch = self._hands.prefetch
         if prefetch.policy.suggest is None:
             return
+        if prefetch.policy.renews_queue:
+            self._link.renew()
         for y in self._out[: prefetch.call_at_gate(prefetch.policy.suggest, demanded.step, self._out)]:
             self._name(y)
 

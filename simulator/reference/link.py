@@ -40,6 +40,12 @@ class Link:
         self._prefetches: deque[Job] = deque()
         self._in_flight: list[Job] = []
         self._last_done = 0
+        self.beside_cpu = False  #: the CPU computes now, and may take from this link's rate
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is on its way, or a demand is about to be."""
+        return bool(self._in_flight or self._demands)
 
     def fetch(self, job: Job) -> None:
         """Queue a demand, behind other demands and ahead of all prefetches."""
@@ -58,10 +64,15 @@ class Link:
 
     def cancel(self, step: int) -> None:
         """Drop every queued prefetch aimed at this step or an earlier one."""
-        for job in [job for job in self._prefetches if job.target_step <= step]:
-            self._prefetches.remove(job)
+        overtaken = [job for job in self._prefetches if job.target_step <= step]
+        self._prefetches = deque(job for job in self._prefetches if job.target_step > step)
+        for job in overtaken:
             self._tier.forget(job.y)
             self._note(job, "prefetch_cancelled", "cancel")
+
+    def renew(self) -> None:
+        """Drop every queued prefetch: the policy names anew."""
+        self.cancel(self._tier.tables.now["step"] + self._tier.tables.now["layers"])
 
     def wake(self) -> None:
         """Start whatever can start now."""
@@ -92,7 +103,8 @@ class Link:
         now, precision = int(self._env.now), job.y % self._precisions
         free = max(now + self._times.latency_ns, self._last_done)
         begins = max(now, self._last_done)
-        self._last_done = free + self._times.wire_ns[job.layer][precision]
+        wire_ns = self._times.contended_wire_ns if self.beside_cpu else self._times.wire_ns
+        self._last_done = free + wire_ns[job.layer][precision]
         self._in_flight.append(job)
         size = self._tier.tables.copies[job.y]["bytes"]
         self._ledger.count("bytes_prefetch" if job.prefetch else "bytes_demand", job.layer, size)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
-from simulator.reference.bound import Hands, Shape, Tables
+from simulator.reference.bound import Hands, Tables
 from simulator.reference.event_log import EventLog
 from simulator.reference.jobs import Claim, Job
 from simulator.reference.ledger import Ledger
 from simulator.reference.side_buffer import SideBuffer
 from simulator.reference.victims import Victims
+from simulator.setting import Shape
 
 NOT_YET = -1
 
@@ -81,9 +82,19 @@ class Tier:
         self.tables.experts[x].update(facts)
         self._victims.touch(x)
 
+    def gated(self) -> None:
+        """This layer's gate has told the policies of its demand; keys of its copies may be others now."""
+        if self._hands.eviction.policy.on_gate is None:
+            return
+        first = self.tables.now["layer"] * self.tables.now["experts"]
+        for x in range(first, first + self.tables.now["experts"]):
+            self._victims.touch(x)
+
     def predict(self, y: int) -> None:
         """A prefetch policy named a resident copy."""
-        self.tables.experts[y // self._precisions]["hint_pass"] = self.tables.now["pass"]
+        expert = self.tables.experts[y // self._precisions]
+        self._stamp += 1
+        expert["last_hint"], expert["hint_pass"] = self._stamp, self.tables.now["pass"]
         self._hands.on_predict(y)
         self._victims.touch(y // self._precisions)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.contract import Eviction
+from policies.files import complaint
 from simulator.reference.bound import Bound, Tables
 
 Order = tuple[int, int, int]
@@ -30,7 +31,7 @@ class Victims:
             self._orders.pop(y, None)
 
     def choose(self, pool: int, y_in: int, candidates: Sequence[int]) -> int:
-        """The copy among `candidates` that leaves for y_in."""
+        """The copy among `candidates` that leaves for y_in. Raises PolicyError if the policy names another."""
         if self._eviction.policy.victim is None:
             return self._smallest(candidates)
         return self._named(pool, y_in, candidates)
@@ -52,7 +53,8 @@ class Victims:
     def _rekey(self) -> None:
         now = self._tables.now
         scopes = {"touch": None, "pass": now["pass"], "step": (now["step"], now["gated"])}
-        scope = scopes[self._eviction.policy.rekey]
+        scopes["layer"] = scopes["step"]
+        scope = scopes[self._eviction.policy.scope(self._eviction.params)]
         if scope != self._scope:
             self._scope = scope
             self._orders.clear()
@@ -67,5 +69,7 @@ class Victims:
         for y in lent:
             copies[y]["protected"] = 1
         if victim not in candidates:
-            raise AssertionError(f"{self._eviction.policy.name} named {victim}, which may not leave pool {pool}")
+            raise complaint(
+                self._eviction.policy.victim, f"hook victim named {victim}, which may not leave pool {pool}"
+            )
         return victim

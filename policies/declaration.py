@@ -1,0 +1,146 @@
+"""What a policy declares, checked: for policies that no test of this project has seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from inspect import signature
+from types import FunctionType, NoneType
+from typing import Any, NamedTuple
+
+from policies.contract import (
+    PAR_SLOTS,
+    Choice,
+    Eviction,
+    Memory,
+    Miss,
+    Number,
+    Numbers,
+    Parameter,
+    Policy,
+    Prefetch,
+    Routing,
+)
+
+KINDS = (Routing, Prefetch, Eviction, Miss)
+CAPABILITIES = frozenset({"weights", "logits", "lookahead", "future"})
+REKEY = ("touch", "pass", "step", "layer")
+TABLES = ("now", "experts", "copies", "own")
+AT_GATE = ("now", "step", "experts", "copies", "own")
+
+
+class Hook(NamedTuple):
+    """What a hook is given, and the type of what it returns."""
+
+    arguments: tuple[str, ...]
+    result: type
+
+
+#: Every hook of `policies/contract.py`.
+HOOKS = {
+    "on_gate": Hook(AT_GATE, NoneType),
+    "on_use": Hook((*TABLES, "y"), NoneType),
+    "on_insert": Hook((*TABLES, "y", "prefetched"), NoneType),
+    "on_evict": Hook((*TABLES, "y"), NoneType),
+    "on_predict": Hook((*TABLES, "y"), NoneType),
+    "choose": Hook((*AT_GATE, "out"), NoneType),
+    "suggest": Hook((*AT_GATE, "out"), int),
+    "want": Hook((*AT_GATE, "n"), int),
+    "resolve": Hook((*AT_GATE, "missing", "free", "verdict"), NoneType),
+    "substitute": Hook((*AT_GATE, "t", "j", "eligible"), int),
+    "key": Hook((*TABLES, "y"), int),
+    "victim": Hook((*TABLES, "pool", "y_in"), int),
+    "admit": Hook((*TABLES, "y_in", "prefetched", "y_out"), bool),
+}
+
+
+def hooks(policy: Policy) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The hooks that a policy gives, by name."""
+    for name in HOOKS:
+        hook = getattr(policy, name, None)
+        if hook is not None:
+            yield name, hook
+
+
+def check(policy: object) -> Policy:
+    """The policy, if it is one. Raises ValueError saying what its declaration lacks."""
+    if not isinstance(policy, KINDS):
+        raise ValueError(f"POLICY is no Routing, Prefetch, Eviction or Miss of policies.contract, it is {policy!r}")
+    _check_words(policy)
+    _check_params(policy.params)
+    if not isinstance(policy.memory, Memory):
+        raise ValueError("memory is no policies.contract.Memory; write memory=Memory(rows=...)")
+    for name, hook in hooks(policy):
+        _check_hook(name, hook)
+    _check_kind(policy)
+    _check_needs(policy)
+    return policy
+
+
+def check_result(name: str, result: object) -> None:
+    """Raises ValueError if a hook returned another type: compiled code would cut it to an integer without a word."""
+    wanted = HOOKS[name].result
+    if type(result) is not wanted:
+        expected = "nothing" if wanted is NoneType else f"an {wanted.__name__}" if wanted is int else "True or False"
+        raise ValueError(f"hook {name} returned {result!r}; {expected} was expected")
+
+
+def _check_words(policy: Policy) -> None:
+    if not re.fullmatch("[a-z][a-z0-9_]*", policy.name):
+        raise ValueError(f"name {policy.name!r} cannot be typed; use small letters, digits and _")
+    for field in ("summary", "source"):
+        text = getattr(policy, field)
+        if not (isinstance(text, str) and text.strip() and "\n" not in text):
+            raise ValueError(f"{field} is {text!r}; write one line")
+
+
+def _check_params(params: tuple[Parameter, ...]) -> None:
+    if not isinstance(params, tuple) or not all(isinstance(param, Number | Choice | Numbers) for param in params):
+        raise ValueError("params is no tuple of Number, Choice and Numbers; write params=(Number(...),)")
+    names = [param.name for param in params]
+    if len(set(names)) < len(names):
+        raise ValueError(f"params name {max(names, key=names.count)!r} twice")
+    slots = sum(param.width for param in params)
+    if slots > PAR_SLOTS:
+        raise ValueError(f"params take {slots} slots of own.par, which has {PAR_SLOTS}")
+    for param in params:
+        _check_default(param)
+
+
+def _check_default(param: Parameter) -> None:
+    text = param.default
+    if isinstance(param, Numbers):
+        text = "/".join(map(str, param.default))
+    try:
+        param.parse(str(text))
+    except ValueError:
+        raise ValueError(f"the default of {param.name}, {param.default!r}, is not {param.allowed}") from None
+
+
+def _check_hook(name: str, hook: Callable[..., Any]) -> None:
+    expected = HOOKS[name].arguments
+    if not isinstance(hook, FunctionType):
+        raise ValueError(f"hook {name} is {hook!r}, not a function; write it with def")
+    try:
+        signature(hook).bind(*expected)
+    except TypeError:
+        raise ValueError(f"hook {name} does not take ({', '.join(expected)})") from None
+
+
+def _check_kind(policy: Policy) -> None:
+    if isinstance(policy, Eviction):
+        if (policy.key is None) == (policy.victim is None):
+            raise ValueError("an eviction policy gives one hook of key and victim")
+        if isinstance(policy.rekey, str) and policy.rekey not in REKEY:
+            raise ValueError(f"rekey is {policy.rekey!r}; choose from {', '.join(REKEY)}")
+    elif isinstance(policy, Routing) and policy.choose is None:
+        raise ValueError("a routing policy gives a hook choose")
+    elif isinstance(policy, Prefetch) and policy.suggest is None:
+        raise ValueError("a prefetch policy gives a hook suggest")
+
+
+def _check_needs(policy: Policy) -> None:
+    needed = policy.needs({param.name: param.default for param in policy.params})
+    if not isinstance(needed, frozenset) or needed - CAPABILITIES:
+        choices = ", ".join(sorted(CAPABILITIES))
+        raise ValueError(f"needs is {needed!r}; write needs=always(...) with any of {choices}")

@@ -1,0 +1,66 @@
+"""MoE-Infinity (2401.14361): the expert of smallest (n / N + e) (1 - l / L) (f / F + e) leaves, e = 1e-6.
+
+n of the N assignments of its layer l in the request in progress were its own (1 / E where there were none yet), f of
+all F in the run. Early layers are kept, since there is least time to prefetch for them. The authors' code splits an
+encoder-decoder stack in two for its layer term; this is its decreasing half, over all layers. `frequency=false` leaves
+the last factor out. Their prefetched experts may not leave: `mask=true` lets what a prefetch of this pass named or
+brought leave last, until its layer's gate.
+"""
+
+from policies.contract import Choice, Eviction, Memory, slot
+from policies.residents import home, is_predicted
+
+PARAMS = (Choice("frequency", "true", ("true", "false")), Choice("mask", "true", ("true", "false")))
+FREQUENCY, MASK = slot(PARAMS, "frequency"), slot(PARAMS, "mask")
+TRUE = 0
+COUNT, REQUEST, EVER = 0, 1, 2  # columns in the row of an expert's first copy; requests count from 1
+ALL = 0  # register of pool 0: assignments of the run
+IN_LAYER, OF_REQUEST = 0, 1  # reals: assignments of the request, and which request
+SMALL = 1e-6
+SCALE = float(1 << 58)
+CLASS = 1 << 60  # larger than any order inside a class
+
+
+def on_gate(now, step, experts, copies, own):
+    """Count the assignments of this gate."""
+    layer, request = own.reals[now["layer"]], now["request"] + 1
+    if layer[OF_REQUEST] != request:
+        layer[IN_LAYER], layer[OF_REQUEST] = 0.0, float(request)
+    for n in range(len(step.expert)):
+        row, tokens = own.rows[step.expert[n] * now["precisions"]], step.tokens[n]
+        if row[REQUEST] != request:
+            row[COUNT], row[REQUEST] = 0, request
+        row[COUNT] += tokens
+        row[EVER] += tokens
+        layer[IN_LAYER] += tokens
+        own.regs[0][ALL] += tokens
+
+
+def key(now, experts, copies, own, y):
+    """The product, in 2**-58."""
+    row, layer = own.rows[home(now, y)], experts[y // now["precisions"]]["layer"]
+    order = (ratio(now, own, row, layer) + SMALL) * (1.0 - layer / now["layers"])
+    if own.par[FREQUENCY] == TRUE:
+        order *= row[EVER] / max(own.regs[0][ALL], 1) + SMALL
+    masked = own.par[MASK] == TRUE and is_predicted(now, experts, copies, y)
+    return int(order * SCALE) + (CLASS if masked else 0)
+
+
+def ratio(now, own, row, layer):
+    """The expert's share of its layer's assignments in this request."""
+    request = now["request"] + 1
+    if own.reals[layer][OF_REQUEST] != request:
+        return 1.0 / now["experts"]
+    return row[COUNT] / max(own.reals[layer][IN_LAYER], 1.0) if row[REQUEST] == request else 0.0
+
+
+POLICY = Eviction(
+    name="activation_ratio",
+    summary="smallest activation ratio in this request, weighted by layer and frequency, leaves",
+    source="MoE-Infinity 2401.14361; priority_score in its code",
+    params=PARAMS,
+    memory=Memory(rows=3, regs=1, reals=2),
+    on_gate=on_gate,
+    key=key,
+    rekey="step",
+)

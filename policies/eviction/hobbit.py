@@ -1,0 +1,60 @@
+"""HOBBIT's multidimensional caching (§4.3): smallest w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - d/L) leaves.
+
+Within the request in progress: T tokens so far, R the token of the last use, F uses, H uses at the highest precision.
+d counts layers forward around the model, from the execution point. The weights are unpublished (fitted to calibration
+data), so each defaults to a quarter; only their proportions matter. HOBBIT keeps predicted experts from leaving:
+`mask=true` lets what a prefetch of this pass named or brought leave last, until its layer's gate.
+HOBBIT splits the cache between high and low precision; here copies of all precisions share a pool.
+"""
+
+from policies.contract import Choice, Eviction, Memory, Number, slot
+from policies.residents import home, is_predicted
+
+PARAMS = (
+    Number("w_lru", 0.25, 0, 1),
+    Number("w_lfu", 0.25, 0, 1),
+    Number("w_lhu", 0.25, 0, 1),
+    Number("w_fld", 0.25, 0, 1),
+    Choice("mask", "true", ("true", "false")),
+)
+W_LRU, W_LFU, W_LHU = slot(PARAMS, "w_lru"), slot(PARAMS, "w_lfu"), slot(PARAMS, "w_lhu")
+W_FLD, MASK = slot(PARAMS, "w_fld"), slot(PARAMS, "mask")
+TRUE = 0
+LAST, USES, HIGH, REQUEST = 0, 1, 2, 3  # columns in the row of an expert's first copy; requests count from 1
+SCALE = 1 << 20
+CLASS = 1 << 60  # larger than any order inside a class
+
+
+def on_use(now, experts, copies, own, y):
+    """Count; the first use of a request begins anew."""
+    row = own.rows[home(now, y)]
+    if row[REQUEST] != now["request"] + 1:
+        row[USES], row[HIGH], row[REQUEST] = 0, 0, now["request"] + 1
+    row[LAST] = now["position"] + now["tokens"]
+    row[USES] += 1
+    if y % now["precisions"] == 0:
+        row[HIGH] += 1
+
+
+def key(now, experts, copies, own, y):
+    """The weighted sum times T * L, which all candidates share."""
+    row, layers, tokens = own.rows[home(now, y)], now["layers"], now["position"] + now["tokens"]
+    used = 0.0
+    if row[REQUEST] == now["request"] + 1:
+        used = own.par[W_LRU] * row[LAST] + own.par[W_LFU] * row[USES] + own.par[W_LHU] * row[HIGH]
+    ahead = (experts[y // now["precisions"]]["layer"] - now["layer"]) % layers
+    order = int((used * layers + own.par[W_FLD] * tokens * (layers - ahead)) * SCALE)
+    masked = own.par[MASK] == TRUE and is_predicted(now, experts, copies, y)
+    return order + CLASS if masked else order
+
+
+POLICY = Eviction(
+    name="hobbit",
+    summary="smallest weighted sum of recency, frequency, precision and nearness leaves",
+    source="HOBBIT §4.3",
+    params=PARAMS,
+    memory=Memory(rows=4),
+    on_use=on_use,
+    key=key,
+    rekey="step",
+)

@@ -1,0 +1,47 @@
+"""LHU (HOBBIT §4.3): the expert least often used at the highest precision leaves; uses at lower ones do not count.
+
+`span=sequence` counts within the request in progress, as HOBBIT does; `span=history` over the run, "like LFU" (SpecMD).
+Without precision tiers every use is at the highest, so this is an LFU. A prefetch is no use.
+"""
+
+from policies.contract import Choice, Eviction, Memory, slot
+from policies.residents import home
+
+PARAMS = (Choice("span", "sequence", ("sequence", "history")),)
+SPAN = slot(PARAMS, "span")
+SEQUENCE = 0
+COUNT, REQUEST = 0, 1  # columns in the row of an expert's first copy; requests count from 1
+
+
+def on_use(now, experts, copies, own, y):
+    """Count a use of the most precise copy; the first of a request begins anew."""
+    row = own.rows[home(now, y)]
+    if own.par[SPAN] == SEQUENCE and row[REQUEST] != now["request"] + 1:
+        row[COUNT], row[REQUEST] = 0, now["request"] + 1
+    if y % now["precisions"] == 0:
+        row[COUNT] += 1
+
+
+def key(now, experts, copies, own, y):
+    """Uses at the highest precision."""
+    row = own.rows[home(now, y)]
+    if own.par[SPAN] == SEQUENCE and row[REQUEST] != now["request"] + 1:
+        return 0
+    return row[COUNT]
+
+
+def scope(params):
+    """A request ends between passes."""
+    return "pass" if params["span"] == "sequence" else "touch"
+
+
+POLICY = Eviction(
+    name="least_high_precision",
+    summary="fewest uses at the highest precision leaves",
+    source="HOBBIT §4.3 LHU (sequence); SpecMD §3 (history)",
+    params=PARAMS,
+    memory=Memory(rows=2),
+    on_use=on_use,
+    key=key,
+    rekey=scope,
+)

@@ -1,0 +1,34 @@
+"""LFRU (2608.07911): the expert of smallest frequency / (clock - last use + 1) leaves.
+
+Frequency is counted over the whole history. The clock counts steps, the source's events, in both contracts (its
+sequential replay counts accesses). Ties leave by least recent stamp; the source breaks them by id, or at random.
+A prefetch is no use.
+"""
+
+from policies.contract import Eviction, Memory
+from policies.residents import home
+
+LAST = 0  # column in the row of an expert's first copy: step of its last use
+UNIT = 1 << 32
+
+
+def on_use(now, experts, copies, own, y):
+    """Note the step."""
+    own.rows[home(now, y)][LAST] = now["step"]
+
+
+def key(now, experts, copies, own, y):
+    """Uses per step since the last one, in UNITs."""
+    age = max(now["step"] - own.rows[home(now, y)][LAST], 0) + 1
+    return experts[y // now["precisions"]]["uses_ever"] * UNIT // age
+
+
+POLICY = Eviction(
+    name="lfru",
+    summary="smallest use count per step since the last use leaves",
+    source="2608.07911 §4 and its simulator",
+    memory=Memory(rows=1),
+    on_use=on_use,
+    key=key,
+    rekey="step",
+)

@@ -1,0 +1,45 @@
+"""Pinned: what a profile ranks highest never leaves once it is there, as far as it fits a `share` of the pool.
+
+The others are evicted as `rest` says: lru, lfu (uses since arrival) or fifo. Where only pinned experts could leave,
+what comes in is used through the staging buffer. The profile is that of `static`.
+"""
+
+from policies.contract import Choice, Eviction, Number, slot
+from policies.fitted import PROFILE_PARAMS, is_within, needs, profile
+
+PARAMS = (*PROFILE_PARAMS, Number("share", 0.5, 0, 1), Choice("rest", "lru", ("lru", "lfu", "fifo")))
+SHARE, REST = slot(PARAMS, "share"), slot(PARAMS, "rest")
+LRU, LFU = 0, 1
+CLASS = 1 << 60  # larger than any order inside a class
+
+
+def is_pinned(now, experts, copies, own, y):
+    """Whether it is among the best of its pool."""
+    return is_within(now, experts, copies, y, own.capacity[copies[y]["pool"]] * own.par[SHARE])
+
+
+def key(now, experts, copies, own, y):
+    """Pinned ones last, by rank; the others as `rest` says."""
+    expert = experts[y // now["precisions"]]
+    if is_pinned(now, experts, copies, own, y):
+        return CLASS - expert["profile"]
+    if own.par[REST] == LRU:
+        return expert["last_use"]
+    return expert["uses_here"] if own.par[REST] == LFU else copies[y]["entered"]
+
+
+def admit(now, experts, copies, own, y_in, prefetched, y_out):
+    """Not over a pinned one."""
+    return not is_pinned(now, experts, copies, own, y_out)
+
+
+POLICY = Eviction(
+    name="pinned",
+    summary="what a profile ranks highest never leaves, the rest by lru, lfu or fifo",
+    source="2608.07911 (pinned)",
+    params=PARAMS,
+    needs=needs,
+    key=key,
+    admit=admit,
+    profile=profile,
+)

@@ -1,0 +1,133 @@
+"""S3-FIFO (Yang et al., SOSP 2023): a small FIFO queue filters what is used once before it reaches the main one.
+
+What is new enters `small`. Room is made from `small` while the main queue is within its bytes: its oldest goes to the
+main queue if it was used `threshold` times or more, unmarked, else it leaves and is remembered in `ghost`. In the main
+queue the oldest goes round again for one of its uses, of which three count, and leaves without. A ghost that returns
+enters the main queue. `small` and `ghost` are shares of the pool's bytes.
+
+The cache fills first: `fill=small` (the paper) lets the small queue grow meanwhile, `fill=main` (libCacheSim since
+2024) puts what it has no room for into the main queue until something has left. A prefetch is no use: it enters
+`small`, ghost or not, and its first use leaves it unmarked. What may not leave is passed over and keeps its place.
+"""
+
+from policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
+from policies.lists import (
+    BYTES,
+    LIST,
+    REGISTERS_PER_LIST,
+    ROW_COLUMNS,
+    oldest,
+    oldest_candidate,
+    push,
+    register,
+    unlink,
+)
+
+PARAMS = (
+    Number("small", 0.1, 0, 1),
+    Number("ghost", 0.9, 0, 4),
+    Number("threshold", 2, 1, 8, integer=True),
+    Choice("fill", "small", ("small", "main")),
+)
+SMALL_SHARE, GHOST_SHARE = slot(PARAMS, "small"), slot(PARAMS, "ghost")
+THRESHOLD, FILL = slot(PARAMS, "threshold"), slot(PARAMS, "fill")
+FILL_MAIN = 1
+SMALL, MAIN, GHOST = 1, 2, 3
+USES = ROW_COLUMNS  # row column: since it entered its queue, or went round
+RETURNS = ROW_COLUMNS + 1  # row column: 1 while a ghost is on its way in
+HAS_EVICTED = 3 * REGISTERS_PER_LIST  # register
+MOST_ROUNDS = 3
+
+
+def held(own, pool, which):
+    """Bytes of a queue."""
+    return own.regs[pool][register(which, BYTES)]
+
+
+def room(own, pool, share):
+    """Bytes that are a share of the pool."""
+    return int(own.capacity[pool] * own.par[share])
+
+
+def on_use(now, experts, copies, own, y):
+    """Count a hit; a ghost will enter the main queue."""
+    where = own.rows[y][LIST]
+    if where == GHOST:
+        unlink(own, copies[y]["pool"], y, copies[y]["bytes"])
+        own.rows[y][RETURNS] = 1
+    elif where > 0 and copies[y]["prefetched"] == 0:
+        own.rows[y][USES] += 1
+
+
+def on_insert(now, experts, copies, own, y, prefetched):
+    """A former ghost enters the main queue, anything else the small one."""
+    pool, size = copies[y]["pool"], copies[y]["bytes"]
+    if own.rows[y][LIST] == GHOST:
+        unlink(own, pool, y, size)
+    full = held(own, pool, SMALL) >= room(own, pool, SMALL_SHARE)
+    overflows = own.par[FILL] == FILL_MAIN and own.regs[pool][HAS_EVICTED] == 0 and full
+    push(own, pool, MAIN if own.rows[y][RETURNS] == 1 or overflows else SMALL, y, size)
+    own.rows[y][USES], own.rows[y][RETURNS] = 0, 0
+
+
+def victim(now, experts, copies, own, pool, y_in):
+    """From the small queue, unless the main one holds more than its share; from the other if all is in use."""
+    main_room = own.capacity[pool] - room(own, pool, SMALL_SHARE)
+    y = -1
+    if held(own, pool, MAIN) <= main_room:
+        y = from_small(copies, own, pool)
+    if y < 0:
+        y = from_main(copies, own, pool)
+    if y < 0:
+        y = from_small(copies, own, pool)
+    return y if y >= 0 else from_main(copies, own, pool)
+
+
+def from_small(copies, own, pool):
+    """The oldest candidate that was hardly used; others go to the main queue on the way. -1 if none is left."""
+    while True:
+        y = oldest_candidate(copies, own, pool, SMALL, RESIDENT)
+        if y < 0 or own.rows[y][USES] < own.par[THRESHOLD]:
+            return y
+        requeue(copies, own, pool, y, 0)
+
+
+def from_main(copies, own, pool):
+    """The oldest candidate without a use left; others go round on the way. -1 if all are in use."""
+    while True:
+        y = oldest_candidate(copies, own, pool, MAIN, RESIDENT)
+        if y < 0 or own.rows[y][USES] == 0:
+            return y
+        requeue(copies, own, pool, y, min(own.rows[y][USES], MOST_ROUNDS) - 1)
+
+
+def requeue(copies, own, pool, y, uses):
+    """Make y the newest of the main queue, with so many uses left."""
+    unlink(own, pool, y, copies[y]["bytes"])
+    push(own, pool, MAIN, y, copies[y]["bytes"])
+    own.rows[y][USES] = uses
+
+
+def on_evict(now, experts, copies, own, y):
+    """What leaves the small queue becomes a ghost; the oldest ghosts are forgotten."""
+    pool, size, where = copies[y]["pool"], copies[y]["bytes"], own.rows[y][LIST]
+    own.regs[pool][HAS_EVICTED] = 1
+    unlink(own, pool, y, size)
+    if where == SMALL:
+        push(own, pool, GHOST, y, size)
+    while held(own, pool, GHOST) > room(own, pool, GHOST_SHARE):
+        forgotten = oldest(own, pool, GHOST)
+        unlink(own, pool, forgotten, copies[forgotten]["bytes"])
+
+
+POLICY = Eviction(
+    name="s3fifo",
+    summary="a small FIFO queue before a main one, and ghosts",
+    source="Yang et al., SOSP 2023, algorithm 1",
+    params=PARAMS,
+    memory=Memory(rows=ROW_COLUMNS + 2, regs=3 * REGISTERS_PER_LIST + 1),
+    on_use=on_use,
+    on_insert=on_insert,
+    on_evict=on_evict,
+    victim=victim,
+)

@@ -1,0 +1,117 @@
+"""SMoE's score window and shield (Zhu et al. 2508.18983): the smallest mean score of the last n + 1 iterations leaves.
+
+Scores are the router's probabilities of all experts, also of those that were not chosen; an iteration is a pass, over
+several tokens their mean. n is unpublished. Ties leave by least recent stamp, then lowest id.
+Predicted experts are shielded: what a prefetch names or brings leaves after all others, until it is used. The shield
+holds half of the pool's bytes; the oldest prediction gives way. What this step uses may not leave at all.
+"""
+
+from policies.contract import Eviction, Memory, Number, always, slot
+from policies.lists import BYTES, LIST, PREV, REGISTERS_PER_LIST, ROW_COLUMNS, oldest, push, register, unlink
+from policies.residents import home
+from policies.scores import mean_score
+
+MOST = 64  # iterations
+PARAMS = (Number("n", 15, 0, MOST - 1, integer=True),)
+N = slot(PARAMS, "n")
+SHIELDED, EXPOSED = 1, 2  # lists: every resident is in one of them
+TOTAL, RING = ROW_COLUMNS, ROW_COLUMNS + 1  # row columns: sum of scores; scores, in the row of the first copy
+ITERATIONS = 0  # real: of this layer
+FINER = 1 << 30
+
+
+def on_gate(now, step, experts, copies, own):
+    """The newest scores of this layer take the oldest one's place."""
+    first, window = now["layer"] * now["experts"], int(own.par[N]) + 1
+    at = int(own.reals[now["layer"]][ITERATIONS]) % window
+    for e in range(now["experts"]):
+        row, score = own.rows[(first + e) * now["precisions"]], mean_score(step, e)
+        row[TOTAL] += score - row[RING + at]
+        row[RING + at] = score
+    own.reals[now["layer"]][ITERATIONS] += 1.0
+
+
+def mean_of(now, experts, own, y):
+    """The mean over the iterations in the window, in UNITs / FINER."""
+    seen = int(own.reals[experts[y // now["precisions"]]["layer"]][ITERATIONS])
+    return own.rows[home(now, y)][TOTAL] * FINER // max(1, min(seen, int(own.par[N]) + 1))
+
+
+def on_predict(now, experts, copies, own, y):
+    """Shield what is named."""
+    if own.rows[y][LIST] > 0:
+        shield(copies, own, y)
+
+
+def on_insert(now, experts, copies, own, y, prefetched):
+    """Shield what a prefetch brings."""
+    push(own, copies[y]["pool"], EXPOSED, y, copies[y]["bytes"])
+    if prefetched:
+        shield(copies, own, y)
+
+
+def shield(copies, own, y):
+    """Under the shield unless it is there already; the oldest there give way."""
+    pool = copies[y]["pool"]
+    if own.rows[y][LIST] == EXPOSED:
+        move(copies, own, y, SHIELDED)
+    while own.regs[pool][register(SHIELDED, BYTES)] * 2 > own.capacity[pool]:
+        move(copies, own, oldest(own, pool, SHIELDED), EXPOSED)
+
+
+def move(copies, own, y, which):
+    """From the one list to the other."""
+    unlink(own, copies[y]["pool"], y, copies[y]["bytes"])
+    push(own, copies[y]["pool"], which, y, copies[y]["bytes"])
+
+
+def on_use(now, experts, copies, own, y):
+    """A prediction that came true needs no shield."""
+    if own.rows[y][LIST] == SHIELDED:
+        move(copies, own, y, EXPOSED)
+
+
+def on_evict(now, experts, copies, own, y):
+    """Leave the lists."""
+    unlink(own, copies[y]["pool"], y, copies[y]["bytes"])
+
+
+def victim(now, experts, copies, own, pool, y_in):
+    """Unshielded before shielded, then by mean score, stamp and id."""
+    best = smallest(now, experts, copies, own, pool, EXPOSED)
+    return best if best >= 0 else smallest(now, experts, copies, own, pool, SHIELDED)
+
+
+def smallest(now, experts, copies, own, pool, which):
+    """The candidate of a list that leaves first, or -1."""
+    best, y = -1, oldest(own, pool, which)
+    while y >= 0:
+        if copies[y]["protected"] == 0 and (best < 0 or leaves_before(now, experts, own, y, best)):
+            best = y
+        y = own.rows[y][PREV] - 1
+    return best
+
+
+def leaves_before(now, experts, own, y, other):
+    """Whether y leaves before the other."""
+    mean, others = mean_of(now, experts, own, y), mean_of(now, experts, own, other)
+    if mean != others:
+        return mean < others
+    stamp, stamps = experts[y // now["precisions"]]["last_use"], experts[other // now["precisions"]]["last_use"]
+    return y < other if stamp == stamps else stamp < stamps
+
+
+POLICY = Eviction(
+    name="shielded_score",
+    summary="smallest mean router score of recent passes leaves, predicted experts last",
+    source="SMoE: Zhu et al. 2508.18983 §4 and their code",
+    params=PARAMS,
+    memory=Memory(rows=ROW_COLUMNS + 1 + MOST, regs=2 * REGISTERS_PER_LIST, reals=1),
+    needs=always("logits"),
+    on_gate=on_gate,
+    on_use=on_use,
+    on_insert=on_insert,
+    on_evict=on_evict,
+    on_predict=on_predict,
+    victim=victim,
+)

@@ -1,0 +1,111 @@
+"""Segmented LRU (Karedla, Love & Wherry, 1994): what was used again is kept in segments of its own.
+
+A miss enters the lowest segment, the probation; a hit moves a copy one segment up, where the oldest of a segment that
+is now too large goes down again. The oldest of the lowest segment that is not empty leaves. `segments=4:protected=.75`
+is S4LRU (Huang et al., SOSP 2013). The upper segments share `protected` of the pool's bytes equally.
+
+The cache fills first: `fill=probation` (Karedla) lets the probation grow meanwhile, `fill=lowest` (libCacheSim) puts a
+miss into the lowest segment with room. A prefetch is no use: the first use of what it brought moves nothing up;
+`touch_on_predict=true` makes a resident that it names the newest of its segment.
+"""
+
+from policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
+from policies.lists import (
+    BYTES,
+    LIST,
+    NOWHERE,
+    REGISTERS_PER_LIST,
+    ROW_COLUMNS,
+    oldest,
+    oldest_candidate,
+    push,
+    register,
+    unlink,
+)
+
+PARAMS = (
+    Number("segments", 2, 2, 8, integer=True),
+    Number("protected", 0.5, 0, 1),
+    Choice("fill", "probation", ("probation", "lowest")),
+    Choice("touch_on_predict", "false", ("false", "true")),
+)
+SEGMENTS, PROTECTED = slot(PARAMS, "segments"), slot(PARAMS, "protected")
+FILL, TOUCH = slot(PARAMS, "fill"), slot(PARAMS, "touch_on_predict")
+MOST_SEGMENTS = 8
+LOWEST = TRUE = 1
+
+
+def room(own, pool, segment):
+    """Bytes that a segment may hold; the probation, which is segment 1, gets what the others leave."""
+    each = int(own.capacity[pool] * own.par[PROTECTED] / (own.par[SEGMENTS] - 1))
+    return each if segment > 1 else own.capacity[pool] - each * (int(own.par[SEGMENTS]) - 1)
+
+
+def held(own, pool, segment):
+    """Bytes that it holds."""
+    return own.regs[pool][register(segment, BYTES)]
+
+
+def on_use(now, experts, copies, own, y):
+    """A hit moves up; the first use of a prefetched copy only refreshes it."""
+    segment = own.rows[y][LIST]
+    if segment != NOWHERE:
+        up = copies[y]["prefetched"] == 0 and segment < own.par[SEGMENTS]
+        move(copies, own, y, segment + 1 if up else segment)
+
+
+def on_predict(now, experts, copies, own, y):
+    """A naming refreshes, if it counts."""
+    if own.rows[y][LIST] != NOWHERE and own.par[TOUCH] == TRUE:
+        move(copies, own, y, own.rows[y][LIST])
+
+
+def move(copies, own, y, segment):
+    """Make y the newest of a segment, and send down what has no room there."""
+    pool = copies[y]["pool"]
+    unlink(own, pool, y, copies[y]["bytes"])
+    push(own, pool, segment, y, copies[y]["bytes"])
+    while segment > 1:
+        while held(own, pool, segment) > room(own, pool, segment):
+            down = oldest(own, pool, segment)
+            unlink(own, pool, down, copies[down]["bytes"])
+            push(own, pool, segment - 1, down, copies[down]["bytes"])
+        segment -= 1
+
+
+def on_insert(now, experts, copies, own, y, prefetched):
+    """Enter the probation, or under `fill=lowest` the lowest segment with room."""
+    pool, size, segment = copies[y]["pool"], copies[y]["bytes"], 1
+    if own.par[FILL] == LOWEST:
+        while segment <= own.par[SEGMENTS] and held(own, pool, segment) + size > room(own, pool, segment):
+            segment += 1
+    push(own, pool, segment if segment <= own.par[SEGMENTS] else 1, y, size)
+
+
+def victim(now, experts, copies, own, pool, y_in):
+    """The oldest candidate of the lowest segment that has one."""
+    segment = 1
+    y = oldest_candidate(copies, own, pool, segment, RESIDENT)
+    while y < 0:
+        segment += 1
+        y = oldest_candidate(copies, own, pool, segment, RESIDENT)
+    return y
+
+
+def on_evict(now, experts, copies, own, y):
+    """Leave the segment."""
+    unlink(own, copies[y]["pool"], y, copies[y]["bytes"])
+
+
+POLICY = Eviction(
+    name="slru",
+    summary="LRU in segments; what is used again moves up",
+    source="Karedla, Love & Wherry, IEEE Computer 1994; Huang et al., SOSP 2013",
+    params=PARAMS,
+    memory=Memory(rows=ROW_COLUMNS, regs=MOST_SEGMENTS * REGISTERS_PER_LIST),
+    on_use=on_use,
+    on_predict=on_predict,
+    on_insert=on_insert,
+    on_evict=on_evict,
+    victim=victim,
+)

@@ -1,0 +1,32 @@
+"""Static placement: what a profile ranks highest stays; the rest is used through the staging buffer.
+
+The candidate that the profile ranks lowest leaves, and only for one that it ranks higher: once used, the best that
+fit never leave. `--warm` puts them there from the start. `profile=trace` ranks by how often the trace to be replayed
+chose each expert, in its first `tokens` tokens (0: all, the bound of any static placement); `profile=given` is the list
+of --profile FILE, fitted elsewhere. Experts without a rank never push another out; among them the least recent leaves.
+"""
+
+from policies.contract import Eviction
+from policies.fitted import PROFILE_PARAMS, needs, profile
+
+
+def key(now, experts, copies, own, y):
+    """Minus the bytes that rank before it."""
+    return -experts[y // now["precisions"]]["profile"]
+
+
+def admit(now, experts, copies, own, y_in, prefetched, y_out):
+    """Whether what comes in ranks higher than the lowest candidate."""
+    return experts[y_in // now["precisions"]]["profile"] < experts[y_out // now["precisions"]]["profile"]
+
+
+POLICY = Eviction(
+    name="static",
+    summary="what a profile ranks highest stays",
+    source="Fiddler 2402.07033; 2608.07911 (static)",
+    params=PROFILE_PARAMS,
+    needs=needs,
+    key=key,
+    admit=admit,
+    profile=profile,
+)

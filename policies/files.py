@@ -1,0 +1,136 @@
+"""Policies of the user's own: a file in the form of `policies/<kind>/*.py` joins the catalogue of this process.
+
+The file is code that its user asked to run. It is read once: the bytes that are hashed are those that are run, here and
+in worker processes. Files that it imports are its own affair, and no part of its version.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from traceback import walk_tb
+from types import ModuleType
+from typing import Any
+
+import policies
+from policies.contract import Policy, PolicyError
+from policies.declaration import check
+
+VERSION_DIGITS = 12
+_taken: dict[str, bytes] = {}  # path as given -> content
+
+
+def take(path: Path) -> Policy:
+    """Add the policy of a file to its kind. Raises PolicyError with file, line and text, or OSError.
+
+    A name that exists is refused; the same content again changes nothing.
+    """
+    return _take(str(path), path.read_bytes())
+
+
+def taken() -> list[tuple[str, bytes]]:
+    """What `retake` needs in another process."""
+    known = _by_version()
+    return [(path, content) for path, content in _taken.items() if _version(content) in known]
+
+
+def retake(files: Iterable[tuple[str, bytes]]) -> None:
+    """Add the policies that another process took."""
+    for path, content in files:
+        _take(path, content)
+
+
+def blamed(error: BaseException) -> str | None:
+    """One line on an error that was raised in a policy file, its innermost line; None if it was raised elsewhere."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    for path, line in reversed(lines):
+        if path in _taken:
+            return _at(path, line, f"{type(error).__name__}: {error}")
+    return None
+
+
+def complaint(hook: Any, what: str, line: int = 0) -> PolicyError:
+    """An error about what a hook of a policy file did, at that line of it or at the hook's first."""
+    return PolicyError(_at(hook.__code__.co_filename, line or hook.__code__.co_firstlineno, what))
+
+
+def documentation(policy: Policy) -> str:
+    """The docstring of the policy's file."""
+    module = _module_name(policy.version) if policy.version else f"policies.{policy.kind}.{policy.name}"
+    return (sys.modules[module].__doc__ or "").strip()
+
+
+def _take(path: str, content: bytes) -> Policy:
+    version = _version(content)
+    if version in _by_version():
+        return _by_version()[version]
+    _taken[path] = content
+    try:
+        policy = replace(_declared(path, content, version), version=version)
+        if policy.name in policies.names(policy.kind):
+            what = f"{policy.kind} policy {policy.name!r} exists already; choose another name"
+            raise PolicyError(_at(path, _line_of_policy(content), what))
+    except BaseException:
+        del _taken[path]
+        raise
+    policies.GIVEN[policy.kind][policy.name] = policy
+    return policy
+
+
+def _version(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:VERSION_DIGITS]
+
+
+def _by_version() -> dict[str, Policy]:
+    return {policy.version: policy for given in policies.GIVEN.values() for policy in given.values()}
+
+
+def _declared(path: str, content: bytes, version: str) -> Policy:
+    """What the file calls POLICY, checked. Raises PolicyError."""
+    module = _run(path, content, _module_name(version))
+    if not hasattr(module, "POLICY"):
+        raise PolicyError(f"{path}: there is no POLICY; end the file in POLICY = Eviction(...), or another kind")
+    try:
+        return check(module.POLICY)
+    except Exception as error:
+        raise PolicyError(blamed(error) or _at(path, _line_of_policy(content), str(error))) from None
+
+
+def _run(path: str, content: bytes, name: str) -> ModuleType:
+    """The file as a module; nothing is written beside it."""
+    module = ModuleType(name)
+    module.__file__ = path
+    sys.modules[name] = module  # where its functions say that they are from
+    try:
+        exec(compile(content, path, "exec", dont_inherit=True), vars(module))
+    except SyntaxError as error:
+        if error.filename not in (path, None):  # of a file that this one imports
+            raise PolicyError(blamed(error) or f"{path}: {error}") from None
+        raise PolicyError(_at(path, error.lineno or 1, f"{type(error).__name__}: {error.msg}")) from None
+    except (Exception, SystemExit) as error:
+        raise PolicyError(blamed(error) or _at(path, 1, f"{type(error).__name__}: {error}")) from None
+    return module
+
+
+def _module_name(version: str) -> str:
+    return f"policy_file_{version}"
+
+
+def _line_of_policy(content: bytes) -> int:
+    """Where the file assigns POLICY, the last time."""
+    found = [1]
+    for node in ast.parse(content).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found += [node.lineno for target in targets if isinstance(target, ast.Name) and target.id == "POLICY"]
+    return found[-1]
+
+
+def _at(path: str, line: int, what: str) -> str:
+    """One line: where, what, and the text that stands there."""
+    lines = _taken.get(path, b"").decode("utf-8", "replace").splitlines()
+    text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return f"{path}:{line}: {' '.join(what.split())}: {text}"

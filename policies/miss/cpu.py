@@ -1,0 +1,23 @@
+"""CPU: every missing expert is executed where it lies, by the CPU; nothing is ever fetched on demand."""
+
+from policies.contract import CPU, Miss
+
+
+def resolve(now, step, experts, copies, own, missing, free, verdict):
+    """Every miss alike."""
+    for m in range(len(missing)):
+        verdict[m] = CPU
+
+
+def uses_cpu(params):
+    """Always."""
+    return True
+
+
+POLICY = Miss(
+    name="cpu",
+    summary="execute every miss on the CPU",
+    source="llama.cpp and KTransformers: experts outside of VRAM run where they are",
+    resolve=resolve,
+    uses_cpu=uses_cpu,
+)

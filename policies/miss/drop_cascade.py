@@ -1,0 +1,65 @@
+"""Drop cascade: a cascade whose last step down is to skip the expert; the best `keep` ranks are always fetched.
+
+`when=importance`: each share of `below` is one step down from the highest of `bits`, and one step more than there are
+precisions skips: with `bits=8/4` and `below=.6/.3` the bottom 60 % by gate weight move at 4 bits and the bottom 30 %
+not at all. `when=pressure`: the highest precision that fits into free memory, nothing if none does. An expert whose
+best rank over the pass's tokens is within `keep` gets the lowest precision where it would be skipped. SpecMD gives the
+name ("Drop-priority") and the rules for drop and for priority, and leaves open how they meet.
+"""
+
+from policies.contract import DROP, Choice, Miss, Number, Numbers, slot
+from policies.miss.cascade import fitting, steps_down
+
+PARAMS = (
+    Numbers("bits", (8, 4), 1, 32),
+    Choice("when", "importance", ("importance", "pressure")),
+    Numbers("below", (0.6, 0.3), 0, 1),
+    Number("keep", 2, 0, 64, integer=True),
+)
+BITS, WHEN = slot(PARAMS, "bits"), slot(PARAMS, "when")
+BELOW, KEEP = slot(PARAMS, "below"), slot(PARAMS, "keep")
+PRESSURE = 1
+
+
+def want(now, step, experts, copies, own, n):
+    """The least precision that is good enough for the n-th demanded expert."""
+    lowest = int(own.par[BITS]) - 1
+    return lowest if own.par[WHEN] == PRESSURE else min(steps_down(own, BELOW, len(step.expert), n), lowest)
+
+
+def resolve(now, step, experts, copies, own, missing, free, verdict):
+    """A precision or DROP; under `pressure` beside what this step already fetches."""
+    lowest = int(own.par[BITS]) - 1
+    for m in range(len(missing)):
+        n = missing[m]
+        tier = steps_down(own, BELOW, len(step.expert), n)
+        if own.par[WHEN] == PRESSURE:
+            tier = fitting_or_more(now, copies, step.expert[n], free, lowest)
+        if tier > lowest:
+            tier = lowest if step.rank[n] < own.par[KEEP] else DROP
+        if tier != DROP:
+            free -= copies[step.expert[n] * now["precisions"] + tier]["bytes"]
+        verdict[m] = tier
+
+
+def fitting_or_more(now, copies, x, free, lowest):
+    """The most precise tier of expert x within `free` bytes; one more than the lowest where none is."""
+    tier = fitting(copies, x, now["precisions"], free, lowest)
+    return tier if copies[x * now["precisions"] + tier]["bytes"] <= free else lowest + 1
+
+
+def bits(params):
+    """The tiers, most precise first."""
+    return params["bits"]
+
+
+POLICY = Miss(
+    name="drop_cascade",
+    summary="fall back to a lower precision on a miss, and then to nothing",
+    source="SpecMD §3 Drop-priority",
+    params=PARAMS,
+    want=want,
+    resolve=resolve,
+    bits=bits,
+    changes_output=True,
+)

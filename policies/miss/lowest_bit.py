@@ -1,0 +1,34 @@
+"""Lowest bit: every missing expert is fetched at the lowest precision tier; a resident copy of any precision serves."""
+
+from policies.contract import Miss, Numbers, slot
+
+PARAMS = (Numbers("bits", (8, 4, 2), 1, 32),)
+BITS = slot(PARAMS, "bits")
+
+
+def want(now, step, experts, copies, own, n):
+    """The lowest tier will do."""
+    return int(own.par[BITS]) - 1
+
+
+def resolve(now, step, experts, copies, own, missing, free, verdict):
+    """Every miss alike."""
+    for m in range(len(missing)):
+        verdict[m] = int(own.par[BITS]) - 1
+
+
+def bits(params):
+    """The tiers, most precise first; prefetches bring the first."""
+    return params["bits"]
+
+
+POLICY = Miss(
+    name="lowest_bit",
+    summary="fetch at the lowest precision",
+    source="SpecMD §3 Fetch-lowest-bit",
+    params=PARAMS,
+    want=want,
+    resolve=resolve,
+    bits=bits,
+    changes_output=True,
+)

@@ -1,0 +1,89 @@
+"""Adaptive depth (HOBBIT §4.3): of the next `p` layers, the first whose predicted top k are not all there.
+
+The predicted top k of layer l + 1 are named; if every one of them is resident or on its way, those of l + 2 follow, up
+to l + p. Naming what is resident protects it where the eviction policy heeds predictions, as HOBBIT's does.
+
+`precision=high` fetches at the highest precision. `precision=scored` rates predictions as `miss hobbit` rates misses:
+by the share of a token's predicted weight that lies before an expert, up to `t1` the highest precision, up to `t2` the
+lowest, beyond it none. Scores that a correction bias makes negative weigh nothing.
+"""
+
+from policies.contract import ABSENT, DROP, Choice, Number, Prefetch, always, slot
+from policies.importance import scored_tier
+from policies.selection import UNNAMED, append_descending, largest_score
+
+PARAMS = (
+    Number("p", 3, 1, 8, integer=True),
+    Choice("precision", "high", ("high", "scored")),
+    Number("t1", 0.6, 0, 1),
+    Number("t2", 0.9, 0, 1),
+)
+P, PRECISION, T1, T2 = slot(PARAMS, "p"), slot(PARAMS, "precision"), slot(PARAMS, "t1"), slot(PARAMS, "t2")
+SCORED = 1
+UNRATED = 1 << 30  # worse than any precision
+
+
+def suggest(now, step, experts, copies, own, out):
+    """Nearest layer first, each layer's experts by descending largest score."""
+    count = 0
+    for d in range(min(int(own.par[P]), now["layers"] - 1 - now["layer"])):
+        before = count
+        count = name_layer(now, step, own, d, out, count)
+        for i in range(before, count):
+            if not is_coming(now, copies, out[i]):
+                return count
+    return count
+
+
+def name_layer(now, step, own, d, out, count):
+    """The predicted top k of layer + 1 + d, united over tokens, each at the best precision that a token gives it."""
+    tiers = [UNRATED] * now["experts"]
+    for t in range(now["tokens"]):
+        rate_token(now, own, step.look_order[d][t], step.look_score[d][t], tiers)
+    best = [UNNAMED] * now["experts"]
+    for e in range(now["experts"]):
+        if tiers[e] != UNRATED:
+            best[e] = largest_score(step, d, now["tokens"], e)
+    first = (now["layer"] + 1 + d) * now["experts"]
+    end = append_descending(best, first, now["precisions"], out, count)
+    for i in range(count, end):
+        out[i] += tiers[out[i] // now["precisions"] - first]
+    return end
+
+
+def rate_token(now, own, order, scores, tiers):
+    """Lower `tiers` to the precision that this token gives to its predicted top k."""
+    total = ahead = 0
+    for j in range(now["k"]):
+        total += max(scores[order[j]], 0)
+    for j in range(now["k"]):
+        tier = 0
+        if own.par[PRECISION] == SCORED:
+            tier = scored_tier(ahead, total, own.par[T1], own.par[T2], now["precisions"] - 1)
+        if tier != DROP:
+            tiers[order[j]] = min(tiers[order[j]], tier)
+        ahead += max(scores[order[j]], 0)
+
+
+def is_coming(now, copies, y):
+    """Whether a copy at least as precise as y is resident, queued or in flight."""
+    for copy in range(y - y % now["precisions"], y + 1):
+        if copies[copy]["state"] != ABSENT:
+            return True
+    return False
+
+
+def depth(params):
+    """Layers ahead."""
+    return params["p"]
+
+
+POLICY = Prefetch(
+    name="adaptive_depth",
+    summary="the first of the next p layers that misses a predicted expert",
+    source="HOBBIT, arXiv 2411.01433 §4.3",
+    params=PARAMS,
+    needs=always("lookahead"),
+    suggest=suggest,
+    depth=depth,
+)

@@ -1,0 +1,68 @@
+"""Confident (SMoE, Zhu et al. 2508.18983): what is predicted clearly above the rest, and only when this layer missed.
+
+Of a token's predicted top k those whose score is at least (1 + alpha) times the k+1-st. Named only if this layer's gate
+misses an expert: then the link is in use anyway, and compute waits. A miss is a demanded expert of which no copy is
+resident or in flight; `after_miss=false` names always. The source predicts from a partial hidden state, this from the
+trace's look-ahead. It clears its queue when a layer starts, as every engine here cancels overtaken prefetches.
+"""
+
+from policies.contract import IN_FLIGHT, RESIDENT, Choice, Memory, Number, Prefetch, always, slot
+from policies.selection import name_predicted
+
+PARAMS = (Number("alpha", 0.35, 0, 100), Choice("after_miss", "true", ("true", "false")))
+ALPHA, AFTER_MISS = slot(PARAMS, "alpha"), slot(PARAMS, "after_miss")
+FALSE = 1
+MISSED = 0  # register: 1 + the last step whose gate missed
+
+
+def on_gate(now, step, experts, copies, own):
+    """Notice whether this gate misses, before anything is looked up."""
+    for x in step.expert:
+        if not is_coming(now, copies, x):
+            own.regs[0][MISSED] = now["step"] + 1
+
+
+def is_coming(now, copies, x):
+    """Whether any copy of the expert is resident or in flight."""
+    for y in range(x * now["precisions"], (x + 1) * now["precisions"]):
+        if copies[y]["state"] == RESIDENT or copies[y]["state"] == IN_FLIGHT:
+            return True
+    return False
+
+
+def suggest(now, step, experts, copies, own, out):
+    """Per token those above its threshold, united over the pass's tokens."""
+    last_layer = now["layer"] + 1 == now["layers"]
+    if last_layer or (own.par[AFTER_MISS] != FALSE and own.regs[0][MISSED] != now["step"] + 1):
+        return 0
+    wanted = [0] * now["tokens"]
+    for t in range(now["tokens"]):
+        wanted[t] = confident(own.par[ALPHA], step.look_order[0][t], step.look_score[0][t], now["k"])
+    return name_predicted(now, step, 0, wanted, out, 0)
+
+
+def confident(alpha, order, scores, k):
+    """How many of the k best score at least (1 + alpha) times the k+1-st, and at least 0."""
+    threshold = (1.0 + alpha) * max(scores[order[k]], 0) if k < len(order) else 0.0
+    count = 0
+    while count < k and scores[order[count]] >= threshold:
+        count += 1
+    return count
+
+
+def depth(params):
+    """The next layer only."""
+    return 1
+
+
+POLICY = Prefetch(
+    name="confident",
+    summary="what is predicted clearly above the k+1-st, after a miss",
+    source="SMoE, Zhu et al. arXiv 2508.18983 (top-score online prefetch)",
+    params=PARAMS,
+    memory=Memory(regs=1),
+    needs=always("lookahead"),
+    on_gate=on_gate,
+    suggest=suggest,
+    depth=depth,
+)

@@ -1,0 +1,81 @@
+"""Oracle: a predictor of given quality, made from the demand itself; what a better predictor would be worth.
+
+For each of the next `horizon` layers of this pass, every expert that the recorded demand will use is named with
+probability `recall`, in demand order, followed by as many wrong ones as make the share of right ones `precision`
+(rounded at random to keep the mean), drawn among the experts that the layer will not use. A layer's draws are a hash of
+seed, pass, layer and expert, so looking at it again from nearer by tells nothing new.
+"""
+
+from policies.contract import Number, Prefetch, always, slot
+from policies.counter_hash import MODULUS, counter_hash
+
+PARAMS = (Number("recall", 1.0, 0, 1), Number("precision", 1.0, 0.01, 1), Number("horizon", 1, 1, 64, integer=True))
+RECALL, PRECISION, HORIZON = slot(PARAMS, "recall"), slot(PARAMS, "precision"), slot(PARAMS, "horizon")
+
+
+def suggest(now, step, experts, copies, own, out):
+    """Nearest layer first; the right ones before the wrong ones, which is kinder than life."""
+    count = 0
+    for layer in range(now["layer"] + 1, min(now["layer"] + 1 + int(own.par[HORIZON]), now["layers"])):
+        right = name_right(now, experts, own, layer, out, count)
+        count = name_wrong(now, experts, own, layer, out, right, wrong_beside(now, own, layer, right - count))
+    return count
+
+
+def is_demanded(now, expert):
+    """Whether this pass will use the expert of a later layer."""
+    return expert["next_pass"] == now["pass"]
+
+
+def name_right(now, experts, own, layer, out, count):
+    """Append the recalled experts of the layer in demand order."""
+    first, begin = layer * now["experts"], count
+    for e in range(now["experts"]):
+        hash_ = counter_hash(now["seed"], now["pass"], layer, e)
+        if is_demanded(now, experts[first + e]) and hash_ < own.par[RECALL] * MODULUS:
+            place = count
+            while place > begin and comes_before(now, experts, first + e, out[place - 1]):
+                out[place] = out[place - 1]
+                place -= 1
+            out[place] = (first + e) * now["precisions"]
+            count += 1
+    return count
+
+
+def comes_before(now, experts, x, y):
+    """Whether x is demanded before y's expert."""
+    return experts[x]["next_use"] < experts[y // now["precisions"]]["next_use"]
+
+
+def wrong_beside(now, own, layer, right):
+    """How many wrong ones go with so many right ones."""
+    exact = right * (1.0 - own.par[PRECISION]) / own.par[PRECISION]
+    return int(exact + counter_hash(now["seed"], now["pass"], layer, now["experts"]) / MODULUS)
+
+
+def name_wrong(now, experts, own, layer, out, count, wrong):
+    """Append the experts of smallest hash among those that the layer will not use."""
+    first, taken = layer * now["experts"], [0] * now["experts"]
+    for _ in range(wrong):
+        best = smallest = -1
+        for e in range(now["experts"]):
+            hash_ = counter_hash(now["seed"], now["pass"], layer, now["experts"] + 1 + e)
+            free = taken[e] == 0 and not is_demanded(now, experts[first + e])
+            if free and (best < 0 or hash_ < smallest):
+                best, smallest = e, hash_
+        if best < 0:
+            return count
+        taken[best] = 1
+        out[count] = (first + best) * now["precisions"]
+        count += 1
+    return count
+
+
+POLICY = Prefetch(
+    name="oracle",
+    summary="the demand itself, at a given recall and precision",
+    source="parametric; Si et al. (arXiv 2608.12103) price one-layer oracles so",
+    params=PARAMS,
+    needs=always("future"),
+    suggest=suggest,
+)

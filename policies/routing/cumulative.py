@@ -1,0 +1,44 @@
+"""Cumulative probability (arXiv 2412.00099, baseline): `max_rank` whose window each token sets for itself.
+
+The window is the shortest prefix of the ranks whose router probabilities sum to at least `p` of all (of those that the
+router may choose, where groups are masked), and at least k: sure tokens get small windows. Probabilities are the
+family's scores; where a bias makes them negative they count as none.
+"""
+
+from policies.contract import Number, Routing, always, slot
+from policies.routing.max_rank import cached_first, ranked
+from policies.selection import routed
+
+PARAMS = (Number("p", 0.9, 0, 1), Number("top_j", 2, 0, 64, integer=True))
+P, TOP_J = slot(PARAMS, "p"), slot(PARAMS, "top_j")
+
+
+def choose(now, step, experts, copies, own, out):
+    """Per token, against one snapshot of residency."""
+    for t in range(now["tokens"]):
+        wanted = routed(step.ids[t])
+        order = ranked(step.choice[t], step.ids[t], now["experts"])
+        window = max(wanted, shortest(own.par[P], order, step.gate[t]))
+        cached_first(now, copies, order[:window], int(own.par[TOP_J]), wanted, out[t])
+
+
+def shortest(share, order, scores):
+    """How many of the experts in `order`, best first, hold `share` of their scores' sum."""
+    whole = 0
+    for e in order:
+        whole += max(scores[e], 0) if e >= 0 else 0
+    held = count = 0
+    while count < len(order) and held < share * whole:
+        held += max(scores[order[count]], 0) if order[count] >= 0 else 0
+        count += 1
+    return count
+
+
+POLICY = Routing(
+    name="cumulative",
+    summary="resident experts first within a probability mass of p",
+    source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 §3.2 (Cumsum)",
+    params=PARAMS,
+    needs=always("logits"),
+    choose=choose,
+)

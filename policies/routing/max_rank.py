@@ -1,0 +1,66 @@
+"""Max Rank (arXiv 2412.00099, baseline): experts up to rank `m` may be reordered, the resident ones first.
+
+The token's first `top_j` experts stay. Of those of rank top_j + 1 to m, resident ones come first in rank order, then
+the others in rank order; the first k are chosen, and run in rank order. Nothing worse than rank m is ever promoted;
+m <= k is the recorded choice. Ranks are the recorded order, then descending choice score, ties by lowest id. The
+defaults are those of re-implementations (colibri); the paper's J is 2 for fine-grained models, 1 for Mixtral and Phi.
+"""
+
+from policies.contract import NONE, Number, Routing, always, slot
+from policies.routing.cache_prior import is_resident
+from policies.selection import next_best, routed
+
+PARAMS = (Number("m", 12, 1, 4096, integer=True), Number("top_j", 2, 0, 64, integer=True))
+M, TOP_J = slot(PARAMS, "m"), slot(PARAMS, "top_j")
+MINUS_INFINITY = -float("inf")
+
+
+def choose(now, step, experts, copies, own, out):
+    """Per token, against one snapshot of residency."""
+    for t in range(now["tokens"]):
+        ids = step.ids[t]
+        window = min(max(int(own.par[M]), routed(ids)), now["experts"])
+        order = ranked(step.choice[t], ids, window)
+        cached_first(now, copies, order, int(own.par[TOP_J]), routed(ids), out[t])
+
+
+def ranked(scores, ids, window):
+    """The experts of the first `window` ranks; NONE where no expert is left that the router may choose."""
+    left, order = [z + 0.0 for z in scores], [-1] * window
+    for e in ids:
+        if e != NONE:
+            left[e] = MINUS_INFINITY
+    for place in range(window):
+        e = ids[place] if place < len(ids) and ids[place] != NONE else next_best(left, ids, len(left))
+        order[place] = e
+        if e != NONE:
+            left[e] = MINUS_INFINITY
+    return order
+
+
+def cached_first(now, copies, order, top_j, wanted, row):
+    """Fill a token's row with `wanted` experts, in rank order: the first top_j, then resident ones, then others."""
+    taken, missing = [0] * len(order), wanted
+    for turn in range(3):  # the protected ranks, resident experts, the others
+        for place in range(len(order)):
+            e = order[place]
+            if missing == 0 or e == NONE or taken[place] == 1:
+                continue
+            if turn == 2 or (turn == 0 and place < top_j) or (turn == 1 and is_resident(now, copies, e)):
+                taken[place] = 1
+                missing -= 1
+    filled = 0
+    for place in range(len(order)):
+        if taken[place] == 1:
+            row[filled] = order[place]
+            filled += 1
+
+
+POLICY = Routing(
+    name="max_rank",
+    summary="resident experts first among the m best",
+    source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 §3.2 (Max Rank)",
+    params=PARAMS,
+    needs=always("logits"),
+    choose=choose,
+)

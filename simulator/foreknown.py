@@ -1,0 +1,49 @@
+"""What is known before a run: when every expert is demanded first, and which of them a fitted policy prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction, PolicyError
+from policies.grammar import Chosen
+from simulator.config import ReplayConfig
+from simulator.source import Gates
+
+
+class Known(NamedTuple):
+    """Empty where it is unknown or not asked for."""
+
+    first_uses: Sequence[int]  #: position of each expert's first demand
+    first_passes: Sequence[int]  #: and the pass of that
+    ranking: Sequence[int]  #: experts of the profile, the most valuable first
+
+
+UNKNOWN = Known((), (), ())
+
+
+def known_of(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> Known:
+    """What a source tells beforehand."""
+    first_uses = source.first_uses()
+    first_passes = [source.pass_of(position) for position in first_uses]
+    return Known(first_uses, first_passes, ranking(source, config, eviction))
+
+
+def ranking(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> list[int]:
+    """Experts x, the most valuable first; [] if the policy is not fitted to anything.
+
+    By demand: the most often chosen first, ties by lowest id, without those that were never chosen.
+    """
+    wanted = eviction.policy.profile(eviction.params)
+    if wanted == NO_PROFILE:
+        return []
+    if wanted == GIVEN_PROFILE:
+        return [layer * source.geometry.experts + expert for layer, expert in config.profile]
+    counts = source.popularity(wanted)
+    return sorted((x for x, count in enumerate(counts) if count > 0), key=lambda x: (-counts[x], x))
+
+
+def check_profile(config: ReplayConfig, eviction: Chosen[Eviction]) -> None:
+    """Raises PolicyError if the policy is fitted to a profile that is not given."""
+    if eviction.policy.profile(eviction.params) == GIVEN_PROFILE and not config.profile:
+        raise PolicyError(f"eviction {eviction.text()} is fitted to a profile; give one with --profile FILE")

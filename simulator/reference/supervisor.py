@@ -1,0 +1,66 @@
+"""What hooks of a user's own policy answer, checked: the policies that ship are held to it by their tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from policies.contract import CPU, DROP, NONE, PER_TOKEN, Policy
+from policies.declaration import check_result, hooks
+from policies.files import complaint
+
+Rows = Sequence[Mapping[str, int]]
+
+
+class Supervisor:
+    """Refuses answers of the wrong type, and numbers that name nothing; at the hook's line."""
+
+    def __init__(self, policy: Policy, now: Mapping[str, int], copies: Rows) -> None:
+        self._policy, self._now, self._copies = policy, now, copies
+        self._names = {hook: name for name, hook in hooks(policy)}
+
+    def checked(self, hook: Callable[..., Any] | None, result: Any, arguments: Sequence[Any]) -> Any:
+        """The result. Raises PolicyError with the hook's file and line."""
+        name = self._names[hook] if hook else ""
+        check = getattr(self, f"_check_{name}", None)
+        try:
+            check_result(name, result)
+            if check:
+                check(result, *arguments)
+        except ValueError as error:
+            raise complaint(hook, str(error)) from None
+        return result
+
+    def _check_want(self, precision: int, n: int) -> None:
+        self._within("want returned precision", precision, range(self._now["precisions"]))
+
+    def _check_resolve(self, _: None, missing: Sequence[int], free: int, verdict: Sequence[int]) -> None:
+        per_token = [PER_TOKEN] if getattr(self._policy, "substitute", None) else []
+        allowed = [*range(self._now["precisions"]), DROP, CPU, *per_token]
+        for each in verdict:
+            self._within("resolve gave verdict", each, allowed)
+
+    def _check_substitute(self, expert: int, t: int, j: int, eligible: Sequence[int]) -> None:
+        self._within("substitute named expert", expert, [NONE, *(e for e, yes in enumerate(eligible) if yes)])
+
+    def _check_choose(self, _: None, out: Sequence[Sequence[int]]) -> None:
+        experts = range(NONE, self._now["experts"])
+        for row in out:
+            for each in row:
+                self._within("choose named expert", each, experts)
+            named = [each for each in row if each != NONE]
+            if len(set(named)) < len(named):
+                raise ValueError(f"hook choose named an expert twice for one token: {row}")
+
+    def _check_suggest(self, count: int, out: Sequence[int]) -> None:
+        self._within("suggest returned a count of", count, range(len(out) + 1))
+        now = self._now
+        later = range((now["layer"] + 1) * now["experts"] * now["precisions"], len(self._copies))
+        for y in out[:count]:
+            self._within("suggest named, of the copies of later layers,", y, later)
+
+    def _within(self, what: str, value: int, allowed: Sequence[int]) -> None:
+        if type(value) is not int or value not in allowed:
+            several = len(allowed) > 1
+            ends = f"{min(allowed)} to {max(allowed)}" if several else ", ".join(map(str, allowed)) or "none"
+            raise ValueError(f"hook {what} {value!r}; {ends} may be named")

@@ -1,0 +1,131 @@
+"""Slow, obvious models of the routing policies, written from their definitions and not from the code under test.
+
+A model is asked token by token: `choose(gate, scores, probabilities, ids, resident)` gives the token's row, -1 for an
+empty slot; `used` tells it afterwards what the step ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+
+class Gate(NamedTuple):
+    """Where a token is routed."""
+
+    step_pass: int
+    layer: int
+    decode: bool
+
+
+class Token(NamedTuple):
+    """What its router said."""
+
+    scores: Sequence[float]  #: choice scores by expert
+    probabilities: Sequence[int]  #: router probabilities in UNITs by expert
+    ids: Sequence[int]  #: its own choice in rank order
+
+
+def by_rank(token: Token) -> list[int]:
+    """Every expert: the chosen as recorded, then the others by score, ties by id."""
+    others = [e for e in range(len(token.scores)) if e not in token.ids]
+    return [*token.ids, *sorted(others, key=lambda e: (-token.scores[e], e))]
+
+
+class RoutingModel:
+    """What every routing model answers."""
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        """The token's row."""
+        raise NotImplementedError
+
+    def begin(self, gate: Gate) -> None:
+        """A gate opens."""
+
+    def used(self, gate: Gate, experts: Collection[int]) -> None:
+        """The layer's experts that the step ran."""
+
+
+class MaxRank(RoutingModel):
+    """Reorder ranks top_j + 1 to m: the resident first."""
+
+    def __init__(self, m: int, top_j: int) -> None:
+        self.m, self.top_j = m, top_j
+
+    def window(self, token: Token) -> int:
+        """How many ranks may take part."""
+        return max(self.m, len(token.ids))
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        ranks = by_rank(token)
+        kept, rest = ranks[: self.top_j], ranks[self.top_j : self.window(token)]
+        preferred = [*kept, *(e for e in rest if e in resident), *(e for e in rest if e not in resident)]
+        return sorted(preferred[: len(token.ids)], key=ranks.index)
+
+
+class Cumulative(MaxRank):
+    """The window is the shortest prefix that holds a share p of the probability."""
+
+    def __init__(self, p: str, top_j: int) -> None:
+        super().__init__(0, top_j)
+        self.p = Fraction(p)
+
+    def window(self, token: Token) -> int:
+        held = [token.probabilities[e] for e in by_rank(token)]
+        shortest = next(n for n in range(len(held) + 1) if sum(held[:n]) >= self.p * sum(held))
+        return max(shortest, len(token.ids))
+
+
+class ReuseDistance(RoutingModel):
+    """Lift the resident by how soon they come back; leave out what is beyond `keep` and absent."""
+
+    def __init__(self, predict: str, keep: int, phase: str) -> None:
+        self.predict, self.keep, self.phase = predict, keep, phase
+        self.gates, self.last, self.uses = dict[int, int](), dict[tuple, int](), dict[tuple, int]()
+
+    def begin(self, gate: Gate) -> None:
+        self.gates[gate.layer] = self.gates.get(gate.layer, 0) + 1
+
+    def used(self, gate: Gate, experts: Collection[int]) -> None:
+        for e in experts:
+            self.last[gate.layer, e] = gate.step_pass
+            self.uses[gate.layer, e] = self.uses.get((gate.layer, e), 0) + 1
+
+    def distance(self, gate: Gate, e: int) -> float:
+        """Passes to its next use, as far as one can tell."""
+        if self.predict == "recency":
+            return gate.step_pass - self.last[gate.layer, e]
+        return self.gates[gate.layer] / self.uses[gate.layer, e]
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        if self.phase == "decode" and not gate.decode:
+            return list(token.ids)
+        away = {e: self.distance(gate, e) for e in resident}
+        delta = token.scores[token.ids[0]] - token.scores[token.ids[-1]]
+        lift = {e: delta * (1 - away[e] / max(away.values())) for e in away}
+        lifted = [z + lift.get(e, 0) for e, z in enumerate(token.scores)]
+        recorded = [*token.ids, *(e for e in range(len(lifted)) if e not in token.ids)]
+        best = sorted(recorded, key=lambda e: -lifted[e])[: len(token.ids)]
+        return [e if place < self.keep or e in resident else -1 for place, e in enumerate(best)]
+
+
+class Prune(RoutingModel):
+    """The best `keep`."""
+
+    def __init__(self, keep: int) -> None:
+        self.keep = keep
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        return [e if j < self.keep else -1 for j, e in enumerate(token.ids)]
+
+
+class SwapNext(RoutingModel):
+    """The expert of one rank (from 1) gives way to the best that was not chosen."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        best_other = by_rank(token)[len(token.ids)]
+        return [best_other if j + 1 == self.rank else e for j, e in enumerate(token.ids)]
