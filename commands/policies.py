@@ -6,15 +6,24 @@ from typing import Annotated
 
 import typer
 
+from commands import options
 from commands.terminal import show
 
 
-def policies(name: Annotated[str | None, typer.Argument(help="Explain one policy.")] = None) -> None:
-    """List the policies of all four kinds, or explain one."""
+def policies(
+    name: Annotated[str | None, typer.Argument(help="Explain one policy.")] = None,
+    policy_file: options.PolicyFiles = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The list as README.md has it.")] = False,
+) -> None:
+    """List the policies of all four kinds with parameters, needs and sources, or explain one."""
     from analysis.tables import table
     from policies import named
     from policies.table import explain, rows
+    from policies.table import markdown as as_markdown
 
+    if name is None and markdown:
+        print(as_markdown())
+        return
     if name is None:
         show(table(rows()))
         return

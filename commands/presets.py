@@ -1,0 +1,20 @@
+"""`moereplay presets`: configurations of the papers, every value with its source."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from commands.terminal import show
+
+
+def presets(name: Annotated[str | None, typer.Argument(help="Explain one preset.")] = None) -> None:
+    """List the presets of `replay --preset`, or explain one: values, sources, and what was assumed."""
+    from analysis.tables import table
+    from simulator.preset import NAMES, explain, preset
+
+    if name:
+        show(*explain(preset(name)))
+        return
+    show(table([preset(known).row() for known in NAMES]))

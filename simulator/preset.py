@@ -1,0 +1,95 @@
+"""Presets: the policy set, the capacity and the machine of a paper under one name, every value with its source.
+
+A preset is a policy set and where it runs; `specmd-1+ls` and its like are made from the file of `specmd-1`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from difflib import get_close_matches
+from importlib.resources import files
+
+from pydantic import ValidationError
+
+from simulator.config import KINDS
+from simulator.errors import ConfigError
+from simulator.presets import NAMES as FILES
+from simulator.presets import SPECMD
+from traces.schema import Frozen
+
+LEAST_STALE = "+ls"
+NAMES = tuple(name for file in FILES for name in ((file, file + LEAST_STALE) if file in SPECMD else (file,)))
+ALWAYS = (*KINDS, "capacity", "platform")  #: settings that every preset names; the others have replay's defaults
+
+
+class Setting(Frozen):
+    """The value of one option of `moereplay replay`, and where it is from."""
+
+    value: str
+    source: str
+    assumed: str = ""  #: what the source leaves open, and what was taken instead
+
+
+class Preset(Frozen):
+    """Settings of a replay under one name."""
+
+    name: str
+    summary: str
+    source: str
+    settings: dict[str, Setting]
+
+    def values(self) -> dict[str, str]:
+        """The settings as the command line spells them."""
+        return {name: setting.value for name, setting in self.settings.items()}
+
+    def row(self) -> dict[str, str]:
+        """One line of `moereplay presets`."""
+        return {"preset": self.name, **{name: self.settings[name].value for name in ALWAYS}, "what": self.summary}
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name. Raises ConfigError, suggesting the nearest name."""
+    if name not in NAMES:
+        near = get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(NAMES)}"
+        raise ConfigError(f"no preset called {name!r}: {hint}")
+    if name.endswith(LEAST_STALE):
+        return _with_least_stale(preset(name.removesuffix(LEAST_STALE)))
+    return _parse(files("simulator.presets").joinpath(f"{name}.toml").read_text(), name)
+
+
+def settings(names: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Name and settings of each preset of a comma list. Raises ConfigError."""
+    for name in names.split(","):
+        yield name.strip(), preset(name.strip()).values()
+
+
+def explain(chosen: Preset) -> list[str]:
+    """Lines on one preset: each value with its source, and what was assumed."""
+    lines = [f"preset  {chosen.name}", f"what    {chosen.summary}", f"source  {chosen.source}", ""]
+    width = max(map(len, chosen.settings))
+    for name, setting in chosen.settings.items():
+        lines += [f"{name:{width}}  {setting.value}", f"{'':{width}}    source: {setting.source}"]
+        lines += [f"{'':{width}}    assumed: {setting.assumed}"] if setting.assumed else []
+    return lines
+
+
+def _with_least_stale(base: Preset) -> Preset:
+    """SpecMD's Table 2: the same configuration, its eviction replaced."""
+    eviction = preset("specmd-5").settings["eviction"]
+    changed = eviction.model_copy(update={"source": "SpecMD Table 2: eviction replaced by Least-Stale (§4.2)"})
+    return base.model_copy(
+        update={
+            "name": base.name + LEAST_STALE,
+            "summary": f"{base.name} with Least-Stale in place of its eviction",
+            "settings": base.settings | {"eviction": changed},
+        }
+    )
+
+
+def _parse(text: str, name: str) -> Preset:
+    try:
+        return Preset.model_validate(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigError(f"preset {name}: {error}") from None

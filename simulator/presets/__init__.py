@@ -1,0 +1,5 @@
+"""Presets: one TOML file each, every value with its source. Adding one is a file here and its name below."""
+
+#: SpecMD's own, which its Table 2 repeats with Least-Stale in place of their eviction, as NAME+ls.
+SPECMD = ("specmd-baseline", "specmd-1", "specmd-2", "specmd-3", "specmd-4", "specmd-5")
+NAMES = (*SPECMD, "cache-prior-paper", "eliseev", "hobbit", "smoe", "moe-infinity", "fiddler", "llama.cpp")
