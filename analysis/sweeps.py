@@ -1,0 +1,133 @@
+"""Results of a sweep, in the shape of `results.load`: one nested row per configuration, for metrics and figures."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from analysis.errors import AnalysisError
+from analysis.results import ABOUT_FIELDS, RENAMED, ROWS_VERSION
+from simulator.result import COUNTERS
+
+SWEEP_VERSION = 1  #: the newest tables that this code reads
+PARTS, TABLE, PROVENANCE = "part-*", "configurations.parquet", "provenance.json"
+KINDS = ("routing", "prefetch", "eviction", "miss")
+#: Columns that are no setting.
+BESIDE = {"rows_version", "identity", "bound", "error", "warning", "label", "model", "trace", "semantics", "time_ns"}
+LATENCIES = ("ttft_mean_ns", "ttft_median_ns", "decode_ns", "decode_passes")
+BOUNDS = ("belady_hits", "accesses", "compulsory")
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether `sweep run` or `sweep merge` wrote the folder."""
+    return next(folder.glob(f"{PARTS}/{PROVENANCE}"), None) is not None
+
+
+def load(folder: Path) -> pl.DataFrame:
+    """Every configuration that was replayed, once, by identity. Raises AnalysisError if there is none or one is broken.
+
+    Beside the columns of `results.load` there is `latency`: what per-request rows would add up to, had they been kept.
+    """
+    table = _table(folder, "configurations").filter(pl.col("error").is_null())
+    if table.is_empty():
+        raise AnalysisError(f"no replayed configuration in {folder}; `moereplay sweep run FILE --out DIR` makes some")
+    totals = [pl.col(_renamed(name)).alias(name) for name in COUNTERS]
+    about = [pl.col(name) for name in (*ABOUT_FIELDS, "warning")]
+    full = pl.struct(pl.col(f"{kind}_in_full").alias(kind) for kind in KINDS).alias("policies")
+    nested = table.select(
+        "identity",
+        "bound",
+        pl.lit(ROWS_VERSION, pl.Int64).alias("rows_version"),
+        pl.struct(_settings(table)).alias("config"),
+        pl.struct(*about, full).alias("about"),
+        pl.struct(*totals, "time_ns", "lifetime").alias("totals"),
+        pl.struct(LATENCIES).alias("latency"),
+    )
+    nested = _joined(nested, _bounds(folder), "bound")
+    nested = _joined(nested, _lists(folder, "layers", "per_layer"), "identity")
+    return _joined(nested, _lists(folder, "requests", "per_request"), "identity").drop("identity", "bound")
+
+
+def errors(folder: Path) -> pl.DataFrame:
+    """The configurations that have no result: identity, trace, settings and why."""
+    table = _table(folder, "configurations")
+    return table.filter(pl.col("error").is_not_null()).select("identity", "trace", *_settings(table), "error")
+
+
+def _settings(table: pl.DataFrame) -> list[str]:
+    """The columns that say what was asked for."""
+    counted = {*map(_renamed, COUNTERS), *ABOUT_FIELDS, *LATENCIES, "lifetime", "requests"}
+    return [name for name in table.columns if name not in BESIDE | counted and not name.endswith("_in_full")]
+
+
+def _bounds(folder: Path) -> pl.DataFrame:
+    bounds = _table(folder, "bounds")
+    return bounds.select(pl.col("identity").alias("bound"), pl.struct(BOUNDS).alias("bounds"))
+
+
+def _lists(folder: Path, table: str, column: str) -> pl.DataFrame:
+    """A row per configuration with its rows of another table as a list, in order."""
+    rows = _table(folder, table).rename({new: old for old, new in RENAMED.items()})
+    inner = [name for name in rows.columns if name not in ("rows_version", "identity")]
+    grouped = rows.sort("identity", *inner[:2]).group_by("identity", maintain_order=True)
+    return grouped.agg(pl.struct(inner).alias(column))
+
+
+def _joined(left: pl.DataFrame, right: pl.DataFrame, on: str) -> pl.DataFrame:
+    return left.join(right, on=on, how="left", maintain_order="left")
+
+
+def _table(folder: Path, name: str) -> pl.DataFrame:
+    """A table of all parts, each row once. Raises AnalysisError naming a damaged part, or one newer than this code."""
+    found = [_read(part, name, provenance) for part, provenance in _parts(folder)]
+    rows = pl.concat([table for table in found if table is not None] or [_empty(name)])
+    order = [column for column in ("identity", "layer", "phase", "request") if column in rows.columns]
+    if "error" in rows.columns:
+        rows = rows.sort("identity", "error")  # a result stands above an error
+    return rows.unique(order, keep="first", maintain_order=True).sort(order)
+
+
+def _empty(name: str) -> pl.DataFrame:
+    """A table that no part has."""
+    counters = dict.fromkeys(map(_renamed, COUNTERS), pl.Int64)
+    key = {"rows_version": pl.Int64, "identity": pl.String}
+    times = dict.fromkeys(("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens"), pl.Int64)
+    columns: dict[str, dict[str, Any]] = {
+        "configurations": {"error": pl.String},
+        "bounds": dict.fromkeys(BOUNDS, pl.Int64),
+        "layers": {"layer": pl.Int64, "phase": pl.String} | counters,
+        "requests": {"request": pl.Int64} | times | counters,
+    }
+    return pl.DataFrame(schema=key | columns[name])
+
+
+def _parts(folder: Path) -> Iterable[tuple[Path, Mapping[str, Any]]]:
+    for part in sorted(folder.glob(PARTS)):
+        try:
+            provenance = json.loads((part / PROVENANCE).read_bytes())
+            version, _ = provenance["sweep_version"], provenance["sha256"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise AnalysisError(f"{part} is no part of a sweep; remove it and run the sweep again") from None
+        if version > SWEEP_VERSION:
+            raise AnalysisError(f"{part} has version {version}, newer than {SWEEP_VERSION}; upgrade moereplay")
+        yield part, provenance
+
+
+def _read(part: Path, name: str, provenance: Mapping[str, Any]) -> pl.DataFrame | None:
+    file = f"{name}.parquet"
+    if file not in provenance["sha256"]:
+        return None
+    data = (part / file).read_bytes() if (part / file).exists() else b""
+    if hashlib.sha256(data).hexdigest() != provenance["sha256"][file]:
+        raise AnalysisError(f"{part / file} is damaged or missing; remove {part} and run the sweep again")
+    return pl.read_parquet(io.BytesIO(data))
+
+
+def _renamed(name: str) -> str:
+    return RENAMED.get(name, name)

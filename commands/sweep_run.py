@@ -1,0 +1,138 @@
+"""`moereplay sweep run`: every configuration of an experiment file, on every core or a cluster."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commands.interrupt import interruptible
+from commands.terminal import say
+
+if TYPE_CHECKING:
+    from simulator.sweep.dispatch import Standing
+    from simulator.sweep.jobs import Job
+    from simulator.sweep.run import Start, Sweep
+    from simulator.sweep.slurm import Shards
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+MOST_NAMED = 5  #: errors that are printed in full
+
+
+def sweep_run(
+    file: Annotated[Path, typer.Argument(help="Experiment, TOML or YAML.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the results; what is in it is not run again.")] = Path("sweep"),
+    changes: Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the file's.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Replays at once; on slurm, in each job.")] = CORES,
+    engine: Annotated[str, typer.Option(help="Default: the fastest.", show_default=False)] = "",
+    shard: Annotated[str, typer.Option(help="i/n: this part of the sweep only; parts share the folder.")] = "1/1",
+    executor: Annotated[str, typer.Option(help="local | ray | slurm.")] = "local",
+    address: Annotated[str, typer.Option(help="ray: of a running cluster, auto to find it; default a new one.")] = "",
+    nodes: Annotated[int, typer.Option(min=1, help="slurm: jobs, each a shard on a node.")] = 1,
+    slurm: Annotated[list[str] | None, typer.Option("--slurm", help="slurm: name=value, as submitit's.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; replay three.")] = False,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Impossible combinations become rows.")] = False,
+) -> None:
+    """Run every configuration of an experiment, resuming what is in --out. SIMULATED."""
+    from simulator.replay import check_engine
+    from simulator.sweep.jobs import parse_shard
+    from simulator.sweep.jobs import shard as part_of
+    from simulator.sweep.run import fastest_engine, left_to_do, planned
+
+    engine = engine or fastest_engine()
+    check_engine(engine)
+    sweep = planned(file, changes or (), keep_going)
+    share = part_of(sweep.jobs, parse_shard(shard))
+    jobs = left_to_do(sweep, out, share)
+    _say_plan(sweep, share, jobs)
+    if dry_run:
+        _say_estimate(jobs, engine, workers)
+    elif executor == "slurm" and jobs:
+        from simulator.sweep.slurm import Shards
+
+        shards = Shards(file.resolve(), tuple(changes or ()), out.resolve(), engine, workers, nodes, keep_going)
+        _submit(shards, slurm or [])
+    elif jobs:
+        _run(sweep, jobs, out, engine, _starter(executor, workers, engine, address))
+    if not dry_run:
+        say(f"wrote {out}/part-*/; next: moereplay sweep show {out}, or moereplay plot {out}")
+
+
+def _run(sweep: Sweep, jobs: list[Job], out: Path, engine: str, start: Start) -> None:
+    from commands.sweep_meter import Meter
+    from simulator.sweep.run import execute
+
+    meter = Meter()
+    with interruptible() as stopping:
+        try:
+            standing = execute(sweep, jobs, out, engine, start, meter.show, stopping)
+        finally:
+            meter.close()
+    _say_ending(standing)
+
+
+def _starter(executor: str, workers: int, engine: str, address: str) -> Start:
+    from simulator.errors import ConfigError
+    from simulator.sweep.local import LocalExecutor
+    from simulator.sweep.run import NOGIL
+
+    if executor == "local":
+        return lambda out, provenance: LocalExecutor(workers, engine == NOGIL, out, provenance)
+    if executor == "ray":
+        from simulator.sweep.ray_cluster import RayExecutor
+
+        return lambda out, provenance: RayExecutor(address, workers, out, provenance)
+    raise ConfigError(f"no executor called {executor!r}; choose from local, ray, slurm")
+
+
+def _submit(shards: Shards, given: list[str]) -> None:
+    from simulator.sweep.slurm import options_of, run_shards
+
+    for line in run_shards(shards, options_of(given)):
+        say(line)
+
+
+def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
+    bounds = sum(job.kind == "bound" for job in share)
+    traces = f"{len(sweep.traces)} trace{'s' if len(sweep.traces) > 1 else ''}"
+    done = len(share) - len(jobs)
+    say(
+        f"{sweep.file.name}: {len(share) - bounds:,} configurations and {bounds:,} bounds on {traces}"
+        + (f", {done:,} already stored" if done else "")
+    )
+    for job, reason in sweep.refusals[:MOST_NAMED]:
+        say(f"will be an error row: {job.name}: {reason}")
+
+
+def _say_estimate(jobs: list[Job], engine: str, workers: int) -> None:
+    from simulator.sweep.estimate import estimate
+
+    if not jobs:
+        return
+    cost = estimate(jobs, engine, workers)
+    print(f"replays      {len(jobs):,} to run, {cost.replay_seconds:.3g} s each (mean, from {cost.sampled} timed)")
+    print(f"time         about {clock(cost.seconds)} with {min(workers, len(jobs))} workers, engine {engine}")
+    print(f"memory       about {cost.process_bytes / 2**20:,.0f} MiB per process")
+
+
+def _say_ending(standing: Standing) -> None:
+    errors = list(standing.errors.items())
+    for (_, identity), reason in errors[:MOST_NAMED]:
+        say(f"error row: {identity}: {reason}")
+    for reason in standing.killers.values():
+        say(f"given up: {reason}")
+    if len(errors) > MOST_NAMED:
+        say(f"and {len(errors) - MOST_NAMED:,} more error rows; `sweep show --errors` lists them")
+    if standing.stopped:
+        say(f"stopped with {standing.done:,} of {standing.total:,} done; run the same command to resume")
+        raise typer.Exit(130)
+    if standing.killers:
+        raise typer.Exit(1)
+
+
+def clock(seconds: float) -> str:
+    """1:02:03."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

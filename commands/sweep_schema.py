@@ -1,0 +1,12 @@
+"""`moereplay sweep schema`: the JSON Schema of experiment files, for editors."""
+
+from __future__ import annotations
+
+import json
+
+
+def sweep_schema() -> None:
+    """Print the JSON Schema of experiment files, from which editors complete and check."""
+    from simulator.experiment.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=1))

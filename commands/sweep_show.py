@@ -1,0 +1,54 @@
+"""`moereplay sweep show`: the best configurations of a sweep, or means over groups of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commands.terminal import say, show
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def sweep_show(
+    folder: Annotated[Path, typer.Argument(help="Folder that `sweep run` or `sweep merge` wrote.", show_default=False)],
+    by: Annotated[str, typer.Option(help="hit_rate, ttft_mean_ms, tpot_ms, gb_moved, ...: best first.")] = "hit_rate",
+    top: Annotated[int, typer.Option(min=1, help="Rows.")] = 20,
+    where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these.")] = None,
+    group_by: Annotated[str, typer.Option(help="Comma list of settings: the mean of each group.")] = "",
+    errors: Annotated[bool, typer.Option("--errors", help="The configurations without a result, and why.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="All rows as CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All rows as JSON lines.")] = False,
+) -> None:
+    """Show what a sweep found: what varies, and the figures by which it can be ranked. SIMULATED."""
+    from analysis import sweeps
+    from analysis.metrics import grouped, ranked
+    from analysis.results import filtered, label_of
+    from analysis.tables import table
+
+    heading = "error rows"
+    if errors:
+        rows = sweeps.errors(folder).select("identity", "eviction", "prefetch", "miss", "routing", "capacity", "error")
+    else:
+        frame = filtered(sweeps.load(folder), where or [])
+        rows = grouped(frame, group_by.split(","), by) if group_by else ranked(frame, by)
+        heading = f"{label_of(frame)}: {len(frame):,} configurations, best {by} first"
+    if as_csv or as_json:
+        _print_all(rows, as_json)
+        return
+    show(heading, table(rows.head(top).to_dicts()))
+    if len(rows) > top:
+        say(f"{top} of {len(rows):,} rows; --top for more")
+
+
+def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
+    if not as_json:
+        sys.stdout.write(rows.write_csv())
+        return
+    for row in rows.iter_rows(named=True):
+        print(json.dumps(row))

@@ -1,0 +1,63 @@
+"""`moereplay tune`: search an experiment too large to enumerate for its best trade-offs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands.interrupt import interruptible
+from commands.sweep_run import CORES
+from commands.terminal import say, show
+
+OBJECTIVES = "tpot_ms,mass_kept,gb_moved"  #: speed, fidelity and traffic
+
+
+def tune(
+    file: Annotated[Path, typer.Argument(help="Experiment; its axes are what is searched.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the journal and every replay; resumed.")] = Path("tune"),
+    objectives: Annotated[
+        str, typer.Option(help="Comma list: tpot_ms, ttft_ms, mass_kept, gb_moved, ...")
+    ] = OBJECTIVES,
+    trials: Annotated[int, typer.Option(min=1, help="Replays in all, those of earlier runs included.")] = 200,
+    sampler: Annotated[str, typer.Option(help="tpe | nsgaii | random.")] = "tpe",
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampler.")] = 0,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the file's.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Replays at once.")] = CORES,
+    engine: Annotated[str, typer.Option(help="Default: the fastest.", show_default=False)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The Pareto set as JSON lines.")] = False,
+) -> None:
+    """Search an experiment for the configurations that nothing beats in every objective. SIMULATED."""
+    from analysis.progress import progress
+    from analysis.tables import table
+    from simulator.experiment.file import read
+    from simulator.sweep.jobs import open_traces
+    from simulator.sweep.local import LocalExecutor
+    from simulator.sweep.parts import clear_scratch
+    from simulator.sweep.provenance import provenance
+    from simulator.sweep.run import NOGIL, fastest_engine
+    from simulator.sweep.tune import Search, check
+    from simulator.sweep.tune import tune as search_by
+
+    engine = engine or fastest_engine()
+    experiment = read(file, changes or ())
+    traces = open_traces(experiment.traces, file.parent, file)
+    search = Search(experiment, file, traces, tuple(objectives.split(",")), trials, sampler, seed, engine)
+    check(search)
+    clear_scratch(out)
+    executor = LocalExecutor(workers, engine == NOGIL, out, provenance(traces, engine, file.name))
+    try:
+        with progress(trials, "trials") as advance, interruptible() as stopping:
+            found = search_by(search, out, executor, advance, stopping)
+    finally:
+        executor.close()
+    say(f"wrote {out}/part-*/, every replay; run the same command with more --trials to go on")
+    rows = [{**each.values, **each.settings} for each in found]
+    rows.sort(key=lambda row: [row[name] for name in search.objectives])
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    show(f"SIMULATED: {len(rows)} configurations that nothing tried beats in all of {objectives}", table(rows))

@@ -1,0 +1,140 @@
+"""An experiment becomes configurations: the grid, what it includes and what it excludes, each checked by itself."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from policies.contract import PolicyError
+from simulator.config import ReplayConfig
+from simulator.errors import ConfigError
+from simulator.experiment.schema import Experiment, Range, Settings
+from simulator.experiment.settings import configuration, spelled
+
+
+class Interval(NamedTuple):
+    """An axis to draw from: a setting, and the range of its values."""
+
+    name: str
+    ends: Range
+
+
+#: One axis of the grid: what each of its values sets, or an interval.
+Choices = list[Settings] | Interval
+
+
+def configurations(experiment: Experiment, file: Path) -> list[ReplayConfig]:
+    """Every distinct configuration, in the file's order. Raises ConfigError or PolicyError naming the file."""
+    check_values(experiment, file)
+    found: dict[ReplayConfig, None] = {}
+    for settings in combinations(experiment, file):
+        if not is_excluded(experiment, settings):
+            found[_named(file, settings)] = None
+    if not found:
+        raise ConfigError(f"{file}: [[exclude]] leaves no configuration; remove one of its tables")
+    return list(found)
+
+
+def combinations(experiment: Experiment, file: Path) -> Iterator[Settings]:
+    """The settings of the grid, or of what is drawn from it, then those of [[include]]."""
+    for chosen in _drawn(experiment, file):
+        yield {**experiment.base, **chosen}
+    for settings in experiment.include:
+        yield {**experiment.base, **settings}
+
+
+def axes(experiment: Experiment, file: Path) -> list[Choices]:
+    """The axes of the grid: one per key of [grid], one per [[zip]]. Raises ConfigError for lists of unequal length."""
+    grid: list[Choices] = [
+        Interval(name, axis) if isinstance(axis, Range) else [{name: value} for value in axis]
+        for name, axis in experiment.grid.items()
+    ]
+    return grid + [_in_step(file, number, table) for number, table in enumerate(experiment.zip, 1)]
+
+
+def choose(axis: Choices, share: float) -> Settings:
+    """What an axis sets at a share, from 0 to below 1, of its length."""
+    if isinstance(axis, Interval):
+        return {axis.name: axis.ends.at(share)}
+    return axis[int(share * len(axis))]
+
+
+def is_excluded(experiment: Experiment, settings: Settings) -> bool:
+    """Whether one of the experiment's [[exclude]] tables holds for these settings."""
+    return any(_matches(settings, pattern) for pattern in experiment.exclude)
+
+
+def _in_step(file: Path, number: int, table: Mapping[str, Sequence[Any]]) -> list[Settings]:
+    lengths = {name: len(values) for name, values in table.items()}
+    if len(set(lengths.values())) != 1:
+        raise ConfigError(f"{file}: [[zip]] {number}: lists move in step, but their lengths are {lengths}")
+    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+
+
+def _drawn(experiment: Experiment, file: Path) -> Iterator[Settings]:
+    across = axes(experiment, file)
+    lists = [axis for axis in across if not isinstance(axis, Interval)]
+    ranges = len(across) > len(lists)
+    if experiment.random is None:
+        if ranges:
+            raise ConfigError(f"{file}: [grid]: a range has no end of values; add [random] with n, or use a list")
+        yield from (_merged(parts) for parts in itertools.product(*lists))
+        return
+    dice, n = random.Random(experiment.random.seed), experiment.random.n
+    if ranges:
+        yield from (_merged([choose(axis, dice.random()) for axis in across]) for _ in range(n))
+        return
+    total = prod(map(len, lists))
+    for index in dice.sample(range(total), min(n, total)):
+        yield _merged(_at(lists, index))
+
+
+def _at(lists: Sequence[Sequence[Settings]], index: int) -> list[Settings]:
+    """The combination at a position of the product, without making the others."""
+    parts: list[Settings] = []
+    for values in reversed(lists):
+        index, at = divmod(index, len(values))
+        parts.append(values[at])
+    return parts[::-1]
+
+
+def _merged(parts: Sequence[Settings]) -> Settings:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _matches(settings: Settings, pattern: Mapping[str, Any]) -> bool:
+    """Whether all of a pattern's settings hold; a policy without parameters stands for it with any."""
+    for name, wanted in pattern.items():
+        allowed = [spelled(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
+        field = ReplayConfig.model_fields.get(name)
+        found = spelled(settings.get(name, field.default if field else None))
+        if not any(found == value or found.startswith(f"{value}:") for value in allowed):
+            return False
+    return True
+
+
+def check_values(experiment: Experiment, file: Path) -> None:
+    """Each value by itself, so that an error can name its key."""
+    tables: list[tuple[str, Mapping[str, Any]]] = [("[base]", {k: [v] for k, v in experiment.base.items()})]
+    tables.append(("[grid]", {k: v for k, v in experiment.grid.items() if not isinstance(v, Range)}))
+    tables += [("[[zip]]", table) for table in experiment.zip]
+    tables += [("[[include]]", {k: [v] for k, v in table.items()}) for table in experiment.include]
+    for table, settings in tables:
+        for name, values in settings.items():
+            for value in values if "." not in name else ():
+                try:
+                    configuration({name: value})
+                except (ConfigError, PolicyError) as error:
+                    raise type(error)(f"{file}: {table} {name}: {str(error).removeprefix(f'{name}: ')}") from None
+
+
+def _named(file: Path, settings: Settings) -> ReplayConfig:
+    try:
+        return configuration(settings)
+    except (ConfigError, PolicyError) as error:
+        given = ", ".join(f"{name} = {value!r}" for name, value in settings.items())
+        raise type(error)(f"{file}: {given}: {error}") from None

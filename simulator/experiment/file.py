@@ -1,0 +1,118 @@
+"""Experiment files: TOML, or YAML by its suffix, with settings changed from the command line."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from simulator.errors import ConfigError
+from simulator.experiment.schema import Experiment, Range
+from simulator.experiment.settings import check_name
+from simulator.extras import extra
+
+TABLES = ("base", "grid", "zip", "include", "exclude")
+
+
+def read(path: Path, changes: Sequence[str] = ()) -> Experiment:
+    """The experiment of a file; `changes` are `table.key=value`, values as in TOML.
+
+    Raises ConfigError naming the file, the key and the nearest valid word.
+    """
+    document = _document(path)
+    for change in changes:
+        _change(document, change)
+    _check_tables(path, document)
+    for table in TABLES:
+        _check_settings(path, document, table)
+    try:
+        return Experiment.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_complaint(error)}") from None
+
+
+def _complaint(error: ValidationError) -> str:
+    """The first thing that is wrong; of an axis, what is wrong with the list or the range that it looks like."""
+    found = error.errors()
+    first = next((each for each in found if each["type"] not in ("list_type", "model_type")), found[0])
+    words = takewhile(lambda word: "[" not in word and word != Range.__name__, map(str, first["loc"]))
+    return f"{'.'.join(words)}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})"
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = _yaml(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
+    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        said = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise ConfigError(f"{path}: {said}; expected an experiment in TOML, or YAML with the suffix .yaml") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: expected tables such as [base] and [grid], found {type(document).__name__}")
+    return document
+
+
+def _yaml(text: str) -> Any:
+    """Raises ValueError. YAML reads no, off and yes as booleans: quote them."""
+    yaml = extra("yaml", "yaml")
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def _change(document: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    table, dot, name = key.replace('"', "").strip().partition(".")
+    if not equals or not table:
+        raise ConfigError(f"--set {change!r}: write table.key=value, for example --set base.capacity=10%")
+    value = _value(text.strip())
+    if not dot:
+        document[table] = value
+        return
+    inside = document.setdefault(table, {})
+    if not isinstance(inside, dict):
+        raise ConfigError(f"--set {change!r}: {table} is no table with keys; edit the file")
+    inside[name] = value
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or a text without its quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _check_tables(path: Path, document: Mapping[str, Any]) -> None:
+    for name in document:
+        if name not in Experiment.model_fields:
+            near = get_close_matches(name, Experiment.model_fields, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(Experiment.model_fields)}"
+            raise ConfigError(f"{path}: nothing is called {name!r}: {hint}")
+
+
+def _check_settings(path: Path, document: dict[str, Any], table: str) -> None:
+    """Names of settings; `[grid.prefetch] depth = [1, 2]` is flattened to `"prefetch.depth"` on the way."""
+    found = document.get(table, {})
+    rows = found if isinstance(found, list) else [found]
+    flat = [_flat(row) if isinstance(row, dict) else row for row in rows]
+    for number, row in enumerate(flat, 1):
+        for name in row if isinstance(row, dict) else ():
+            check_name(f"{path}: [[{table}]] {number}" if isinstance(found, list) else f"{path}: [{table}]", name)
+    if table in document:
+        document[table] = flat if isinstance(found, list) else flat[0]
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict) and not value.keys() & Range.model_fields.keys():
+            flat |= {f"{name}.{inner}": below for inner, below in _flat(value).items()}
+        else:
+            flat[name] = value
+    return flat

@@ -1,0 +1,17 @@
+"""Packages that only some ways of running need."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from simulator.errors import ConfigError
+
+
+def extra(name: str, module: str) -> Any:
+    """A module of the optional dependencies `name`. Raises ConfigError saying how to install them."""
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise ConfigError(f"this needs {package}, which is not installed: pip install 'moereplay[{name}]'") from None

@@ -1,0 +1,140 @@
+"""The replays of a sweep: every configuration on every trace, each with the Belady replay that bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from policies.contract import PolicyError
+from simulator.config import ReplayConfig
+from simulator.errors import ConfigError
+from simulator.grid import bound_of
+from simulator.replay import plan
+from simulator.sweep.remote import fetched, is_remote
+from traces.schema import Trace, TraceError
+from traces.store import open_trace
+
+Kind = Literal["configuration", "bound"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One replay."""
+
+    kind: Kind  #: `bound` only feeds the table of bounds
+    identity: str  #: of everything that the result depends on
+    bound: str  #: identity of the replay that bounds it
+    trace: Path
+    digest: str  #: the trace's
+    config: ReplayConfig
+    work: int  #: relative cost
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from the other jobs of a sweep."""
+        return self.kind, self.identity
+
+    @property
+    def name(self) -> str:
+        """As a message names it."""
+        changed = {name: value for name, value in self.config if value != ReplayConfig.model_fields[name].default}
+        settings = " ".join(f"{name}={value}" for name, value in changed.items())
+        return f"{self.identity} ({self.trace.name} {settings or 'with every default'})"
+
+
+class Refusal(NamedTuple):
+    """A configuration that cannot run on a trace, and why."""
+
+    job: Job
+    reason: str
+
+
+def open_traces(patterns: Iterable[str], folder: Path, file: Path) -> list[Trace]:
+    """Traces by path or glob relative to `folder`, or by URL; each once. Raises ConfigError or TraceError."""
+    found: dict[str, Trace] = {}
+    for pattern in patterns:
+        for path in _paths(pattern, folder, file):
+            try:
+                trace = open_trace(path.resolve())
+            except TraceError as error:
+                raise TraceError(f"{file}: traces: {error}") from None
+            found.setdefault(trace.digest, trace)
+    return list(found.values())
+
+
+def _paths(pattern: str, folder: Path, file: Path) -> list[Path]:
+    if is_remote(pattern):
+        return [fetched(pattern)]
+    paths = sorted(folder.glob(pattern)) if any(sign in pattern for sign in "*?[") else [folder / pattern]
+    if not paths:
+        raise ConfigError(f"{file}: traces: nothing matches {pattern!r} in {folder.resolve()}")
+    return paths
+
+
+def jobs_of(traces: Sequence[Trace], configs: Sequence[ReplayConfig], bounded: bool) -> tuple[list[Job], list[Refusal]]:
+    """Every distinct job, configurations before bounds, and the configurations that cannot run on their trace."""
+    jobs: dict[tuple[str, str], Job] = {}
+    refusals: list[Refusal] = []
+    for trace in traces:
+        bounds = {config: bound_job(trace, config) for config in dict.fromkeys(map(bound_of, configs))}
+        for config in configs:
+            bound = bounds[bound_of(config)]
+            job = job_of(trace, config, bound.identity)
+            reason = _refusal(trace, config)
+            if reason:
+                refusals.append(Refusal(job, reason))
+            jobs.setdefault(job.key, job)
+            if bounded and not reason:
+                jobs.setdefault(bound.key, bound)
+    return sorted(jobs.values(), key=lambda job: job.kind == "bound"), refusals
+
+
+def job_of(trace: Trace, config: ReplayConfig, bound: str = "") -> Job:
+    """One configuration on a stored trace; `bound` is the identity of the replay that bounds it, if that is known.
+
+    Raises ConfigError if its platform cannot be read.
+    """
+    bound = bound or bound_of(config).identity(trace)
+    return Job("configuration", config.identity(trace), bound, *_where(trace), config, _work(trace, config))
+
+
+def bound_job(trace: Trace, config: ReplayConfig) -> Job:
+    """The replay of a configuration that is itself a bound."""
+    identity = config.identity(trace)
+    return Job("bound", identity, identity, *_where(trace), config, _work(trace, config))
+
+
+def _where(trace: Trace) -> tuple[Path, str]:
+    if trace.path is None:
+        raise ConfigError("a sweep replays stored traces; write this one first")
+    return trace.path, trace.digest
+
+
+def _work(trace: Trace, config: ReplayConfig) -> int:
+    """Accesses, twice where something is prefetched as well."""
+    prefetching = config.prefetch.partition(":")[0] != "none"
+    return trace.tokens * trace.geometry.layers * trace.geometry.k * (1 + prefetching)
+
+
+def shard(jobs: Iterable[Job], share: tuple[int, int]) -> list[Job]:
+    """The jobs of part i of n, 1 <= i <= n, by their identity: every job is in one part, wherever it is asked."""
+    index, of = share
+    return [job for job in jobs if int(job.identity, 16) % of == index - 1]
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`2/8` as (2, 8). Raises ConfigError."""
+    index, slash, of = text.partition("/")
+    if not (slash and index.isdigit() and of.isdigit() and 1 <= int(index) <= int(of)):
+        raise ConfigError(f"--shard {text!r}: write i/n with 1 <= i <= n, for example 2/8")
+    return int(index), int(of)
+
+
+def _refusal(trace: Trace, config: ReplayConfig) -> str | None:
+    try:
+        plan(trace, config)
+    except (ConfigError, PolicyError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,83 @@
+"""Parts of any number of runs become one part: each row once, sorted, the same bytes whatever the way of running."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from simulator.errors import ConfigError
+from simulator.sweep.parts import Part, parts, store
+from simulator.sweep.tables import ORDER, SWEEP_VERSION, TABLES, frame_bytes
+
+
+class Merged(NamedTuple):
+    """What was written."""
+
+    folder: Path
+    configurations: int
+    errors: int
+
+
+def merge(folders: Sequence[Path], out: Path) -> Merged:
+    """Write all parts of `folders` as the one part of `out`. Raises ConfigError if one is damaged, or `out` not new."""
+    if any(out.glob("part-*")):
+        raise ConfigError(f"{out} holds results already; merge into a new folder")
+    found = [part for folder in folders for part in parts(folder)]
+    if not found:
+        where = ", ".join(map(str, folders))
+        raise ConfigError(f"no parts in {where}; make some with: moereplay sweep run FILE --out DIR")
+    tables = {name: _table(name, [(folder, provenance["sha256"]) for folder, provenance in found]) for name in TABLES}
+    part = Part({name: frame_bytes(table) for name, table in tables.items() if len(table)}, _holds(tables))
+    store(out, part, _provenance(provenance for _, provenance in found))
+    errors = tables["configurations"]["error"].count()
+    return Merged(out / part.name, len(tables["configurations"]) - errors, errors)
+
+
+def read_table(folder: Path, name: str, digests: Mapping[str, str]) -> pl.DataFrame | None:
+    """A table of a part, None if it has none. Raises ConfigError if it is damaged or of another version."""
+    file = f"{name}.parquet"
+    if file not in digests:
+        return None
+    try:
+        data = (folder / file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{folder / file} is missing ({error.strerror}); remove {folder} and run again") from None
+    if hashlib.sha256(data).hexdigest() != digests[file]:
+        raise ConfigError(f"{folder / file} is damaged; remove {folder} and run the sweep again")
+    table = pl.read_parquet(io.BytesIO(data))
+    if table.schema != TABLES[name]:
+        raise ConfigError(f"{folder / file} has other columns than version {SWEEP_VERSION}; keep versions apart")
+    return table
+
+
+def _table(name: str, found: Iterable[tuple[Path, Mapping[str, str]]]) -> pl.DataFrame:
+    """All rows of a table, in order. A result stands above an error; of equals one stays."""
+    read = [read_table(folder, name, digests) for folder, digests in found]
+    table = pl.concat([pl.DataFrame(schema=TABLES[name]), *(rows for rows in read if rows is not None)])
+    if name == "configurations":
+        table = table.sort("identity", "error", "platform", "capacity", nulls_last=False)
+    return table.unique(ORDER[name], keep="first", maintain_order=True).sort(ORDER[name])
+
+
+def _holds(tables: dict[str, pl.DataFrame]) -> dict[str, list[str]]:
+    made = tables["configurations"]
+    holds = {
+        "configuration": made.filter(pl.col("error").is_null())["identity"].to_list(),
+        "error": made.filter(pl.col("error").is_not_null())["identity"].to_list(),
+        "bound": tables["bounds"]["identity"].to_list(),
+        "requests": tables["requests"]["identity"].unique().sort().to_list(),
+    }
+    return {what: identities for what, identities in holds.items() if identities}
+
+
+def _provenance(sources: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Each distinct provenance of the parts once."""
+    own = [{name: value for name, value in each.items() if name not in ("holds", "sha256")} for each in sources]
+    texts = sorted({json.dumps(each, sort_keys=True) for each in own})
+    return {"sweep_version": SWEEP_VERSION, "merged": [json.loads(text) for text in texts]}

@@ -1,0 +1,86 @@
+"""A sweep from its file to its parts: plan and check everything, leave out what is stored, run the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simulator.errors import ConfigError
+from simulator.experiment.expand import configurations
+from simulator.experiment.file import read
+from simulator.experiment.schema import Experiment
+from simulator.replay import ENGINES, check_engine
+from simulator.sweep.dispatch import Dispatcher, Standing
+from simulator.sweep.executor import Executor
+from simulator.sweep.jobs import Job, Refusal, jobs_of, open_traces
+from simulator.sweep.parts import clear_scratch, stored
+from simulator.sweep.provenance import provenance
+from traces.demand import demand_of
+from traces.schema import Trace
+
+NOGIL = "compiled"  #: the engine whose replays run beside one another in one process
+#: Makes an executor from the folder for the parts and their provenance.
+Start = Callable[[Path, Mapping[str, Any]], Executor]
+
+
+class Sweep(NamedTuple):
+    """An experiment, checked whole."""
+
+    file: Path
+    experiment: Experiment
+    traces: list[Trace]
+    jobs: list[Job]
+    refusals: list[Refusal]  #: configurations that will be error rows
+
+
+def fastest_engine() -> str:
+    """The engine that a sweep uses if none is named."""
+    return ENGINES[0]
+
+
+def planned(file: Path, changes: Sequence[str] = (), keep_going: bool = False) -> Sweep:
+    """Read and check an experiment. Raises ConfigError, PolicyError or TraceError naming the file.
+
+    A configuration that cannot run on a trace is an error here, or, to keep going, an error row later.
+    """
+    experiment = read(file, changes)
+    configs = configurations(experiment, file)
+    traces = open_traces(experiment.traces, file.parent, file)
+    jobs, refusals = jobs_of(traces, configs, experiment.bounds)
+    everything = len(configs) * len(traces)
+    if refusals and (not keep_going or len(refusals) == everything):
+        job, reason = refusals[0]
+        advice = "" if keep_going else "; [[exclude]] such combinations, or let --keep-going make them error rows"
+        raise ConfigError(f"{file}: {len(refusals)} of {everything} cannot run, first {job.name}: {reason}{advice}")
+    return Sweep(file, experiment, traces, jobs, refusals)
+
+
+def left_to_do(sweep: Sweep, out: Path, jobs: Iterable[Job]) -> list[Job]:
+    """Jobs without a result in `out`. Raises ConfigError if its parts cannot be read."""
+    done = stored(out, sweep.experiment.requests)
+    return [job for job in jobs if job.key not in done]
+
+
+def execute(
+    sweep: Sweep,
+    jobs: Sequence[Job],
+    out: Path,
+    engine: str,
+    start: Start,
+    watch: Callable[[Standing], None] = lambda standing: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Standing:
+    """Run jobs on an executor, which is closed whatever happens. Raises ConfigError if parts cannot be written."""
+    check_engine(engine)
+    if not jobs:
+        return Standing(0)
+    clear_scratch(out)
+    for trace in sweep.traces:
+        for passes in {job.config.passes for job in jobs if job.digest == trace.digest}:
+            demand_of(trace, passes)  # once, so that workers only map it
+    executor = start(out, provenance(sweep.traces, engine, sweep.file.name))
+    try:
+        return Dispatcher(jobs, executor, engine, sweep.experiment.requests).run(watch, stopping)
+    finally:
+        executor.close()
