@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import heldout
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,6 @@ from tracegen.nll import nll
 from traces.store import open_trace
 from traces.writer import write_trace
 
-MINIATURE = Path(__file__).parents[1] / "tracegen" / "miniature"
 WINDOW = 256  #: tokens of a request
 CAPACITIES = ("32/layer", "16/layer")  #: E/2 and E/4
 LAMBDAS = (0.1, 0.25, 0.5, 1.0)
@@ -44,21 +44,13 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     loaded = load("miniature", dtype="float32")
-    windows = _windows(loaded, options.windows)
+    windows = heldout.windows(loaded, options.windows, WINDOW)
     show = console().print
     show(table(list(_ranks(loaded, windows)), title="rank k replaced by a random other expert, weight kept"))
     show(table(list(_precisions(loaded, windows)), title="all experts rounded to nearest, groups of 64"))
     for capacity in CAPACITIES:
         rows = list(_cache_prior(loaded, windows, capacity, options.out))
         show(table(rows, title=f"cache_prior, LRU, {capacity}: live, and open loop (replay of the lam=0 recording)"))
-
-
-def _windows(loaded: Loaded, count: int) -> Tensor:
-    """(count, WINDOW) tokens spread evenly over the excerpts."""
-    text = (MINIATURE / "heldout.txt").read_text(encoding="utf-8")
-    ids = torch.tensor(loaded.tokenizer(text, verbose=False).input_ids)
-    starts = torch.linspace(0, len(ids) - WINDOW, count).long()
-    return torch.stack([ids[start : start + WINDOW] for start in starts])
 
 
 # Cache-Prior

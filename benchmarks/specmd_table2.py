@@ -1,0 +1,193 @@
+"""SpecMD's Table 2, replayed: what Least-Stale in place of a configuration's eviction does to TTFT.
+
+Presets specmd-1 to specmd-4 (4-bit experts), each with and without +ls, at both readings of "5 %": of 4-bit and of
+16-bit expert bytes. Published (arXiv 2602.03921) are TTFTs; positive percentages mean that Least-Stale is faster. After
+the cells, a line per reading says how many signs agree, and the rank correlation (Spearman) over the cells. Beside it,
+"always better": one positive number for every cell has nearly all signs right, and a constant has no rank correlation.
+
+Not tuned to agree. SYNTHETIC: the four models' traces have their geometry and router, but draws from a Zipf law for
+routing, with one lift of reuse over chance and one look-ahead recall for all, measured on the bundled miniature; prompt
+lengths are unpublished, and taken as 64. What differs between models here is geometry, nothing that they learned. Only
+the miniature's sample is recorded; it has OLMoE's topology, so it stands beside OLMoE's row, outside of the 16 cells.
+SIMULATED: its machine's 5 GB/s, without the 1 to 2.5 ms per expert that its software adds to small experts' loads, so
+percentages can be compared and milliseconds cannot. `make study-specmd` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from analysis.metrics import measured
+from analysis.statistics import spearman
+from analysis.tables import console, table
+from simulator.config import ReplayConfig, configure
+from simulator.grid import run_grid
+from simulator.preset import LEAST_STALE, preset
+from simulator.rows import to_frame
+from traces.geometry import known
+from traces.schema import Geometry, Trace
+from traces.store import open_trace
+from traces.synthetic import Synthetic, synthesise
+from traces.writer import write_trace
+
+SAMPLE = Path(__file__).parents[1] / "traces" / "samples" / "miniature.zarr"
+MINIATURE, MINIATURE_BESIDE = "miniature", "olmoe-1b-7b"
+PRESETS = ("specmd-1", "specmd-2", "specmd-3", "specmd-4")
+CAPACITIES = ("5%@4", "5%@16")  #: "5 %" of the bytes that experts have, and of those that they would have at 16 bits
+#: Table 2: TTFT in ms of each preset as it is, and with Least-Stale.
+PUBLISHED: dict[str, tuple[tuple[float, float], ...]] = {
+    "olmoe-1b-7b": ((3076.8, 2748.1), (2257.2, 1473.1), (1590.1, 1309.2), (2664.6, 2297.5)),
+    "mixtral-8x7b": ((4238.0, 3485.2), (1620.3, 1460.8), (2321.7, 1725.2), (4332.6, 3573.2)),
+    "phi-3.5-moe": ((4451.7, 3791.1), (1905.6, 1987.6), (3458.6, 1933.6), (5025.3, 3791.1)),
+    "qwen1.5-moe-a2.7b": ((3724.0, 3433.4), (2739.2, 2620.9), (2492.0, 2033.7), (3488.6, 2685.4)),
+}
+#: Of the miniature's sample, by `moereplay inspect`: reuse .314 where chance is .125, and look-ahead recall at depth 1.
+LIFT = (0.314 - 0.125) / (1 - 0.125)
+RECALL = 0.87
+LS = " +ls"  #: ends the name of a column that is of the run with Least-Stale
+SHOWN = {
+    "TTFT ms": "ttft_mean_ms",
+    "TPOT ms": "tpot_ms",
+    "hit rate": "hit_rate",
+    "collisions/miss": "collisions_per_miss",
+}
+Row = dict[str, str | float | None]
+
+
+class Cell(NamedTuple):
+    """One model under one preset at one capacity."""
+
+    model: str
+    preset: str
+    capacity: str
+
+    def config(self, suffix: str = "") -> ReplayConfig:
+        """The preset's, at this capacity."""
+        return configure(**preset(self.preset + suffix).values() | {"capacity": self.capacity})
+
+    def published(self) -> tuple[float, float]:
+        """TTFT in ms without and with Least-Stale; the miniature's is OLMoE's."""
+        model = MINIATURE_BESIDE if self.model == MINIATURE else self.model
+        return PUBLISHED[model][PRESETS.index(self.preset)]
+
+
+def main() -> None:
+    """Make the traces, replay, print a table per model and one of agreement; keep both in --out."""
+    options = _options()
+    rows: list[Row] = []
+    for model in options.models:
+        with TemporaryDirectory() as folder:
+            found = list(_cells(model, _trace(model, options, Path(folder))))
+        kind = "recorded" if model == MINIATURE else "SYNTHETIC routing"
+        title = f"{model} ({kind}): SIMULATED, cells are without -> with Least-Stale; open loop where output changes"
+        console().print(table([_arrows(row) for row in found], title=title))
+        rows += found
+    agreed = [line for capacity in CAPACITIES for line in _agreement(rows, capacity)]
+    console().print(table(agreed, title="agreement with the published changes of TTFT"))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({"cells": rows, "agreement": agreed}, indent=1))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=lambda text: text.split(","), default=[MINIATURE, *PUBLISHED])
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of a synthetic prompt")
+    parser.add_argument("--decode", type=int, default=64, help="tokens after it")
+    parser.add_argument("--out", type=Path, default=Path("runs/specmd_table2.json"))
+    return parser.parse_args()
+
+
+def _trace(model: str, options: argparse.Namespace, folder: Path) -> Trace:
+    """The miniature's sample, or routing drawn for the model's geometry."""
+    if model == MINIATURE:
+        return open_trace(SAMPLE)
+    geometry = known(model).geometry
+    made = synthesise(
+        Synthetic(
+            kind="markov",
+            geometry=geometry,
+            requests=options.requests,
+            prompt_tokens=options.prompt,
+            decode_tokens=options.decode,
+            reuse=_reuse(geometry),
+            recall=(RECALL,),
+        )
+    )
+    return write_trace(folder / "synthetic.zarr", made.header, map(made.request, range(made.requests)))
+
+
+def _reuse(geometry: Geometry) -> float:
+    """The miniature's lift over chance, on this model's chance."""
+    chance = geometry.k / geometry.experts
+    return chance + LIFT * (1 - chance)
+
+
+def _cells(model: str, trace: Trace) -> Iterator[Row]:
+    cells = [Cell(model, name, capacity) for capacity in CAPACITIES for name in PRESETS]
+    configs = [cell.config(suffix) for cell in cells for suffix in ("", LEAST_STALE)]
+    results = [result for result, _ in run_grid(trace, configs, os.cpu_count() or 1, bounded=False)]
+    seen = measured(to_frame(results, [None] * len(results))).to_dicts()
+    for cell, before, after in zip(cells, seen[::2], seen[1::2], strict=True):
+        yield _row(cell, before, after)
+
+
+def _row(cell: Cell, before: dict, after: dict) -> Row:
+    pairs = {f"{name}{side}": row[key] for name, key in SHOWN.items() for side, row in (("", before), (LS, after))}
+    first, last = cell.published()
+    ours = _faster(before["ttft_mean_ms"], after["ttft_mean_ms"])
+    change = {
+        "faster by %": ours,
+        "published %": _faster(first, last),
+        "published ms": first,
+        f"published ms{LS}": last,
+    }
+    return cell._asdict() | pairs | change
+
+
+def _faster(before: float, after: float) -> float:
+    """By how many percent, of the time before."""
+    return 100 * (before - after) / before
+
+
+def _arrows(row: Row) -> Row:
+    """For reading: both numbers of a pair in one cell, the name of the model in the title."""
+    pairs = {name.removesuffix(LS) for name in row if name.endswith(LS)}
+    drawn: Row = {}
+    for name, value in row.items():
+        if name in pairs:
+            drawn[name] = f"{_short(value)} -> {_short(row[name + LS])}"
+        elif name != "model" and not name.endswith(LS):
+            drawn[name] = f"{value:+.1f}" if isinstance(value, float) else value
+    return drawn
+
+
+def _short(value: str | float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if abs(float(value)) < 1000 else f"{float(value):.0f}"
+
+
+def _agreement(rows: list[Row], capacity: str) -> Iterator[Row]:
+    """The four models together, the miniature, and what a constant would score beside each."""
+    for name, belongs in (("synthetic", False), (MINIATURE, True)):
+        cells = [row for row in rows if row["capacity"] == capacity and (row["model"] == MINIATURE) == belongs]
+        ours, theirs = ([float(row[column] or 0) for row in cells] for column in ("faster by %", "published %"))
+        if cells:
+            means = {"mean faster by %": sum(ours) / len(ours), "published": sum(theirs) / len(theirs)}
+            yield {"capacity": capacity, "who": f"{name}, replayed"} | _scored(ours, theirs) | means
+            yield {"capacity": capacity, "who": f"{name}, always better"} | _scored([1.0] * len(theirs), theirs)
+
+
+def _scored(ours: list[float], theirs: list[float]) -> Row:
+    """No change at all agrees with neither sign."""
+    same = sum(mine * other > 0 for mine, other in zip(ours, theirs, strict=True))
+    return {"signs that agree": f"{same} of {len(ours)}", "rank correlation": spearman(ours, theirs)}
+
+
+if __name__ == "__main__":
+    main()
