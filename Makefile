@@ -10,7 +10,8 @@ MINI := tracegen/miniature
 SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
 
-.PHONY: help demo demo-replay test check coverage study-collisions study-quality bench-recording miniature sample format clean
+.PHONY: help demo demo-replay test parity check coverage study-collisions study-cache-prior study-specmd study-quality
+.PHONY: study-fidelity study-tune bench-recording bench miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -61,6 +62,12 @@ demo-replay: .venv/base.stamp  ## without torch: replay the recorded trace that 
 test: .venv/dev.stamp        ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
+parity: .venv/dev.stamp      ## both engines in MOEREPLAY_CASES new worlds per search (1,000), with and without the compiler
+	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 \
+	    tests/test_parity.py
+	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 0 \
+	    tests/test_parity.py
+
 check: .venv/dev.stamp       ## ruff and pyright
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
@@ -70,11 +77,27 @@ coverage: .venv/dev.stamp    ## the test suite with coverage, without the long r
 study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 replayed: collisions per miss of every eviction policy
 	$(BIN)/python benchmarks/specmd_collisions.py
 
+study-cache-prior: .venv/base.stamp  ## Cache-Prior's misses against lambda, beside LRU and Belady (TRACES="a.zarr b.zarr" for others)
+	$(BIN)/python benchmarks/cache_prior_study.py $(TRACES)
+
+study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain in TTFT beside the published one
+	$(BIN)/python benchmarks/specmd_table2.py
+
 study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (12 minutes)
 	$(BIN)/python benchmarks/miniature_quality.py
 
+study-fidelity: .venv/record.stamp  ## fidelity counters beside perplexity and KL, live on the miniature (20 minutes)
+	$(BIN)/python benchmarks/fidelity_study.py
+
 bench-recording: .venv/record.stamp  ## what recording costs over plain generate(), and bytes per token
 	$(BIN)/python benchmarks/recording_overhead.py
+
+bench: .venv/dev.stamp       ## speed of the compiled engine beside the reference, libCacheSim and itself (a quiet machine!)
+	$(BIN)/python benchmarks/engine_speed.py --out runs/engine_speed.json
+	$(BIN)/python benchmarks/curve_speed.py
+
+study-tune: .venv/dev.stamp  ## what a search finds of the true Pareto set of 2,000 configurations, beside random search
+	$(BIN)/python benchmarks/tune_against_grid.py
 
 miniature: .venv/record.stamp  ## train the bundled miniature anew (half an hour on one core) and write its card
 	$(BIN)/python -m tracegen.miniature.train --out $(MINI)
@@ -85,6 +108,10 @@ sample: .venv/record.stamp   ## record the bundled trace anew
 	rm -rf $(SAMPLE) $(SAMPLE).derived
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
 	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
+
+tables: .venv/base.stamp     ## write the table of policies into README.md
+	$(BIN)/moereplay policies --markdown > README.table
+	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r README.table' README.md && rm README.table
 
 format: .venv/dev.stamp      ## ruff's own formatting and import order
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -22,8 +22,13 @@ def options(
     """Replay the expert routing of Mixture-of-Experts models against modelled caches, links and policies."""
 
 
-for verb in commands.NAMES:
-    app.command(verb.rstrip("_"))(getattr(import_module(f"commands.{verb}"), verb))
+groups = {name: typer.Typer(help=about, no_args_is_help=True) for name, about in commands.GROUPS.items()}
+for name, group in groups.items():
+    app.add_typer(group, name=name)
+for name in commands.NAMES:
+    room, _, verb = name.partition("_")
+    where, typed = (groups[room], verb) if room in groups else (app, room)
+    where.command(typed)(getattr(import_module(f"commands.{name}"), name))
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
@@ -35,6 +40,18 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from traces.schema import TraceError
 
     return TraceError, PolicyError, ConfigError, AnalysisError, RecordError
+
+
+def _told(error: Exception) -> str | None:
+    """The one line on an error that the user can mend; None for a bug of ours."""
+    from policies.files import blamed
+
+    if isinstance(error, _user_errors()):
+        return str(error)
+    in_their_policy = blamed(error)
+    if in_their_policy is None and isinstance(error, OSError):  # a file that may not be read or written
+        return f"{error.filename or 'a file'}: {error.strerror or error}; check the path and its permissions"
+    return in_their_policy
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, _: object) -> None:
@@ -54,11 +71,11 @@ def main() -> None:
         raise
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except _user_errors() as error:
-        say(f"moereplay: {error}")
-        sys.exit(2)
-    except OSError as error:  # a file that may not be read or written
-        say(f"moereplay: {error.filename or 'a file'}: {error.strerror or error}; check the path and its permissions")
+    except Exception as error:
+        told = _told(error)
+        if told is None:
+            raise
+        say(f"moereplay: {told}")
         sys.exit(2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -41,6 +42,11 @@ RATIOS: dict[str, Ratio] = {
     "wasted_share": Ratio(("bytes_wasted",), ("bytes_prefetch",)),
     "choice_kept": Ratio(("assignments_kept",), ("assignments",)),
     "mass_share_kept": Ratio(("mass_kept",), ("mass",)),
+    "mass_share_substituted": Ratio(("mass_substituted",), ("mass",)),
+    "mass_share_dropped": Ratio(("mass_dropped",), ("mass",)),
+    "mass_share_low_precision": Ratio(("mass_low_precision",), ("mass",)),
+    "mean_displacement": Ratio(("rank_displacement",), ("assignments",)),
+    "mean_variation": Ratio(("variation",), ("mass",)),
     "stall_share": Ratio(("stall_ns",), ("time_ns",)),
     "belady_hit_rate": Ratio(("bound_belady_hits",), ("bound_accesses",)),
 }
@@ -79,26 +85,74 @@ def measured(frame: pl.DataFrame) -> pl.DataFrame:
         (1 - _quotient(pl.col("bound_compulsory"), pl.col("bound_accesses"))).alias("compulsory_limit"),
         ((pl.col("bytes_demand") + pl.col("bytes_prefetch")) / 1e9).alias("gb_moved"),
         _predictor_recall(frame),
-        *frame.select(_latencies()).get_columns(),
+        *frame.select(_latencies(frame)).get_columns(),
     )
 
 
-def ranking(frame: pl.DataFrame, by: str = "hit_rate") -> pl.DataFrame:
+def ranking(frame: pl.DataFrame, by: str = "hit_rate", called: Mapping[str, str] | None = None) -> pl.DataFrame:
     """The table that the command line prints: per capacity, best first; what varies, and the columns of `RANKED`.
+
+    `called` names rows by their identity: a column `preset` then stands for the settings that it fixes.
+    Raises AnalysisError if `by` is none of those columns.
+    """
+    if by not in RANKED:
+        raise unknown("ranking column", by, RANKED)
+    table = measured(frame).with_columns(_names(called))
+    shown = [field for field in fields(frame) if _tells_apart(table, field)]
+    shown.sort(key=lambda field: field != "capacity")  # what the rows are grouped by comes first
+    order = ["capacity_bytes", by, "tpot_ms", *shown]
+    descending = [False, RANKED[by], *[False] * (len(order) - 2)]
+    names = ["preset"] if called else []
+    return table.sort(order, descending=descending, nulls_last=True).select(*names, *shown, *RANKED)
+
+
+def _names(called: Mapping[str, str] | None) -> list[pl.Expr]:
+    return [pl.col("identity").replace_strict(called).alias("preset")] if called else []
+
+
+def _tells_apart(table: pl.DataFrame, field: str) -> bool:
+    """Whether a reader needs the field to tell rows apart; the eviction is always shown, but for rows with a name."""
+    if "preset" not in table.columns:
+        return field == "eviction" or table[field].n_unique() > 1
+    within = table.group_by("preset").agg(pl.col(field).n_unique())[field].max()
+    return within != 1 or (field == "capacity" and table[field].n_unique() > 1)
+
+
+def ranked(frame: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Every configuration, the best by one figure first: its identity, what varies, and the columns of `RANKED`.
 
     Raises AnalysisError if `by` is none of those columns.
     """
     if by not in RANKED:
         raise unknown("ranking column", by, RANKED)
     table = measured(frame)
-    shown = [field for field in fields(frame) if field == "eviction" or table[field].n_unique() > 1]
-    shown.sort(key=lambda field: field != "capacity")  # what the rows are grouped by comes first
-    order = ["capacity_bytes", by, "tpot_ms", *shown]
-    descending = [False, RANKED[by], *[False] * (len(order) - 2)]
-    return table.sort(order, descending=descending, nulls_last=True).select(*shown, *RANKED)
+    varying = [field for field in fields(frame) if table[field].n_unique() > 1]
+    order = table.sort(by, "identity", descending=[RANKED[by], False], nulls_last=True)
+    return order.select("identity", *varying, *RANKED)
 
 
-def _latencies() -> list[pl.Expr]:
+def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFrame:
+    """Means over the configurations that share some settings, best group first, with how many they are.
+
+    Raises AnalysisError for a setting or a figure that does not exist.
+    """
+    for setting in settings:
+        if setting not in fields(frame):
+            raise unknown("configuration field", setting, fields(frame))
+    if by not in RANKED:
+        raise unknown("ranking column", by, RANKED)
+    means = measured(frame).group_by(settings).agg(pl.len().alias("configurations"), pl.col(*RANKED).mean())
+    return means.sort(by, *settings, descending=[RANKED[by], *[False] * len(settings)], nulls_last=True)
+
+
+def _latencies(frame: pl.DataFrame) -> list[pl.Expr]:
+    """From the rows of requests, or from what a sweep kept of them."""
+    if "latency" in frame.columns:
+        kept = pl.col("latency").struct
+        decode_ns, passes = kept.field("decode_ns"), kept.field("decode_passes")
+        means = [(kept.field(f"ttft_{kind}_ns") / 1e6).alias(f"ttft_{kind}_ms") for kind in ("mean", "median")]
+        return means + _decoding(decode_ns, passes)
+
     def each(name: str) -> pl.Expr:
         return pl.col("per_request").list.eval(pl.element().struct.field(name).drop_nulls())
 
@@ -106,6 +160,12 @@ def _latencies() -> list[pl.Expr]:
     return [
         (first.list.mean() / 1e6).alias("ttft_mean_ms"),
         (first.list.median() / 1e6).alias("ttft_median_ms"),
+        *_decoding(decode_ns, passes),
+    ]
+
+
+def _decoding(decode_ns: pl.Expr, passes: pl.Expr) -> list[pl.Expr]:
+    return [
         (_quotient(decode_ns, passes) / 1e6).alias("tpot_ms"),
         (_quotient(passes, decode_ns) * 1e9).alias("tokens_per_s"),
     ]

@@ -6,7 +6,7 @@ of a configuration field, so it is renamed: `capacity` is what the user asked fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -88,6 +88,22 @@ def only(frame: pl.DataFrame, **wanted: str | Collection[str]) -> pl.DataFrame:
     return frame
 
 
+def filtered(frame: pl.DataFrame, conditions: Sequence[str]) -> pl.DataFrame:
+    """`only` with conditions as typed, `eviction=lru,fifo`. Raises AnalysisError."""
+    for condition in conditions:
+        field, equals, values = condition.partition("=")
+        if not equals:
+            raise AnalysisError(f"condition {condition!r}: write setting=value, for example eviction=lru,fifo")
+        frame = only(frame, **{field.strip(): values.split(",")})
+    return frame
+
+
+def label_of(frame: pl.DataFrame) -> str:
+    """What all figures of these rows must be read as: SIMULATED, or open-loop if any of them is."""
+    labels = set(frame.select(pl.col("about").struct.field("label")).to_series())
+    return " / ".join(sorted(labels))
+
+
 def fields(frame: pl.DataFrame) -> list[str]:
     """What tells configurations apart, most telling first."""
     return list(dict.fromkeys([*LEADING, *_inner(frame.schema["config"]), "semantics"]))
@@ -151,7 +167,7 @@ def _column(frame: pl.DataFrame, field: str) -> pl.Expr:
     if field in ABOUT_FIELDS:
         return pl.col("about").struct.field(field)
     column = pl.col("config").struct.field(field)
-    if field != "warm":
+    if field not in ("warm", "profile"):
         return column
     pair = pl.element().list.eval(pl.element().cast(pl.String)).list.join(":")
     return column.list.eval(pair).list.join(" ")

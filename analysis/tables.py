@@ -15,7 +15,8 @@ PIPE_WIDTH = 220  #: a pipe has no width, and a cut cell is worse than a long li
 def console(stderr: bool = False) -> Console:
     """Where text goes; as wide as the terminal, or wide enough for any table in a pipe."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=True)
+    width = None if stream.isatty() else PIPE_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, soft_wrap=True)  # [x] is text
 
 
 def table(rows: Sequence[Mapping[str, object]], title: str = "") -> Table:

@@ -187,5 +187,6 @@ def _divergence(found: Divergence | None) -> Row | None:
 
 
 def _flat(config: Row) -> Row:
-    """A warm start as text, as `analysis.results` spells it."""
-    return config | {"warm": " ".join(f"{layer}:{expert}" for layer, expert in config["warm"])}
+    """Lists of experts as text, as `analysis.results` spells them."""
+    named = {name: " ".join(f"{layer}:{expert}" for layer, expert in config[name]) for name in ("warm", "profile")}
+    return config | named

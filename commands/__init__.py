@@ -3,6 +3,8 @@
 A verb imports its stage when it runs, not at the top of its file, so that `--help` is instant.
 """
 
+#: Verbs of a kind, with what they are about: `sweep_run` is typed as `sweep run`.
+GROUPS = {"sweep": "Many configurations from one experiment file, stored as they are replayed."}
 #: In the order in which `moereplay --help` lists them; a trailing underscore (a Python keyword) is not typed.
 NAMES = (
     "record",
@@ -10,10 +12,17 @@ NAMES = (
     "synthesise",
     "inspect",
     "replay",
+    "curve",
+    "sweep_run",
+    "sweep_merge",
+    "sweep_show",
+    "sweep_schema",
+    "tune",
     "live",
     "validate",
     "plot",
     "policies",
+    "presets",
     "platforms",
     "models",
 )

@@ -61,6 +61,7 @@ def live(
     max_new_tokens: record.NewTokens = None,
     temperature: record.Temperature = None,
     limit: record.Limit = None,
+    preset: options.Presets = "",
     capacity: options.Capacity = "5%",
     eviction: options.Lists = "lru",
     prefetch: options.Lists = "none",
@@ -73,7 +74,9 @@ def live(
     prefetch_at: options.PrefetchAt = "gate",
     prefetch_admission: options.PrefetchAdmission = "evict",
     warm: options.Warm = None,
+    profile: options.Profile = None,
     seed: Annotated[int, typer.Option(min=0, help="For policies that draw, and for sampling.")] = 0,
+    policy_file: options.PolicyFiles = None,
     quality: Annotated[bool, typer.Option(help="Run the unmodified model beside it and compare.")] = True,
     look_ahead: record.LookAhead = 0,
     record_to: Annotated[Path | None, typer.Option("--record", help="Write the run as a trace, NAME.zarr.")] = None,
@@ -89,7 +92,7 @@ def live(
     from tracegen.requirements import require_torch
 
     given = _checked(context.params)
-    config = _config(context, warm, seed)
+    config = _config(context, preset, warm, profile, seed)
     require_torch()
     ready = _prepared(given, config)
     ran = _run(ready, given)
@@ -117,12 +120,17 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _config(context: typer.Context, warm: Path | None, seed: int) -> ReplayConfig:
+def _config(context: typer.Context, preset: str, warm: Path | None, profile: Path | None, seed: int) -> ReplayConfig:
     """The one configuration that the settings spell."""
     from simulator.errors import ConfigError
     from simulator.grid import expand
 
-    configs = expand(options.grid(context), {"seed": seed, "warm": options.warm_start(warm)})
+    named = {"warm": options.named_experts("--warm", warm), "profile": options.named_experts("--profile", profile)}
+    fixed = {"seed": seed} | named
+    if preset:
+        configs = list(options.preset_configs(context, preset, fixed).values())
+    else:
+        configs = expand(options.grid(context), fixed)
     if len(configs) > 1:
         raise ConfigError(f"a live run takes one configuration, these lists make {len(configs)}; name one value each")
     return configs[0]

@@ -3,30 +3,56 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from commands.terminal import say
 
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.figure import Figure
+
+#: The figure that curves can feed without replays.
+CURVES_ALONE = "hit_rate_by_capacity"
+
 
 def plot(
     results: Annotated[
-        Path, typer.Argument(help="Folder that `replay --out` or `validate --out` wrote.", show_default=False)
+        Path,
+        typer.Argument(help="Folder of `replay`, `curve`, `validate --out` or `sweep run`.", show_default=False),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for the figures; default RESULTS/figures.")] = None,
     figure: Annotated[
         str | None, typer.Option(help="Comma list of figures; default all that the results can feed.")
     ] = None,
+    where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these replays.")] = None,
 ) -> None:
-    """Draw figures from results, PNG and SVG: collisions by layer, misses, hit rate against capacity."""
-    from analysis import results as replays
-    from analysis import validation_rows as validations
-    from analysis.figures import draw_all, save
+    """Draw figures from results, PNG and SVG: collisions by layer, misses, hit rate and latency against capacity."""
+    from analysis.figures import save
 
-    rows = validations if (results / validations.FILE).exists() else replays
-    frame = rows.load(results)
     folder = out or results / "figures"
-    for name, drawn in draw_all(frame, figure.split(",") if figure else None):
+    for name, drawn in _drawn(results, figure.split(",") if figure else None, where or []):
         for path in save(drawn, folder / name):
             say(f"wrote {path}")
+
+
+def _drawn(folder: Path, names: list[str] | None, where: list[str]) -> list[tuple[str, Figure]]:
+    """Figures of a validation, of curves alone, or of replays with the curves behind them."""
+    from analysis import curves, validation_rows
+    from analysis.figures import draw_all, draw_curves
+
+    if (folder / validation_rows.FILE).exists():
+        return draw_all(validation_rows.load(folder), names)
+    lines = curves.load(folder)
+    alone = not lines.is_empty() and not any(folder.glob("part-*"))
+    if alone and names in (None, [CURVES_ALONE]):
+        return [(CURVES_ALONE, draw_curves(lines))]
+    return draw_all(_rows(folder, where), names, lines)
+
+
+def _rows(folder: Path, where: list[str]) -> pl.DataFrame:
+    """The replays of a folder, whoever wrote it."""
+    from analysis import results, sweeps
+
+    return results.filtered((sweeps if sweeps.is_sweep(folder) else results).load(folder), where)

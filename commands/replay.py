@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from commands import options
-from commands.terminal import say, show
+from commands.terminal import say, say_if_compiling, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from simulator.config import ReplayConfig
     from simulator.grid import Outcome
@@ -25,6 +25,7 @@ WORKERS = os.cpu_count() or 1
 def replay(
     context: typer.Context,  # the comma lists are read from here, by name
     trace: options.TracePath,
+    preset: options.Presets = "",
     capacity: options.Capacity = "5%",
     eviction: options.Lists = "lru",
     prefetch: options.Lists = "none",
@@ -37,35 +38,54 @@ def replay(
     reset: options.Reset = "never",
     prefetch_at: options.PrefetchAt = "gate",
     prefetch_admission: options.PrefetchAdmission = "evict",
+    lookahead: options.Lookahead = "recorded",
     warm: options.Warm = None,
+    profile: options.Profile = None,
     seed: options.Seed = 0,
-    engine: Annotated[str, typer.Option(help="reference.")] = "reference",
-    workers: Annotated[int, typer.Option(help="Processes.")] = WORKERS,
+    policy_file: options.PolicyFiles = None,
+    engine: options.Engine = "compiled",
+    workers: Annotated[int, typer.Option(help="Replays at once.")] = WORKERS,
     as_json: Annotated[bool, typer.Option("--json", help="One configuration as one JSON document.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for one Parquet part per configuration.")] = None,
     events: Annotated[Path | None, typer.Option(help="Event log of one configuration (.parquet or .csv).")] = None,
 ) -> None:
     """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
-    from simulator.grid import expand, run_grid
+    from simulator.grid import run_grid
     from simulator.replay import check_engine
     from simulator.rows import write_events
     from traces.store import open_trace
 
     check_engine(engine)
     opened = open_trace(trace)
-    configs = expand(options.grid(context), {"seed": seed, "warm": options.warm_start(warm)})
+    named = {"warm": options.named_experts("--warm", warm), "profile": options.named_experts("--profile", profile)}
+    called = _called(context, preset, {"seed": seed} | named)
+    configs = list(called)
     _one_only(configs, as_json, events)
     with _progress(configs) as advance:
-        outcomes = run_grid(opened, configs, workers, bool(events), bounded=not as_json, done=advance)
+        outcomes = run_grid(opened, configs, workers, bool(events), not as_json, advance, engine)
+        say_if_compiling(engine)
         outcomes = list(_kept(outcomes, out))
     if events:
         write_events(events, outcomes[0][0].events)
     if as_json:
         print(json.dumps(outcomes[0][0].to_json(), indent=1))
         return
-    _report(opened, outcomes)
+    _report(opened, outcomes, list(called.values()))
     for path in filter(None, (out and out / "part-*.parquet", events)):
         say(f"wrote {path}")
+
+
+def _called(context: typer.Context, presets: str, fixed: Mapping[str, object]) -> dict[ReplayConfig, str]:
+    """Every configuration, with the names of the presets that ask for it."""
+    from simulator.grid import expand
+
+    if not presets:
+        return dict.fromkeys(expand(options.grid(context), fixed), "")
+    called: dict[ReplayConfig, str] = {}
+    for name, config in options.preset_configs(context, presets, fixed).items():
+        preset = name.partition(" ")[0]  # what varies has columns of its own
+        called[config] = f"{called[config]}, {preset}" if config in called else preset
+    return called
 
 
 def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -> None:
@@ -93,7 +113,7 @@ def _kept(outcomes: Iterator[Outcome], out: Path | None) -> Iterator[Outcome]:
         yield outcome
 
 
-def _report(trace: Trace, outcomes: list[Outcome]) -> None:
+def _report(trace: Trace, outcomes: list[Outcome], presets: list[str]) -> None:
     from analysis.metrics import ranking
     from analysis.tables import table
     from simulator.report import heading
@@ -101,4 +121,5 @@ def _report(trace: Trace, outcomes: list[Outcome]) -> None:
 
     results, bounds = zip(*outcomes, strict=True)
     show(*heading(trace, results))
-    show(table(ranking(to_frame(results, bounds)).to_dicts()))
+    called = {result.about["identity"]: name for result, name in zip(results, presets, strict=True) if name}
+    show(table(ranking(to_frame(results, bounds), called=called).to_dicts()))

@@ -20,6 +20,14 @@ def say_wrote(path: Path, trace: Trace) -> None:
     say(f"wrote {path}: {trace.requests:,} requests, {trace.tokens:,} tokens, digest {trace.digest[:12]}")
 
 
+def say_if_compiling(engine: str) -> None:
+    """A line if nothing has left the engine's machine code on disk yet, so that the wait has a reason."""
+    from simulator.replay import is_ready
+
+    if not is_ready(engine):
+        say("compiling the replay engine (about half a minute, once)")
+
+
 def show(*parts: Any) -> None:
     """Text and tables on stdout, as wide as the terminal."""
     from analysis.tables import console

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from commands import options
-from commands.terminal import say, show
+from commands.terminal import say, say_if_compiling, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +30,7 @@ def validate(
     trace: options.TracePath,
     model: Annotated[str, typer.Option(help="miniature, a folder or a Hugging Face id; empty: as recorded.")] = "",
     sets: Annotated[Path | None, typer.Option(help="Named policy sets (.toml), see docs/validation.md.")] = None,
+    preset: options.Presets = "",
     capacity: options.Capacity = "",
     eviction: options.Lists = "",
     prefetch: options.Lists = "",
@@ -41,6 +42,7 @@ def validate(
     reset: options.Reset = "",
     prefetch_at: options.PrefetchAt = "",
     prefetch_admission: options.PrefetchAdmission = "",
+    policy_file: options.PolicyFiles = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Run the first N requests only.")] = None,
     tolerance_hit_rate: Annotated[float, typer.Option(min=0, help="Open loop: of the hit rate, absolute.")] = 0.01,
     tolerance_time: Annotated[float, typer.Option(min=0, help="Open loop: of TTFT and TPOT, relative.")] = 0.02,
@@ -56,16 +58,19 @@ def validate(
     """Run the model live beside replays of its trace; exit code 1 if they differ by more than is allowed."""
     from analysis.progress import progress
     from analysis.validation import Tolerances
+    from simulator.replay import ENGINES
     from tracegen.requirements import require_torch
     from traces.store import open_trace
 
     require_torch()
     opened = _first(open_trace(trace), requests)
-    configs = _configs(sets, {name: text for name, text in options.grid(context).items() if text})
+    given = {name: text for name, text in options.grid(context).items() if text}
+    configs = options.preset_configs(context, preset, {}) if preset else _configs(sets, given)
     _check(opened, configs)
     allowed = Tolerances(hit_rate=tolerance_hit_rate, time=tolerance_time)
     loaded = _model(opened, model, dtype, {"device": device, "device_map": device_map})
     runs = _prepared(opened, configs, loaded)
+    say_if_compiling(ENGINES[0])
     with progress(len(configs) * opened.tokens, "tokens") as advance:
         found = [_compared(name, run, opened, allowed, events, advance) for name, run in runs.items()]
     if as_json:

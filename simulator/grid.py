@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
+from policies import files
+from policies.contract import PolicyError
 from policies.grammar import parse
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
-from simulator.replay import plan, replay
+from simulator.replay import ENGINES, check_engine, plan, replay
 from simulator.result import Result
 from traces.demand import demand_of
 from traces.schema import Trace
@@ -39,8 +42,9 @@ def bound_of(config: ReplayConfig) -> ReplayConfig:
     miss = parse("miss", config.miss)
     bits = miss.policy.bits(miss.params)
     fetch = f"fetch:bits={bits[0]:g}" if bits else "fetch"
-    changes = {"eviction": "belady", "prefetch": "none", "routing": "standard", "miss": fetch, "seed": 0}
-    defaults = {"prefetch_at": "gate", "prefetch_admission": "evict", "platform": "a100-5gbps"}
+    changes = {"eviction": "belady", "prefetch": "none", "routing": "standard", "miss": fetch, "seed": 0, "profile": ()}
+    defaults = {"prefetch_at": "gate", "prefetch_admission": "evict", "lookahead": "recorded"}
+    defaults |= {"platform": "a100-5gbps"}
     return config.model_copy(update=changes | defaults)
 
 
@@ -51,20 +55,18 @@ def run_grid(
     log: bool = False,
     bounded: bool = True,
     done: Callable[[], None] = lambda: None,
+    engine: str = ENGINES[0],
 ) -> Iterator[Outcome]:
     """Replay every configuration, in order, with its bound if `bounded`; `done` is called after each replay.
 
-    All are checked before the first runs. Raises ConfigError, PolicyError or TraceError.
+    All are checked at once, and replayed as they are asked for. Raises ConfigError, PolicyError or TraceError.
     """
+    check_engine(engine)
     bounds = list(dict.fromkeys(bound_of(config) for config in configs)) if bounded else []
     for config in [*configs, *bounds]:
         plan(trace, config)
-    for passes in {config.passes for config in configs}:
-        demand_of(trace, passes)  # once, so that workers only map it
-    results = _replays(trace, [*bounds, *configs], workers, log, done)
-    known = {config: _bound(next(results)) for config in bounds}
-    for config, result in zip(configs, results, strict=True):
-        yield result, known.get(bound_of(config))
+    run = Run(trace, log, engine)
+    return _outcomes(configs, bounds, _replays(run, [*bounds, *configs], workers, done))
 
 
 def replays_needed(configs: Sequence[ReplayConfig]) -> int:
@@ -72,29 +74,61 @@ def replays_needed(configs: Sequence[ReplayConfig]) -> int:
     return len(configs) + len(dict.fromkeys(map(bound_of, configs)))
 
 
+def _outcomes(
+    configs: Sequence[ReplayConfig], bounds: Sequence[ReplayConfig], results: Iterator[Result]
+) -> Iterator[Outcome]:
+    known = {config: _bound(next(results)) for config in bounds}
+    for config, result in zip(configs, results, strict=True):
+        yield result, known.get(bound_of(config))
+
+
 def _bound(belady: Result) -> Bound:
     totals = belady.totals
     return {"belady_hits": totals["hits"], "accesses": totals["accesses"], "compulsory": totals["compulsory"]}
 
 
-def _replays(
-    trace: Trace, configs: Sequence[ReplayConfig], workers: int, log: bool, done: Callable[[], None]
-) -> Iterator[Result]:
-    if workers < 2 or len(configs) < 2 or trace.path is None:
-        for config in configs:
-            result = replay(trace, config, log)
-            done()
-            yield result
-        return
-    # spawn, not fork: polars and zarr run threads
-    with ProcessPoolExecutor(min(workers, len(configs)), get_context("spawn")) as pool:
-        for result in pool.map(_replay_in_worker, itertools.repeat(trace.path), configs, itertools.repeat(log)):
-            done()
-            yield result
+class Run(NamedTuple):
+    """What all replays of a grid have in common."""
+
+    trace: Trace
+    log: bool
+    engine: str
+
+    def __call__(self, config: ReplayConfig) -> Result:
+        """One replay."""
+        return replay(self.trace, config, self.log, self.engine)
 
 
-def _replay_in_worker(path: Path, config: ReplayConfig, log: bool) -> Result:
-    return replay(_open_once(path), config, log)
+def _replays(run: Run, configs: Sequence[ReplayConfig], workers: int, done: Callable[[], None]) -> Iterator[Result]:
+    for passes in {config.passes for config in configs}:
+        demand_of(run.trace, passes)  # once, so that workers only map it
+    for result in _mapped(run, configs, min(workers, len(configs))):
+        done()
+        yield result
+
+
+def _mapped(run: Run, configs: Sequence[ReplayConfig], workers: int) -> Iterator[Result]:
+    """Results in order: machine code runs in threads, Python in processes, and what is in memory only in this one."""
+    if run.engine == "compiled" and workers > 1:
+        with ThreadPoolExecutor(workers) as threads:
+            yield from threads.map(run, configs)
+    elif workers > 1 and run.trace.path is not None:
+        path, log, engine = itertools.repeat(run.trace.path), itertools.repeat(run.log), itertools.repeat(run.engine)
+        own = (files.retake, (files.taken(),))  # policies of the user's own
+        with ProcessPoolExecutor(workers, get_context("spawn"), *own) as pool:  # not fork: polars and zarr run threads
+            yield from pool.map(_replay_in_worker, path, configs, log, engine)
+    else:
+        yield from map(run, configs)
+
+
+def _replay_in_worker(path: Path, config: ReplayConfig, log: bool, engine: str) -> Result:
+    try:
+        return replay(_open_once(path), config, log, engine)
+    except Exception as error:  # where it was raised is lost between processes
+        blamed = files.blamed(error)
+        if blamed is None:
+            raise
+        raise PolicyError(blamed) from None
 
 
 @lru_cache(maxsize=1)

@@ -24,7 +24,7 @@ from simulator.errors import ConfigError
 from simulator.grid import expand
 
 Settings = Mapping[str, Any]
-FIXED = ("seed", "warm")  #: settings that take no list of alternatives
+FIXED = ("seed", "warm", "profile")  #: settings that take no list of alternatives
 #: A demand cache, a prefetcher beside the eviction made for it, and a routing that follows the cache.
 SHIPPED_BASE = {"capacity": "25%"}
 SHIPPED: dict[str, Settings] = {

@@ -10,15 +10,17 @@ from simulator import reference
 from simulator.capacity import Capacity, cliff, parse_capacity
 from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
 from simulator.errors import ConfigError
+from simulator.foreknown import check_profile
 from simulator.origin import Origin, origin_of
 from simulator.platform import Platform, Times, platform
-from simulator.reference.bound import Shape
-from simulator.reference.engine import Ran, Setting
+from simulator.rehearsal import Opening, rehearse
 from simulator.result import Result, Row
+from simulator.setting import Ran, Setting, Shape
 from simulator.source import Source, TraceSource
 from traces.schema import Geometry, Trace
 
-ENGINES = ("reference",)
+#: The first is the default. They give the same bytes; the reference is the specification, to be read.
+ENGINES = ("compiled", "reference")
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,18 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     """`plan` for any origin of demand. Raises ConfigError or PolicyError."""
     chosen, machine = config.policy_set(), platform(config.platform)
     chosen.check(origin.capabilities, origin.lookahead_depth)
-    if chosen.miss.policy.uses_cpu and machine.cpu is None:
+    if chosen.miss.policy.uses_cpu(chosen.miss.params) and machine.cpu is None:
         raise PolicyError(
             f"miss {chosen.miss.policy.name} needs a CPU, which platform {machine.name} does not describe"
         )
     tiers = _tiers(origin.geometry, chosen)
-    capacity = parse_capacity(config.capacity, origin.geometry, config.scope, tiers)
-    _check_warm(config, origin.geometry, capacity, tiers[0])
+    prefetch, side = chosen.prefetch, _side_bytes(chosen, tiers)
+    reserved = side if prefetch.policy.side_inside(prefetch.params) else 0
+    capacity = parse_capacity(config.capacity, origin.geometry, config.scope, tiers, reserved)
+    check_profile(config, chosen.eviction)
+    _check_named("profile", config.profile, origin.geometry)
+    _check_named("warm", config.warm, origin.geometry)
+    _check_warm(config, capacity, tiers[0])
     return Plan(origin, config, chosen, machine, capacity, Shape(origin.geometry, tiers))
 
 
@@ -68,15 +75,46 @@ def check_engine(name: str) -> None:
         raise ConfigError(f"no engine called {name!r}; choose from {', '.join(ENGINES)}")
 
 
-def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = "reference") -> Result:
+def is_ready(engine: str) -> bool:
+    """Whether the engine can start at once; if not, its first replay compiles it, which takes half a minute."""
+    if engine == "reference":
+        return True
+    from simulator.compiled.engine import is_ready as is_compiled
+
+    return is_compiled()
+
+
+def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = ENGINES[0]) -> Result:
     """Replay `trace`; the same arguments give the same result. Raises ConfigError, PolicyError or TraceError."""
     check_engine(engine)
     ready = plan(trace, config)
-    return replay_source(TraceSource(trace, config.passes, ready.chosen.prefetch, ready.needs), ready, log)
+    if engine == "reference":
+        return replay_source(_source(trace, ready), ready, log)
+    return report(_run_compiled(trace, ready, log), ready)
+
+
+def _source(trace: Trace, ready: Plan, form: type[TraceSource] = TraceSource) -> TraceSource:
+    config = ready.config
+    return form(trace, config.passes, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
+
+
+def _run_compiled(trace: Trace, ready: Plan, log: bool) -> Ran:
+    """In machine code; a user's own policy is rehearsed first."""
+    from simulator.compiled import engine as compiled  # numba takes half a second to import
+
+    own = ready.chosen.own
+    if not own:
+        return compiled.run(trace, ready.setting(log))
+    rehearse(_source(trace, ready, Opening), ready.setting(log=False))
+    try:
+        return compiled.run(trace, ready.setting(log))
+    except (AssertionError, IndexError, ArithmeticError) as error:  # machine code knows no lines
+        message = f"{', '.join(own)}: {error}; replay it with --engine reference, which names the line"
+        raise PolicyError(message) from error
 
 
 def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
-    """Replay any source of demand."""
+    """Replay any source of demand, by the reference engine: it can be asked for one gate at a time."""
     return report(reference.run(source, ready.setting(log)), ready)
 
 
@@ -84,20 +122,22 @@ def report(ran: Ran, ready: Plan) -> Result:
     """What a finished run is worth reading for."""
     config = ready.config.model_dump(mode="json") | {kind: getattr(ready.chosen, kind).text() for kind in KINDS}
     ledger, end = ran.ledger, ran.end_ns
-    return Result(config, ledger.totals(end), ledger.per_layer(), ledger.per_request(), _about(ready), ran.events)
+    return Result(config, ledger.totals(end), ledger.per_layer(), ledger.per_request(), _about(ready), list(ran.events))
 
 
 def _about(ready: Plan) -> Row:
     """Everything beside the configuration that a reader needs in order to trust a figure."""
+    chosen = ready.chosen.priced(Times(ready.machine, ready.shape.geometry, ready.shape.tiers))
     return {
         "label": _label(ready),
         "identity": ready.config.identity(ready.origin),
         "semantics": SEMANTICS_VERSION,
         "trace": ready.origin.digest,
         "model": ready.origin.model,
-        "policies": {kind: getattr(ready.chosen, kind).text(full=True) for kind in KINDS},
+        "policies": {kind: getattr(chosen, kind).text(full=True) for kind in KINDS},
         "capacity_bytes": ready.capacity.total,
         "capacity_forms": ready.capacity.forms(),
+        "side_bytes": _side_bytes(ready.chosen, ready.shape.tiers),
         "token_cycles": ready.capacity.token_cycles,
         "warning": cliff(ready.capacity, ready.shape.geometry),
     }
@@ -109,6 +149,11 @@ def _label(ready: Plan) -> str:
     return "SIMULATED, open-loop" if ready.chosen.open_loop else "SIMULATED"
 
 
+def _side_bytes(chosen: PolicySet, tiers: tuple[tuple[int, ...], ...]) -> int:
+    """What the prefetch policy's own buffers hold, each as large as the largest expert."""
+    return chosen.prefetch.policy.side_slots(chosen.prefetch.params) * max(tiers[0])
+
+
 def _tiers(geometry: Geometry, chosen: PolicySet) -> tuple[tuple[int, ...], ...]:
     bits = chosen.miss.policy.bits(chosen.miss.params)
     if list(bits) != sorted(set(bits), reverse=True):
@@ -116,16 +161,20 @@ def _tiers(geometry: Geometry, chosen: PolicySet) -> tuple[tuple[int, ...], ...]
     return tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
 
 
-def _check_warm(config: ReplayConfig, geometry: Geometry, capacity: Capacity, sizes: tuple[int, ...]) -> None:
-    filled = [0] * len(capacity.pools)
-    for (layer, expert), times in Counter(config.warm).items():
+def _check_named(setting: str, named: tuple[tuple[int, int], ...], geometry: Geometry) -> None:
+    for (layer, expert), times in Counter(named).items():
         if times > 1:
-            raise ConfigError(f"warm names expert {expert} of layer {layer} {times} times")
+            raise ConfigError(f"{setting} names expert {expert} of layer {layer} {times} times")
         if not (0 <= layer < geometry.layers and 0 <= expert < geometry.experts):
             raise ConfigError(
-                f"warm names expert {expert} of layer {layer}; "
+                f"{setting} names expert {expert} of layer {layer}; "
                 f"the model has {geometry.layers} layers of {geometry.experts}"
             )
+
+
+def _check_warm(config: ReplayConfig, capacity: Capacity, sizes: tuple[int, ...]) -> None:
+    filled = [0] * len(capacity.pools)
+    for layer, _ in config.warm:
         filled[layer if len(filled) > 1 else 0] += sizes[layer]
     for pool, (given, room) in enumerate(zip(filled, capacity.pools, strict=True)):
         if given > room:

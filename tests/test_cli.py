@@ -1,5 +1,6 @@
 """The command line as a user meets it: tables, JSON, files; one line and exit code 2 for what they can mend."""
 
+import functools
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import polars as pl
 import pytest
 
 from commands import options
+from commands.terminal import say_if_compiling
 from simulator.config import ReplayConfig
 from simulator.result import COUNTERS
 from traces.store import open_trace
@@ -105,7 +107,7 @@ def test_plot_draws_what_the_results_can_feed(small, tmp_path):
     assert replayed.returncode == 0, replayed.stderr
     drawn = moereplay("plot", tmp_path)
     assert drawn.returncode == 0, drawn.stderr
-    stems = {"collisions_by_layer", "misses", "hit_rate_by_capacity"}
+    stems = {"collisions_by_layer", "misses", "hit_rate_by_capacity", "ttft_by_capacity"}
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         f"{s}.{kind}" for s in stems for kind in ("png", "svg")
     }
@@ -224,5 +226,30 @@ def test_a_read_only_trace_is_replayed_from_the_user_cache(small, tmp_path):
     assert open_trace(folder / "small.zarr").digest == before
 
 
+def test_both_engines_print_the_same(small):
+    arguments = ("replay", small, "--capacity", "10%,30%", "--prefetch", "none,top_k", "--workers", 2)
+    shown = [
+        moereplay(*arguments, *engine).stdout for engine in ((), ("--engine", "compiled"), ("--engine", "reference"))
+    ]
+    assert "lru" in shown[0]
+    assert shown[0] == shown[1] == shown[2]
+
+
+def test_the_wait_for_the_compiler_has_a_reason(tmp_path, monkeypatch, capsys):
+    """An empty cache folder, in a process that has not compiled either."""
+    from simulator.compiled import cache, engine
+
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(engine, "machine_code", functools.cache(engine.machine_code.__wrapped__))
+    say_if_compiling("reference")
+    assert capsys.readouterr().err == ""
+    say_if_compiling("compiled")
+    assert "compiling the replay engine" in capsys.readouterr().err
+    (tmp_path / "compiled_0").mkdir()
+    (tmp_path / "compiled_0" / "kernel.kernel-17.py311.nbi").write_text("")
+    say_if_compiling("compiled")
+    assert capsys.readouterr().err == ""
+
+
 def test_every_setting_of_a_replay_is_an_option():
-    assert {*options.GRID, "warm", "seed"} == set(ReplayConfig.model_fields)
+    assert {*options.GRID, "warm", "profile", "seed"} == set(ReplayConfig.model_fields)

@@ -45,9 +45,9 @@ def refusal(settings: Mapping[str, object], lacking: str = "") -> str:
     ("settings", "said"),
     [
         ({"eviction": "lur"}, "no eviction policy called 'lur': did you mean lru?"),
-        ({"prefetch": "oracle"}, "no prefetch policy called 'oracle': choose from none, top_k"),
+        ({"prefetch": "crystal"}, "no prefetch policy called 'crystal': choose from none, top_k"),
         ({"eviction": "lfu:counts=history"}, "eviction lfu has no parameter 'counts': did you mean count?"),
-        ({"eviction": "lru:x=1"}, "eviction lru has no parameters, so no 'x'"),
+        ({"eviction": "fifo:x=1"}, "eviction fifo has no parameters, so no 'x'"),
         ({"prefetch": "top_k:factor"}, "'factor' is no key=value; write top_k:key=value"),
         ({"prefetch": "top_k:factor=99"}, "prefetch top_k: factor=99 is not a number from 0 to 64"),
         ({"prefetch": "top_k:depth=1.5"}, "depth=1.5 is not an integer from 1 to 8"),
@@ -106,12 +106,24 @@ def test_belady_is_refused_where_routing_changes_the_future() -> None:
     assert "belady reads the future, which routing cache_prior changes; replay it with --routing standard" in said
 
 
-def test_computing_misses_on_a_cpu_needs_one() -> None:
-    assert "miss split needs a CPU, which platform phone-ufs4" in refusal({"miss": "split", "platform": "phone-ufs4"})
+def test_an_oracle_is_refused_where_routing_changes_the_future() -> None:
+    said = refusal({"prefetch": "oracle", "routing": "max_rank"})
+    assert "oracle reads the future, which routing max_rank changes" in said
+
+
+@pytest.mark.parametrize("miss", ["split", "cpu", "fiddler", "substitute_band:rest=balance"])
+def test_computing_misses_on_a_cpu_needs_one(miss: str) -> None:
+    said = refusal({"capacity": "50%", "miss": miss, "platform": "phone-ufs4"})
+    assert f"miss {miss.split(':')[0]} needs a CPU, which platform phone-ufs4" in said
+    plan(recorded(), configure(capacity="50%", miss=miss, platform="h100-pcie5"))
+
+
+def test_a_policy_that_may_compute_on_the_cpu_but_does_not_needs_none() -> None:
+    plan(recorded(), configure(capacity="50%", miss="substitute_band", platform="phone-ufs4"))
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no engine called 'warp'; choose from reference"):
+    with pytest.raises(ConfigError, match="no engine called 'warp'; choose from compiled, reference"):
         replay(recorded(), configure(capacity="50%"), engine="warp")
 
 
@@ -132,9 +144,12 @@ CHANGES = [
     {"reset": "request"},
     {"prefetch_at": "after_demand"},
     {"prefetch_admission": "free_only"},
+    {"lookahead": "shuffled_tokens"},
     {"warm": ((0, 1),)},
     {"warm": ((0, 1), (0, 2))},
     {"warm": ((0, 2), (0, 1))},
+    {"profile": ((0, 1),)},
+    {"profile": ((0, 2), (0, 1))},
     {"seed": 1},
 ]
 

@@ -63,7 +63,7 @@ def layer_sums(outcome: Outcome, layer: int, names: list[str]) -> dict[str, int]
 
 
 @pytest.mark.parametrize(("case", "expected"), PAIRS, ids=[case["name"] for case, _ in PAIRS])
-def test_a_case_gives_the_agreed_result(case: Document, expected: Document) -> None:
+def test_a_case_gives_the_agreed_result(case: Document, expected: Document, engine: str) -> None:
     outcome = replayed(case)
     totals = {name: figure for name, figure in expected.items() if name not in NOT_TOTALS}
     assert {name: outcome[name] for name in totals} == totals

@@ -1,11 +1,14 @@
 """Documents say what the program does: tables equal the code, examples run, links lead somewhere."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from policies import catalogue
+from policies import NAMES, catalogue
+from policies.grammar import parse
+from policies.table import explain, markdown, rows
 from simulator.result import COUNTERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,14 +20,34 @@ def between(page: str, mark: str) -> str:
     return (ROOT / page).read_text().split(f"<!-- {mark}:")[1].split("-->\n", 1)[1].split("<!-- end -->")[0].strip()
 
 
-def between_headings(page: str, first: str, last: str) -> str:
-    """The text of a section."""
-    return (ROOT / page).read_text().split(first)[1].split(last)[0]
+def test_the_readme_lists_the_policies_as_the_command_does():
+    assert between("README.md", "policies") == markdown(), "run `make tables`"
 
 
-def test_readme_names_every_policy():
-    told = between_headings("README.md", "## Policies", "## What to trust")
-    assert [policy.name for policy in catalogue() if not re.search(rf"\b{policy.name}\b", told)] == []
+def test_the_list_of_policies_has_everything_that_may_be_set():
+    """Each row names every parameter with its default, and what the trace must have."""
+    told = {(row["kind"], row["policy"]): row for row in rows()}
+    for policy in catalogue():
+        row = told.pop((policy.kind, policy.name))
+        settings = [cell.split(" (")[0] for cell in row["parameters"].split("), ") if cell]
+        assert ":".join([policy.name, *settings]) == parse(policy.kind, policy.name).text(full=True)
+        assert set(row["needs"].split(", ")) - {"ids"} == parse(policy.kind, policy.name).needs
+    assert told == {}
+
+
+@pytest.mark.parametrize("policy", catalogue(), ids=lambda policy: f"{policy.kind}-{policy.name}")
+def test_a_policy_is_explained_with_its_notes_and_ranges(policy):
+    text = "\n".join(f"{heading} {said}" for heading, said in explain(policy))
+    assert (import_module(f"policies.{policy.kind}.{policy.name}").__doc__ or "?").splitlines()[0] in text
+    assert all(f"{param.name} {param.allowed}" in text for param in policy.params)
+    assert policy.source in text and policy.summary in text
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_page_on_policies_names_every_one_in_the_row_of_its_kind(kind):
+    page = (ROOT / "docs" / "policies.md").read_text()
+    row = re.search(rf"^\| {kind} \|.*\|(.*)\|$", page, re.MULTILINE)
+    assert row and sorted(re.findall(r"`(\w+)`", row[1])) == sorted(NAMES[kind])
 
 
 def test_semantics_defines_every_counter_as_the_code_does():

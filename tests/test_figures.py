@@ -59,7 +59,7 @@ def legend(figure: Figure) -> list[str]:
 
 def refusal(name: str, frame: pl.DataFrame, **options: str) -> str:
     with pytest.raises(AnalysisError) as caught:
-        draw(name, frame, **options)
+        draw(name, frame, None, **options)
     return str(caught.value)
 
 
@@ -199,11 +199,14 @@ def test_lines_that_coincide_are_named_above_the_panel() -> None:
     assert [text.get_text() for text in axes.texts] == ["lru = fifo"]
 
 
+TIMED = [{"ttft_ns": 3_000_000}]  #: a request with a first token
+
+
 def many() -> pl.DataFrame:
     """Twenty policies and variants over 61 layers, four capacities."""
     names = [*policies.NAMES["eviction"], *(f"cascade{number}" for number in range(11))]
     cells = [{"layer": layer, "misses": 7 + layer, "collisions": layer % 5} for layer in range(61)]
-    base = pl.concat([by_hand({"misses": 99, "capacity": 99}, cells, capacity=f"{c}%") for c in (1, 5, 25, 50)])
+    base = pl.concat([by_hand({"misses": 99, "capacity": 99}, cells, TIMED, capacity=f"{c}%") for c in (1, 5, 25, 50)])
     return pl.concat([renamed(base, name) for name in names])
 
 
@@ -235,7 +238,9 @@ def several() -> pl.DataFrame:
     """Two settings with long names, two capacities, and lines that coincide."""
     cells = [{"layer": layer, "misses": 4, "collisions": layer} for layer in range(3)]
     settings = product(("none", "score:percentile=85:pool=running"), ("25%", "50%"), ("lru", "least_stale:order=a"))
-    made = [by_hand({"misses": 4}, cells, prefetch=p, capacity=c, eviction=e, miss="drop") for p, c, e in settings]
+    made = [
+        by_hand({"misses": 4}, cells, TIMED, prefetch=p, capacity=c, eviction=e, miss="drop") for p, c, e in settings
+    ]
     return pl.concat(made).with_columns(
         pl.col("about").struct.with_fields(capacity_forms=pl.col("config").struct.field("capacity"))
     )

@@ -93,6 +93,34 @@ def test_the_table_says_what_is_simulated_and_what_it_costs(run: Run, model: Pat
     assert {"hits", "expert"} <= set(pl.read_parquet(events)["kind"])
 
 
+def test_a_preset_and_a_policy_of_ones_own_run_live_as_they_replay(
+    run: Run, model: Path, text: Path, tmp_path: Path
+) -> None:
+    """specmd-4 routes by the cache; the options beside it, a policy file's eviction among them, win."""
+    (tmp_path / "mine.py").write_text(
+        "from policies.contract import Eviction\n\n\n"
+        "def key(now, experts, copies, own, y):\n    return -experts[y // now['precisions']]['last_use']\n\n\n"
+        "POLICY = Eviction(name='newest', summary='newest last use leaves', source='a test', key=key)\n"
+    )
+    chosen = (
+        "--preset",
+        "specmd-4",
+        "--policy-file",
+        tmp_path / "mine.py",
+        "--eviction",
+        "newest",
+        "--capacity",
+        "40%",
+    )
+    windows = ("--text", text, "--window", 24, "--prompt-tokens", 8, "--limit", 2, "--record", tmp_path / "run.zarr")
+    live = run("live", model, *windows, *chosen, "--device", "cpu", "--json")
+    assert live.code == 0, live.err
+    ours, theirs = json.loads(live.out), json.loads(run("replay", tmp_path / "run.zarr", *chosen, "--json").out)
+    assert ours["config"]["eviction"].startswith("newest@") and ours["config"]["contract"] == "sequential"
+    assert ours["config"]["routing"] == "cache_prior:lam=0.3:top_j=0"
+    assert ours["config"] == theirs["config"] and ours["totals"] == theirs["totals"]
+
+
 def test_prompts_are_continued_under_the_policies(run: Run, model: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("fast memory\nslow\n")
@@ -116,6 +144,7 @@ def test_prompts_are_continued_under_the_policies(run: Run, model: Path, tmp_pat
             ("--text", "TEXT", "--eviction", "belady"),
             "eviction belady needs the future, which a live run does not know",
         ),
+        (("--text", "TEXT", "--preset", "specmd-1,specmd-4"), "takes one configuration, these lists make 2"),
         (("--text", "TEXT", "--eviction", "lru,fifo"), "a live run takes one configuration, these lists make 2"),
         (("--text", "TEXT", "--window", 65), "--window 65 exceeds the model's context of 64 tokens"),
         (("--text", "TEXT", "--window", 24, "--capacity", "1experts", "--scope", "per_layer"), "1experts"),

@@ -9,6 +9,7 @@ import pytest
 from policies.contract import UNIT
 from tests.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
 
+pytestmark = pytest.mark.usefixtures("engine")
 CONTRACTS = pytest.mark.parametrize("contract", ["atomic", "sequential"])
 HALF, QUARTER = UNIT // 2, UNIT // 4
 #: Every expert is one byte: 5 ns on the link, 2 ns of compute per token, 7 ns on the CPU, after 1 ns of dense part.

@@ -58,29 +58,31 @@ def stream(model: str) -> Trace:
     return memory_trace(alone[0].header, [trace.request(0) for trace in alone])
 
 
-def totals(trace: Trace, slots: int, eviction: str) -> Row:
+def totals(trace: Trace, slots: int, eviction: str, engine: str) -> Row:
     """A cache per layer, cold for every request, one token per pass."""
     settings = {"capacity": f"{slots}/layer", "scope": "per_layer", "passes": "token", "reset": "request"}
-    return replay(trace, configure(eviction=eviction, **settings)).totals
+    return replay(trace, configure(eviction=eviction, **settings), engine=engine).totals
 
 
 @pytest.mark.parametrize(("model", "slots", "hits"), cases(0))
-def test_lru_hits_as_often_as_two_scripts_agree(model: str, slots: int, hits: int) -> None:
-    found = totals(stream(model), slots, "lru")
+def test_lru_hits_as_often_as_two_scripts_agree(model: str, slots: int, hits: int, engine: str) -> None:
+    found = totals(stream(model), slots, "lru", engine)
     assert (found["accesses"], found["hits"]) == (ACCESSES[model], hits)
 
 
 @pytest.mark.parametrize(("model", "slots", "hits"), cases(1))
-def test_belady_hits_as_often_as_two_scripts_agree(model: str, slots: int, hits: int) -> None:
-    found = totals(stream(model), slots, "belady")
+def test_belady_hits_as_often_as_two_scripts_agree(model: str, slots: int, hits: int, engine: str) -> None:
+    found = totals(stream(model), slots, "belady", engine)
     assert (found["accesses"], found["hits"]) == (ACCESSES[model], hits)
 
 
 @pytest.mark.parametrize(("model", "slots", "hits"), cases(2))
-def test_belady_that_bypasses_hits_as_often_as_two_scripts_agree(model: str, slots: int, hits: int) -> None:
+def test_belady_that_bypasses_hits_as_often_as_two_scripts_agree(
+    model: str, slots: int, hits: int, engine: str
+) -> None:
     # the scripts decline at equality too, and their future ends with the request: an expert that is never demanded
     # again does not replace another such one, which would pin it for the rest of the step
-    assert sum(totals(trace, slots, "belady:bypass=ties")["hits"] for trace in requests(model)) == hits
+    assert sum(totals(trace, slots, "belady:bypass=ties", engine)["hits"] for trace in requests(model)) == hits
 
 
 #: Rows (token, MoE layer, expert) whose residency the phone recorded otherwise: 13 of 28,260, soon after the prompt of
@@ -100,15 +102,15 @@ def phone() -> Trace:
     return memory_trace(foreign.header, list(foreign.requests))
 
 
-def hit_rows(trace: Trace) -> set[tuple[int, int, int]]:
+def hit_rows(trace: Trace, engine: str) -> set[tuple[int, int, int]]:
     """(pass, layer, expert) of every hit of a global LRU of 4000 MiB, the phone's own budget."""
-    result = replay(trace, configure(capacity="4000MiB"), log=True)
+    result = replay(trace, configure(capacity="4000MiB"), log=True, engine=engine)
     return {(event.step_pass, event.layer, event.expert) for event in result.events if event.kind == "hits"}
 
 
-def test_a_phones_recorded_residency_is_that_of_a_global_lru() -> None:
+def test_a_phones_recorded_residency_is_that_of_a_global_lru(engine: str) -> None:
     trace = phone()
-    chosen, recorded, hits = trace.read("chosen"), trace.read("residency"), hit_rows(trace)
+    chosen, recorded, hits = trace.read("chosen"), trace.read("residency"), hit_rows(trace, engine)
     prompt = int(trace.prompt_lengths[0])
     rows = [(int(t), int(layer), int(chosen[t, layer, j])) for t, layer, j in np.argwhere(chosen >= 0)]
     simulated = [(max(0, t - prompt + 1), layer, expert) in hits for t, layer, expert in rows]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
 
+pytestmark = pytest.mark.usefixtures("engine")
 CONTRACTS = pytest.mark.parametrize("contract", ["atomic", "sequential"])
 #: Every expert is one byte: 5 ns on the link, 2 ns of compute, after 1 ns of dense part.
 SLOW = machine(bytes_per_ns=0.2, dense_ns=1, expert_ns=2)

@@ -11,6 +11,7 @@ import pytest
 from simulator.platform import Platform
 from tests.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
 
+pytestmark = pytest.mark.usefixtures("engine")
 CONTRACTS = pytest.mark.parametrize("contract", ["atomic", "sequential"])
 REASONS = ("compulsory", "capacity", "collisions")
 

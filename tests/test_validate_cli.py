@@ -159,6 +159,20 @@ def test_named_sets_come_from_a_file(recorded: Recorded, run: Callable[..., Ran]
     assert {each["config"]["capacity"] for each in sets} == {"50%"}
 
 
+def test_presets_are_sets_and_options_win(recorded: Recorded, run: Callable[..., Ran]) -> None:
+    arguments = ("--preset", "specmd-1,specmd-1+ls", "--capacity", "40%", "--miss", "fetch", "--json")
+    ran = run("validate", recorded.trace, "--model", recorded.model, *arguments)
+    assert ran.code == 0, ran.err
+    found = {each["name"]: each["config"] for each in json.loads(ran.out)["sets"]}
+    assert {name: config["eviction"] for name, config in found.items()} == {
+        "specmd-1": "lru",
+        "specmd-1+ls": "least_stale",
+    }
+    assert {(config["contract"], config["capacity"], config["miss"]) for config in found.values()} == {
+        ("sequential", "40%", "fetch")
+    }
+
+
 # What does not
 
 
