@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from functools import cache
 from importlib import import_module
 
 from policies.contract import Policy, PolicyError
@@ -75,7 +74,6 @@ def names(kind: str) -> tuple[str, ...]:
     return (*NAMES[kind], *GIVEN[kind])
 
 
-@cache
 def load(kind: str, name: str) -> Policy:
     """The policy of that kind and name. Raises PolicyError, suggesting the nearest name."""
     known = names(kind)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests import cases
+
+# Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / f"moereplay-bytecode-{os.getuid()}"))
 
 
 @pytest.fixture(params=cases.ENGINES)

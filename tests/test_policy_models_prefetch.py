@@ -68,9 +68,7 @@ class Watched:
         module = import_module(f"policies.prefetch.{self._policy.name}")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "POLICY", replace(self._policy, suggest=self._suggest, on_gate=self._on_gate))
-            policies.load.cache_clear()
             yield
-        policies.load.cache_clear()
 
     def _on_gate(self, now, step, experts, copies, own) -> None:
         self.here.append(best_copies(now, copies, {ABSENT, QUEUED}))
