@@ -284,7 +284,7 @@ def test_a_hook_that_does_not_compile_is_refused_with_the_reason(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_policy(tmp_path, "return {last_use: 'text'}")
-    with pytest.raises(PolicyError, match=r"eviction mine: hook keys does not compile \((?!Failed in).+\); replay it"):
+    with pytest.raises(PolicyError, match=r"eviction mine: hook key does not compile \((?!Failed in).+\); replay it"):
         name_of(tmp_path, monkeypatch)
     assert not files(folder)
 

@@ -45,7 +45,7 @@ from simulator.reference.bound import Bound, Tables
 from simulator.reference.victims import Victims
 from simulator.setting import Shape
 from tests.hook_twins import SIGNATURES, hook_of, hooks, twin
-from tests.policy_runs import Outcome, Sizes, geometry_of, random_trace, replayed
+from tests.policy_runs import Outcome, Sizes, geometry_of, random_trace, replayed_by_reference
 
 CATALOGUE = policies.catalogue()
 KINDS = {"routing": Routing, "prefetch": Prefetch, "eviction": Eviction, "miss": Miss}
@@ -106,7 +106,7 @@ def replay_with(chosen: Chosen, seed: int, **others: object) -> Outcome:
     """A short replay with prefill, two requests and a reset between them; room for eight experts of eighteen."""
     given = {"prefetch": "top_k", "reset": "request", "profile": RANKED} | others
     given[chosen.policy.kind] = chosen.text()
-    return replayed(random_trace(seed, SIZES), 8, None, **given)
+    return replayed_by_reference(random_trace(seed, SIZES), 8, **given)
 
 
 # -- what a policy declares ---------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_compiled_evictions_agree_with_python_per_layer(policy: Policy, monkeypa
     put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in hooks(policy)})
     for chosen in variants(policy):
         trace, given = random_trace(2, SIZES), {"prefetch": "top_k", "scope": "per_layer", "profile": RANKED}
-        evicting = replayed(trace, slots=3, eviction=chosen.text(), **given)
+        evicting = replayed_by_reference(trace, slots=3, eviction=chosen.text(), **given)
         assert evicting.totals["evictions"] > 0
 
 
@@ -278,9 +278,9 @@ def moved_on(drawn: Drawn, later: Drawn, y: int, rekey: str) -> Drawn:
     if drawn.own.rows:  # an expert is touched with all its copies, and the first one's row may be for all of them
         first = y - y % 2
         later.own.rows[first : first + 2] = drawn.own.rows[first : first + 2]
-    if rekey == "step":  # what a policy writes at gates alone is as old as the step
+    if rekey in ("step", "layer"):  # what a policy writes at gates alone is as old as the step
         later = later._replace(own=later.own._replace(regs=drawn.own.regs, reals=drawn.own.reals))
-    still = {"touch": (), "pass": IN_A_PASS, "step": tuple(drawn.now)}[rekey]
+    still = {"touch": (), "pass": IN_A_PASS}.get(rekey, tuple(drawn.now))
     later.now.update({name: drawn.now[name] for name in still})
     return later
 
@@ -306,6 +306,25 @@ def test_an_untouched_copy_keeps_its_key_inside_the_declared_scope(policy: Evict
     for chosen in variants(policy):
         moved = moved_on(drawn, later, y, policy.scope(chosen.params))
         assert moved.key(policy, chosen, y) == drawn.key(policy, chosen, y)
+
+
+@with_key
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rng=st.randoms(use_true_random=True))
+def test_untouched_copies_of_a_layer_keep_their_order_in_a_pass_if_declared(policy: Eviction, rng: Random):
+    """The execution point moves on. `needed` is 1 in the layer in progress alone, and its fall is a touch."""
+    drawn = random_tables(rng.randrange, policy)
+    first, second = rng.sample(range(8), 2)  # copies of layer 0
+    for x in (first // 2, second // 2):
+        drawn.experts[x]["needed"] = 0
+    for chosen in variants(policy):
+        if policy.scope(chosen.params) == "layer":
+            orders = []
+            for place in ({}, {name: rng.randrange(3) for name in ("layer", "step", "gated")}):
+                drawn.now.update(place)
+                keys = [drawn.key(policy, chosen, y) for y in (first, second)]
+                orders.append((keys[0] > keys[1]) - (keys[0] < keys[1]))
+            assert orders[0] == orders[1]
 
 
 def test_random_draws_do_not_overflow_in_machine_code():
