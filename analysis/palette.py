@@ -49,6 +49,7 @@ KNOWN: dict[str, Look] = {
     "clock": Look("#332288", "<"),
     "lfu_decay": Look("#8F6300", ">"),
     "slru": Look("#003F63", "p"),
+    "lfru": Look("#5E3C99", "<"),
     "lru_k": Look("#5B8DB8", "h"),
     "sieve": Look("#117733", "d"),
     "s3fifo": Look("#44AA99", "8"),

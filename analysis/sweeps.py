@@ -62,7 +62,7 @@ def errors(folder: Path) -> pl.DataFrame:
 
 def _settings(table: pl.DataFrame) -> list[str]:
     """The columns that say what was asked for."""
-    counted = {*map(_renamed, COUNTERS), *ABOUT_FIELDS, *LATENCIES, "lifetime", "requests"}
+    counted = {*map(_renamed, COUNTERS), *ABOUT_FIELDS, *LATENCIES, "side_bytes", "lifetime", "requests"}
     return [name for name in table.columns if name not in BESIDE | counted and not name.endswith("_in_full")]
 
 

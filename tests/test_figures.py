@@ -186,7 +186,7 @@ def test_open_loop_results_are_labelled() -> None:
 
 
 def test_unusual_settings_are_told_and_the_usual_ones_are_the_defaults() -> None:
-    assert ReplayConfig().model_dump(include=set(UNSAID)) == UNSAID | {"warm": ()}
+    assert ReplayConfig().model_dump(include=set(UNSAID)) == UNSAID | {"warm": (), "profile": ()}
     figure = draw("misses", frame_of(small_trace(), eviction=["lru"], reset=["request"], capacity=["25%"]))
     assert any("reset request" in text for text in texts(figure))
 

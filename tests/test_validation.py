@@ -272,9 +272,10 @@ def test_quality_is_told_of_sets_that_change_it(comparisons: list[Comparison]) -
 def test_the_document_is_json_and_says_where_runs_part(comparisons: list[Comparison]) -> None:
     told = json.loads(json.dumps(document(comparisons), allow_nan=False))
     assert told["passed"] == all(each.passed for each in comparisons)
-    first, *others = told["sets"]
-    assert (first["verdict"], first["open_loop"]) == ("identical", None)
-    assert {each["open_loop"]["request"] for each in others} == {1}
+    lru, unlifted, *lifted = told["sets"]
+    assert (lru["verdict"], lru["open_loop"]) == ("identical", None)
+    assert unlifted["open_loop"] is None  # lam = 0 chooses as recorded, whatever the logits
+    assert {each["open_loop"]["request"] for each in lifted} == {1}
 
 
 def test_a_file_comes_back_as_it_was_and_a_changed_number_does_not(

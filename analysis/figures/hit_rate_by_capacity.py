@@ -101,8 +101,8 @@ def _scale(axes: Axes, rows: pl.DataFrame, behind: list[pl.DataFrame]) -> None:
 def _ticks(replayed: list[float], ends: tuple[float, float], scale: Callable[[float], float]) -> list[float]:
     """The replayed capacities, and round ones where a curve goes beyond them."""
     kept = apart(replayed, scale, ends)
-    for tick in TICKS:
+    for tick in (tick for tick in TICKS if ends[0] <= tick < replayed[0] or replayed[-1] < tick <= ends[1]):
         more = sorted({*kept, tick})
-        if ends[0] <= tick <= ends[1] and apart(more, scale, ends) == more:
+        if apart(more, scale, ends) == more:
             kept = more
     return kept
