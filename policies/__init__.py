@@ -25,6 +25,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "eviction": (
         "lru",
+        "mru",
         "lfu",
         "fifo",
         "random",

@@ -1,0 +1,15 @@
+"""Most recently used: the copy whose expert's last use is the newest leaves.
+
+Layers come round in a cycle, which is where least recently used hits nothing once the cache is smaller than the cycle;
+leaving with the newest keeps a part of the cycle instead.
+"""
+
+from policies.contract import Eviction
+
+
+def key(now, experts, copies, own, y):
+    """Minus the stamp of the last use."""
+    return -experts[y // now["precisions"]]["last_use"]
+
+
+POLICY = Eviction(name="mru", summary="newest last use leaves", source="Chou & DeWitt, VLDB 1985", key=key)
