@@ -117,6 +117,15 @@ class Lru(Model):
         self.residents.add(x)
 
 
+class Mru(Lru):
+    """The same list, read from its other end."""
+
+    def admit(self, x: int, kept: Collection[int]) -> None:
+        if len(self.residents) == self.slots:
+            self.residents.remove(next(y for y in self.by_use[::-1] if y in self.residents and y not in kept))
+        self.residents.add(x)
+
+
 class Fifo(Model):
     """A queue, first arrival first."""
 

@@ -20,6 +20,7 @@ from tests.policy_models import (
     Fifo,
     Lru,
     Model,
+    Mru,
     Ranked,
     Sieve,
     one_token_steps,
@@ -38,6 +39,7 @@ few = settings(max_examples=80, deadline=None, derandomize=True)
 Maker = Callable[[int, list[int]], Model]
 MODELS: dict[str, Maker] = {
     "lru": lambda slots, stream: Lru(slots),
+    "mru": lambda slots, stream: Mru(slots),
     "fifo": lambda slots, stream: Fifo(slots),
     "sieve": lambda slots, stream: Sieve(slots),
     "belady": lambda slots, stream: Belady(slots, stream, bypass=False),
