@@ -67,7 +67,7 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(folder, tmp_path):
     assert code == 0, said
     assert re.search(r"replays +21 to run, [\d.e-]+ s each", out)
     assert re.search(r"time +about 0:00:0\d with \d+ workers, engine", out)
-    assert re.search(r"memory +about \d+ MiB per process", out)
+    assert re.search(r"memory +about [\d,]+ MiB per process", out)
     assert not (tmp_path / "no").exists()
 
 
