@@ -29,7 +29,7 @@ from traces.writer import write_trace
 
 DOCUMENT = (ROOT / "docs" / "policies.md").read_text()
 EXAMPLES = {match[2]: match[1] for match in re.finditer(r'```python\n("""(\w+)\.py.*?)```', DOCUMENT, re.DOTALL)}
-MRU = EXAMPLES["mru"]
+NEWEST = EXAMPLES["newest"]
 FRESH = ("--workers", 1, "--capacity", "30%")
 
 
@@ -79,7 +79,7 @@ def written(folder: Path, text: str, name: str = "mine.py") -> Path:
 
 def test_the_document_has_an_example_of_every_kind_in_about_ten_lines(tmp_path: Path) -> None:
     kinds = {name: files.take(written(tmp_path, text, f"{name}.py")).kind for name, text in EXAMPLES.items()}
-    assert kinds == {"mru": "eviction", "regulars": "prefetch", "skip_light": "miss", "stand_in": "routing"}
+    assert kinds == {"newest": "eviction", "regulars": "prefetch", "skip_light": "miss", "stand_in": "routing"}
     code = {name: [line for line in text.splitlines() if line.strip()] for name, text in EXAMPLES.items()}
     assert max(map(len, code.values())) <= 15
 
@@ -89,7 +89,7 @@ def test_the_examples_run_together_in_two_processes_and_do_what_they_say(small: 
     ran = moereplay(
         *("replay", small, *(word for path in files_given.values() for word in ("--policy-file", path))),
         *("--prefetch", "regulars:least=2", "--miss", "skip_light:least=.4", "--routing", "stand_in"),
-        *("--eviction", "lru,mru", "--capacity", "30%", "--workers", 2, "--out", tmp_path / "out"),
+        *("--eviction", "lru,newest", "--capacity", "30%", "--workers", 2, "--out", tmp_path / "out"),
     )
     assert ran.returncode == 0, ran.stderr
     rows = pl.concat([pl.read_parquet(path) for path in (tmp_path / "out").glob("part-*.parquet")])["totals"].struct
@@ -105,12 +105,12 @@ def test_the_examples_compile(name: str, tmp_path: Path) -> None:
         assert compiled(hook, function)
 
 
-def test_mru_of_the_document_keeps_what_lru_loses(tmp_path: Path) -> None:
-    """Room for 2 of 3, demand 0 1 2 0 1. LRU misses all; MRU gives up 1 for 2, and then hits 0."""
-    files.take(written(tmp_path, MRU))
+def test_newest_of_the_document_keeps_what_lru_loses(tmp_path: Path) -> None:
+    """Room for 2 of 3, demand 0 1 2 0 1. LRU misses all; newest gives up 1 for 2, and then hits 0."""
+    files.take(written(tmp_path, NEWEST))
     demand = trace_of([[[e]] for e in (0, 1, 2, 0, 1)], experts=3)
-    hits = {name: replayed(demand, 2, None, eviction=name).totals["hits"] for name in ("lru", "mru")}
-    assert hits == {"lru": 0, "mru": 1}
+    hits = {name: replayed(demand, 2, None, eviction=name).totals["hits"] for name in ("lru", "newest")}
+    assert hits == {"lru": 0, "newest": 1}
 
 
 # -- identity --------------------------------------------------------------------------------------------------------
@@ -118,48 +118,48 @@ def test_mru_of_the_document_keeps_what_lru_loses(tmp_path: Path) -> None:
 
 def test_a_version_is_part_of_the_identity(small: Path, tmp_path: Path) -> None:
     trace, found = open_trace(small), []
-    for text in (MRU, MRU + "# another version\n"):
+    for text in (NEWEST, NEWEST + "# another version\n"):
         files.take(written(tmp_path, text))
-        config = configure(capacity="30%", eviction="mru")
+        config = configure(capacity="30%", eviction="newest")
         found.append((config.identity(trace), config.policy_set().eviction.text()))
         policies.GIVEN["eviction"].clear()
     (first, spelled), (second, other) = found
     assert first != second
-    assert re.fullmatch("mru@[0-9a-f]{12}", spelled) and spelled != other
+    assert re.fullmatch("newest@[0-9a-f]{12}", spelled) and spelled != other
 
 
 def test_results_name_the_version_and_it_parses_back(small: Path, tmp_path: Path) -> None:
-    version = files.take(written(tmp_path, MRU)).version
-    result = replay(open_trace(small), configure(capacity="30%", eviction="mru"))
-    assert result.config["eviction"] == result.about["policies"]["eviction"] == f"mru@{version}"
-    assert parse("eviction", f"mru@{version}").text() == f"mru@{version}"
-    with pytest.raises(PolicyError, match=f"the policy at hand is mru@{version}; give the file of that version"):
-        parse("eviction", "mru@000000000000")
+    version = files.take(written(tmp_path, NEWEST)).version
+    result = replay(open_trace(small), configure(capacity="30%", eviction="newest"))
+    assert result.config["eviction"] == result.about["policies"]["eviction"] == f"newest@{version}"
+    assert parse("eviction", f"newest@{version}").text() == f"newest@{version}"
+    with pytest.raises(PolicyError, match=f"the policy at hand is newest@{version}; give the file of that version"):
+        parse("eviction", "newest@000000000000")
 
 
 def test_identities_of_catalogue_policies_do_not_depend_on_files_that_were_given(small: Path, tmp_path: Path) -> None:
     trace, config = open_trace(small), configure(capacity="30%")
     before = config.identity(trace)
-    files.take(written(tmp_path, MRU))
+    files.take(written(tmp_path, NEWEST))
     assert config.identity(trace) == before
 
 
 def test_two_versions_leave_two_parts_in_one_folder(small: Path, tmp_path: Path, command: Callable) -> None:
-    for text in (MRU, MRU + "# another version\n"):
+    for text in (NEWEST, NEWEST + "# another version\n"):
         mine = written(tmp_path, text)
-        arguments = ("--policy-file", mine, "--eviction", "mru", *FRESH, "--out", tmp_path / "out")
+        arguments = ("--policy-file", mine, "--eviction", "newest", *FRESH, "--out", tmp_path / "out")
         assert command("replay", small, *arguments)[0] == 0
         policies.GIVEN["eviction"].clear()
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 
 def test_nothing_is_written_beside_the_file(tmp_path: Path) -> None:
-    files.take(written(tmp_path, MRU))
+    files.take(written(tmp_path, NEWEST))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
 def test_the_same_file_twice_is_one_policy(tmp_path: Path) -> None:
-    mine = written(tmp_path, MRU)
+    mine = written(tmp_path, NEWEST)
     assert files.take(mine) is files.take(mine)
 
 
@@ -177,7 +177,7 @@ def test_policies_lists_and_explains_it(tmp_path: Path) -> None:
 # -- what is wrong with a file ---------------------------------------------------------------------------------------
 
 KEY = "    return -experts"
-DECLARED = 'POLICY = Eviction(name="mru"'
+DECLARED = 'POLICY = Eviction(name="newest"'
 WRONG: dict[str, tuple[Callable[[str], str], str]] = {
     "syntax": (lambda text: text.replace("y):", "y)"), r"mine.py:6: SyntaxError: expected ':': def key("),
     "null byte": (lambda text: text + "\0", "mine.py:1: SyntaxError: source code string cannot contain null bytes"),
@@ -185,12 +185,12 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
     "unknown field": (lambda text: text.replace("key=key", "kee=key"), "mine.py:11: TypeError"),
     "no hook": (lambda text: text.replace(", key=key", ""), "mine.py:11: an eviction policy gives one hook of key and"),
     "no policy": (lambda text: text.replace("POLICY", "Policy"), "mine.py: there is no POLICY; end the file in POLICY"),
-    "no policy but text": (lambda text: text + 'POLICY = "mru"\n', "mine.py:12: POLICY is no Routing, Prefetch, Evic"),
+    "no policy but text": (lambda text: text + 'POLICY = "newest"\n', "mine.py:12: POLICY is no Routing, Prefetch, Evic"),
     "taken name": (
-        lambda text: text.replace('"mru"', '"lru"'),
+        lambda text: text.replace('"newest"', '"lru"'),
         "mine.py:11: eviction policy 'lru' exists already",
     ),
-    "unspeakable name": (lambda text: text.replace('"mru"', '"m:u"'), "mine.py:11: name 'm:u' cannot be typed"),
+    "unspeakable name": (lambda text: text.replace('"newest"', '"m:u"'), "mine.py:11: name 'm:u' cannot be typed"),
     "signature": (lambda text: text.replace("own, y", "y"), "mine.py:11: hook key does not take (now, experts, copies"),
     "rekey": (lambda text: text.replace("key=key", "key=key, rekey='now'"), "mine.py:11: rekey is 'now'; choose from"),
     "exit": (lambda text: "raise SystemExit(3)\n" + text, "mine.py:1: SystemExit: 3: raise SystemExit(3)"),
@@ -215,9 +215,9 @@ def test_what_is_wrong_in_a_hook_is_one_line_from_every_process_and_thread(
     small: Path, name: str, engine: str, workers: int, tmp_path: Path
 ) -> None:
     change, said = WRONG[name]
-    mine = written(tmp_path, change(MRU))
+    mine = written(tmp_path, change(NEWEST))
     where = ("--workers", workers, "--capacity", "30%", "--engine", engine)
-    refused = moereplay("replay", small, "--policy-file", mine, "--eviction", "mru,lru", *where)
+    refused = moereplay("replay", small, "--policy-file", mine, "--eviction", "newest,lru", *where)
     assert refused.returncode == 2, refused.stderr
     assert [line for line in complaints(refused.stderr) if said in line] == complaints(refused.stderr) != []
 
@@ -227,9 +227,9 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_text(
     small: Path, name: str, tmp_path: Path, command: Callable
 ) -> None:
     change, said = WRONG[name]
-    mine = written(tmp_path, change(MRU))
-    assert change(MRU) != MRU
-    code, stderr = command("replay", small, "--policy-file", mine, "--eviction", "mru", *FRESH)
+    mine = written(tmp_path, change(NEWEST))
+    assert change(NEWEST) != NEWEST
+    code, stderr = command("replay", small, "--policy-file", mine, "--eviction", "newest", *FRESH)
     lines = complaints(stderr)
     assert (code, len(lines)) == (2, 1), stderr
     assert said in lines[0]
@@ -253,10 +253,10 @@ def test_answers_that_name_nothing_are_refused(small: Path, name: str, tmp_path:
 
 
 def test_a_victim_that_may_not_leave_is_refused(small: Path, tmp_path: Path) -> None:
-    text = MRU.replace("key(now, experts, copies, own, y)", "victim(now, experts, copies, own, pool, y)")
+    text = NEWEST.replace("key(now, experts, copies, own, y)", "victim(now, experts, copies, own, pool, y)")
     files.take(written(tmp_path, text.replace("key=key", "victim=victim").replace(KEY, "    return -1 #")))
     with pytest.raises(PolicyError, match=r"mine\.py:6: hook victim named -1, which may not leave pool 0: def victim"):
-        replay(open_trace(small), configure(capacity="30%", eviction="mru"))
+        replay(open_trace(small), configure(capacity="30%", eviction="newest"))
 
 
 # -- the compiled engine -----------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_a_victim_that_may_not_leave_is_refused(small: Path, tmp_path: Path) -> 
 def test_the_examples_get_the_same_results_from_both_engines(small: Path, tmp_path: Path) -> None:
     for name, text in EXAMPLES.items():
         files.take(written(tmp_path, text, f"{name}.py"))
-    chosen = {"prefetch": "regulars:least=2", "miss": "skip_light:least=.4", "routing": "stand_in", "eviction": "mru"}
+    chosen = {"prefetch": "regulars:least=2", "miss": "skip_light:least=.4", "routing": "stand_in", "eviction": "newest"}
     trace, config = open_trace(small), configure(capacity="30%", **chosen)
     assert replay(trace, config, engine="compiled") == replay(trace, config, engine="reference")
 
@@ -290,10 +290,10 @@ def test_what_goes_wrong_after_the_rehearsal_is_refused(
 ) -> None:
     monkeypatch.setattr(Opening, "_left", 1)
     body, said = LATE[name]
-    text = MRU.replace(KEY, f"    return {body} #").replace("def key", f"{OF}def key")
+    text = NEWEST.replace(KEY, f"    return {body} #").replace("def key", f"{OF}def key")
     files.take(written(tmp_path, text))
-    with pytest.raises(PolicyError, match=rf"^eviction mru@\w+: .*({said}).*; replay it with --engine reference"):
-        replay(open_trace(small), configure(capacity="30%", eviction="mru", passes="token"), engine="compiled")
+    with pytest.raises(PolicyError, match=rf"^eviction newest@\w+: .*({said}).*; replay it with --engine reference"):
+        replay(open_trace(small), configure(capacity="30%", eviction="newest", passes="token"), engine="compiled")
 
 
 @pytest.mark.skipif(IS_PLAIN, reason="nothing is compiled")
@@ -307,7 +307,7 @@ def test_what_goes_wrong_after_the_rehearsal_is_refused(
     ],
 )
 def test_a_hook_that_does_not_compile_is_one_line_at_its_place(body: str, said: str, tmp_path: Path) -> None:
-    text = MRU.replace(KEY, f"    return {body} #").replace("def key", f"{OF}def key")
+    text = NEWEST.replace(KEY, f"    return {body} #").replace("def key", f"{OF}def key")
     policy = files.take(written(tmp_path, text))
     with pytest.raises(PolicyError) as refused:
         machine("keys", policy)
@@ -322,9 +322,9 @@ def test_a_parameter_whose_default_it_refuses_is_refused(tmp_path: Path) -> None
 
 def test_a_refused_file_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(PolicyError):
-        files.take(written(tmp_path, MRU.replace('"mru"', '"lru"')))
+        files.take(written(tmp_path, NEWEST.replace('"newest"', '"lru"')))
     assert isinstance(parse("eviction", "lru").policy, Eviction) and not policies.GIVEN["eviction"]
-    assert (str(tmp_path / "mine.py"), MRU.encode()) not in files.taken()
+    assert (str(tmp_path / "mine.py"), NEWEST.encode()) not in files.taken()
 
 
 def test_the_catalogues_own_bugs_are_not_blamed_on_the_user() -> None:
@@ -335,8 +335,8 @@ def test_the_catalogues_own_bugs_are_not_blamed_on_the_user() -> None:
 
 
 def test_debug_shows_the_traceback(small: Path, tmp_path: Path) -> None:
-    mine = written(tmp_path, MRU.replace("last_use", "last_us"))
-    shown = moereplay("replay", small, "--policy-file", mine, "--eviction", "mru", *FRESH, "--debug")
+    mine = written(tmp_path, NEWEST.replace("last_use", "last_us"))
+    shown = moereplay("replay", small, "--policy-file", mine, "--eviction", "newest", *FRESH, "--debug")
     assert "Traceback" in shown.stderr and "last_us" in shown.stderr
 
 
@@ -354,10 +354,10 @@ def test_the_declaration_knows_every_hook_of_the_contract() -> None:
 
 def test_retaken_files_are_the_bytes_that_were_read(tmp_path: Path) -> None:
     """A worker gets what the command read, whatever has become of the file."""
-    mine = written(tmp_path, MRU)
+    mine = written(tmp_path, NEWEST)
     policy = files.take(mine)
     mine.write_text("raise SystemExit")
     kept = files.taken()
     policies.GIVEN["eviction"].clear()
     files.retake(kept)
-    assert policies.load("eviction", "mru").version == policy.version
+    assert policies.load("eviction", "newest").version == policy.version
