@@ -102,6 +102,16 @@ def append_best(scores, most, first, precisions, out, count):
     return count
 
 
+def sort_nearly_sorted(names, scores, count):
+    """Sort the first `count` of both lists by descending score; equals keep their order (by insertion)."""
+    for i in range(1, count):
+        name, score, j = names[i], scores[i], i
+        while j > 0 and scores[j - 1] < score:
+            names[j], scores[j] = names[j - 1], scores[j - 1]
+            j -= 1
+        names[j], scores[j] = name, score
+
+
 def sort_descending(scores, names):
     """Sort both lists by descending score, ties to the lowest name (heapsort: no worst case, and quick to compile)."""
     for root in range(len(names) // 2 - 1, -1, -1):

@@ -16,12 +16,12 @@ from policies import files
 from policies.contract import Eviction, PolicyError
 from policies.declaration import HOOKS
 from policies.grammar import parse
-from simulator.compiled.hooks import compiled as machine
+from simulator.compiled.hooks import SIGNATURES, compiled, given_by
 from simulator.compiled.jit import IS_PLAIN
 from simulator.config import configure
 from simulator.rehearsal import Opening
 from simulator.replay import replay
-from tests.hook_twins import PYTHON_TYPES, SIGNATURES, compiled, hooks
+from tests.hook_twins import PYTHON_TYPES
 from tests.policy_runs import Sizes, random_trace, replayed, trace_of
 from tests.test_cli import ROOT, moereplay
 from traces.store import open_trace
@@ -101,8 +101,9 @@ def test_the_examples_run_together_in_two_processes_and_do_what_they_say(small: 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_compile(name: str, tmp_path: Path) -> None:
-    for hook, function in hooks(files.take(written(tmp_path, EXAMPLES[name], f"{name}.py"))):
-        assert compiled(hook, function)
+    policy = files.take(written(tmp_path, EXAMPLES[name], f"{name}.py"))
+    for hook, _ in given_by(policy):
+        assert compiled(hook, policy)
 
 
 def test_newest_of_the_document_keeps_what_lru_loses(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
     "unknown field": (lambda text: text.replace("key=key", "kee=key"), "mine.py:11: TypeError"),
     "no hook": (lambda text: text.replace(", key=key", ""), "mine.py:11: an eviction policy gives one hook of key and"),
     "no policy": (lambda text: text.replace("POLICY", "Policy"), "mine.py: there is no POLICY; end the file in POLICY"),
-    "no policy but text": (lambda text: text + 'POLICY = "newest"\n', "mine.py:12: POLICY is no Routing, Prefetch, Evic"),
+    "no policy but text": (lambda text: text + 'POLICY = "newest"\n', "mine.py:12: POLICY is no Routing, Prefetch, "),
     "taken name": (
         lambda text: text.replace('"newest"', '"lru"'),
         "mine.py:11: eviction policy 'lru' exists already",
@@ -265,8 +266,8 @@ def test_a_victim_that_may_not_leave_is_refused(small: Path, tmp_path: Path) -> 
 def test_the_examples_get_the_same_results_from_both_engines(small: Path, tmp_path: Path) -> None:
     for name, text in EXAMPLES.items():
         files.take(written(tmp_path, text, f"{name}.py"))
-    chosen = {"prefetch": "regulars:least=2", "miss": "skip_light:least=.4", "routing": "stand_in", "eviction": "newest"}
-    trace, config = open_trace(small), configure(capacity="30%", **chosen)
+    chosen = {"prefetch": "regulars:least=2", "miss": "skip_light:least=.4", "routing": "stand_in"}
+    trace, config = open_trace(small), configure(capacity="30%", eviction="newest", **chosen)
     assert replay(trace, config, engine="compiled") == replay(trace, config, engine="reference")
 
 
@@ -310,7 +311,7 @@ def test_a_hook_that_does_not_compile_is_one_line_at_its_place(body: str, said: 
     text = NEWEST.replace(KEY, f"    return {body} #").replace("def key", f"{OF}def key")
     policy = files.take(written(tmp_path, text))
     with pytest.raises(PolicyError) as refused:
-        machine("keys", policy)
+        compiled("keys", policy)
     assert said in str(refused.value) and "\n" not in str(refused.value)
     assert "); replay it with --engine reference: return " in str(refused.value)
 

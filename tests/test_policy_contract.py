@@ -40,11 +40,12 @@ from policies.contract import (
 )
 from policies.counter_hash import counter_hash
 from policies.grammar import Chosen, parse
+from simulator.compiled.hooks import SIGNATURES, given_by
 from simulator.foreknown import UNKNOWN
 from simulator.reference.bound import Bound, Tables
 from simulator.reference.victims import Victims
 from simulator.setting import Shape
-from tests.hook_twins import SIGNATURES, hook_of, hooks, twin
+from tests.hook_twins import hook_of, twin
 from tests.policy_runs import Outcome, Sizes, geometry_of, random_trace, replayed_by_reference
 
 CATALOGUE = policies.catalogue()
@@ -158,7 +159,7 @@ def test_needs_are_known_capabilities(policy: Policy):
 
 @every_policy
 def test_hooks_take_the_documented_parameters(policy: Policy):
-    for name, hook in hooks(policy):
+    for name, hook in given_by(policy):
         assert tuple(signature(hook).parameters) == SIGNATURES[name].names
 
 
@@ -175,13 +176,13 @@ def test_every_hook_of_the_contract_is_tested_here(kind: type[Policy]):
 @every_policy
 def test_compiled_hooks_agree_with_python_in_a_replay(policy: Policy, contract: str, monkeypatch: pytest.MonkeyPatch):
     plain = [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)]
-    put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in hooks(policy)})
+    put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in given_by(policy)})
     assert [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)] == plain
 
 
 @of_kind("eviction")
 def test_compiled_evictions_agree_with_python_per_layer(policy: Policy, monkeypatch: pytest.MonkeyPatch):
-    put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in hooks(policy)})
+    put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in given_by(policy)})
     for chosen in variants(policy):
         trace, given = random_trace(2, SIZES), {"prefetch": "top_k", "scope": "per_layer", "profile": RANKED}
         evicting = replayed_by_reference(trace, slots=3, eviction=chosen.text(), **given)

@@ -5,8 +5,8 @@ z' = z + lam * delta * [resident, or among the token's own top_j]. The choice is
 other readings are named options.
 """
 
-from policies.contract import RESIDENT, Choice, Memory, Number, Routing, always, slot
-from policies.selection import next_best, routed
+from policies.contract import NONE, RESIDENT, Choice, Memory, Number, Routing, always, slot
+from policies.selection import routed, sort_nearly_sorted
 
 PARAMS = (
     Number("lam", 0.2, 0, 10),
@@ -31,13 +31,37 @@ def choose(now, step, experts, copies, own, out):
             for j in range(wanted):
                 out[t][j] = ids[j]
             continue
-        biased = [scores[e] + lift if is_resident(now, copies, e) else scores[e] + 0.0 for e in range(now["experts"])]
-        for j in range(min(int(own.par[TOP_J]), wanted)):
-            if not is_resident(now, copies, ids[j]):
-                biased[ids[j]] += lift
+        names, lifted = [0] * now["experts"], [0.0] * now["experts"]
+        count = contend(now, copies, ids, scores, lift, int(own.par[TOP_J]), names, lifted)
+        sort_nearly_sorted(names, lifted, count)
         for j in range(wanted):
-            out[t][j] = next_best(biased, ids, now["experts"])
-            biased[out[t][j]] = MINUS_INFINITY
+            out[t][j] = names[j] if j < count else NONE
+
+
+def contend(now, copies, ids, scores, lift, top_j, names, lifted):
+    """Who may be chosen, with lifted scores: the recorded choice in its order, then by id what is no worse than it.
+
+    Returns how many. Whatever else there is loses against every expert of the recorded choice.
+    """
+    count, least = 0, float("inf")
+    for j in range(len(ids)):
+        if ids[j] >= 0 and scores[ids[j]] > MINUS_INFINITY:
+            score = scores[ids[j]] + (lift if j < top_j or is_resident(now, copies, ids[j]) else 0.0)
+            names[count], lifted[count], least, count = ids[j], score, min(least, score), count + 1
+    recorded, least = count, least if count == routed(ids) else MINUS_INFINITY
+    for e in range(now["experts"]):
+        score = scores[e] + (lift if is_resident(now, copies, e) else 0.0)
+        if score >= least and score > MINUS_INFINITY and not is_among(names, recorded, e):
+            names[count], lifted[count], count = e, score, count + 1
+    return count
+
+
+def is_among(names, count, e):
+    """Whether e is one of the first `count`."""
+    for i in range(count):
+        if names[i] == e:
+            return True
+    return False
 
 
 def is_resident(now, copies, e):

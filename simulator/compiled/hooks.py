@@ -134,16 +134,17 @@ def compiled(hook: str, policy: Policy) -> Callable:
     name = "key" if hook == "keys" else hook
     given = getattr(policy, name, None)
     if given is None:
-        return _machine(hook, NOTHING_DONE.get(hook, absent.on_event))
+        return machine(hook, NOTHING_DONE.get(hook, absent.on_event))
     try:
         with bounds_checked(policy):
-            return _keys(given) if hook == "keys" else _machine(hook, given)
+            return _keys(given) if hook == "keys" else machine(hook, given)
     except (NumbaError, UnsupportedBytecodeError) as error:
         raise refusal(policy, name, given, str(error)) from error
 
 
 @cache
-def _machine(hook: str, function: FunctionType) -> Callable:
+def machine(hook: str, function: FunctionType) -> Callable:
+    """One hook as machine code. Raises NumbaError."""
     return _compile(hook, function.__code__, function.__globals__, function)
 
 
@@ -177,6 +178,7 @@ def _reached_from(function: FunctionType) -> list[FunctionType]:
     return found
 
 
+@cache
 def names_in(function: FunctionType) -> frozenset[str]:
     """Every text and name that the function or what it calls mentions, among them each column that they read."""
     codes = [reached.__code__ for reached in _reached_from(function)]
@@ -208,11 +210,11 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _digest(functions: list[FunctionType]) -> str:
-    """Of the files that the functions come from, of the numbers that they find there or import, and of the first one's
-    place: two policies may share a name.
+    """Of the files that the functions come from, of the numbers that they find there or import, of the first one's
+    place, as two policies may share a name, and of its module: a policy file may have changed since it was read.
     """
     first = functions[0]
-    hasher = sha256(f"{first.__code__.co_filename}:{first.__code__.co_firstlineno}".encode())
+    hasher = sha256(f"{first.__module__}:{first.__code__.co_filename}:{first.__code__.co_firstlineno}".encode())
     for path in sorted({Path(function.__code__.co_filename) for function in functions}):
         hasher.update(path.read_bytes() if path.is_file() else b"")
     for function in functions:
