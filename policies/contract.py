@@ -39,6 +39,7 @@ UNIT = 1 << 24
 #: The execution point: it moves when a step starts, before its dense part.
 NOW = np.dtype(
     [(name, np.int64) for name in ("pass", "layer", "step", "phase", "tokens", "gated", "request")]
+    + [("absent", np.int64)]  # experts of this step that were not there and run all the same; -1 before a look-up
     + [("clock", np.int64), ("position", np.int64)]  # tokens of the run, and of its request, before this pass
     + [(name, np.int64) for name in ("layers", "experts", "k", "precisions", "seed")],
     align=True,

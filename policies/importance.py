@@ -1,4 +1,4 @@
-"""How much a token's expert matters: what HOBBIT's expert scorer (arXiv 2411.01433 §4.2) makes of gate weights."""
+"""How much a token's expert matters: what HOBBIT's expert scorer (arXiv 2411.01433 §3.2) makes of gate weights."""
 
 from policies.contract import DROP
 

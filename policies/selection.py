@@ -19,6 +19,39 @@ def routed(ids):
     return count
 
 
+def protected(now, top_j):
+    """How many of a token's experts routing policies always keep or lift; -1 is 2, or k - 1 if that is less.
+
+    The authors of Cache-Prior take 2, and 1 for models of two experts per token, where 2 would leave nothing to choose.
+    """
+    return int(top_j) if top_j >= 0 else min(2, now["k"] - 1)
+
+
+def is_among(names, count, e):
+    """Whether e is one of the first `count`."""
+    for i in range(count):
+        if names[i] == e:
+            return True
+    return False
+
+
+def write_by_rank(names, count, ids, scores, row):
+    """Write the first `count` names, by rank: the recorded order, then descending score, ties to the lowest id."""
+    filled = 0
+    for e in ids:
+        if e >= 0 and is_among(names, count, e):
+            row[filled] = e
+            filled += 1
+    while filled < count:
+        best = -1
+        for i in range(count):
+            e = names[i]
+            if not is_among(row, filled, e) and (best < 0 or (-scores[e], e) < (-scores[best], best)):
+                best = e
+        row[filled] = best
+        filled += 1
+
+
 def next_best(scores, first, experts):
     """The expert of largest score; ties to the earliest in `first` (rank order, -1 none), then to the lowest id.
 

@@ -2,7 +2,8 @@
 
 n of the N assignments of its layer l in the request in progress were its own (1 / E where there were none yet), f of
 all F in the run. Early layers are kept, since there is least time to prefetch for them. The authors' code splits an
-encoder-decoder stack in two for its layer term; this is its decreasing half, over all layers. `frequency=false` leaves
+encoder-decoder stack in two for its layer term, which is 1 up to the layer in progress, and adds e after it divides by
+the whole matrix; this is the decreasing half, over all layers, and the paper's normalisation. `frequency=false` leaves
 the last factor out. Their prefetched experts may not leave: `mask=true` lets what a prefetch of this pass named or
 brought leave last, until its layer's gate.
 """

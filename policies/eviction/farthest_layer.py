@@ -18,7 +18,7 @@ def key(now, experts, copies, own, y):
 POLICY = Eviction(
     name="farthest_layer",
     summary="farthest layer leaves",
-    source="HOBBIT §4.3 (cyclic); SpecMD §4.1 FLD (absolute)",
+    source="HOBBIT §3.4 (cyclic); SpecMD, FLD (absolute)",
     params=PARAMS,
     key=key,
     rekey="layer",

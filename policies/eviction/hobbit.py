@@ -1,6 +1,7 @@
-"""HOBBIT's multidimensional caching (§4.3): smallest w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - d/L) leaves.
+"""HOBBIT's multidimensional caching (§3.4): smallest w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - d/L) leaves.
 
-Within the request in progress: T tokens so far, R the token of the last use, F uses, H uses at the highest precision.
+Within the request in progress: T tokens so far, R the token of the last use, F uses, H uses at the highest precision. A
+pass of several tokens counts as one use by its last token.
 d counts layers forward around the model, from the execution point. The weights are unpublished (fitted to calibration
 data), so each defaults to a quarter; only their proportions matter. HOBBIT keeps predicted experts from leaving:
 `mask=true` lets what a prefetch of this pass named or brought leave last, until its layer's gate.
@@ -51,7 +52,7 @@ def key(now, experts, copies, own, y):
 POLICY = Eviction(
     name="hobbit",
     summary="smallest weighted sum of recency, frequency, precision and nearness leaves",
-    source="HOBBIT §4.3",
+    source="HOBBIT §3.4",
     params=PARAMS,
     memory=Memory(rows=4),
     on_use=on_use,

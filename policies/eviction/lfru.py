@@ -26,7 +26,7 @@ def key(now, experts, copies, own, y):
 POLICY = Eviction(
     name="lfru",
     summary="smallest use count per step since the last use leaves",
-    source="2608.07911 §4 and its simulator",
+    source="2608.07911 §2.3 and its simulator",
     memory=Memory(rows=1),
     on_use=on_use,
     key=key,

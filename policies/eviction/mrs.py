@@ -1,7 +1,8 @@
-"""Minus recent score (HybriMoE §4.3): S = a TopP(s) + (1 - a) S at every gate of a layer; the smallest S leaves.
+"""Minus recent score (HybriMoE §IV-D): S = a TopP(s) + (1 - a) S at every gate of a layer; the smallest S leaves.
 
 s are the router's probabilities of all experts of the layer, over several tokens their mean; TopP keeps the p k largest
-(ties to the lowest id) and sets the others to 0, p = 2 in the paper. `a` is unpublished; 0.75 is a port's.
+(ties to the lowest id) and sets the others to 0: p = 2 in the paper, twice the experts of a token. `a` is unpublished;
+0.75 is a port's.
 """
 
 from policies.contract import Eviction, Memory, Number, always, slot
@@ -44,7 +45,7 @@ def key(now, experts, copies, own, y):
 POLICY = Eviction(
     name="mrs",
     summary="smallest moving average of top router scores leaves",
-    source="HybriMoE §4.3 (MRS)",
+    source="HybriMoE §IV-D (MRS)",
     params=PARAMS,
     memory=Memory(rows=1),
     needs=always("logits"),

@@ -3,7 +3,8 @@
 What is new enters `small`. Room is made from `small` while the main queue is within its bytes: its oldest goes to the
 main queue if it was used `threshold` times or more, unmarked, else it leaves and is remembered in `ghost`. In the main
 queue the oldest goes round again for one of its uses, of which three count, and leaves without. A ghost that returns
-enters the main queue. `small` and `ghost` are shares of the pool's bytes.
+enters the main queue. `small` and `ghost` are shares of the pool's bytes. Where algorithm 1 trims a full main queue as
+something enters it, libCacheSim and this leave that to the next eviction.
 
 The cache fills first: `fill=small` (the paper) lets the small queue grow meanwhile, `fill=main` (libCacheSim since
 2024) puts what it has no room for into the main queue until something has left. A prefetch is no use: it enters
@@ -123,7 +124,7 @@ def on_evict(now, experts, copies, own, y):
 POLICY = Eviction(
     name="s3fifo",
     summary="a small FIFO queue before a main one, and ghosts",
-    source="Yang et al., SOSP 2023, algorithm 1",
+    source="Yang et al., SOSP 2023, and libCacheSim",
     params=PARAMS,
     memory=Memory(rows=ROW_COLUMNS + 2, regs=3 * REGISTERS_PER_LIST + 1),
     on_use=on_use,

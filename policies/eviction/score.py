@@ -46,7 +46,7 @@ def scope(params):
 POLICY = Eviction(
     name="score",
     summary="smallest accumulated gate weight leaves",
-    source="SpecMD §4.1 (SB)",
+    source="SpecMD (SB)",
     params=PARAMS,
     memory=Memory(rows=MOST + 2),
     needs=always("weights"),

@@ -1,7 +1,8 @@
 """SMoE's score window and shield (Zhu et al. 2508.18983): the smallest mean score of the last n + 1 iterations leaves.
 
 Scores are the router's probabilities of all experts, also of those that were not chosen; an iteration is a pass, over
-several tokens their mean. n is unpublished. Ties leave by least recent stamp, then lowest id.
+several tokens their mean (in the authors' code every token of a prefill is one). n is unpublished. Ties leave by least
+recent stamp, then lowest id.
 Predicted experts are shielded: what a prefetch names or brings leaves after all others, until it is used. The shield
 holds half of the pool's bytes; the oldest prediction gives way. What this step uses may not leave at all.
 """

@@ -51,6 +51,11 @@ def fitting(copies, x, precisions, free, lowest):
     return lowest
 
 
+def needs(params):
+    """Importance is gate weight."""
+    return frozenset({"weights"} if params["when"] == "importance" else ())
+
+
 def bits(params):
     """The tiers, most precise first."""
     return params["bits"]
@@ -63,6 +68,7 @@ POLICY = Miss(
     params=PARAMS,
     want=want,
     resolve=resolve,
+    needs=needs,
     bits=bits,
     changes_output=True,
 )

@@ -48,6 +48,11 @@ def fitting_or_more(now, copies, x, free, lowest):
     return tier if copies[x * now["precisions"] + tier]["bytes"] <= free else lowest + 1
 
 
+def needs(params):
+    """Importance is gate weight."""
+    return frozenset({"weights"} if params["when"] == "importance" else ())
+
+
 def bits(params):
     """The tiers, most precise first."""
     return params["bits"]
@@ -60,6 +65,7 @@ POLICY = Miss(
     params=PARAMS,
     want=want,
     resolve=resolve,
+    needs=needs,
     bits=bits,
     changes_output=True,
 )

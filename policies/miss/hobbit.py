@@ -1,4 +1,4 @@
-"""HOBBIT's token-level dynamic loading (§4.2): the more of a token's weight lies before an expert, the fewer its bits.
+"""HOBBIT's token-level dynamic loading (§3.2): the more of a token's weight lies before an expert, the fewer its bits.
 
 A token's experts are sorted by gate weight, ties by rank; s is the share of the token's weight before the expert. On a
 miss s <= t1 fetches the highest precision of `bits`, s <= t2 the lowest, and beyond t2 it is skipped. Over the tokens
@@ -57,7 +57,7 @@ def bits(params):
 POLICY = Miss(
     name="hobbit",
     summary="high, low or skip, by the gate weight before it",
-    source="HOBBIT, arXiv 2411.01433 §4.2",
+    source="HOBBIT, arXiv 2411.01433 §3.2",
     params=PARAMS,
     needs=always("weights"),
     want=want,

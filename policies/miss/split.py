@@ -1,8 +1,12 @@
-"""Split: of m misses the best round(q * m), at least one, are fetched and the rest run on the CPU (FreeToken)."""
+"""Split: of m misses the best round(q * m), at least one, are fetched and the rest run on the CPU (FreeToken).
+
+q = -1 asks the platform for the share that ends link and CPU together, as the authors' code takes it from the
+bandwidths of both: B_link / (B_link + B_CPU), here of the mean expert's load and of one token on the CPU.
+"""
 
 from policies.contract import CPU, Miss, Number, slot
 
-PARAMS = (Number("q", 0.5, 0, 1),)
+PARAMS = (Number("q", -1, -1, 1),)
 Q = slot(PARAMS, "q")
 
 
@@ -13,11 +17,19 @@ def resolve(now, step, experts, copies, own, missing, free, verdict):
         verdict[m] = 0 if m < fetched else CPU
 
 
+def priced(params, costs):
+    """The share, if it is left to the platform."""
+    if params["q"] >= 0 or costs.cpu == 0:
+        return params
+    return {**params, "q": costs.cpu / (costs.load + costs.cpu)}
+
+
 POLICY = Miss(
     name="split",
     summary="fetch a share q of the misses, run the rest on the CPU",
     source="FreeToken (arXiv 2608.16157)",
     params=PARAMS,
     resolve=resolve,
+    priced=priced,
     uses_cpu=lambda params: True,
 )

@@ -1,4 +1,4 @@
-"""Adaptive depth (HOBBIT §4.3): of the next `p` layers, the first whose predicted top k are not all there.
+"""Adaptive depth (HOBBIT §3.3): of the next `p` layers, the first whose predicted top k are not all there.
 
 The predicted top k of layer l + 1 are named; if every one of them is resident or on its way, those of l + 2 follow, up
 to l + p. Naming what is resident protects it where the eviction policy heeds predictions, as HOBBIT's does.
@@ -13,7 +13,7 @@ from policies.importance import scored_tier
 from policies.selection import UNNAMED, append_descending, largest_score
 
 PARAMS = (
-    Number("p", 3, 1, 8, integer=True),
+    Number("p", 2, 1, 8, integer=True),
     Choice("precision", "high", ("high", "scored")),
     Number("t1", 0.6, 0, 1),
     Number("t2", 0.9, 0, 1),
@@ -81,7 +81,7 @@ def depth(params):
 POLICY = Prefetch(
     name="adaptive_depth",
     summary="the first of the next p layers that misses a predicted expert",
-    source="HOBBIT, arXiv 2411.01433 §4.3",
+    source="HOBBIT, arXiv 2411.01433 §3.3",
     params=PARAMS,
     needs=always("lookahead"),
     suggest=suggest,

@@ -1,25 +1,28 @@
 """Confident (SMoE, Zhu et al. 2508.18983): what is predicted clearly above the rest, and only when this layer missed.
 
-Of a token's predicted top k those whose score is at least (1 + alpha) times the k+1-st. Named only if this layer's gate
-misses an expert: then the link is in use anyway, and compute waits. A miss is a demanded expert of which no copy is
-resident or in flight; `after_miss=false` names always. The source predicts from a partial hidden state, this from the
-trace's look-ahead. It clears its queue when a layer starts, as every engine here cancels overtaken prefetches.
+Of a token's predicted top k those whose score is at least (1 + alpha) times the k+1-st. Named only if this layer has a
+miss left once stand-ins have taken their share: then the link or the CPU is busy anyway, and compute waits. Before
+anything is looked up (contract `sequential`, prefetch at the gate) it is a demanded expert of which no copy is resident
+or in flight. `after_miss=false` names always. The source predicts from a partial hidden state, this from the trace's
+look-ahead. It clears its queue when a layer starts, as every engine here cancels overtaken prefetches.
 """
 
-from policies.contract import IN_FLIGHT, RESIDENT, Choice, Memory, Number, Prefetch, always, slot
+from policies.contract import IN_FLIGHT, RESIDENT, Choice, Number, Prefetch, always, slot
 from policies.selection import name_predicted
 
 PARAMS = (Number("alpha", 0.35, 0, 100), Choice("after_miss", "true", ("true", "false")))
 ALPHA, AFTER_MISS = slot(PARAMS, "alpha"), slot(PARAMS, "after_miss")
 FALSE = 1
-MISSED = 0  # register: 1 + the last step whose gate missed
 
 
-def on_gate(now, step, experts, copies, own):
-    """Notice whether this gate misses, before anything is looked up."""
+def misses(now, step, copies):
+    """Whether this layer has a miss that is executed, or would have one if everything were looked up now."""
+    if now["absent"] >= 0:
+        return now["absent"] > 0
     for x in step.expert:
         if not is_coming(now, copies, x):
-            own.regs[0][MISSED] = now["step"] + 1
+            return True
+    return False
 
 
 def is_coming(now, copies, x):
@@ -33,7 +36,7 @@ def is_coming(now, copies, x):
 def suggest(now, step, experts, copies, own, out):
     """Per token those above its threshold, united over the pass's tokens."""
     last_layer = now["layer"] + 1 == now["layers"]
-    if last_layer or (own.par[AFTER_MISS] != FALSE and own.regs[0][MISSED] != now["step"] + 1):
+    if last_layer or (own.par[AFTER_MISS] != FALSE and not misses(now, step, copies)):
         return 0
     wanted = [0] * now["tokens"]
     for t in range(now["tokens"]):
@@ -60,9 +63,7 @@ POLICY = Prefetch(
     summary="what is predicted clearly above the k+1-st, after a miss",
     source="SMoE, Zhu et al. arXiv 2508.18983 (top-score online prefetch)",
     params=PARAMS,
-    memory=Memory(regs=1),
     needs=always("lookahead"),
-    on_gate=on_gate,
     suggest=suggest,
     depth=depth,
 )

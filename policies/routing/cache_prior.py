@@ -1,16 +1,18 @@
 """Cache-Prior (arXiv 2412.00099, eq. 9-10): lift the scores of resident experts before the top-k.
 
-z' = z + lam * delta * [resident, or among the token's own top_j]. The choice is by z', the weights stay those of z.
+z' = z + lam * delta * [resident, or among the token's own top_j]. Chosen by z'; weights and ranks stay those of z. The
+own top_j are those of largest gate weight (as in the authors' code: a correction bias may order scores otherwise), or
+of best rank where weights are not recorded; -1 stands for their values, 2, or 1 for models of two experts per token.
 `delta` is the running mean over tokens of max(z) - min(z) per layer, the current token included (the authors' code);
-other readings are named options.
+other readings are named options. A reset clears it. CECAR's `ema_range` was made for decode passes alone.
 """
 
-from policies.contract import NONE, RESIDENT, Choice, Memory, Number, Routing, always, slot
-from policies.selection import routed, sort_nearly_sorted
+from policies.contract import RESIDENT, Choice, Memory, Number, Routing, always, slot
+from policies.selection import is_among, protected, routed, sort_nearly_sorted, write_by_rank
 
 PARAMS = (
     Number("lam", 0.2, 0, 10),
-    Number("top_j", 2, 0, 64, integer=True),
+    Number("top_j", -1, -1, 64, integer=True),
     Choice("delta", "running_range", ("running_range", "token_range", "ema_range", "running_mean")),
 )
 LAM, TOP_J, DELTA = slot(PARAMS, "lam"), slot(PARAMS, "top_j"), slot(PARAMS, "delta")
@@ -22,6 +24,7 @@ MINUS_INFINITY = -float("inf")
 
 def choose(now, step, experts, copies, own, out):
     """Per token, against one snapshot of residency; the running statistics advance token by token."""
+    top_j = protected(now, own.par[TOP_J])
     for t in range(now["tokens"]):
         ids, scores, wanted = step.ids[t], step.choice[t], routed(step.ids[t])
         if wanted == 0:
@@ -32,13 +35,13 @@ def choose(now, step, experts, copies, own, out):
                 out[t][j] = ids[j]
             continue
         names, lifted = [0] * now["experts"], [0.0] * now["experts"]
-        count = contend(now, copies, ids, scores, lift, int(own.par[TOP_J]), names, lifted)
+        own_best = step.weight[t] if len(step.weight) > 0 else ids[:0]
+        count = contend(now, copies, ids, scores, own_best, top_j, lift, names, lifted)
         sort_nearly_sorted(names, lifted, count)
-        for j in range(wanted):
-            out[t][j] = names[j] if j < count else NONE
+        write_by_rank(names, min(wanted, count), ids, scores, out[t])
 
 
-def contend(now, copies, ids, scores, lift, top_j, names, lifted):
+def contend(now, copies, ids, scores, weights, top_j, lift, names, lifted):
     """Who may be chosen, with lifted scores: the recorded choice in its order, then by id what is no worse than it.
 
     Returns how many. Whatever else there is loses against every expert of the recorded choice.
@@ -46,7 +49,8 @@ def contend(now, copies, ids, scores, lift, top_j, names, lifted):
     count, least = 0, float("inf")
     for j in range(len(ids)):
         if ids[j] >= 0 and scores[ids[j]] > MINUS_INFINITY:
-            score = scores[ids[j]] + (lift if j < top_j or is_resident(now, copies, ids[j]) else 0.0)
+            is_lifted = weight_rank(weights, j) < top_j or is_resident(now, copies, ids[j])
+            score = scores[ids[j]] + (lift if is_lifted else 0.0)
             names[count], lifted[count], least, count = ids[j], score, min(least, score), count + 1
     recorded, least = count, least if count == routed(ids) else MINUS_INFINITY
     for e in range(now["experts"]):
@@ -56,12 +60,15 @@ def contend(now, copies, ids, scores, lift, top_j, names, lifted):
     return count
 
 
-def is_among(names, count, e):
-    """Whether e is one of the first `count`."""
-    for i in range(count):
-        if names[i] == e:
-            return True
-    return False
+def weight_rank(weights, j):
+    """How many of a token's experts have more gate weight than its j-th, ties to the better rank; j without weights."""
+    if len(weights) == 0:
+        return j
+    before = 0
+    for i in range(len(weights)):
+        if weights[i] > weights[j] or (weights[i] == weights[j] and i < j):
+            before += 1
+    return before
 
 
 def is_resident(now, copies, e):

@@ -7,9 +7,9 @@ family's scores; where a bias makes them negative they count as none.
 
 from policies.contract import Number, Routing, always, slot
 from policies.routing.max_rank import cached_first, ranked
-from policies.selection import routed
+from policies.selection import protected, routed
 
-PARAMS = (Number("p", 0.9, 0, 1), Number("top_j", 2, 0, 64, integer=True))
+PARAMS = (Number("p", 0.9, 0, 1), Number("top_j", -1, -1, 64, integer=True))
 P, TOP_J = slot(PARAMS, "p"), slot(PARAMS, "top_j")
 
 
@@ -19,7 +19,7 @@ def choose(now, step, experts, copies, own, out):
         wanted = routed(step.ids[t])
         order = ranked(step.choice[t], step.ids[t], now["experts"])
         window = max(wanted, shortest(own.par[P], order, step.gate[t]))
-        cached_first(now, copies, order[:window], int(own.par[TOP_J]), wanted, out[t])
+        cached_first(now, copies, order[:window], protected(now, own.par[TOP_J]), wanted, out[t])
 
 
 def shortest(share, order, scores):

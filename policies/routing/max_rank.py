@@ -3,14 +3,14 @@
 The token's first `top_j` experts stay. Of those of rank top_j + 1 to m, resident ones come first in rank order, then
 the others in rank order; the first k are chosen, and run in rank order. Nothing worse than rank m is ever promoted;
 m <= k is the recorded choice. Ranks are the recorded order, then descending choice score, ties by lowest id. The
-defaults are those of re-implementations (colibri); the paper's J is 2 for fine-grained models, 1 for Mixtral and Phi.
+default of m is that of re-implementations (colibri); J is -1 for the paper's: 2, or 1 for models of two experts.
 """
 
 from policies.contract import NONE, Number, Routing, always, slot
 from policies.routing.cache_prior import is_resident
-from policies.selection import next_best, routed
+from policies.selection import next_best, protected, routed
 
-PARAMS = (Number("m", 12, 1, 4096, integer=True), Number("top_j", 2, 0, 64, integer=True))
+PARAMS = (Number("m", 12, 1, 4096, integer=True), Number("top_j", -1, -1, 64, integer=True))
 M, TOP_J = slot(PARAMS, "m"), slot(PARAMS, "top_j")
 MINUS_INFINITY = -float("inf")
 
@@ -21,7 +21,7 @@ def choose(now, step, experts, copies, own, out):
         ids = step.ids[t]
         window = min(max(int(own.par[M]), routed(ids)), now["experts"])
         order = ranked(step.choice[t], ids, window)
-        cached_first(now, copies, order, int(own.par[TOP_J]), routed(ids), out[t])
+        cached_first(now, copies, order, protected(now, own.par[TOP_J]), routed(ids), out[t])
 
 
 def ranked(scores, ids, window):

@@ -3,7 +3,8 @@
 z' = z + delta * (1 - s / s_max) for a resident expert, where delta is the token's gap between its best and its k-th
 choice score, s the predicted reuse distance of the expert in this layer and s_max the largest among the resident. The
 top k of z' are chosen, ties as recorded, then by id; those of place `keep` and beyond that are not resident are dropped
-(T = 4 in the authors' code). In decode passes only, as there; `phase=any` in all.
+(T = 4 in the authors' simulator). In decode passes only, as there; `phase=any` in all. Their inference code is another:
+its gap reaches to the k+1-st, and residents of any rank fill up what was dropped.
 
 The authors learn s with small networks from two features, whose weights are not published. Each feature alone stands
 in: `predict=recency` takes the passes since the last use (or arrival by prefetch), `predict=interval` the mean number
@@ -12,7 +13,7 @@ of passes between uses so far.
 
 from policies.contract import DECODE, NONE, Choice, Memory, Number, Routing, always, slot
 from policies.routing.cache_prior import is_resident
-from policies.selection import next_best, routed
+from policies.selection import next_best, routed, write_by_rank
 
 PARAMS = (
     Choice("predict", "recency", ("recency", "interval")),
@@ -49,7 +50,7 @@ def bonuses(now, experts, copies, own):
             longest = max(longest, away[e])
     for e in range(now["experts"]):
         if is_resident(now, copies, e):
-            away[e] = 1.0 - away[e] / longest if longest > 0.0 else 0.0
+            away[e] = 1.0 - away[e] / longest if longest > 0.0 else 1.0
     return away
 
 
@@ -62,13 +63,18 @@ def distance(now, expert, own):
 
 
 def lift_and_drop(now, copies, scores, ids, wanted, bonus, keep, row):
-    """One token's experts by lifted score; NONE for those dropped."""
+    """One token's experts, chosen by lifted score and written by rank; NONE in place of those dropped."""
     delta = scores[ids[0]] - scores[ids[wanted - 1]]
     lifted = [scores[e] + delta * bonus[e] for e in range(now["experts"])]
+    names, count = [0] * wanted, 0
     for place in range(wanted):
         e = next_best(lifted, ids, now["experts"])
         lifted[e] = MINUS_INFINITY
-        row[place] = e if place < keep or is_resident(now, copies, e) else NONE
+        if e != NONE and (place < keep or is_resident(now, copies, e)):
+            names[count] = e
+            count += 1
+        row[place] = NONE
+    write_by_rank(names, count, ids, scores, row)
 
 
 POLICY = Routing(

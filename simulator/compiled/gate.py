@@ -52,7 +52,7 @@ from simulator.compiled.transfers import promote
 @fast
 def open_gate(w, hands):
     """Route the tokens, unite their demand, cancel overtaken prefetches."""
-    now(w)["gated"] = 1
+    now(w)["gated"], now(w)["absent"] = 1, -1
     w["gated_at"], w["spent"] = w["time"], 0
     w["changed"], w["substituted"], w["coming"] = 0, 0, 0
     w["turn"], w["looked_up"], w["served"] = 0, 0, 0
@@ -130,6 +130,7 @@ def look_up(w, hands, first, last):
     w["served"] = last - first
     if w["absent"] > 0:
         resolve(w, hands, first, w["absent"])
+    count_absent(w)
     if w["knows_future"] == 1:
         for n in range(first, last):
             experts(w)[demand_expert(w)[n]]["next_use"] = demand_next(w)[n]
@@ -182,6 +183,17 @@ def meet(w, y):
     if mine["prefetch"] == 1 and mine["awaited"] == 0:
         mine["awaited"] = 1
         count(w, ledger.PREFETCH_USED, layer_of(w, y), 1)
+
+
+@called
+def count_absent(w):
+    """Tell policies how many of those looked up are absent and run all the same."""
+    total = max(now(w)["absent"], 0)
+    if w["absent"] > 0:
+        for i in range(w["served"]):
+            served = accesses(w)[i]["served"]
+            total += 1 if served == FETCH or served == ON_CPU else 0
+    now(w)["absent"] = total
 
 
 @fast

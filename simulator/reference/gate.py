@@ -57,6 +57,10 @@ class Access:
     substitutes: dict[int, int] = field(default_factory=dict)  #: expert x -> tokens that it takes over
 
 
+#: What is not there and runs all the same.
+ABSENT_YET_RUN = (Served.FETCH, Served.CPU)
+
+
 @dataclass
 class Demanded:
     """A step after its gate."""
@@ -85,7 +89,7 @@ class Gatekeeper:
 
     def open(self, step_pass: Pass, layer: int) -> Demanded:
         """Route the tokens, unite their demand, cancel overtaken prefetches."""
-        self._tables.now["gated"] = 1
+        self._tables.now.update(gated=1, absent=-1)
         gate = self._source.gate(step_pass, layer)
         ids, weight, union = self._route(gate, step_pass, layer)
         self._link.cancel(self._tables.now["step"])
@@ -145,6 +149,8 @@ class Gatekeeper:
         missing = [access for access in accesses if access.served is Served.FETCH]
         if missing:
             self._resolve(demanded, missing)
+        now = self._tables.now
+        now["absent"] = max(now["absent"], 0) + sum(access.served in ABSENT_YET_RUN for access in accesses)
         if demanded.union.next_use:
             for n in positions:
                 position = demanded.union.next_use[n]
