@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from itertools import combinations, product
+from typing import get_args
 
 import pytest
 
@@ -48,6 +49,9 @@ contention = {cpu = 0.5, link = 0.5}
 """
 READS_THE_FUTURE = {"belady", "static", "pinned", "oracle"}
 KIND_PAIRS = list(combinations(policies.NAMES, 2))
+#: Every scope but the default, in which all pairs run.
+OTHER_SCOPES = sorted({*get_args(ReplayConfig.model_fields["scope"].annotation)} - {ReplayConfig().scope})
+STRIDE = 3  #: one pair in so many runs in the other scopes
 REASONS = ("compulsory", "collisions", "capacity")
 ACCESSES = ("hits", "late", *REASONS)
 SIDE = -1  #: where speculative copies are, beside all pools
@@ -74,6 +78,14 @@ def spelled(kind: str, name: str) -> str:
 def pairs(one: str, other: str) -> Iterator[dict[str, str]]:
     for first, second in product(policies.NAMES[one], policies.NAMES[other]):
         yield {one: spelled(one, first), other: spelled(other, second)}
+
+
+def few_pairs(one: str, other: str) -> Iterator[dict[str, str]]:
+    """The pairs on diagonals, so that each policy of either kind meets every STRIDE-th of the other."""
+    columns = len(policies.NAMES[other])
+    for n, given in enumerate(pairs(one, other)):
+        if sum(divmod(n, columns)) % STRIDE == 0:
+            yield given
 
 
 def is_refused(given: dict[str, str]) -> str:
@@ -169,8 +181,8 @@ def assert_conserves(result: Result, ready: Plan) -> Counter[str]:
     return books.seen
 
 
-def configuration(machine: str, contract: str, given: dict[str, str]) -> ReplayConfig:
-    return configure(capacity="40%", platform=machine, contract=contract, **given)
+def configuration(machine: str, contract: str, given: dict[str, str], scope: str = "global") -> ReplayConfig:
+    return configure(capacity="40%", platform=machine, contract=contract, scope=scope, **given)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -191,6 +203,34 @@ def test_every_pair_conserves_or_is_refused_by_name(
         assert_conserves(result, plan(small_trace(), config))
         if engine != "reference":
             assert result == replay(small_trace(), config, log=True), given
+
+
+@pytest.mark.parametrize("scope", OTHER_SCOPES)
+@pytest.mark.parametrize("kinds", KIND_PAIRS, ids=" ".join)
+def test_pairs_conserve_in_every_other_scope_and_engines_agree(
+    kinds: tuple[str, str], scope: str, machine: str
+) -> None:
+    """Two experts' worth of bytes for the five of a layer, half of what a prompt may demand; contracts take turns."""
+    for n, given in enumerate(few_pairs(*kinds)):
+        config = configuration(machine, ("atomic", "sequential")[n % 2], given, scope)
+        if is_refused(given):
+            continue  # whatever the scope; told above
+        results = [replay(small_trace(), config, log=True, engine=engine) for engine in ENGINES]
+        assert all(result == results[0] for result in results), given
+        ready = plan(small_trace(), config)
+        assert len(ready.capacity.pools) == small_trace().geometry.layers
+        assert_conserves(results[0], ready)
+
+
+def test_the_few_pairs_leave_no_policy_out() -> None:
+    """Every policy meets the three other kinds, and none is only ever refused."""
+    ran = set[str]()
+    for kinds in KIND_PAIRS:
+        few = list(few_pairs(*kinds))
+        for kind in kinds:
+            assert {given[kind] for given in few} == {spelled(kind, name) for name in policies.NAMES[kind]}
+        ran |= {f"{kind} {name}" for given in few if not is_refused(given) for kind, name in given.items()}
+    assert ran == {f"{kind} {spelled(kind, name)}" for kind, names in policies.NAMES.items() for name in names}
 
 
 def test_there_are_as_many_pairs_as_there_should_be() -> None:
