@@ -19,10 +19,12 @@ CURVES_ALONE = "hit_rate_by_capacity"
 
 def plot(
     results: Annotated[
-        Path,
-        typer.Argument(help="Folder of `replay`, `curve`, `validate --out` or `sweep run`.", show_default=False),
+        str,
+        typer.Argument(
+            help="Folder of `replay`, `curve`, `validate --out` or `sweep run`; URL of `sweep run`.", show_default=False
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder for the figures; default RESULTS/figures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for figures; default figures in RESULTS, or here.")] = None,
     figure: Annotated[
         str | None, typer.Option(help="Comma list of figures; default all that the results can feed.")
     ] = None,
@@ -30,9 +32,11 @@ def plot(
 ) -> None:
     """Draw figures from results, PNG and SVG: collisions by layer, misses, hit rate and latency against capacity."""
     from analysis.figures import save
+    from simulator.sweep.place import place_of
 
-    folder = out or results / "figures"
-    for name, drawn in _drawn(results, figure.split(",") if figure else None, where or []):
+    place = place_of(results)
+    folder = out or place.beside(Path()) / "figures"
+    for name, drawn in _drawn(place.local(), figure.split(",") if figure else None, where or []):
         for path in save(drawn, folder / name):
             say(f"wrote {path}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,12 +10,13 @@ from commands.terminal import say
 
 
 def sweep_merge(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that `sweep run` wrote.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="A new folder.", show_default=False)],
+    results: Annotated[list[str], typer.Argument(help="Folders or URLs that `sweep run` wrote.", show_default=False)],
+    out: Annotated[str, typer.Option(help="A new folder or URL.", show_default=False)],
 ) -> None:
     """Merge results: each configuration once, sorted; the same bytes whatever the way of running."""
     from simulator.sweep.merge import merge
+    from simulator.sweep.place import place_of
 
-    merged = merge(folders, out)
+    merged = merge([place_of(each) for each in results], place_of(out))
     failed = f" and {merged.errors:,} error rows" if merged.errors else ""
-    say(f"wrote {merged.folder}: {merged.configurations:,} configurations{failed}")
+    say(f"wrote {merged.where}: {merged.configurations:,} configurations{failed}")

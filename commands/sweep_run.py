@@ -14,6 +14,7 @@ from commands.terminal import say
 if TYPE_CHECKING:
     from simulator.sweep.dispatch import Standing
     from simulator.sweep.jobs import Job
+    from simulator.sweep.place import Place
     from simulator.sweep.run import Start, Sweep
     from simulator.sweep.slurm import Shards
 
@@ -23,11 +24,11 @@ MOST_NAMED = 5  #: errors that are printed in full
 
 def sweep_run(
     file: Annotated[Path, typer.Argument(help="Experiment, TOML or YAML.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder for the results; what is in it is not run again.")] = Path("sweep"),
+    out: Annotated[str, typer.Option(help="Folder, or URL as s3://bucket/name; what is there is not rerun.")] = "sweep",
     changes: Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the file's.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Replays at once; on slurm, in each job.")] = CORES,
     engine: Annotated[str, typer.Option(help="Default: the fastest.", show_default=False)] = "",
-    shard: Annotated[str, typer.Option(help="i/n: this part of the sweep only; parts share the folder.")] = "1/1",
+    shard: Annotated[str, typer.Option(help="i/n: this part of the sweep only; parts share --out.")] = "1/1",
     executor: Annotated[str, typer.Option(help="local | ray | slurm.")] = "local",
     address: Annotated[str, typer.Option(help="ray: of a running cluster, auto to find it; default a new one.")] = "",
     nodes: Annotated[int, typer.Option(min=1, help="slurm: jobs, each a shard on a node.")] = 1,
@@ -39,28 +40,30 @@ def sweep_run(
     from simulator.replay import check_engine
     from simulator.sweep.jobs import parse_shard
     from simulator.sweep.jobs import shard as part_of
+    from simulator.sweep.place import place_of
     from simulator.sweep.run import fastest_engine, left_to_do, planned
 
     engine = engine or fastest_engine()
     check_engine(engine)
     sweep = planned(file, changes or (), keep_going)
     share = part_of(sweep.jobs, parse_shard(shard))
-    jobs = left_to_do(sweep, out, share)
+    place = place_of(out)
+    jobs = left_to_do(sweep, place, share)
     _say_plan(sweep, share, jobs)
     if dry_run:
         _say_estimate(jobs, engine, workers)
     elif executor == "slurm" and jobs:
         from simulator.sweep.slurm import Shards
 
-        shards = Shards(file.resolve(), tuple(changes or ()), out.resolve(), engine, workers, nodes, keep_going)
+        shards = Shards(file.resolve(), tuple(changes or ()), place, engine, workers, nodes, keep_going)
         _submit(shards, slurm or [])
     elif jobs:
-        _run(sweep, jobs, out, engine, _starter(executor, workers, engine, address))
+        _run(sweep, jobs, place, engine, _starter(executor, workers, engine, address))
     if not dry_run:
         say(f"wrote {out}/part-*/; next: moereplay sweep show {out}, or moereplay plot {out}")
 
 
-def _run(sweep: Sweep, jobs: list[Job], out: Path, engine: str, start: Start) -> None:
+def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -> None:
     from commands.sweep_meter import Meter
     from simulator.sweep.run import execute
 

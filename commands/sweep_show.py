@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def sweep_show(
-    folder: Annotated[Path, typer.Argument(help="Folder that `sweep run` or `sweep merge` wrote.", show_default=False)],
+    results: Annotated[
+        str, typer.Argument(help="Folder or URL that `sweep run` or `sweep merge` wrote.", show_default=False)
+    ],
     by: Annotated[str, typer.Option(help="hit_rate, ttft_mean_ms, tpot_ms, gb_moved, ...: best first.")] = "hit_rate",
     top: Annotated[int, typer.Option(min=1, help="Rows.")] = 20,
     where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these.")] = None,
@@ -30,7 +31,9 @@ def sweep_show(
     from analysis.metrics import grouped, ranked
     from analysis.results import filtered, label_of
     from analysis.tables import table
+    from simulator.sweep.place import place_of
 
+    folder = place_of(results).local()
     heading = "error rows"
     if errors:
         rows = sweeps.errors(folder).select("identity", "eviction", "prefetch", "miss", "routing", "capacity", "error")

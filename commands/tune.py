@@ -17,7 +17,7 @@ OBJECTIVES = "tpot_ms,mass_kept,gb_moved"  #: speed, fidelity and traffic
 
 def tune(
     file: Annotated[Path, typer.Argument(help="Experiment; its axes are what is searched.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder for the journal and every replay; resumed.")] = Path("tune"),
+    out: Annotated[str, typer.Option(help="Folder for the journal and every replay; resumed.")] = "tune",
     objectives: Annotated[
         str, typer.Option(help="Comma list: tpot_ms, ttft_ms, mass_kept, gb_moved, ...")
     ] = OBJECTIVES,
@@ -32,25 +32,30 @@ def tune(
     """Search an experiment for the configurations that nothing beats in every objective. SIMULATED."""
     from analysis.progress import progress
     from analysis.tables import table
+    from simulator.errors import ConfigError
     from simulator.experiment.file import read
+    from simulator.sweep.folder import Folder
     from simulator.sweep.jobs import open_traces
     from simulator.sweep.local import LocalExecutor
-    from simulator.sweep.parts import clear_scratch
+    from simulator.sweep.objects import is_url
     from simulator.sweep.provenance import provenance
     from simulator.sweep.run import NOGIL, fastest_engine
     from simulator.sweep.tune import Search, check
     from simulator.sweep.tune import tune as search_by
 
+    if is_url(out):
+        raise ConfigError(f"--out {out}: the journal of a search needs a folder; name one")
     engine = engine or fastest_engine()
     experiment = read(file, changes or ())
     traces = open_traces(experiment.traces, file.parent, file)
     search = Search(experiment, file, traces, tuple(objectives.split(",")), trials, sampler, seed, engine)
     check(search)
-    clear_scratch(out)
-    executor = LocalExecutor(workers, engine == NOGIL, out, provenance(traces, engine, file.name))
+    folder = Folder(Path(out))
+    folder.prepare()
+    executor = LocalExecutor(workers, engine == NOGIL, folder, provenance(traces, engine, file.name))
     try:
         with progress(trials, "trials") as advance, interruptible() as stopping:
-            found = search_by(search, out, executor, advance, stopping)
+            found = search_by(search, folder.path, executor, advance, stopping)
     finally:
         executor.close()
     say(f"wrote {out}/part-*/, every replay; run the same command with more --trials to go on")

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from simulator.sweep.folder import Folder
 from simulator.sweep.merge import merge
+from simulator.sweep.place import place_of
 from traces.schema import Geometry
 from traces.synthetic import Synthetic, synthesise
 from traces.writer import write_trace
@@ -43,10 +45,10 @@ def experiment(folder: Path, text: str = GRID, name: str = "experiment.toml") ->
     return file
 
 
-def merged(out: Path, *folders: Path) -> dict[str, str]:
-    """sha256 of every table of the merged folders."""
-    folder = merge(folders, out).folder
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.parquet"))}
+def merged(out: Path, *results: Path | str) -> dict[str, str]:
+    """sha256 of every table of the merged folders and URLs."""
+    where = Path(merge([place_of(str(each)) for each in results], Folder(out)).where)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(where.glob("*.parquet"))}
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:

@@ -20,8 +20,9 @@ from simulator.errors import ConfigError
 from simulator.experiment.file import read
 from simulator.sweep.batches import Batch, compute
 from simulator.sweep.executor import Stored
+from simulator.sweep.folder import Folder
 from simulator.sweep.jobs import open_traces
-from simulator.sweep.parts import store
+from simulator.sweep.place import Place
 from simulator.sweep.ray_cluster import RayExecutor, pack, place
 from simulator.sweep.run import execute, planned
 from simulator.sweep.slurm import options_of
@@ -45,7 +46,7 @@ class Here:
 
     slots = room = 2
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Place) -> None:
         self._out, self._waiting = out, []
 
     def submit(self, batch: Batch, alone: bool = False) -> None:
@@ -55,7 +56,7 @@ class Here:
         waiting, self._waiting = self._waiting, []
         made = [(batch, compute(batch)) for batch in waiting]
         for _, each in made:
-            store(self._out, each.part, {"sweep_version": 1})
+            self._out.store(each.part, {"sweep_version": 1})
         return [Stored(batch, each.headlines) for batch, each in made]
 
     def close(self) -> None:
@@ -67,7 +68,7 @@ def folder(tmp_path_factory) -> Path:
     """An experiment and its results from this process."""
     folder = tmp_path_factory.mktemp("clusters")
     sweep = planned(experiment(folder))
-    execute(sweep, sweep.jobs, folder / "out", "reference", lambda out, about: Here(out))
+    execute(sweep, sweep.jobs, Folder(folder / "out"), "reference", lambda out, about: Here(out))
     return folder
 
 
@@ -97,13 +98,12 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(tmp_path):
     pytest.importorskip("ray")
     store_trace(tmp_path / "tiny.zarr", prompt_tokens=20, decode_tokens=60)  # long enough to be caught at work
     sweep, killed, stop = planned(experiment(tmp_path)), [], threading.Event()
-    execute(sweep, sweep.jobs, tmp_path / "here", "reference", lambda out, about: Here(out))
+    execute(sweep, sweep.jobs, Folder(tmp_path / "here"), "reference", lambda out, about: Here(out))
     killer = threading.Thread(target=kill_one, args=(killed, stop))
     killer.start()
     try:
-        ended = execute(
-            sweep, sweep.jobs, tmp_path / "out", "reference", lambda out, about: RayExecutor("", 2, out, about)
-        )
+        out = Folder(tmp_path / "out")
+        ended = execute(sweep, sweep.jobs, out, "reference", lambda out, about: RayExecutor("", 2, out, about))
     finally:
         stop.set()
         killer.join()
@@ -115,11 +115,23 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(tmp_path):
 def test_submitit_gives_the_same_rows(folder, tmp_path, capsys):
     pytest.importorskip("submitit")
     options = ["cluster=local", "timeout_min=5"]
-    sweep_run(folder / "experiment.toml", tmp_path / "out", workers=1, executor="slurm", nodes=2, slurm=options)
+    sweep_run(folder / "experiment.toml", str(tmp_path / "out"), workers=1, executor="slurm", nodes=2, slurm=options)
     said = capsys.readouterr().err
     assert "shard 1/2: " in said
     assert "shard 2/2: " in said
     assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", folder / "out")
+
+
+def test_submitit_sweeps_into_a_store_and_leaves_its_logs_beside_the_experiment(folder, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("submitit")
+    pytest.importorskip("obstore")
+    (tmp_path / "bucket").mkdir()
+    url, options = (tmp_path / "bucket").as_uri(), ["cluster=local", "timeout_min=5"]
+    sweep_run(experiment(tmp_path), url, workers=1, executor="slurm", nodes=2, slurm=options, engine="reference")
+    assert "shard 2/2: " in capsys.readouterr().err
+    assert list((tmp_path / "slurm").iterdir())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert merged(tmp_path / "a", url) == merged(tmp_path / "b", folder / "out")
 
 
 def test_a_trace_behind_a_url_is_fetched_once_and_is_the_same(folder, tmp_path, monkeypatch):
@@ -156,7 +168,7 @@ def test_a_search_finds_what_nothing_beats_and_is_the_same_again(folder, tmp_pat
     found = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        found.append(tune(search(folder, 14, sampler), tmp_path / name, Here(tmp_path / name)))
+        found.append(tune(search(folder, 14, sampler), tmp_path / name, Here(Folder(tmp_path / name))))
     assert found[0] == found[1]
     pareto = [each.values for each in found[0]]
     assert pareto
@@ -172,7 +184,7 @@ def test_a_search_is_resumed_from_its_journal(folder, tmp_path):
     pytest.importorskip("optuna")
     counted = []
     for trials in (6, 10):
-        tune(search(folder, trials), tmp_path, Here(tmp_path), counted.append)
+        tune(search(folder, trials), tmp_path, Here(Folder(tmp_path)), counted.append)
     assert (counted[0], sum(counted[:4])) == (0, 6)
     assert counted[4:] == [6, 2, 2]
 
@@ -185,7 +197,7 @@ def test_a_grid_that_is_no_larger_than_the_search_is_better_enumerated(folder):
 def test_tune_prints_the_pareto_set(folder, tmp_path, capsys):
     pytest.importorskip("optuna")
     file = experiment(folder, TUNED, "tuned.toml")
-    tune_verb(file, tmp_path, objectives="tpot_ms,capacity_gb", trials=6, workers=2, as_json=True)
+    tune_verb(file, str(tmp_path), objectives="tpot_ms,capacity_gb", trials=6, workers=2, as_json=True)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows
     assert set(rows[0]) == {"tpot_ms", "capacity_gb", "capacity", "eviction", "prefetch"}

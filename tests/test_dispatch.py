@@ -124,6 +124,22 @@ def test_a_disk_that_is_full_ends_the_sweep_with_the_reason():
         run([job(1)], Full())
 
 
+def test_what_is_in_flight_is_stored_before_the_reason_is_told():
+    stored = []
+
+    class FullOnce(Pretended):
+        def collect(self, seconds):
+            batch, _ = self._waiting.pop(0)
+            if batch.number == 1:
+                return [Unwritable(batch, "cannot store part-1: no such bucket")]
+            stored.append(batch.number)
+            return [Stored(batch, [Headline(each.key, 0.01, None, {}) for each in batch.jobs])]
+
+    with pytest.raises(ConfigError, match="no such bucket"):
+        run([job(number) for number in range(50)], FullOnce(slots=4))
+    assert stored == [0, 2, 3, 4]  # 0 made room for 4 before 1 was refused
+
+
 def test_errors_count_as_done_and_are_told():
     class Failing(Pretended):
         def collect(self, seconds):

@@ -24,9 +24,10 @@ from simulator.grid import run_grid
 from simulator.replay import replay
 from simulator.result import COUNTERS
 from simulator.rows import write_part
-from simulator.sweep import parts, tables
+from simulator.sweep import tables
 from simulator.sweep.batches import Batch, compute
 from simulator.sweep.estimate import estimate
+from simulator.sweep.folder import Folder
 from simulator.sweep.jobs import Job, job_of
 from simulator.sweep.merge import merge
 from simulator.sweep.run import Sweep, left_to_do, planned
@@ -39,7 +40,7 @@ ABOUT = {"sweep_version": 1}
 
 def done(out: Path, jobs: list[Job], requests: bool = True) -> None:
     """Run jobs here and now, as one part."""
-    parts.store(out, compute(Batch(0, tuple(jobs), "reference", requests)).part, ABOUT)
+    Folder(out).store(compute(Batch(0, tuple(jobs), "reference", requests)).part, ABOUT)
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +133,11 @@ def test_equal_work_is_a_part_of_equal_name_and_bytes(sweep, whole, tmp_path):
 
 
 def test_what_is_stored_is_not_left_to_do(sweep, tmp_path):
-    assert left_to_do(sweep, tmp_path, sweep.jobs) == sweep.jobs
+    assert left_to_do(sweep, Folder(tmp_path), sweep.jobs) == sweep.jobs
     done(tmp_path, sweep.jobs[:5], requests=False)
-    assert left_to_do(sweep, tmp_path, sweep.jobs) == sweep.jobs[5:]
+    assert left_to_do(sweep, Folder(tmp_path), sweep.jobs) == sweep.jobs[5:]
     wants_requests = sweep._replace(experiment=sweep.experiment.model_copy(update={"requests": True}))
-    assert left_to_do(wants_requests, tmp_path, sweep.jobs) == sweep.jobs  # their rows per request are missing
+    assert left_to_do(wants_requests, Folder(tmp_path), sweep.jobs) == sweep.jobs  # their rows per request are missing
 
 
 def test_a_failing_configuration_is_an_error_row_beside_the_others_and_gives_way_to_a_result(sweep, tmp_path):
@@ -149,11 +150,11 @@ def test_a_failing_configuration_is_an_error_row_beside_the_others_and_gives_way
     assert table["identity"].to_list() == [bad.identity]
     assert "gone.zarr does not exist" in table["error"][0]
     assert len(sweeps.load(tmp_path / "out")) == 2
-    assert left_to_do(sweep, tmp_path / "out", [bad]) == [bad]  # it is tried again
+    assert left_to_do(sweep, Folder(tmp_path / "out"), [bad]) == [bad]  # it is tried again
     store_trace(trace, seed=5)
     done(tmp_path / "out", [bad], requests=False)
     assert sweeps.errors(tmp_path / "out").is_empty()
-    assert merge([tmp_path / "out"], tmp_path / "merged")[1:] == (3, 0)
+    assert merge([Folder(tmp_path / "out")], Folder(tmp_path / "merged"))[1:] == (3, 0)
 
 
 def test_a_trace_that_changed_is_not_replayed_under_its_old_name(tmp_path):
@@ -173,7 +174,7 @@ def test_a_full_disk_leaves_no_part_and_says_what_to_do(sweep, tmp_path, monkeyp
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConfigError, match="No space left on device; what is stored stays"):
-        parts.store(tmp_path, part, ABOUT)
+        Folder(tmp_path).store(part, ABOUT)
     assert [path.name for path in tmp_path.rglob("*")] == ["tmp"]
 
 
@@ -188,7 +189,7 @@ def test_a_flipped_bit_is_noticed_by_every_reader(whole, tmp_path):
         with pytest.raises(AnalysisError, match="damaged"):
             sweeps.load(copy)
         with pytest.raises(ConfigError, match="damaged"):
-            merge([copy], tmp_path / f"{table}-merged")
+            merge([Folder(copy)], Folder(tmp_path / f"{table}-merged"))
 
 
 def test_results_of_a_newer_version_are_refused(whole, tmp_path):
@@ -208,7 +209,7 @@ def test_a_part_that_is_being_written_is_not_there(whole, tmp_path):
     for pid in (gone.pid, os.getpid()):
         shutil.copytree(part, tmp_path / "out" / "tmp" / f"{os.uname().nodename}-{pid}-0")
     assert len(sweeps.load(tmp_path / "out")) == 18
-    parts.clear_scratch(tmp_path / "out")
+    Folder(tmp_path / "out").prepare()
     assert [path.name.split("-")[-2] for path in (tmp_path / "out" / "tmp").iterdir()] == [str(os.getpid())]
 
 

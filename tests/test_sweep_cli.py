@@ -34,7 +34,7 @@ prefetch = ["none", "top_k"]
 def folder(tmp_path_factory) -> Path:
     """An experiment and its undisturbed results."""
     folder = tmp_path_factory.mktemp("cli")
-    sweep_run(experiment(folder), folder / "out", workers=1)
+    sweep_run(experiment(folder), str(folder / "out"), workers=1)
     return folder
 
 
@@ -44,7 +44,7 @@ def long(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("long")
     store_trace(folder / "long.zarr", prompt_tokens=20, decode_tokens=40)
     (folder / "long.toml").write_text(LONG)
-    sweep_run(folder / "long.toml", folder / "whole", workers=1)
+    sweep_run(folder / "long.toml", str(folder / "whole"), workers=1)
     return folder
 
 
@@ -73,26 +73,26 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(folder, tmp_path):
 
 def test_shards_in_one_folder_are_the_whole(folder, tmp_path):
     for part in ("1/2", "2/2"):
-        sweep_run(folder / "experiment.toml", tmp_path / "out", workers=1, shard=part)
+        sweep_run(folder / "experiment.toml", str(tmp_path / "out"), workers=1, shard=part)
     assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", folder / "out")
 
 
 def test_show_ranks_filters_and_groups(folder, capsys):
-    sweep_show(folder / "out", by="tpot_ms", where=["eviction=lru"], top=3)
+    sweep_show(str(folder / "out"), by="tpot_ms", where=["eviction=lru"], top=3)
     shown = capsys.readouterr()
     assert "SIMULATED: 6 configurations, best tpot_ms first" in shown.out
     assert "3 of 6 rows" in shown.err
-    sweep_show(folder / "out", group_by="eviction,prefetch", as_json=True)
+    sweep_show(str(folder / "out"), group_by="eviction,prefetch", as_json=True)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["configurations"] for row in rows] == [3] * 6
-    sweep_show(folder / "out", as_csv=True)
+    sweep_show(str(folder / "out"), as_csv=True)
     assert len(capsys.readouterr().out.splitlines()) == 1 + 18
 
 
 def test_merge_and_plot_take_the_folder(folder, tmp_path, capsys):
-    sweep_merge([folder / "out"], tmp_path / "merged")
+    sweep_merge([str(folder / "out")], str(tmp_path / "merged"))
     assert "18 configurations" in capsys.readouterr().err
-    plot(tmp_path / "merged", where=["prefetch=top_k"])
+    plot(str(tmp_path / "merged"), where=["prefetch=top_k"])
     assert {path.stem for path in (tmp_path / "merged" / "figures").iterdir()} == {
         *("collisions_by_layer", "misses", "hit_rate_by_capacity", "ttft_by_capacity")
     }
@@ -115,11 +115,11 @@ def test_a_refusal_is_one_line_and_exit_code_two(name, folder, tmp_path):
 
 def test_error_rows_are_told_and_the_others_are_there(folder, tmp_path, capsys):
     file = experiment(folder, GRID.replace('"20%"', '"0.1%"'), "some.toml")
-    sweep_run(file, tmp_path, workers=1, keep_going=True)
+    sweep_run(file, str(tmp_path), workers=1, keep_going=True)
     said = capsys.readouterr().err
     assert said.count("less than one expert of 1,000") == 10  # five before, five after
     assert "and 1 more error rows" in said
-    sweep_show(tmp_path, errors=True)
+    sweep_show(str(tmp_path), errors=True)
     assert capsys.readouterr().out.count("0.1%") == 12  # the setting and the reason of each
 
 

@@ -66,22 +66,32 @@ class Dispatcher:
         self._running: dict[int, Batch] = {}
         self._numbers = 0
         self._seconds, self._work = 0.0, 0  # of finished jobs
+        self._unwritable: str | None = None  # why a part could not be stored
         self.standing = Standing(len(self._queue))
 
     def run(self, watch: Callable[[Standing], None], stopping: Callable[[], bool]) -> Standing:
-        """`watch` hears of every change and about once a second. Raises ConfigError if parts cannot be written."""
-        while self._running or (self._left and not stopping()):
-            if not stopping():
+        """`watch` hears of every change and about once a second.
+
+        Raises ConfigError if a part cannot be written, once the others in flight are.
+        """
+        while self._running or (self._left and not self._ends(stopping)):
+            if not self._ends(stopping):
                 self._hand_out()
             for event in self._executor.collect(1.0):
                 self._digest(event)
             watch(self.standing)
+        if self._unwritable:
+            raise ConfigError(self._unwritable)
         self.standing.stopped = bool(self._left)
         return self.standing
 
     @property
     def _left(self) -> int:
         return len(self._queue) + len(self._suspects)
+
+    def _ends(self, stopping: Callable[[], bool]) -> bool:
+        """Whether nothing more is handed out."""
+        return self._unwritable is not None or stopping()
 
     def _hand_out(self) -> None:
         while self._suspects and not self._alone():
@@ -121,7 +131,8 @@ class Dispatcher:
     def _digest(self, event: Event) -> None:
         batch = self._running.pop(event.batch.number)
         if isinstance(event, Unwritable):
-            raise ConfigError(event.reason)
+            self._unwritable = self._unwritable or event.reason
+            return
         if isinstance(event, Stored):
             for job, headline in zip(batch.jobs, event.headlines, strict=True):
                 self._seconds, self._work = self._seconds + headline.seconds, self._work + job.work

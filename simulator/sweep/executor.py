@@ -12,7 +12,7 @@ from simulator.sweep.jobs import Job
 
 @dataclass(frozen=True)
 class Stored:
-    """A batch whose part is on disk."""
+    """A batch whose part is stored."""
 
     batch: Batch
     headlines: Sequence[Headline]
@@ -29,7 +29,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Unwritable:
-    """A batch that was replayed and could not be stored: the disk is full, or the folder gone."""
+    """A batch that was replayed and could not be stored: the disk is full, or the bucket out of reach."""
 
     batch: Batch
     reason: str

@@ -12,7 +12,8 @@ from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
 from simulator.grid import bound_of
 from simulator.replay import plan
-from simulator.sweep.remote import fetched, is_remote
+from simulator.sweep.objects import is_url
+from simulator.sweep.remote import fetched
 from traces.schema import Trace, TraceError
 from traces.store import open_trace
 
@@ -65,7 +66,7 @@ def open_traces(patterns: Iterable[str], folder: Path, file: Path) -> list[Trace
 
 
 def _paths(pattern: str, folder: Path, file: Path) -> list[Path]:
-    if is_remote(pattern):
+    if is_url(pattern):
         return [fetched(pattern)]
     paths = sorted(folder.glob(pattern)) if any(sign in pattern for sign in "*?[") else [folder / pattern]
     if not paths:

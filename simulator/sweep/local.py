@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from multiprocessing import connection as connections
 from multiprocessing import get_context
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.sweep.batches import Batch
 from simulator.sweep.executor import Event, Lost, Stored, Unwritable
 from simulator.sweep.jobs import Job
+from simulator.sweep.place import Place
 from simulator.sweep.worker import Told, work
 
 CORES_PER_PROCESS = 8  #: threads share their traces; processes limit what one death costs
@@ -49,7 +49,7 @@ class Worker:
 class LocalExecutor:
     """Batches on processes of this machine, by threads where the engine lets go of the interpreter."""
 
-    def __init__(self, workers: int, nogil: bool, out: Path, provenance: Mapping[str, Any]) -> None:
+    def __init__(self, workers: int, nogil: bool, out: Place, provenance: Mapping[str, Any]) -> None:
         """`workers` batches run at once."""
         processes = -(-workers // CORES_PER_PROCESS) if nogil else workers
         self._out, self._provenance = out, provenance

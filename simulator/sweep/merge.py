@@ -12,31 +12,33 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from simulator.errors import ConfigError
-from simulator.sweep.parts import Part, parts, store
+from simulator.sweep.folder import Folder
+from simulator.sweep.parts import Part
+from simulator.sweep.place import Place
 from simulator.sweep.tables import ORDER, SWEEP_VERSION, TABLES, frame_bytes
 
 
 class Merged(NamedTuple):
     """What was written."""
 
-    folder: Path
+    where: str
     configurations: int
     errors: int
 
 
-def merge(folders: Sequence[Path], out: Path) -> Merged:
-    """Write all parts of `folders` as the one part of `out`. Raises ConfigError if one is damaged, or `out` not new."""
-    if any(out.glob("part-*")):
+def merge(places: Sequence[Place], out: Place) -> Merged:
+    """Write all parts of `places` as the one part of `out`. Raises ConfigError if one is damaged, or `out` not new."""
+    if out.names():
         raise ConfigError(f"{out} holds results already; merge into a new folder")
-    found = [part for folder in folders for part in parts(folder)]
+    found = [part for place in places for part in Folder(place.local()).parts()]
     if not found:
-        where = ", ".join(map(str, folders))
+        where = ", ".join(map(str, places))
         raise ConfigError(f"no parts in {where}; make some with: moereplay sweep run FILE --out DIR")
     tables = {name: _table(name, [(folder, provenance["sha256"]) for folder, provenance in found]) for name in TABLES}
     part = Part({name: frame_bytes(table) for name, table in tables.items() if len(table)}, _holds(tables))
-    store(out, part, _provenance(provenance for _, provenance in found))
+    out.store(part, _provenance(provenance for _, provenance in found))
     errors = tables["configurations"]["error"].count()
-    return Merged(out / part.name, len(tables["configurations"]) - errors, errors)
+    return Merged(f"{out}/{part.name}", len(tables["configurations"]) - errors, errors)
 
 
 def read_table(folder: Path, name: str, digests: Mapping[str, str]) -> pl.DataFrame | None:

@@ -18,7 +18,7 @@ from simulator.extras import extra
 from simulator.sweep.batches import Batch, Made, compute
 from simulator.sweep.executor import Event, Lost, Stored, Unwritable
 from simulator.sweep.jobs import Job
-from simulator.sweep.parts import store
+from simulator.sweep.place import Place
 
 #: A trace as a folder of files, (n,) uint8 each: Ray maps them without a copy.
 Packed = Mapping[str, np.ndarray]
@@ -27,7 +27,7 @@ Packed = Mapping[str, np.ndarray]
 class RayExecutor:
     """One CPU of the cluster per batch; Ray's own retries are off, so that a killer is found and named."""
 
-    def __init__(self, address: str, workers: int, out: Path, provenance: Mapping[str, Any]) -> None:
+    def __init__(self, address: str, workers: int, out: Place, provenance: Mapping[str, Any]) -> None:
         """`address` of a running cluster, `auto` to find it, or empty for a new one of `workers` CPUs here."""
         self._ray = _started(address, workers)
         self._out, self._provenance = out, provenance
@@ -71,7 +71,7 @@ class RayExecutor:
         except self._ray.exceptions.RayError as error:
             return Lost(batch, batch.jobs, str(error).splitlines()[0])
         try:
-            store(self._out, made.part, self._provenance)
+            self._out.store(made.part, self._provenance)
         except ConfigError as error:
             return Unwritable(batch, str(error))
         return Stored(batch, made.headlines)

@@ -1,8 +1,7 @@
-"""Traces in object stores (`s3://`, `gs://`, `https://`, ...): fetched once to this machine, by obstore."""
+"""Traces in object stores (`s3://`, `gs://`, `https://`, ...): fetched once to this machine."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from contextlib import suppress
@@ -10,12 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from simulator.errors import ConfigError
-from simulator.extras import extra
-
-
-def is_remote(path: str) -> bool:
-    """Whether a trace is named by a URL."""
-    return "://" in path
+from simulator.sweep.objects import Objects, cache_folder
 
 
 def fetched(url: str) -> Path:
@@ -23,13 +17,12 @@ def fetched(url: str) -> Path:
 
     A trace in a store is taken to stay as it is: remove the folder to fetch it anew. Raises ConfigError.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moereplay" / "fetched"
-    final = cache / sha256(url.encode()).hexdigest()[:16] / url.rstrip("/").rsplit("/", 1)[1]
+    final = cache_folder() / "fetched" / sha256(url.encode()).hexdigest()[:16] / url.rstrip("/").rsplit("/", 1)[1]
     if final.exists():
         return final
     scratch = final.with_name(f"{final.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        _download(url, scratch)
+        _download(Objects(url.rstrip("/")), scratch)
         with suppress(OSError):  # another process was first
             scratch.rename(final)
     finally:
@@ -37,20 +30,16 @@ def fetched(url: str) -> Path:
     return final
 
 
-def _download(url: str, folder: Path) -> None:
-    """Every object below the URL. Raises ConfigError if there is none or the store refuses."""
-    obstore = extra("remote", "obstore")
-    try:
-        store = extra("remote", "obstore.store").from_url(url.rstrip("/"))
-        for page in obstore.list(store):
-            for found in page:
-                target = folder / found["path"]
-                if ".." in target.parts:
-                    raise ValueError(f"{found['path']!r} leads out of the trace")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(obstore.get(store, found["path"]).bytes())
-    except (OSError, ValueError, extra("remote", "obstore.exceptions").BaseError) as error:
-        said = str(error).splitlines()[0]
-        raise ConfigError(f"cannot fetch {url}: {said}; check the address and credentials") from None
+def _download(objects: Objects, folder: Path) -> None:
+    """Every object below the URL. Raises ConfigError if there is none, the store refuses, or the disk is full."""
+    for name in objects.names():
+        target = folder / name
+        if ".." in target.parts:
+            raise ConfigError(f"cannot fetch {objects.url}: {name!r} leads out of the trace; check the address")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(objects.get(name))
+        except OSError as error:
+            raise ConfigError(f"cannot fetch {objects.url}: {error}; make room") from None
     if not folder.exists():
-        raise ConfigError(f"{url} holds nothing; check the address")
+        raise ConfigError(f"{objects.url} holds nothing; check the address")

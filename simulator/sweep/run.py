@@ -14,14 +14,15 @@ from simulator.replay import ENGINES, check_engine
 from simulator.sweep.dispatch import Dispatcher, Standing
 from simulator.sweep.executor import Executor
 from simulator.sweep.jobs import Job, Refusal, jobs_of, open_traces
-from simulator.sweep.parts import clear_scratch, stored
+from simulator.sweep.parts import stored
+from simulator.sweep.place import Place
 from simulator.sweep.provenance import provenance
 from traces.demand import demand_of
 from traces.schema import Trace
 
 NOGIL = "compiled"  #: the engine whose replays run beside one another in one process
-#: Makes an executor from the folder for the parts and their provenance.
-Start = Callable[[Path, Mapping[str, Any]], Executor]
+#: Makes an executor from the place for the parts and their provenance.
+Start = Callable[[Place, Mapping[str, Any]], Executor]
 
 
 class Sweep(NamedTuple):
@@ -56,16 +57,16 @@ def planned(file: Path, changes: Sequence[str] = (), keep_going: bool = False) -
     return Sweep(file, experiment, traces, jobs, refusals)
 
 
-def left_to_do(sweep: Sweep, out: Path, jobs: Iterable[Job]) -> list[Job]:
+def left_to_do(sweep: Sweep, out: Place, jobs: Iterable[Job]) -> list[Job]:
     """Jobs without a result in `out`. Raises ConfigError if its parts cannot be read."""
-    done = stored(out, sweep.experiment.requests)
+    done = stored(out.provenances(), sweep.experiment.requests)
     return [job for job in jobs if job.key not in done]
 
 
 def execute(
     sweep: Sweep,
     jobs: Sequence[Job],
-    out: Path,
+    out: Place,
     engine: str,
     start: Start,
     watch: Callable[[Standing], None] = lambda standing: None,
@@ -75,7 +76,7 @@ def execute(
     check_engine(engine)
     if not jobs:
         return Standing(0)
-    clear_scratch(out)
+    out.prepare()
     for trace in sweep.traces:
         for passes in {job.config.passes for job in jobs if job.digest == trace.digest}:
             demand_of(trace, passes)  # once, so that workers only map it

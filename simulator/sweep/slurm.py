@@ -1,4 +1,4 @@
-"""A sweep as jobs of a SLURM cluster, by submitit: one shard per node, all into one shared folder."""
+"""A sweep as jobs of a SLURM cluster, by submitit: one shard per node, all into one shared folder or bucket."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from simulator.errors import ConfigError
 from simulator.extras import extra
 from simulator.sweep.jobs import shard
 from simulator.sweep.local import LocalExecutor
+from simulator.sweep.place import Place
 from simulator.sweep.run import NOGIL, execute, left_to_do, planned
 
-LOGS = "slurm"  #: folder in the output for submitit's scripts and logs
+LOGS = "slurm"  #: folder in the output, or beside the experiment, for submitit's scripts and logs
 
 
 class Shards(NamedTuple):
@@ -20,11 +21,16 @@ class Shards(NamedTuple):
 
     file: Path
     changes: tuple[str, ...]
-    out: Path
+    out: Place
     engine: str
     workers: int
     nodes: int
     keep_going: bool
+
+    @property
+    def logs(self) -> Path:
+        """A folder that every node sees, as it sees the experiment."""
+        return self.out.beside(self.file.parent) / LOGS
 
 
 def run_shard(shards: Shards, index: int) -> str:
@@ -48,7 +54,7 @@ def run_shards(shards: Shards, options: dict[str, Any]) -> list[str]:
         error = job.exception()
         (failed if error else said).append(f"job {job.job_id}: {_last(error)}" if error else job.result())
     if failed:
-        advice = f"logs in {shards.out / LOGS}; run the same command to resume"
+        advice = f"logs in {shards.logs}; run the same command to resume"
         raise ConfigError(f"{len(failed)} of {shards.nodes} shards failed, first {failed[0]}; {advice}")
     return said
 
@@ -69,7 +75,7 @@ def _executor(shards: Shards, options: dict[str, Any]) -> Any:
     submitit = extra("slurm", "submitit")
     options = {"cpus_per_task": shards.workers, "name": "moereplay"} | options
     try:
-        executor = submitit.AutoExecutor(folder=shards.out / LOGS, cluster=options.pop("cluster", None))
+        executor = submitit.AutoExecutor(folder=shards.logs, cluster=options.pop("cluster", None))
         executor.update_parameters(**options)
     except (NameError, ValueError, RuntimeError) as error:
         raise ConfigError(f"--slurm: {' '.join(str(error).split())}") from None

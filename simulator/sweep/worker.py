@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from simulator.errors import ConfigError
 from simulator.sweep.batches import Batch, Headline, compute
-from simulator.sweep.parts import store
+from simulator.sweep.place import Place
 
 
 class Told(NamedTuple):
@@ -27,7 +26,7 @@ class Told(NamedTuple):
     error: str = ""  #: why nothing could be stored
 
 
-def work(connection: Connection, threads: int, out: Path, provenance: Mapping[str, Any]) -> None:
+def work(connection: Connection, threads: int, out: Place, provenance: Mapping[str, Any]) -> None:
     """Run the batches that arrive, `threads` at a time, until None arrives or the driver is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the driver decides
         signal.signal(number, signal.SIG_IGN)
@@ -40,7 +39,7 @@ def work(connection: Connection, threads: int, out: Path, provenance: Mapping[st
     def run(batch: Batch) -> None:
         try:
             made = compute(batch, lambda position: tell(Told("began", batch.number, position)))
-            store(out, made.part, provenance)
+            out.store(made.part, provenance)
         except ConfigError as error:
             tell(Told("failed", batch.number, error=str(error)))
         except BaseException as error:  # a bug in here must not leave the driver waiting
