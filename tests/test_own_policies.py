@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -31,14 +31,6 @@ DOCUMENT = (ROOT / "docs" / "policies.md").read_text()
 EXAMPLES = {match[2]: match[1] for match in re.finditer(r'```python\n("""(\w+)\.py.*?)```', DOCUMENT, re.DOTALL)}
 NEWEST = EXAMPLES["newest"]
 FRESH = ("--workers", 1, "--capacity", "30%")
-
-
-@pytest.fixture(autouse=True)
-def catalogue_as_shipped() -> Iterator[None]:
-    """The user's own policies of a test leave with it."""
-    yield
-    for given in policies.GIVEN.values():
-        given.clear()
 
 
 @pytest.fixture(scope="module")

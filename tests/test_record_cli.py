@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +70,7 @@ def refusal(said: Said) -> str:
     assert said.code == 2
     assert not said.stdout
     assert last.startswith("moereplay: ")
-    assert all(line.startswith(("loading ", "recording ")) for line in before)
+    assert all(re.match(r"loading |recording |\d+/\d+ requests, ", line) for line in before)
     return last.removeprefix("moereplay: ")
 
 
