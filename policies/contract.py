@@ -54,10 +54,8 @@ EXPERT = np.dtype(
         ("hint_pass", np.int64),  # pass in which a prefetch policy last named it while resident
         ("last_hint", np.int64),  # stamp of that naming, which advances the counter of `last_use`
         ("uses_ever", np.int64),
-        (
-            "uses_here",
-            np.int64,
-        ),  # uses since it became resident; a prefetch arrives with 1, its first use leaves it at 1
+        # uses since it became resident; a prefetch that finds no copy arrives with 1, and its first use leaves it at 1
+        ("uses_here", np.int64),
         ("mass_ever", np.int64),  # sum of the gate weights (in UNITs) of all its assignments
         ("next_use", np.int64),  # position of its next demand not yet looked up, or NEVER; needs `future`
         ("next_pass", np.int64),  # pass of that demand, or NEVER
@@ -73,7 +71,7 @@ COPY = np.dtype(
         ("state", np.int64),
         ("protected", np.int64),  # 1 while it may not be a victim
         ("pool", np.int64),
-        ("entered", np.int64),  # order of its last arrival
+        ("entered", np.int64),  # order in which it last entered its pool, or a side buffer while it is there
         ("prefetched", np.int64),  # 1 if its last arrival was a prefetch not yet used
         ("bytes", np.int64),
     ],
@@ -315,7 +313,14 @@ class Miss(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Eviction(Policy):
-    """Names victims: by key (smallest leaves; ties by least recent stamp, then lowest id) or by a `victim` hook."""
+    """Names victims: by key (smallest leaves; ties by least recent stamp, then lowest id) or by a `victim` hook.
+
+    Where several copies must leave for one, `admit` is asked about every one of them before any leaves, and one no
+    declines the whole. Until the last answer those named so far are `protected`, and `victim` is asked again; then each
+    leaves in the order of naming, with its `on_evict`. What `victim` wrote stays written after a no, and as no eviction
+    follows, it may be asked for the same room later. Without `admit`, or if it `decides_once`, a copy leaves before the
+    next is named.
+    """
 
     key: Callable[..., int] | None = None  #: (now, experts, copies, own, y) -> int64
     #: when an untouched copy's key may change: "touch" (never), "pass", "step" (start, gate), or "layer": as "step",
@@ -323,6 +328,7 @@ class Eviction(Policy):
     rekey: str | Callable[[Params], str] = "touch"
     victim: Callable[..., int] | None = None  #: (now, experts, copies, own, pool, y_in) -> copy or NONE
     admit: Callable[..., bool] | None = None  #: (now, experts, copies, own, y_in, prefetched, y_out) -> False declines
+    decides_once: bool = False  #: `admit` is asked about the first victim alone, and that holds for the others
     profile: Callable[[Params], int] = lambda params: NO_PROFILE  #: what fills `experts[x]["profile"]`
     kind: str = field(init=False, default="eviction")
 

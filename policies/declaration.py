@@ -133,6 +133,8 @@ def _check_kind(policy: Policy) -> None:
             raise ValueError("an eviction policy gives one hook of key and victim")
         if isinstance(policy.rekey, str) and policy.rekey not in REKEY:
             raise ValueError(f"rekey is {policy.rekey!r}; choose from {', '.join(REKEY)}")
+        if not isinstance(policy.decides_once, bool):
+            raise ValueError(f"decides_once is {policy.decides_once!r}; write True or False")
     elif isinstance(policy, Routing) and policy.choose is None:
         raise ValueError("a routing policy gives a hook choose")
     elif isinstance(policy, Prefetch) and policy.suggest is None:

@@ -83,12 +83,11 @@ class Pool(Model):
         self.named(x)
 
     def admit(self, x: int, kept: Collection[int], prefetched: bool = False) -> None:
-        asked = False
-        while sum(self.size[y] for y in self.residents) + self.size[x] > self.capacity:
+        if not self.all_may_leave(x, kept):
+            self.declined(x)
+            return
+        while self.too_large(x, ()):
             leaving = self.victim([y for y in self.residents if y not in kept], x)
-            if not asked and not self.lets_in(x, leaving):
-                return
-            asked = True
             del self.unused_prefetch[leaving]
             self.left(leaving)
         self.unused_prefetch[x] = prefetched
@@ -96,11 +95,26 @@ class Pool(Model):
             self._stamp(x)
         self.arrived(x, prefetched)
 
+    def too_large(self, x: int, gone: Collection[int]) -> bool:
+        """Whether x does not fit beside the residents that are not `gone`."""
+        return sum(self.size[y] for y in self.residents if y not in gone) + self.size[x] > self.capacity
+
+    def all_may_leave(self, x: int, kept: Collection[int]) -> bool:
+        """Whether x may push out every one that has to leave for it; those that decide once, the first."""
+        gone = list[int]()
+        while self.may_decline and self.too_large(x, gone) and not (gone and self.decides_once):
+            gone.append(self.victim([y for y in self.residents if y not in (*kept, *gone)], x))
+            if not self.lets_in(x, gone[-1]):
+                return False
+        return True
+
     def _stamp(self, x: int) -> None:
         self.time += 1
         self.stamped = [*(y for y in self.stamped if y != x), x]
 
     # what a policy defines
+
+    may_decline = decides_once = False
 
     def victim(self, candidates: list[int], x: int) -> int:
         """Who of the candidates, oldest arrival first, leaves for x."""
@@ -108,7 +122,10 @@ class Pool(Model):
 
     def lets_in(self, x: int, leaving: int) -> bool:
         """Whether x may push it out."""
-        return True
+        raise NotImplementedError
+
+    def declined(self, x: int) -> None:
+        """x did not become resident."""
 
     def used(self, x: int, hit: bool) -> None:
         """x was used; a hit unless it is missing or this is the first use of what a prefetch brought."""

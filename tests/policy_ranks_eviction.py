@@ -28,7 +28,7 @@ class Ranked(Pool):
 
     def __init__(self, *setting: Any, rank: Rank, lets_in: LetsIn | None = None) -> None:
         super().__init__(*setting)
-        self.rank, self._lets_in = rank, lets_in
+        self.rank, self._lets_in, self.may_decline = rank, lets_in, lets_in is not None
         self.uses = dict[int, list[Use]]()
         self.high = True  # whether the use to come is of the most precise copy
         self.seen, self.hinted, self.evicted = dict[int, int](), dict[int, int](), dict[int, int]()  # in which pass
@@ -39,6 +39,10 @@ class Ranked(Pool):
 
     def lets_in(self, x: int, leaving: int) -> bool:
         return self._lets_in is None or self._lets_in(self, x, leaving)
+
+    def declined(self, x: int) -> None:
+        """What was only streamed is forgotten as if it had left."""
+        self.evicted[x] = self.time
 
     def used(self, x: int, hit: bool) -> None:
         step = self.now.step_pass * self.facts.layers + self.now.layer
@@ -244,9 +248,11 @@ class Shielded(Ranked):
 class Foresight(Pool):
     """Belady with a window: the farthest next use leaves; those beyond the window by least recent stamp."""
 
+    decides_once = True
+
     def __init__(self, *setting: Any, stream: Sequence[tuple[int, int]], window: int, bypass: bool = False) -> None:
         super().__init__(*setting)
-        self.future, self.window, self.bypass = list(stream), window, bypass
+        self.future, self.window, self.may_decline = list(stream), window, bypass
 
     def used(self, x: int, hit: bool) -> None:
         assert self.future.pop(0)[1] == x
@@ -261,4 +267,4 @@ class Foresight(Pool):
         return min(candidates, key=lambda y: (-self.next_use(y), self.stamped.index(y)))
 
     def lets_in(self, x: int, leaving: int) -> bool:
-        return not (self.bypass and self.next_use(x) > self.next_use(leaving))
+        return self.next_use(x) <= self.next_use(leaving)

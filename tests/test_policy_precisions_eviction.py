@@ -35,6 +35,7 @@ MODELS: dict[str, Maker] = {
     "lru_k:history=resident": ranked(kth_use, 2, "resident"),
     "score:over=window:window=4": ranked(windowed_mass, 4),
     "pinned": pinned(0.5, stamp),
+    "pinned:rest=lfu": pinned(0.5, lambda m, x: len(m.uses_here(x))),
 }
 
 
@@ -69,18 +70,24 @@ class Tiered:
         return self.sizes[copy[1]][copy[0]]
 
     def admit(self, copy: tuple[int, int], kept: Sequence[tuple[int, int]]) -> None:
-        """Smallest leaves, among the copies of an expert the most precise; the first victim decides on admission."""
-        asked = False
-        while sum(map(self.bytes_of, self.copies)) + self.bytes_of(copy) > self.book.capacity:
-            leaving = min((c for c in self.copies if c not in kept), key=self.order)
-            if not asked and not self.book.lets_in(copy[0], leaving[0]):
-                return
-            asked = True
-            self.copies.remove(leaving)
-            if self.find(leaving[0], len(BITS) - 1) is None:
-                self.book.left(leaving[0])
-        self.copies.append(copy)
-        self.book.arrived(copy[0], False)
+        """Smallest leaves, among the copies of an expert the most precise, if all that must leave may."""
+        stay, leaving = list(self.copies), list[tuple[int, int]]()
+        while sum(map(self.bytes_of, stay)) + self.bytes_of(copy) > self.book.capacity:
+            leaving.append(min((c for c in stay if c not in kept), key=self.order))
+            stay.remove(leaving[-1])
+        if all(self.book.lets_in(copy[0], x) for x, _ in leaving):
+            self.copies = stay
+            for x in dict.fromkeys(x for x, _ in leaving):
+                self._forget(x)
+            self.copies.append(copy)
+            self.book.arrived(copy[0], False)
+        elif self.find(copy[0], len(BITS) - 1) is None:
+            self.book.declined(copy[0])
+
+    def _forget(self, x: int) -> None:
+        """A copy of it left; others may still be here."""
+        if self.find(x, len(BITS) - 1) is None:
+            self.book.left(x)
 
     def order(self, copy: tuple[int, int]) -> tuple:
         return self.book.rank(self.book, copy[0]), self.book.stamped.index(copy[0]), copy

@@ -48,4 +48,5 @@ POLICY = Eviction(
     key=key,
     rekey=scope,
     admit=admit,
+    decides_once=True,  # the first victim is the farthest of all
 )

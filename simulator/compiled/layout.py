@@ -24,15 +24,15 @@ SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset "
     "side_slots logs keeps weighted scored knows_future by_key rekey leaves "
     "minds_demand minds_future minds_hints minds_gate reads_passes reads_weights renews hears_gate "
-    "has_choose has_suggest has_want has_resolve has_substitute has_admit has_cpu "
+    "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
     "hears_use hears_insert hears_evict hears_predict "
 )
 #: Where it stands. Rings are pairs of positions that only grow; an array's index is their remainder.
 STANDING = (
     "time compute_at cpu_at go wake waiting index began gated_at spent since_reset row "
     "demand_first demand_end ask_first ask_end flight_first flight_end ready_first ready_end last_done "
-    "disturbed layers_marked request_began beside_cpu by_rank protected_now done_now in_side staged stamps arrivals "
-    "lines "
+    "disturbed layers_marked request_began beside_cpu by_rank protected_now done_now aside_now in_side staged stamps "
+    "arrivals lines "
     "layer place then start tokens demanded looked_up served turn coming running changed substituted error culprit "
     "assignments mass absent spares speculative line_kind line_cause line_copy line_begin line_end "
 )
@@ -59,6 +59,8 @@ OWNED = np.dtype(
         ("listed", np.int8),  # 1 if its protection ends with the step
         ("done", np.int8),  # 1 from its compute to the end of the step
         ("ever", np.int8),  # 1 once it has been resident
+        ("aside", np.int8),  # while it is named and others are asked about: 1 if a candidate, 2 if a spare one
+        ("counted", np.int8),  # 1 if its arrival by a prefetch counted as its first use
         ("side", np.int8),  # 1 while it is in a side buffer
         ("prefetch", np.int8),  # its transfer: a prefetch, met by a demand, streamed
         ("awaited", np.int8),
@@ -112,6 +114,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     # lists of this step, and side buffers in order of their transfers' start
     "protected": (np.int64, ("n_copies",)),
     "done": (np.int64, ("n_copies",)),
+    "aside": (np.int64, ("n_copies",)),  # named, in this order, while the policy is asked about others
     "side": (np.int64, ("n_copies",)),
     # times
     "dense_ns": (np.int64, ("n_lengths", "layers")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.contract import ABSENT, NONE, RESIDENT
+from policies.contract import ABSENT, NONE
 from simulator.compiled import events
 from simulator.compiled.jit import called, fast
 from simulator.compiled.ledger import BYTES_WASTED, EVICTIONS, count, lived
@@ -13,6 +13,7 @@ from simulator.compiled.state import (
     all_copies,
     all_experts,
     answers,
+    aside,
     asked,
     copies,
     done,
@@ -24,9 +25,11 @@ from simulator.compiled.state import (
     owned,
     pools,
 )
-from simulator.compiled.tier import find_any
+from simulator.compiled.tier import forget_uses, release, shut
 
 GRANTED, STREAMED, REFUSED = range(3)
+#: What a copy that was set aside was before.
+WAS_OPEN, WAS_SPARE = 1, 2
 
 
 @fast
@@ -41,16 +44,67 @@ def make_room(w, hands, y):
         return REFUSED
     if short > room["open"] and (w["speculative"] == 1 or not spare_bytes_suffice(w, pool, short - room["open"])):
         return REFUSED
+    if w["asks_of_each"] == 1:
+        return evict_if_all_may(w, hands, y)
     agreed = w["has_admit"] == 0
     while room["used"] + size > room["capacity"]:
         victim = choose(w, hands, pool, y)
         if victim == NONE:
             return REFUSED  # and the run ends with an error
         if not agreed and not admits(w, hands.admit, y, victim):
-            return REFUSED if w["speculative"] == 1 or w["staged"] != NONE else STREAMED
+            return declined(w)
         agreed = True
         evict(w, hands, victim, y)
     return GRANTED
+
+
+@fast
+def declined(w):
+    """What becomes of a transfer that the policy does not let in."""
+    return REFUSED if w["speculative"] == 1 or w["staged"] != NONE else STREAMED
+
+
+@called
+def evict_if_all_may(w, hands, y):
+    """Every victim is named and asked about before one leaves; all stand as they did before when that is decided."""
+    room = pools(w)[copies(w)[y]["pool"]]
+    short = room["used"] + copies(w)[y]["bytes"] - room["capacity"]
+    verdict, w["aside_now"] = GRANTED, 0
+    while verdict == GRANTED and short > 0:
+        victim = choose(w, hands, copies(w)[y]["pool"], y)
+        if victim == NONE:
+            verdict = REFUSED  # and the run ends with an error
+        elif not admits(w, hands.admit, y, victim):
+            verdict = declined(w)
+        else:
+            short -= copies(w)[victim]["bytes"]
+            set_aside(w, victim, short > 0)
+    put_back(w)
+    if verdict != GRANTED:
+        return verdict
+    for i in range(w["aside_now"]):
+        evict(w, hands, aside(w)[i], y)
+    return GRANTED
+
+
+@fast
+def set_aside(w, y, others):
+    """It is among those that leave; if others are to be named it is no candidate then."""
+    aside(w)[w["aside_now"]] = y
+    w["aside_now"] += 1
+    if others:
+        owned(w)[y]["aside"] = WAS_SPARE if copies(w)[y]["protected"] == 1 else WAS_OPEN
+        shut(w, y)
+
+
+@fast
+def put_back(w):
+    """Candidates are candidates again, and spare copies spare ones."""
+    for i in range(w["aside_now"]):
+        y = aside(w)[i]
+        if owned(w)[y]["aside"] == WAS_OPEN:
+            release(w, y)
+        owned(w)[y]["aside"] = 0
 
 
 @called
@@ -92,14 +146,16 @@ def named(w, hook, pool, y):
 def lend_spare(w, pool, protected):
     """Spare copies of a pool look like this until further notice; nothing else of it is unprotected then."""
     for i in range(w["done_now"]):
-        if copies(w)[done(w)[i]]["pool"] == pool:
-            copies(w)[done(w)[i]]["protected"] = protected
+        y = done(w)[i]
+        if copies(w)[y]["pool"] == pool and owned(w)[y]["aside"] == 0:
+            copies(w)[y]["protected"] = protected
 
 
 @fast
 def is_spare(w, y, pool):
-    """Demanded by this step and already computed: the last resort of a demand."""
-    return copies(w)[y]["protected"] == 1 and copies(w)[y]["pool"] == pool
+    """Demanded by this step, already computed and not set aside: the last resort of a demand."""
+    protected = copies(w)[y]["protected"] == 1 and owned(w)[y]["aside"] == 0
+    return protected and copies(w)[y]["pool"] == pool
 
 
 @called
@@ -169,13 +225,12 @@ def forget_done(w, y):
 def leave(w, y, incoming):
     """The books of an eviction: charged to the layer that comes in, waste to the victim's."""
     copy, mine = copies(w)[y], owned(w)[y]
-    x, layer = expert_of(w, y), layer_of(w, y)
+    layer = layer_of(w, y)
     count(w, EVICTIONS, layer_of(w, incoming), 1)
     lived(w, layer, now(w)["step"] - mine["entered_step"])
     if copy["prefetched"] == 1:
         count(w, BYTES_WASTED, layer, copy["bytes"])
     copy["state"], copy["protected"], copy["prefetched"] = ABSENT, 0, 0
-    if w["precisions"] == 1 or find_any(w, x, RESIDENT) == NONE:  # another copy may still be here
-        experts(w)[x]["uses_here"] = 0
+    forget_uses(w, expert_of(w, y))
     mine["evicted_pass"] = now(w)["pass"]
     note(w, IS_EVICT, y, incoming)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.contract import ABSENT, NONE
+from policies.contract import ABSENT, NONE, RESIDENT
 from simulator.compiled import events
 from simulator.compiled.jit import called, fast
 from simulator.compiled.ledger import CAPACITY, COLLISIONS, COMPULSORY
@@ -65,11 +65,18 @@ def use(w, hands, y):
     stamp(w, x)
     expert = experts(w)[x]
     expert["uses_ever"] += 1
-    expert["uses_here"] = max(1, expert["uses_here"] + 1 - copy["prefetched"])
+    expert["uses_here"] = max(1, expert["uses_here"] + 1 - copy["prefetched"] * owned(w)[y]["counted"])
     if w["hears_use"] != 0:
         events.used(w, hands, y)
     copy["prefetched"] = 0
     touch(w, x)
+
+
+@fast
+def forget_uses(w, x):
+    """One of its copies went; another may still be here."""
+    if w["precisions"] == 1 or find_any(w, x, RESIDENT) == NONE:
+        experts(w)[x]["uses_here"] = 0
 
 
 @fast
@@ -90,14 +97,21 @@ def predict(w, hands, y):
 @called
 def protect(w, y):
     """Not a victim until released or the step's end."""
-    mine, copy = owned(w)[y], copies(w)[y]
+    mine = owned(w)[y]
     if mine["listed"] == 0:
         mine["listed"] = 1
         protected(w)[w["protected_now"]] = y
         w["protected_now"] += 1
+    shut(w, y)
+
+
+@fast
+def shut(w, y):
+    """It is no candidate until released."""
+    copy = copies(w)[y]
     if copy["protected"] == 0:
         copy["protected"] = 1
-        if mine["member"] == 1:
+        if owned(w)[y]["member"] == 1:
             pools(w)[copy["pool"]]["open"] -= copy["bytes"]
             if w["by_key"] == 1:
                 disturb(w, y)
@@ -121,6 +135,7 @@ def computed(w, y):
     if w["staged"] == y:
         w["staged"] = NONE
         copies(w)[y]["state"] = ABSENT
+        forget_uses(w, expert_of(w, y))
     elif owned(w)[y]["member"] == 1 and owned(w)[y]["done"] == 0:  # a side buffer holds no room of the pool
         owned(w)[y]["done"] = 1
         done(w)[w["done_now"]] = y

@@ -10,7 +10,7 @@ from simulator.compiled.log import BY_DEMAND, IS_PROMOTE, note
 from simulator.compiled.order import join_pool, touch
 from simulator.compiled.room import GRANTED, REFUSED, STREAMED, leave, make_room
 from simulator.compiled.state import copies, expert_of, experts, layer_of, now, owned, pools, side
-from simulator.compiled.tier import stamp
+from simulator.compiled.tier import find_any, stamp
 
 
 @fast
@@ -52,12 +52,15 @@ def land(w, hands, y):
 def enter(w, y, unused):
     """It is resident from now on."""
     mine, copy, x = owned(w)[y], copies(w)[y], expert_of(w, y)
+    known = experts(w)[x]["uses_here"] > 0 or (w["precisions"] > 1 and find_any(w, x, RESIDENT) != NONE)
     w["arrivals"] += 1
     copy["state"], copy["entered"], copy["prefetched"] = RESIDENT, w["arrivals"], 1 if unused else 0
+    mine["counted"] = 1 if unused and not known else 0
     mine["entered_step"], mine["ever"] = now(w)["step"], 1
     count(w, INSERTIONS, layer_of(w, y), 1)
     if unused:
         stamp(w, x)
+    if mine["counted"] == 1:
         experts(w)[x]["uses_here"] = 1
     touch(w, x)
 
@@ -114,7 +117,10 @@ def promote(w, hands, y):
         return
     leave_side(w, y)
     pools(w)[copies(w)[y]["pool"]]["used"] += copies(w)[y]["bytes"]
+    w["arrivals"] += 1
+    copies(w)[y]["entered"] = w["arrivals"]  # the cache, now
     join_pool(w, y)
+    touch(w, expert_of(w, y))
     note(w, IS_PROMOTE, y, BY_DEMAND)
     if w["hears_insert"] != 0:
         events.inserted(w, hands, y, 0)

@@ -115,9 +115,11 @@ def _given(chosen: PolicySet) -> dict[str, int]:
         "admit": chosen.eviction,
     }
     given = {f"has_{hook}": getattr(owner.policy, hook) is not None for hook, owner in hooks.items()}
+    eviction = chosen.eviction.policy
+    given["asks_of_each"] = eviction.admit is not None and not eviction.decides_once
     named = mentioned(chosen)
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
-    return hears | given | reads | _minds(chosen.eviction.policy) | {"renews": chosen.prefetch.policy.renews_queue}
+    return hears | given | reads | _minds(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
 
 
 def _minds(eviction: Eviction) -> dict[str, int]:

@@ -46,6 +46,7 @@ class Tier:
         self._ever = [False] * copies
         self._evicted_pass = [NOT_YET] * copies
         self._entered_step = [0] * copies
+        self._counted = [False] * copies  # its arrival by a prefetch counted as its first use
         self._stamp = self._arrivals = 0
         self._staged: int | None = None
 
@@ -72,7 +73,8 @@ class Tier:
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
         self._stamp_now(expert)
         expert["uses_ever"] += 1
-        expert["uses_here"] = max(1, expert["uses_here"] + 1 - copy["prefetched"])
+        counted = copy["prefetched"] == 1 and self._counted[y]
+        expert["uses_here"] = max(1, expert["uses_here"] + 1 - counted)
         self._hands.on_use(y)
         copy["prefetched"] = 0
         self._victims.touch(y // self._precisions)
@@ -123,6 +125,7 @@ class Tier:
         if self._staged == y:
             self._staged = None
             self._set(y, ABSENT)
+            self._forget_uses(y // self._precisions)
         elif y in self._residents[self.tables.copies[y]["pool"]]:  # and not in a side buffer, which holds no room
             self._done.add(y)
 
@@ -160,10 +163,35 @@ class Tier:
         spare = [] if prefetch else self._spare(pool)
         if not self._would_free(short, [*candidates, *spare]):
             return Claim.REFUSED
+        if self._victims.asks_of_each:
+            return self._evict_if_all_may(y, pool, prefetch, layer)
         victim = self._victims.choose(pool, y, candidates or spare)
         if not self._victims.admits(y, prefetch, victim):
             return self._declined(prefetch)
         return self._evict_until_it_fits(y, pool, victim, layer)
+
+    def _evict_if_all_may(self, y: int, pool: int, prefetch: bool, layer: int) -> Claim:
+        """Every victim is named and asked about before one leaves."""
+        leaving = self._agreed(y, pool, prefetch)
+        for victim in leaving:
+            self._evict(victim, layer, cause=y)
+        return Claim.GRANTED if leaving else self._declined(prefetch)
+
+    def _agreed(self, y: int, pool: int, prefetch: bool) -> list[int]:
+        """The copies that leave for y, in this order, or none if the policy declines; all are as they were before."""
+        copies, aside, was = self.tables.copies, list[int](), list[int]()
+        short, agreed = self._used[pool] + copies[y]["bytes"] - self._capacity[pool], True
+        while agreed and short > 0:
+            open_ones = self._candidates(pool)
+            victim = self._victims.choose(pool, y, open_ones or [z for z in self._spare(pool) if z not in aside])
+            agreed = self._victims.admits(y, prefetch, victim)
+            aside.append(victim)
+            was.append(copies[victim]["protected"])
+            copies[victim]["protected"] = 1  # so that the next choice is among the others
+            short -= copies[victim]["bytes"]
+        for victim, protected in zip(aside, was, strict=True):
+            copies[victim]["protected"] = protected
+        return aside if agreed else []
 
     def _would_free(self, short: int, copies: list[int]) -> bool:
         for y in copies:
@@ -207,10 +235,14 @@ class Tier:
         if copy["prefetched"]:
             self._ledger.count("bytes_wasted", expert["layer"], copy["bytes"])
         copy.update(state=ABSENT, protected=0, prefetched=0)
-        if self.find(y // self._precisions, self._precisions - 1) == NONE:
-            expert["uses_here"] = 0  # another copy may still be here
+        self._forget_uses(y // self._precisions)
         self._evicted_pass[y] = self.tables.now["pass"]
         self._log.note("evict", y, f"for {cause}")
+
+    def _forget_uses(self, x: int) -> None:
+        """One of its copies went; another may still be here."""
+        if self.find(x, self._precisions - 1) == NONE:
+            self.tables.experts[x]["uses_here"] = 0
 
     def land(self, job: Job) -> None:
         """A transfer is complete: resident, unless it was streamed."""
@@ -226,13 +258,16 @@ class Tier:
 
     def _enter(self, y: int, unused: bool) -> None:
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
+        known = expert["uses_here"] > 0 or self.find(y // self._precisions, self._precisions - 1) != NONE
         self._arrivals += 1
         self._set(y, RESIDENT)
         copy["entered"], copy["prefetched"] = self._arrivals, int(unused)
+        self._counted[y] = unused and not known
         self._entered_step[y], self._ever[y] = self.tables.now["step"], True
         self._ledger.count("insertions", expert["layer"])
         if unused:
             self._stamp_now(expert)
+        if self._counted[y]:
             expert["uses_here"] = 1
         self._victims.touch(y // self._precisions)
 
@@ -271,6 +306,9 @@ class Tier:
         self._side.take(y)
         self._used[pool] += self.tables.copies[y]["bytes"]
         self._residents[pool].add(y)
+        self._arrivals += 1
+        self.tables.copies[y]["entered"] = self._arrivals  # the cache, now
+        self._victims.touch(y // self._precisions)
         self._log.note("promote", y, "demand")
         self._hands.on_insert(y, 0)
 

@@ -36,6 +36,11 @@ class Victims:
             return self._smallest(candidates)
         return self._named(pool, y_in, candidates)
 
+    @property
+    def asks_of_each(self) -> bool:
+        """Whether the policy is asked about every victim before one leaves."""
+        return self._eviction.policy.admit is not None and not self._eviction.policy.decides_once
+
     def admits(self, y_in: int, prefetched: bool, y_out: int) -> bool:
         """Whether the policy lets y_in push y_out out."""
         admit = self._eviction.policy.admit
