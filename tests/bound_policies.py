@@ -32,7 +32,7 @@ class ByHand:
 
     def at(self, **now: int) -> None:
         """Move on; a pass of one decoded token unless told otherwise."""
-        self.tables.now.update({"tokens": 1, "phase": 1, "gated": 1} | now)
+        self.tables.now.update({"tokens": 1, "phase": 1, "gated": 1, "absent": -1} | now)
 
     def make_resident(self, *experts: int, layer: int = 0, precision: int = 0) -> None:
         """Put copies there."""
@@ -44,9 +44,16 @@ class ByHand:
         """Write an expert's row."""
         self.tables.experts[expert].update(facts)
 
-    def choose(self, ids: Sequence[int], scores: Sequence[float], gate: Sequence[float] = ()) -> list[int]:
-        """A routing policy's row for one token."""
+    def choose(
+        self,
+        ids: Sequence[int],
+        scores: Sequence[float],
+        gate: Sequence[float] = (),
+        weights: Sequence[float] = (),
+    ) -> list[int]:
+        """A routing policy's row for one token; `weights` as recorded, in the order of `ids`."""
         step = BARE._replace(ids=[list(ids)], logits=[list(scores)], choice=[list(scores)], gate=units([gate]))
+        step = step._replace(weight=units([weights]) if weights else ())
         out = [[-1] * len(ids)]
         self.ask("choose", step, out)
         return out[0]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
+import numba
 import numpy as np
+from numba.extending import register_jitable
 
 from policies.contract import COPY, EXPERT, NOW, Own, Policy, Step
-from simulator.compiled.hooks import INT, NOTHING, SIGNATURES, YES_NO, given_by, machine
+from simulator.compiled.hooks import INT, NOTHING, SIGNATURES, YES_NO, given_by, reached_from, type_of
 
 #: Compiled code would cut a float or a bool to an integer without a word, so the Python result must be exact.
 PYTHON_TYPES = {INT: int, NOTHING: type(None), YES_NO: bool}
@@ -27,6 +30,21 @@ OWN_AXES |= {"par": (1, np.float64), "capacity": (1, np.int64)}
 def hook_of(policy: Policy, name: str) -> FunctionType:
     """A hook that the policy is known to give."""
     return dict(given_by(policy))[name]
+
+
+@cache
+def compiled(name: str, hook: FunctionType) -> Callable:
+    """The hook as machine code, for the arrays that `as_arrays` makes."""
+    for function in reached_from(hook)[1:]:
+        register_jitable(function)
+    result, names = SIGNATURES[name]
+    return numba.njit(result(*(_type(name, argument) for argument in names)))(hook)
+
+
+def _type(hook: str, argument: str) -> numba.types.Type:
+    if argument == "step":  # whole arrays, where the engine has views
+        return numba.typeof(as_arrays(hook, argument, Step(*[()] * 11)))
+    return type_of(hook, argument)
 
 
 def _out_axes(hook: str) -> int:
@@ -80,7 +98,7 @@ def twin(name: str, hook: FunctionType) -> Callable:
         result = hook(*arguments)
         after = [as_arrays(name, *pair) for pair in zip(names, arguments, strict=True)]
         assert type(result) is PYTHON_TYPES[SIGNATURES[name].result], f"{name} returns {result!r}"
-        assert machine(name, hook)(*copies) == result
+        assert compiled(name, hook)(*copies) == result
         for argument, was, python, fast in zip(names, before, after, copies, strict=True):
             assert same(python, fast), f"{name}: {argument} differs between Python and compiled code"
             written = argument in ("own", "out", "verdict")

@@ -317,12 +317,14 @@ class CachePrior:
         self.average = dict[int, float]()
 
     def choose(self, layer: int, scores: Sequence[float], ids: Sequence[int], resident: Collection[int]) -> list[int]:
-        """The token's experts; equal scores stay in the recorded order, then by id."""
+        """The token's experts by rank; equal scores stay in the recorded order, then by id."""
         lifted = {*resident, *ids[: self.top_j]}
         lift = self.lam * self._scale(layer, scores)
         biased = [z + lift if e in lifted else z for e, z in enumerate(scores)]
         recorded = [*ids, *(e for e in range(len(scores)) if e not in ids)]
-        return sorted(recorded, key=lambda e: -biased[e])[: len(ids)]
+        chosen = sorted(recorded, key=lambda e: -biased[e])[: len(ids)]
+        others = sorted((e for e in chosen if e not in ids), key=lambda e: (-scores[e], e))
+        return [*(e for e in ids if e in chosen), *others]
 
     def _scale(self, layer: int, scores: Sequence[float]) -> float:
         spread, seen = max(scores) - min(scores), self.seen.setdefault(layer, [])

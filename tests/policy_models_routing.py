@@ -103,11 +103,13 @@ class ReuseDistance(RoutingModel):
             return list(token.ids)
         away = {e: self.distance(gate, e) for e in resident}
         delta = token.scores[token.ids[0]] - token.scores[token.ids[-1]]
-        lift = {e: delta * (1 - away[e] / max(away.values())) for e in away}
+        longest = max(away.values(), default=0) or 1
+        lift = {e: delta * (1 - away[e] / longest) for e in away}
         lifted = [z + lift.get(e, 0) for e, z in enumerate(token.scores)]
         recorded = [*token.ids, *(e for e in range(len(lifted)) if e not in token.ids)]
         best = sorted(recorded, key=lambda e: -lifted[e])[: len(token.ids)]
-        return [e if place < self.keep or e in resident else -1 for place, e in enumerate(best)]
+        kept = [e for place, e in enumerate(best) if place < self.keep or e in resident]
+        return [e for e in by_rank(token) if e in kept] + [-1] * (len(best) - len(kept))
 
 
 class Prune(RoutingModel):

@@ -44,7 +44,7 @@ for factor, depth in product(("1", "1.5"), (1, 3)):
     MODELS[f"frequent:factor={factor}:depth={depth}"] = partial(Frequent, factor, depth)
 MODELS |= {f"adaptive_depth:p={p}": partial(AdaptiveDepth, p) for p in (1, 2, 3)}
 for t1, t2 in (("0", "0.5"), ("0.5", "0.75"), ("0.25", "1")):
-    MODELS[f"adaptive_depth:precision=scored:t1={t1}:t2={t2}"] = partial(AdaptiveDepth, 3, t1, t2)
+    MODELS[f"adaptive_depth:p=3:precision=scored:t1={t1}:t2={t2}"] = partial(AdaptiveDepth, 3, t1, t2)
 MODELS |= {f"confident:alpha={alpha}": partial(Confident, alpha) for alpha in ("0", "0.5", "3")}
 MODELS |= {"confident:alpha=0.25:after_miss=false": partial(Confident, "0.25", always=True)}
 MODELS |= {f"oracle:horizon={horizon}": partial(Demanded, horizon) for horizon in (1, 2, 3)}

@@ -210,6 +210,20 @@ def test_freetokens_share_on_a_5090_server():
     assert asked.resolve(BARE, [0]) == [0]
 
 
+def test_freetokens_share_asked_of_the_platform():
+    """An expert takes 9 ns over the link and 3 on the CPU: of four misses one is fetched, and both end after 9."""
+    chosen = parse("miss", "split")
+    assert chosen.policy.priced(chosen.params, Costs(9, 5, 3))["q"] == 0.25
+    assert parse("miss", "split:q=0.75").policy.priced({"q": 0.75}, Costs(9, 5, 3))["q"] == 0.75
+
+
+@pytest.mark.parametrize("name", ["cascade", "drop_cascade"])
+def test_importance_is_gate_weight_and_pressure_is_not(name: str):
+    """Ranks never stand in for weights that were not recorded."""
+    assert parse("miss", name).needs == {"weights"}
+    assert not parse("miss", f"{name}:when=pressure").needs
+
+
 def test_everything_that_is_missing_runs_on_the_cpu():
     """Two tokens; expert 3 is resident. The CPU takes one after the other, and the cache stays as it was."""
     rows: list[Token] = [[Cell(ids, [5 * EIGHTH, 3 * EIGHTH])] for ids in ([0, 3], [3, 1])]

@@ -79,10 +79,11 @@ def test_hobbits_scorer_fetches_the_lesser_expert_at_fewer_bits_or_not_at_all():
 # -- SMoE -------------------------------------------------------------------------------------------------------------
 
 
-def smoe(alpha: str, resident: Sequence[int]) -> list[tuple[int, int]]:
+def smoe(alpha: str, resident: Sequence[int], absent: int = -1) -> list[tuple[int, int]]:
     """The gate of layer 0 demands 0 and 1; of layer 1 .4, .3 and .2 are predicted: S_{k+1} = .2."""
     asked = ByHand("prefetch", f"confident:alpha={alpha}", THREE_LAYERS)
     asked.make_resident(*resident)
+    asked.at(absent=absent)
     return asked.suggest(look_ahead([0.1, 0.4, 0.2, 0.3])._replace(expert=[0, 1]))
 
 
@@ -91,6 +92,12 @@ def test_smoe_prefetches_what_stands_out_and_only_when_the_link_is_needed_anyway
     assert smoe("0.35", resident=[0]) == [(1, 1), (1, 3)]
     assert smoe("0.6", resident=[0]) == [(1, 1)]
     assert smoe("0.35", resident=[0, 1]) == []
+
+
+def test_smoe_counts_the_misses_that_substitution_leaves():
+    """Only 0 is there. Looked up, 1 was replaced by a resident (none absent is left), or was not (one is)."""
+    assert smoe("0.35", resident=[0], absent=0) == []
+    assert smoe("0.35", resident=[0], absent=1) == [(1, 1), (1, 3)]
 
 
 # -- MoE-Infinity -----------------------------------------------------------------------------------------------------

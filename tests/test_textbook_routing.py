@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from policies.contract import UNIT
@@ -80,7 +82,38 @@ def test_cecars_lifted_expert_needs_no_fetch():
     asked.learn(4, {"last_pass": 9})
     asked.learn(6, {"last_pass": 2})
     # distances 1 and 8: 0.5 + 2 * 7/8 = 2.25 exceeds 2
-    assert asked.choose([0, 1, 2], FALLING) == [0, -1, 4]
+    assert asked.choose([0, 1, 2], FALLING) == [0, 4, -1]
+
+
+def prior(
+    text: str, resident: Sequence[int], ids: Sequence[int], scores: Sequence[float], *weights: float
+) -> list[int]:
+    """What Cache-Prior chooses of four experts."""
+    asked = ByHand("routing", f"cache_prior:delta=token_range:{text}", Sizes(layers=1, experts=4, size=8, k=2))
+    asked.make_resident(*resident)
+    return asked.choose(ids, scores, weights=weights)
+
+
+def test_cache_prior_leaves_ranks_to_the_router():
+    """Lifted by half of the range 2, expert 1 (2.9 + 1) passes 0 (3), which remains the router's first."""
+    assert prior("lam=.5:top_j=0", [1], [0, 1], [3, 2.9, 1, 1]) == [0, 1]
+
+
+def test_cache_prior_protects_one_of_two_experts_and_two_of_more():
+    """J = 2 of k = 2 would leave nothing to choose. Lift 1 = .5 * 2: 3 + 1 and 2.9 against the resident 2 + 1."""
+    assert prior("lam=.5", [2], [0, 1], [3, 2.9, 2, 1]) == [0, 2]
+    assert prior("lam=.5:top_j=2", [2], [0, 1], [3, 2.9, 2, 1]) == [0, 1]
+
+
+def test_cache_prior_protects_by_gate_weight_where_a_bias_ranks_otherwise():
+    """Scores with the bias are .9, 1.1, .85, .1, without it expert 0 weighs most: J = 1 lifts 0, not the first rank, 1.
+
+    The range is 1, the lift .2: 0 1.1, 1 1.1, 2 1.05 and 3 .3. By rank, as where weights are not recorded, 1 would have
+    1.3 and 2, resident, would win against 0.
+    """
+    scores = [0.9, 1.1, 0.85, 0.1]
+    assert prior("lam=.2:top_j=1", [2, 3], [1, 0], scores, 0.5, 0.9) == [1, 0]
+    assert prior("lam=.2:top_j=1", [2, 3], [1, 0], scores) == [1, 2]
 
 
 def test_pruning_renormalises_what_is_left_where_the_router_does():

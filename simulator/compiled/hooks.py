@@ -134,17 +134,16 @@ def compiled(hook: str, policy: Policy) -> Callable:
     name = "key" if hook == "keys" else hook
     given = getattr(policy, name, None)
     if given is None:
-        return machine(hook, NOTHING_DONE.get(hook, absent.on_event))
+        return _machine(hook, NOTHING_DONE.get(hook, absent.on_event))
     try:
         with bounds_checked(policy):
-            return _keys(given) if hook == "keys" else machine(hook, given)
+            return _keys(given) if hook == "keys" else _machine(hook, given)
     except (NumbaError, UnsupportedBytecodeError) as error:
         raise refusal(policy, name, given, str(error)) from error
 
 
 @cache
-def machine(hook: str, function: FunctionType) -> Callable:
-    """One hook as machine code. Raises NumbaError."""
+def _machine(hook: str, function: FunctionType) -> Callable:
     return _compile(hook, function.__code__, function.__globals__, function)
 
 
@@ -157,7 +156,7 @@ def _keys(key: FunctionType) -> Callable:
 
 def _compile(hook: str, code: CodeType, names: dict[str, Any], of: FunctionType) -> Callable:
     """Machine code that is kept on disk under a name that changes with every source that went into it."""
-    reached = _reached_from(of)
+    reached = reached_from(of)
     for function in reached[1:]:
         register_jitable(function)
     copy = FunctionType(code, names, of.__name__, of.__defaults__, of.__closure__)
@@ -165,7 +164,7 @@ def _compile(hook: str, code: CodeType, names: dict[str, Any], of: FunctionType)
     return compile_kept(signature_of(hook), copy)
 
 
-def _reached_from(function: FunctionType) -> list[FunctionType]:
+def reached_from(function: FunctionType) -> list[FunctionType]:
     """The function and all that it calls, however deep, but for libraries that numba knows."""
     found, waiting = [function], [function]
     while waiting:
@@ -181,7 +180,7 @@ def _reached_from(function: FunctionType) -> list[FunctionType]:
 @cache
 def names_in(function: FunctionType) -> frozenset[str]:
     """Every text and name that the function or what it calls mentions, among them each column that they read."""
-    codes = [reached.__code__ for reached in _reached_from(function)]
+    codes = [reached.__code__ for reached in reached_from(function)]
     return frozenset(text for code in codes for text in (*_texts(code), *_names(code)))
 
 
