@@ -35,21 +35,39 @@ def is_among(names, count, e):
     return False
 
 
-def write_by_rank(names, count, ids, scores, row):
-    """Write the first `count` names, by rank: the recorded order, then descending score, ties to the lowest id."""
-    filled = 0
+def keep_best(names, scores, e, score):
+    """Enter e into a list by descending score, behind its equals; the last falls out."""
+    place = len(names) - 1
+    if not score > scores[place]:
+        return
+    while place > 0 and scores[place - 1] < score:
+        names[place], scores[place] = names[place - 1], scores[place - 1]
+        place -= 1
+    names[place], scores[place] = e, score
+
+
+def write_by_rank(names, ids, scores, row):
+    """Write the names (-1 none) by rank: the recorded order, then descending score, ties to the lowest id."""
+    recorded = 0
     for e in ids:
-        if e >= 0 and is_among(names, count, e):
-            row[filled] = e
-            filled += 1
-    while filled < count:
-        best = -1
-        for i in range(count):
-            e = names[i]
-            if not is_among(row, filled, e) and (best < 0 or (-scores[e], e) < (-scores[best], best)):
-                best = e
-        row[filled] = best
+        if e >= 0 and is_among(names, len(names), e):
+            row[recorded] = e
+            recorded += 1
+    filled = recorded
+    for e in names:
+        if e < 0 or is_among(row, recorded, e):
+            continue
+        place = filled
+        while place > recorded and outranks(scores, e, row[place - 1]):
+            row[place] = row[place - 1]
+            place -= 1
+        row[place] = e
         filled += 1
+
+
+def outranks(scores, e, other):
+    """Whether e comes before the other; neither was recorded."""
+    return scores[e] > scores[other] or (scores[e] == scores[other] and e < other)
 
 
 def next_best(scores, first, experts):
@@ -133,16 +151,6 @@ def append_best(scores, most, first, precisions, out, count):
         scores[top] = 0
         count += 1
     return count
-
-
-def sort_nearly_sorted(names, scores, count):
-    """Sort the first `count` of both lists by descending score; equals keep their order (by insertion)."""
-    for i in range(1, count):
-        name, score, j = names[i], scores[i], i
-        while j > 0 and scores[j - 1] < score:
-            names[j], scores[j] = names[j - 1], scores[j - 1]
-            j -= 1
-        names[j], scores[j] = name, score
 
 
 def sort_descending(scores, names):

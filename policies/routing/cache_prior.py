@@ -7,8 +7,8 @@ of best rank where weights are not recorded; -1 stands for their values, 2, or 1
 other readings are named options. A reset clears it. CECAR's `ema_range` was made for decode passes alone.
 """
 
-from policies.contract import RESIDENT, Choice, Memory, Number, Routing, always, slot
-from policies.selection import is_among, protected, routed, sort_nearly_sorted, write_by_rank
+from policies.contract import NONE, RESIDENT, Choice, Memory, Number, Routing, always, slot
+from policies.selection import is_among, keep_best, protected, routed, write_by_rank
 
 PARAMS = (
     Number("lam", 0.2, 0, 10),
@@ -34,30 +34,22 @@ def choose(now, step, experts, copies, own, out):
             for j in range(wanted):
                 out[t][j] = ids[j]
             continue
-        names, lifted = [0] * now["experts"], [0.0] * now["experts"]
-        own_best = step.weight[t] if len(step.weight) > 0 else ids[:0]
-        count = contend(now, copies, ids, scores, own_best, top_j, lift, names, lifted)
-        sort_nearly_sorted(names, lifted, count)
-        write_by_rank(names, min(wanted, count), ids, scores, out[t])
+        names, lifted = [NONE] * wanted, [MINUS_INFINITY] * wanted
+        weights = step.weight[t] if len(step.weight) > 0 else ids[:0]
+        contend(now, copies, ids, scores, weights, top_j, lift, names, lifted)
+        write_by_rank(names, ids, scores, out[t])
 
 
 def contend(now, copies, ids, scores, weights, top_j, lift, names, lifted):
-    """Who may be chosen, with lifted scores: the recorded choice in its order, then by id what is no worse than it.
-
-    Returns how many. Whatever else there is loses against every expert of the recorded choice.
-    """
-    count, least = 0, float("inf")
+    """Keep the best by lifted score; equals stay in the recorded order, then by id."""
     for j in range(len(ids)):
-        if ids[j] >= 0 and scores[ids[j]] > MINUS_INFINITY:
+        if ids[j] >= 0:
             is_lifted = weight_rank(weights, j) < top_j or is_resident(now, copies, ids[j])
-            score = scores[ids[j]] + (lift if is_lifted else 0.0)
-            names[count], lifted[count], least, count = ids[j], score, min(least, score), count + 1
-    recorded, least = count, least if count == routed(ids) else MINUS_INFINITY
+            keep_best(names, lifted, ids[j], scores[ids[j]] + (lift if is_lifted else 0.0))
+    worst = len(names) - 1
     for e in range(now["experts"]):
-        score = scores[e] + (lift if is_resident(now, copies, e) else 0.0)
-        if score >= least and score > MINUS_INFINITY and not is_among(names, recorded, e):
-            names[count], lifted[count], count = e, score, count + 1
-    return count
+        if scores[e] + max(lift, 0.0) > lifted[worst] and not is_among(ids, len(ids), e):
+            keep_best(names, lifted, e, scores[e] + (lift if is_resident(now, copies, e) else 0.0))
 
 
 def weight_rank(weights, j):

@@ -134,9 +134,10 @@ def displacement(choice, own, run):
 @called
 def rank_behind(choice, own, e):
     """The rank of an expert that was not chosen: behind the chosen, by descending score, ties by lowest id."""
-    rank = np.int64(len(own))
-    for other in range(len(choice)):
-        ahead = choice[other] > choice[e] or (choice[other] == choice[e] and other < e)
-        if ahead and last_place(own, other) == NONE:
-            rank += 1
+    rank, score = np.int64(len(own)), choice[e]
+    for other in range(len(choice)):  # no branch: many at a time
+        rank += 1 if (choice[other] > score) | ((choice[other] == score) & (other < e)) else 0
+    for other in own:
+        if other != NONE and (choice[other] > score or (choice[other] == score and other < e)):
+            rank -= 1
     return rank
