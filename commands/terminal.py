@@ -25,7 +25,7 @@ def say_if_compiling(engine: str) -> None:
     from simulator.replay import is_ready
 
     if not is_ready(engine):
-        say("compiling the replay engine (about half a minute, once)")
+        say("compiling the replay engine (about a minute, once)")
 
 
 def show(*parts: Any) -> None:

@@ -76,7 +76,7 @@ def check_engine(name: str) -> None:
 
 
 def is_ready(engine: str) -> bool:
-    """Whether the engine can start at once; if not, its first replay compiles it, which takes half a minute."""
+    """Whether the engine can start at once; if not, its first replay compiles it, which takes about a minute."""
     if engine == "reference":
         return True
     from simulator.compiled.engine import is_ready as is_compiled

@@ -40,6 +40,15 @@ def test_engine_speed_beside_libcachesim(tmp_path: Path) -> None:
     assert [row["under"] for row in json.loads(out.read_text())["rows"]] == ["libCacheSim"] * 12
 
 
+def test_sweep_speed_measures_what_it_says(tmp_path: Path) -> None:
+    done = run(ROOT / "benchmarks" / "sweep_speed.py", "--quick", "--rounds", 1, "--drawn", 2, "--folder", tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert set(document["seconds"]) == {"engine", "one", "two"}
+    assert min(*document["seconds"].values(), *document["resumed"].values()) > 0
+    assert len(list(tmp_path.glob("many/part-*"))) > 0
+
+
 def test_the_sources_that_the_benchmark_edits_are_as_it_expects(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

@@ -84,7 +84,7 @@ def _start(world: World, chosen: PolicySet) -> None:
 
 
 def is_ready() -> bool:
-    """Whether the kernel need not be compiled first, which takes half a minute."""
+    """Whether the kernel need not be compiled first, which takes about a minute."""
     return IS_PLAIN or machine_code.cache_info().currsize > 0 or is_kept("kernel.kernel-")
 
 

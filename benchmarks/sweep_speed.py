@@ -1,0 +1,150 @@
+"""What a sweep costs: 1,000 configurations with prefetching on a trace of 30,000 tokens, on every core.
+
+Wall time and the memory of all its processes; the same draw of configurations by two workers, by one, and by `replay()`
+called one after the other in this process, in turns; and how long a sweep takes to say that everything is stored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import typer
+from engine_speed import FULL, OLMOE, QUICK, make
+from rounds import in_turns, machine
+
+from simulator.replay import replay
+from simulator.sweep.jobs import open_traces
+from simulator.sweep.run import planned
+
+ROOT = Path(__file__).parents[1]
+#: 10 x 5 x 4 x 5 configurations.
+EXPERIMENT = """\
+traces = ["{trace}"]
+
+[grid]
+capacity = ["1%", "2%", "3%", "5%", "8%", "12%", "16%", "20%", "25%", "35%"]
+eviction = ["lru", "fifo", "lfu", "least_stale", "farthest_layer"]
+prefetch = ["top_k:factor=0.5", "top_k", "top_k:factor=1.5", "top_k:factor=2"]
+"platform.link.bytes_per_s" = [5e9, 12e9, 25e9, 50e9, 100e9]
+"""
+#: Configurations that take no time to replay, for what storing and resuming cost.
+SMALL = ROOT / "traces" / "samples" / "miniature.zarr"
+MANY = """\
+traces = ["{trace}"]
+bounds = false
+
+[grid]
+eviction = ["lru", "fifo"]
+
+[random]
+n = {count}
+seed = 0
+
+[grid.capacity]
+low = 1
+high = 50
+suffix = "%"
+"""
+
+
+def command(*arguments: object) -> list[str]:
+    """moereplay, as this Python runs it."""
+    return [sys.executable, str(ROOT / "moereplay.py"), *map(str, arguments)]
+
+
+def timed(arguments: Sequence[str]) -> tuple[float, int]:
+    """Wall seconds of a command, and the most bytes that its processes held (proportional shares, once a second)."""
+    began, most = time.perf_counter(), 0
+    process = subprocess.Popen(arguments, start_new_session=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        most = max(most, sum(map(share, members(process.pid))))
+        time.sleep(1 if time.perf_counter() - began > 10 else 0.05)
+    if process.returncode:
+        raise SystemExit(f"exit code {process.returncode}: {' '.join(arguments)}")
+    return time.perf_counter() - began, most
+
+
+def members(group: int) -> Iterator[int]:
+    """The processes of a group."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(entry.name)) == group:
+                yield int(entry.name)
+        except ProcessLookupError:
+            continue
+
+
+def share(pid: int) -> int:
+    """Bytes of a process, of what is shared its part; 0 once it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def options(count: int) -> list[str]:
+    """`--set` options that draw so many of an experiment's configurations."""
+    return ["--set", f"random.n={count}", "--set", "random.seed=0", "--set", "bounds=false"]
+
+
+def side_by_side(experiment: Path, folder: Path, count: int, rounds: int) -> dict[str, float]:
+    """Seconds of the same configurations by two workers, by one, and by nothing but the engine."""
+    drawn = options(count)
+    sweep = planned(experiment, drawn[1::2])
+    trace = open_traces(sweep.experiment.traces, experiment.parent, experiment)[0]
+
+    def engine_alone() -> float:
+        began = time.perf_counter()
+        for job in sweep.jobs:
+            replay(trace, job.config)
+        return time.perf_counter() - began
+
+    def swept(workers: int) -> float:
+        out = folder / f"part-{workers}-{time.time_ns()}"
+        return timed(command("sweep", "run", experiment, *drawn, "--workers", workers, "--out", out))[0]
+
+    spent = in_turns({"engine": engine_alone, "one": lambda: swept(1), "two": lambda: swept(2)}, rounds)
+    return {name: median(seconds) for name, seconds in spent.items()}
+
+
+def resumed(folder: Path, count: int) -> dict[str, float]:
+    """Seconds of a sweep of so many configurations, and of the same command again."""
+    experiment = folder / "many.toml"
+    experiment.write_text(MANY.format(trace=SMALL, count=count))
+    arguments = command("sweep", "run", experiment, "--out", folder / "many")
+    return {"first": timed(arguments)[0], "again": timed(arguments)[0]}
+
+
+def main(
+    rounds: int = 3, drawn: int = 40, quick: bool = False, out: Path | None = None, folder: Path | None = None
+) -> None:
+    """Print what was measured, and keep it as JSON in `--out`; `--quick` is for tests of this file."""
+    with TemporaryDirectory() as scratch:
+        where = folder or Path(scratch)
+        experiment = where / "experiment.toml"
+        made = make((QUICK if quick else FULL)[OLMOE], where)
+        experiment.write_text(EXPERIMENT.format(trace=made.whole.path))
+        found: dict[str, Any] = {"machine": machine(), "rounds": rounds, "drawn": drawn}
+        found["seconds"] = side_by_side(experiment, where, drawn, rounds)
+        whole = command("sweep", "run", experiment, "--workers", 2, "--out", where / f"whole-{time.time_ns()}")
+        if not quick:
+            found["whole"] = dict(zip(("seconds", "bytes"), timed(whole), strict=True))
+        found["resumed"] = resumed(where, 100 if quick else 10_000)
+    text = json.dumps(found, indent=1)
+    if out:
+        out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    typer.run(main)
