@@ -270,7 +270,10 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Routing(Policy):
-    """May change which experts a token uses; weights always come from the unmodified logits."""
+    """May change which experts a token uses; weights always come from the unmodified logits.
+
+    A token's place j is its rank to drop rules and to `rank_displacement`: write what was chosen in the router's order.
+    """
 
     choose: Callable[..., None] | None = (
         None  #: (now, step, experts, copies, own, out): out[t][j] = expert id; None = recorded
