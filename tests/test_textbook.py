@@ -216,7 +216,7 @@ LOGITS = [4.0, 3.0, 2.5, 1.0, 0.0, -1.0]  # range 5, mean 9.5 / 6
         # J = 2 lifts 1 as well: 3.625 against 3.125
         ("lam=0.125:top_j=2", [0, 1]),
         # J = 0 and lam * 5 = 5: 2 rises to 7.5, 5 to 4, which ties with 0; the recorded choice comes first
-        ("lam=1:top_j=0", [2, 0]),
+        ("lam=1:top_j=0", [0, 2]),
         # a little more and even the worst resident passes
         ("lam=1.1:top_j=0", [2, 5]),
         # the mean logit 1.58 instead of the range: 2.5 + 0.25 * 1.58 = 2.896 stays below 3
@@ -247,4 +247,4 @@ def test_cache_priors_scale_is_the_mean_range_so_far():
 def test_cache_prior_never_resurrects_a_masked_group():
     """Experts outside the kept groups score -inf; residency lifts nothing from there."""
     masked = [4.0, 3.0, -float("inf"), 1.0, -float("inf"), -float("inf")]
-    assert Prior("lam=10:top_j=0", [2, 3, 5]).choose(masked) == [3, 0]
+    assert Prior("lam=10:top_j=0", [2, 3, 5]).choose(masked) == [0, 3]
