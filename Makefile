@@ -86,7 +86,7 @@ study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain i
 study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (12 minutes)
 	$(BIN)/python benchmarks/miniature_quality.py
 
-study-fidelity: .venv/record.stamp  ## fidelity counters beside perplexity and KL, live on the miniature (20 minutes)
+study-fidelity: .venv/record.stamp  ## fidelity counters beside perplexity and KL, live on the miniature (half an hour)
 	$(BIN)/python benchmarks/fidelity_study.py
 
 bench-recording: .venv/record.stamp  ## what recording costs over plain generate(), and bytes per token
@@ -96,7 +96,7 @@ bench: .venv/dev.stamp       ## speed of the compiled engine beside the referenc
 	$(BIN)/python benchmarks/engine_speed.py --out runs/engine_speed.json
 	$(BIN)/python benchmarks/curve_speed.py
 
-bench-sweep: .venv/dev.stamp ## a sweep of 1,000 configurations: wall time, memory, two workers over one, resuming (15 minutes)
+bench-sweep: .venv/dev.stamp ## a sweep of 1,000 configurations: wall time, memory, two workers over one, resuming (20 minutes)
 	$(BIN)/python benchmarks/sweep_speed.py --out runs/sweep_speed.json
 
 study-tune: .venv/dev.stamp  ## what a search finds of the true Pareto set of 2,000 configurations, beside random search

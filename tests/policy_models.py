@@ -305,39 +305,6 @@ class Arc(Model):
             self.b2.append(self.t2.pop(0))
 
 
-# -- routing ------------------------------------------------------------------------------------------------------
-
-
-class CachePrior:
-    """z' = z + lam * delta * [resident or among the original top J]; delta by its reading, per layer."""
-
-    def __init__(self, lam: float, top_j: int, delta: str) -> None:
-        self.lam, self.top_j, self.delta = lam, top_j, delta
-        self.seen = dict[int, list[float]]()
-        self.average = dict[int, float]()
-
-    def choose(self, layer: int, scores: Sequence[float], ids: Sequence[int], resident: Collection[int]) -> list[int]:
-        """The token's experts by rank; equal scores stay in the recorded order, then by id."""
-        lifted = {*resident, *ids[: self.top_j]}
-        lift = self.lam * self._scale(layer, scores)
-        biased = [z + lift if e in lifted else z for e, z in enumerate(scores)]
-        recorded = [*ids, *(e for e in range(len(scores)) if e not in ids)]
-        chosen = sorted(recorded, key=lambda e: -biased[e])[: len(ids)]
-        others = sorted((e for e in chosen if e not in ids), key=lambda e: (-scores[e], e))
-        return [*(e for e in ids if e in chosen), *others]
-
-    def _scale(self, layer: int, scores: Sequence[float]) -> float:
-        spread, seen = max(scores) - min(scores), self.seen.setdefault(layer, [])
-        if self.delta == "token_range":
-            return spread
-        if self.delta == "ema_range":
-            old = self.average.get(layer, spread)
-            self.average[layer] = spread if old == spread else 0.99 * old + (1.0 - 0.99) * spread
-            return self.average[layer]
-        seen.append(sum(scores) / len(scores) if self.delta == "running_mean" else spread)
-        return sum(seen) / len(seen)
-
-
 # -- prefetch -----------------------------------------------------------------------------------------------------
 
 

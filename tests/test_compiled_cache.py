@@ -88,11 +88,10 @@ def test_only_the_damaged_function_is_thrown_away(folder: Path, double: Callable
     other = tmp_path / "other.py"
     other.write_text("def other(n):\n    return n - 1\n")
     # held, as numba imports the module of one that has gone, and this one has a file but no name to import it by
-    held = [cache.compile_kept(INT_TO_INT, function) for function in (double, module_at(other).other)]
+    _held = [cache.compile_kept(INT_TO_INT, function) for function in (double, module_at(other).other)]
     next(folder.rglob("double*.nbc")).write_bytes(b"")
     cache.compile_kept(INT_TO_INT, double)
     assert was_read(cache.compile_kept(INT_TO_INT, module_at(other).other))
-    assert len(held) == 2
 
 
 def test_a_function_typed_into_a_session_is_compiled_and_not_kept(folder: Path, double: Callable) -> None:

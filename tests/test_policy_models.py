@@ -15,7 +15,6 @@ from tests.policy_models import (
     UNIT,
     Arc,
     Belady,
-    CachePrior,
     DemandStep,
     Fifo,
     Lru,
@@ -27,6 +26,7 @@ from tests.policy_models import (
     play,
     substitutes,
 )
+from tests.policy_models_routing import CachePrior
 from tests.policy_runs import Nanoseconds, Outcome, Sizes, random_trace, replayed
 from traces.routers import weigh
 from traces.schema import Trace
