@@ -307,6 +307,7 @@ class Miss(Policy):
     bits: Callable[[Params], tuple[float, ...]] = (
         lambda params: ()
     )  #: precision tiers, most precise first; () = as stored
+    fetches_all: bool = False  #: every verdict is 0 whatever the tables say, so that engines need not ask
     changes_output: bool = False
     uses_cpu: Callable[[Params], bool] = lambda params: False  #: refused on a platform without one
     #: (params, Costs) -> params: fills in what is left to the platform, before a run; times never reach a hook
@@ -329,8 +330,11 @@ class Eviction(Policy):
     #: when an untouched copy's key may change: "touch" (never), "pass", "step" (start, gate), or "layer": as "step",
     #: but within a pass untouched copies of one layer keep their order; or as parameters say
     rekey: str | Callable[[Params], str] = "touch"
+    #: which stamp is its key and nothing else is, "last_use" or "entered", so that a queue will do; "" none
+    queue: Callable[[Params], str] = lambda params: ""
     victim: Callable[..., int] | None = None  #: (now, experts, copies, own, pool, y_in) -> copy or NONE
     admit: Callable[..., bool] | None = None  #: (now, experts, copies, own, y_in, prefetched, y_out) -> False declines
+    declines: Callable[[Params], bool] = lambda params: True  #: whether `admit` ever says no under these parameters
     decides_once: bool = False  #: `admit` is asked about the first victim alone, and that holds for the others
     profile: Callable[[Params], int] = lambda params: NO_PROFILE  #: what fills `experts[x]["profile"]`
     kind: str = field(init=False, default="eviction")

@@ -39,6 +39,11 @@ def scope(params):
     return "pass" if params["window"] else "touch"
 
 
+def declines(params):
+    """Admission is forced unless it may be bypassed."""
+    return params["bypass"] != "false"
+
+
 POLICY = Eviction(
     name="belady",
     summary="farthest next demand leaves (offline bound)",
@@ -48,5 +53,6 @@ POLICY = Eviction(
     key=key,
     rekey=scope,
     admit=admit,
+    declines=declines,
     decides_once=True,  # the first victim is the farthest of all
 )

@@ -8,4 +8,9 @@ def key(now, experts, copies, own, y):
     return copies[y]["entered"]
 
 
-POLICY = Eviction(name="fifo", summary="oldest arrival leaves", source="Belady 1966", key=key)
+def queue(params):
+    """Of arrivals."""
+    return "entered"
+
+
+POLICY = Eviction(name="fifo", summary="oldest arrival leaves", source="Belady 1966", key=key, queue=queue)

@@ -52,6 +52,11 @@ def admit(now, experts, copies, own, y_in, prefetched, y_out):
     return not (guarded and is_current(now, experts, copies, y_out))
 
 
+def declines(params):
+    """Only for the current copies' sake."""
+    return params["prefetch_evicts_current"] == "false"
+
+
 POLICY = Eviction(
     name="least_stale",
     summary="untouched in this pass leaves first, then by layer",
@@ -60,4 +65,5 @@ POLICY = Eviction(
     key=key,
     rekey="layer",
     admit=admit,
+    declines=declines,
 )

@@ -18,6 +18,11 @@ def key(now, experts, copies, own, y):
     return expert["last_use"]
 
 
+def queue(params):
+    """Of last uses, unless namings count."""
+    return "last_use" if params["touch_on_predict"] == "false" else ""
+
+
 POLICY = Eviction(
-    name="lru", summary="oldest last use leaves", source="Denning 1968; SpecMD §3", params=PARAMS, key=key
+    name="lru", summary="oldest last use leaves", source="Denning 1968; SpecMD §3", params=PARAMS, key=key, queue=queue
 )

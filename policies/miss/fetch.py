@@ -22,5 +22,6 @@ POLICY = Miss(
     source="SpecMD §3 Fetch",
     params=PARAMS,
     resolve=resolve,
+    fetches_all=True,
     bits=bits,
 )

@@ -17,6 +17,7 @@ from simulator.compiled.jit import IS_PLAIN, OPTIONS
 from simulator.compiled.kernel import kernel
 from simulator.compiled.layout import WORLD
 from simulator.compiled.outcome import books_of, check, events_of
+from simulator.compiled.plain.kernel import is_plain, plain
 from simulator.compiled.world import Feed, World, world_of
 from simulator.config import KINDS, PolicySet
 from simulator.foreknown import Known, known_of
@@ -26,8 +27,9 @@ from traces.schema import Trace
 
 #: Lines of the event log that a first run has room for; a second one has exactly enough.
 LINES = 1 << 16
-#: The kernel's pointers: (policy kind, hook), in the order of `Hands`.
-POINTERS = [
+#: A kernel's pointers: (policy kind, hook), in the order of its arguments.
+PLAIN = [("prefetch", "suggest"), ("eviction", "keys")]
+ALL = [
     ("routing", "choose"),
     ("prefetch", "suggest"),
     ("miss", "want"),
@@ -38,6 +40,7 @@ POINTERS = [
     ("eviction", "admit"),
     *((kind, f"on_{event}") for event in ("gate", "use", "insert", "evict", "predict") for kind in KINDS),
 ]
+POINTERS = {kernel: ALL, plain: PLAIN}
 
 
 def run(trace: Trace, setting: Setting) -> Ran:
@@ -77,9 +80,10 @@ def run_feed(feed: Feed, known: Known, setting: Setting, keep: bool = False) -> 
 
 
 def _start(world: World, chosen: PolicySet) -> None:
+    of = plain if is_plain(world) else kernel
     with COMPILING:  # runs of other threads go on meanwhile
-        code = machine_code()
-        pointers = [hooks.compiled(hook, getattr(chosen, kind).policy) for kind, hook in POINTERS]
+        code = machine_code(of)
+        pointers = [hooks.compiled(hook, getattr(chosen, kind).policy) for kind, hook in POINTERS[of]]
     code(world.argument, *pointers)
 
 
@@ -89,8 +93,8 @@ def is_ready() -> bool:
 
 
 @cache
-def machine_code() -> Callable:
-    """The kernel, compiled or from disk."""
-    pointers = [types.FunctionType(hooks.signature_of(hook)) for _, hook in POINTERS]
+def machine_code(of: Callable) -> Callable:
+    """A kernel, compiled or from disk."""
+    pointers = [types.FunctionType(hooks.signature_of(hook)) for _, hook in POINTERS[of]]
     signature = types.void(numba.from_dtype(WORLD), *pointers)
-    return compile_kept(signature, kernel, nogil=True, **OPTIONS)
+    return compile_kept(signature, of, nogil=True, **OPTIONS)

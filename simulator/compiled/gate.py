@@ -128,7 +128,7 @@ def look_up(w, hands, first, last):
             missing(w)[w["absent"]] = n
             w["absent"] += 1
     w["served"] = last - first
-    if w["absent"] > 0:
+    if w["absent"] > 0 and w["has_resolve"] == 1:
         resolve(w, hands, first, w["absent"])
     count_absent(w)
     if w["knows_future"] == 1:

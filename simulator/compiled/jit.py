@@ -75,5 +75,18 @@ def record_reader(name: str, dtype: np.dtype) -> Any:
     return read
 
 
+def _bit_length(typing: Any, number: Any) -> Any:
+    """The position of the highest bit of a number that is not negative, from 1; 0 of 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        zeros = builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
+        return builder.sub(ir.Constant(WORD, WORD.width), zeros)
+
+    return types.int64(types.int64), generate
+
+
+bit_length: Any = int.bit_length if IS_PLAIN else intrinsic(_bit_length)
+
+
 def _number(builder: Any, kind: Any, world: Any, name: str) -> Any:
     return builder.load(cgutils.get_record_member(builder, world, kind.offset(name), WORD))

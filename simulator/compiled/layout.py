@@ -22,7 +22,7 @@ def record(names: str) -> np.dtype:
 #: the eviction policy's keys depend on, `reads_*` what any hook reads.
 SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset "
-    "side_slots logs keeps weighted scored knows_future by_key rekey leaves "
+    "side_slots logs keeps weighted scored knows_future by_key queue rekey leaves "
     "minds_demand minds_future minds_hints minds_gate reads_passes reads_weights renews hears_gate "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
     "hears_use hears_insert hears_evict hears_predict "
@@ -34,11 +34,11 @@ STANDING = (
     "disturbed layers_marked request_began beside_cpu by_rank protected_now done_now aside_now in_side staged stamps "
     "arrivals lines "
     "layer place then start tokens demanded looked_up served turn coming running changed substituted error culprit "
-    "assignments mass absent spares speculative line_kind line_cause line_copy line_begin line_end "
+    "assignments mass absent in_place spares speculative line_kind line_cause line_copy line_begin line_end "
 )
 #: Lengths of arrays, where none of the above is one.
 LENGTHS = (
-    "n_experts n_copies n_pools n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand n_passes n_tokens "
+    "n_experts n_copies n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand n_passes n_tokens "
     "n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held n_accesses n_kept n_rows "
     "n_counters n_times n_par n_warm "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
@@ -54,6 +54,7 @@ OWNED = np.dtype(
         ("layer", np.int32),
         ("kind", np.int32),  # layer * P + precision: what sizes and times depend on
         ("place", np.int32),  # in its layer's list of members
+        ("leaf", np.int32),  # its place in its layer's row of leaves, from 1; 0 if it may not leave
         ("member", np.int8),  # 1 while it occupies room of its pool and has arrived
         ("dirty", np.int8),  # 1 while it waits to be ranked anew
         ("listed", np.int8),  # 1 if its protection ends with the step
@@ -93,6 +94,8 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     # who leaves first: copies and layers with what they win with; a layer's members; what must be looked at anew
     "leaf_key": (np.int64, ("n_copies",)),
     "leaf_stamp": (np.int64, ("n_copies",)),
+    "leaf_who": (np.int64, ("n_copies",)),
+    "leaf_count": (np.int64, ("layers",)),
     "layer_key": (np.int64, ("layers",)),
     "layer_stamp": (np.int64, ("layers",)),
     "layer_who": (np.int64, ("layers",)),
@@ -102,6 +105,8 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "member_count": (np.int64, ("layers",)),
     "keyed_scope": (np.int64, ("layers",)),  # the scope in which a layer's keys were worked out, and the pass
     "keyed_pass": (np.int64, ("layers",)),
+    "behind": (np.int64, ("n_queued",)),  # in a queue: the next to leave after a copy, and before it
+    "in_front": (np.int64, ("n_queued",)),
     "dirty": (np.int64, ("n_copies",)),
     "asked": (np.int64, ("n_copies",)),  # copies whose keys are wanted, and the answers
     "answers": (np.int64, ("n_copies",)),
@@ -153,6 +158,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "tier": (np.int64, ("experts",)),  # precision at which each expert of the layer runs in this step, or NONE
     "slot": (np.int64, ("experts",)),  # the access that serves an expert, or NONE
     "named": (np.int64, ("n_experts",)),  # how often it was named for its layer's next gate
+    "found": (np.int64, ("experts",)),  # demanded and resident, in demand order
     "accesses": (ACCESS, ("n_accesses",)),
     "others": (ACCESS, ("n_accesses",)),
     "kept": (np.int16, ("n_kept", "layers", "width")),  # what every token ran, if asked for

@@ -1,6 +1,6 @@
 """Who leaves first: the smallest (key, stamp, copy) among those that may leave.
 
-Keys and stamps stand in a row, a layer's copies side by side, and every layer keeps the smallest of its own: rows of
+Keys and stamps of what may leave stand in rows, one per layer, and every layer keeps the smallest of its own: rows of
 numbers are compared many at a time, without a branch, which took half the time of a tournament tree. What happens to a
 copy only marks it as dirty; it is ranked, or taken out, when a victim is wanted next, and then only layers in which
 something changed are looked at again. A layer is its own pool or a part of the one pool.
@@ -35,8 +35,10 @@ from simulator.compiled.state import (
     layer_of,
     layer_stamp,
     layer_who,
+    leaf_count,
     leaf_key,
     leaf_stamp,
+    leaf_who,
     marked_layers,
     member_count,
     members,
@@ -95,7 +97,8 @@ def join_pool(w, y):
         mine["place"] = member_count(w)[layer]
         members(w)[layer * w["leaves"] + member_count(w)[layer]] = y
         member_count(w)[layer] += 1
-    disturb(w, y)
+    if copy["protected"] == 0:  # else it is disturbed when that ends
+        disturb(w, y)
 
 
 @called
@@ -187,8 +190,20 @@ def rank(w, keys, count):
     ask(w, keys, count)
     for i in range(count):
         y = asked(w)[i]
-        leaf_key(w)[y], leaf_stamp(w)[y] = answers(w)[i], experts(w)[expert_of(w, y)]["last_use"]
+        at = place_of(w, y)
+        leaf_key(w)[at], leaf_stamp(w)[at] = answers(w)[i], experts(w)[expert_of(w, y)]["last_use"]
         mark_layer(w, layer_of(w, y))
+
+
+@fast
+def place_of(w, y):
+    """Where it stands among the leaves: at the end of its layer's row, if it did not stand there yet."""
+    mine, layer = owned(w)[y], layer_of(w, y)
+    if mine["leaf"] == 0:
+        leaf_count(w)[layer] += 1
+        mine["leaf"] = leaf_count(w)[layer]
+        leaf_who(w)[layer * w["leaves"] + mine["leaf"] - 1] = y
+    return layer * w["leaves"] + mine["leaf"] - 1
 
 
 @called
@@ -199,10 +214,16 @@ def ask(w, keys, count):
 
 @fast
 def vacate(w, y):
-    """Take it out of its row."""
-    if leaf_key(w)[y] != NO_KEY:
-        leaf_key(w)[y] = NO_KEY
-        mark_layer(w, layer_of(w, y))
+    """Take it out of its row; the last of the row takes its place."""
+    mine, layer = owned(w)[y], layer_of(w, y)
+    if mine["leaf"] == 0:
+        return
+    leaf_count(w)[layer] -= 1
+    at, last = layer * w["leaves"] + mine["leaf"] - 1, layer * w["leaves"] + leaf_count(w)[layer]
+    leaf_key(w)[at], leaf_stamp(w)[at], leaf_who(w)[at] = leaf_key(w)[last], leaf_stamp(w)[last], leaf_who(w)[last]
+    owned(w)[leaf_who(w)[last]]["leaf"] = mine["leaf"]
+    mine["leaf"] = 0
+    mark_layer(w, layer)
 
 
 # scopes that move on
@@ -295,21 +316,23 @@ def compare_layers(w, keys):
 @called
 def compare_layer(w, layer):
     """The smallest (key, stamp, copy) of a layer."""
-    first = layer * w["leaves"]
-    who = first_of(leaf_key(w), leaf_stamp(w), first, first + w["leaves"])
-    layer_key(w)[layer], layer_stamp(w)[layer] = leaf_key(w)[who], leaf_stamp(w)[who]
-    layer_who(w)[layer] = NONE if leaf_key(w)[who] == NO_KEY else who
+    first, count = layer * w["leaves"], leaf_count(w)[layer]
+    if count == 0:
+        layer_key(w)[layer], layer_who(w)[layer] = NO_KEY, NONE
+        return
+    at = first_of(leaf_key(w), leaf_stamp(w), leaf_who(w), first, first + count)
+    layer_key(w)[layer], layer_stamp(w)[layer], layer_who(w)[layer] = leaf_key(w)[at], leaf_stamp(w)[at], leaf_who(w)[at]
 
 
 @fast
 def first_layer(w):
     """The layer whose winner leaves first."""
-    return first_of(layer_key(w), layer_stamp(w), 0, w["layers"])
+    return first_of(layer_key(w), layer_stamp(w), layer_who(w), 0, w["layers"])
 
 
 @fast
-def first_of(keys, stamps, first, last):
-    """The first place in [first, last) that has the smallest key and, among those, the smallest stamp.
+def first_of(keys, stamps, who, first, last):
+    """The place in [first, last) of the smallest key, among those of the smallest stamp, and then of the lowest copy.
 
     Loops without a branch, as compilers turn them into vector instructions: numbers are read before it is asked
     whether they count. Part of its callers, so that these know the arrays (see `jit.array_reader`).
@@ -324,18 +347,18 @@ def first_of(keys, stamps, first, last):
         place += i if k == key else 0
     if equal == 1:
         return place
-    return first_of_equals(keys, stamps, key, first, last)
+    return first_of_equals(keys, stamps, who, key, first, last)
 
 
 @fast
-def first_of_equals(keys, stamps, key, first, last):
-    """The first place in [first, last) of the smallest stamp among those that have this key."""
+def first_of_equals(keys, stamps, who, key, first, last):
+    """Among those that have this key."""
     stamp = NO_KEY
     for i in range(first, last):
         k, s = keys[i], stamps[i]
         stamp = min(stamp, s if k == key else NO_KEY)
-    place = last
+    lowest, place = NO_KEY, first
     for i in range(first, last):
-        k, s = keys[i], stamps[i]
-        place = min(place, i if (k == key) & (s == stamp) else last)
+        if keys[i] == key and stamps[i] == stamp and who[i] < lowest:
+            lowest, place = who[i], i
     return place

@@ -19,7 +19,7 @@ from simulator.compiled.state import (
     layer_marked,
     layer_of,
     layer_who,
-    leaf_key,
+    leaf_count,
     member_count,
     own_eviction,
     own_miss,
@@ -117,10 +117,10 @@ def clear_order(w):
     """Nobody may leave."""
     w["layers_marked"] = 0
     for y in range(w["n_copies"]):
-        leaf_key(w)[y] = NO_KEY
+        owned(w)[y]["leaf"] = 0
     for layer in range(w["layers"]):
         layer_key(w)[layer], layer_who(w)[layer], layer_marked(w)[layer] = NO_KEY, NONE, 0
-        member_count(w)[layer], keyed_pass(w)[layer] = 0, NEVER_LEFT
+        member_count(w)[layer], leaf_count(w)[layer], keyed_pass(w)[layer] = 0, 0, NEVER_LEFT
         keyed_scope(w)[layer] = 0 if w["rekey"] == TOUCH else NEVER_LEFT
 
 

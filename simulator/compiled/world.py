@@ -15,6 +15,7 @@ from simulator.compiled.jit import IS_PLAIN
 from simulator.compiled.layout import ARRAYS, MEMORIES, RULE, WORLD
 from simulator.compiled.ledger import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.order import REKEY, TOUCH
+from simulator.compiled.plain.queue import QUEUES
 from simulator.compiled.state import NEVER_LEFT, NO_KEY, NOT_SOON
 from simulator.compiled.weights import FAMILIES
 from simulator.config import KINDS, PolicySet, parse_reset
@@ -93,6 +94,7 @@ def _setting(setting: Setting, chosen: PolicySet) -> dict[str, int]:
         "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
         "logs": setting.log,
         "by_key": eviction.victim is None,
+        "queue": QUEUES.index(eviction.queue(chosen.eviction.params)),
         "rekey": REKEY.index(eviction.scope(chosen.eviction.params)),
         "leaves": geometry.experts * shape.precisions,
         "has_cpu": setting.times.has_cpu,
@@ -110,13 +112,14 @@ def _given(chosen: PolicySet) -> dict[str, int]:
         "choose": chosen.routing,
         "suggest": chosen.prefetch,
         "want": chosen.miss,
-        "resolve": chosen.miss,
         "substitute": chosen.miss,
         "admit": chosen.eviction,
     }
     given = {f"has_{hook}": getattr(owner.policy, hook) is not None for hook, owner in hooks.items()}
     eviction = chosen.eviction.policy
-    given["asks_of_each"] = eviction.admit is not None and not eviction.decides_once
+    given["has_resolve"] = not chosen.miss.policy.fetches_all
+    given["has_admit"] = eviction.admit is not None and eviction.declines(chosen.eviction.params)
+    given["asks_of_each"] = given["has_admit"] and not eviction.decides_once
     named = mentioned(chosen)
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
     return hears | given | reads | _minds(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
@@ -143,6 +146,7 @@ def _lengths(feed: Feed, setting: Setting, chosen: PolicySet, lines: int, keep: 
         "n_experts": shape.experts,
         "n_copies": shape.experts * shape.precisions,
         "n_pools": len(setting.pools),
+        "n_queued": shape.experts * shape.precisions + len(setting.pools),
         "n_kinds": geometry.layers * shape.precisions,
         "n_cells": geometry.layers * 2 * WIDTH,
         "n_buckets": geometry.layers * 2 * BUCKETS,
@@ -230,8 +234,9 @@ def _describe(world: World, setting: Setting) -> None:
     experts["last_pass"] = experts["hint_pass"] = -1
     pools["capacity"], pools["scope"] = setting.pools, NEVER_LEFT
     arrays["slot"][:], arrays["layer_who"][:] = NONE, NONE
-    for name in ("leaf_key", "layer_key"):
-        arrays[name][:] = NO_KEY
+    arrays["layer_key"][:] = NO_KEY
+    for name in ("behind", "in_front"):
+        arrays[name][:] = np.arange(len(arrays[name]))
     arrays["keyed_scope"][:] = 0 if world["rekey"] == TOUCH else NEVER_LEFT
     arrays["keyed_pass"][:] = NEVER_LEFT
     warm = [(layer * geometry.experts + expert) * shape.precisions for layer, expert in setting.config.warm]
