@@ -10,7 +10,7 @@ from simulator.compiled import ledger
 from simulator.compiled.fidelity import count_changed, count_unchanged
 from simulator.compiled.gate import clear_slots, look_up, open_gate, suggest, use_all
 from simulator.compiled.jit import called, fast
-from simulator.compiled.ledger import begin_pass, count, end_pass
+from simulator.compiled.ledger import begin_pass, count, count_here, end_pass
 from simulator.compiled.link import next_landing
 from simulator.compiled.log import BY_COMPUTE, BY_MISS, IS_CPU, IS_DENSE, IS_EXPERT, NO_COPY, span
 from simulator.compiled.order import touch
@@ -101,8 +101,9 @@ def begin_step(w):
     here = now(w)
     here["pass"], here["layer"], here["step"], here["gated"] = index, layer, index * w["layers"] + layer, 0
     here["phase"], here["tokens"], here["request"] = pass_phase(w)[index], w["tokens"], pass_request(w)[index]
+    w["page"] = (layer * 2 + here["phase"]) * ledger.WIDTH
     dense = dense_ns(w)[dense_row(w)[index], layer]
-    count(w, ledger.DENSE_NS, layer, dense)
+    count_here(w, ledger.DENSE_NS, dense)
     span(w, IS_DENSE, NO_COPY, 0, dense, BY_COMPUTE)
     here["clock"], here["position"] = w["start"], w["start"] - w["request_began"]
     busy(w, dense, GATE)

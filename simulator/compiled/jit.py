@@ -89,4 +89,7 @@ bit_length: Any = int.bit_length if IS_PLAIN else intrinsic(_bit_length)
 
 
 def _number(builder: Any, kind: Any, world: Any, name: str) -> Any:
-    return builder.load(cgutils.get_record_member(builder, world, kind.offset(name), WORD))
+    """A length or an address, which do not change in a run: the compiler need not read it again after every store."""
+    load = builder.load(cgutils.get_record_member(builder, world, kind.offset(name), WORD))
+    load.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return load

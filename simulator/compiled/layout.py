@@ -34,7 +34,7 @@ STANDING = (
     "disturbed layers_marked request_began beside_cpu by_rank protected_now done_now aside_now in_side staged stamps "
     "arrivals lines "
     "layer place then start tokens demanded looked_up served turn coming running changed substituted error culprit "
-    "assignments mass absent in_place spares speculative line_kind line_cause line_copy line_begin line_end "
+    "assignments mass absent in_place page spares speculative line_kind line_cause line_copy line_begin line_end "
 )
 #: Lengths of arrays, where none of the above is one.
 LENGTHS = (

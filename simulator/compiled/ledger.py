@@ -29,6 +29,12 @@ def count(w, counter, layer, amount):
     cells(w)[(layer * 2 + now(w)["phase"]) * WIDTH + counter] += amount
 
 
+@fast
+def count_here(w, counter, amount):
+    """Add to a counter of the layer in progress."""
+    cells(w)[w["page"] + counter] += amount
+
+
 @called
 def lived(w, layer, steps):
     """A copy of the layer was evicted after so many steps."""

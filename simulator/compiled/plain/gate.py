@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies.contract import IN_FLIGHT, QUEUED, RESIDENT
 from simulator.compiled import ledger
 from simulator.compiled.jit import fast
-from simulator.compiled.ledger import count
+from simulator.compiled.ledger import count, count_here
 from simulator.compiled.link import cancel, mask, prefetch
 from simulator.compiled.order import disturb, touch
 from simulator.compiled.plain.queue import BY_LAST_USE, NO_QUEUE, move_last
@@ -16,22 +16,30 @@ from simulator.compiled.state import (
     all_suggested,
     copies,
     demand_expert,
-    demand_next,
-    demand_pass,
-    demand_sum,
+    demand_mass,
+    demand_rank,
+    demand_tokens,
     demands,
     experts,
     found,
     layer_of,
     named,
     now,
+    offsets,
     own_prefetch,
     owned,
     pools,
     slot,
+    stream_expert,
+    stream_mass,
+    stream_next,
+    stream_pass,
+    stream_rank,
+    stream_sum,
+    stream_tokens,
     suggested,
 )
-from simulator.compiled.step import read_ids, read_scores, read_weights, recall, step_of
+from simulator.compiled.step import read_ids, read_scores, read_weights, step_of
 from simulator.compiled.tier import stamp
 
 
@@ -39,24 +47,11 @@ from simulator.compiled.tier import stamp
 def open_gate(w, hooks):
     """Everything that is decided at once."""
     now(w)["gated"], w["gated_at"], w["spent"] = 1, w["time"], 0
-    recall(w)
     if w["ask_first"] < w["ask_end"]:
         cancel(w, now(w)["step"])
-    if w["has_suggest"] == 1:
-        read_the_rest(w)
     look_up(w)
     if w["has_suggest"] == 1 and w["after_demand"] == 0:
         suggest(w, hooks.suggest)
-
-
-@fast
-def read_the_rest(w):
-    """Of what prefetch policies see."""
-    read_ids(w)
-    if w["scored"] == 1:
-        read_scores(w)
-    if w["reads_weights"] == 1 and w["weighted"] == 1:
-        read_weights(w)
 
 
 # look-up
@@ -65,67 +60,64 @@ def read_the_rest(w):
 @fast
 def look_up(w):
     """Hits, lates and misses, each used in demand order."""
-    layer, ever, late, collided = now(w)["layer"], 0, 0, 0
-    w["in_place"], w["coming"] = 0, 0
-    count_named(w, layer)
+    begin = w["index"] * w["layers"] + now(w)["layer"]
+    first, base = offsets(w)[begin], now(w)["layer"] * w["experts"]
+    w["demanded"], w["assignments"], w["mass"] = offsets(w)[begin + 1] - first, 0, 0
+    w["in_place"], w["coming"], late, ever, collided = 0, 0, 0, 0, 0
     for n in range(w["demanded"]):
-        x = demand_expert(w)[n]
-        need(w, x, n)
+        x, at = base + stream_expert(w)[first + n], first + n
+        need(w, n, x, at)
         state = copies(w)[x]["state"]
         if state == RESIDENT:
-            hit(w, x, n, layer)
+            hit(w, n, x)
+        elif state == IN_FLIGHT:
+            wait_for(w, n, stream_expert(w)[at])
+            meet(w, x)
+            late += 1
         else:
-            wait_for(w, x, n)
-            if state == IN_FLIGHT:
-                late += 1
-                meet(w, x, layer)
-            else:
-                ever += owned(w)[x]["ever"]
-                collided += has_collided(w, x)
-                fetch(w, x)
+            wait_for(w, n, stream_expert(w)[at])
+            ever += owned(w)[x]["ever"]
+            collided += has_collided(w, x)
+            fetch(w, x)
         use(w, x)
-    count(w, ledger.ACCESSES, layer, w["demanded"])
-    count(w, ledger.ASSIGNMENTS, layer, w["assignments"])
-    count(w, ledger.HITS, layer, w["in_place"])
-    count(w, ledger.LATE, layer, late)
-    count_misses(w, layer, w["coming"] - late, ever, collided)
+    count_look_up(w, late, ever, collided)
 
 
 @fast
-def count_named(w, layer):
-    """How much of the demand a prefetch policy had named."""
-    if w["has_suggest"] == 0:
-        return
-    for n in range(w["demanded"]):
-        count(w, ledger.PREDICTED_DEMANDED, layer, named(w)[demand_expert(w)[n]])
-    for x in range(layer * w["experts"], (layer + 1) * w["experts"]):
-        named(w)[x] = 0
-
-
-@fast
-def count_misses(w, layer, misses, ever, collided):
-    """By their reasons: never there, evicted in this pass, or else."""
+def count_look_up(w, late, ever, collided):
+    """A miss is of one never there, of one evicted in this pass, or else."""
+    misses = w["coming"] - late
     now(w)["absent"] = misses
-    count(w, ledger.MISSES, layer, misses)
-    count(w, ledger.COMPULSORY, layer, misses - ever)
-    count(w, ledger.COLLISIONS, layer, collided)
-    count(w, ledger.CAPACITY, layer, ever - collided)
+    count_here(w, ledger.ACCESSES, w["demanded"])
+    count_here(w, ledger.ASSIGNMENTS, w["assignments"])
+    count_here(w, ledger.HITS, w["in_place"])
+    count_here(w, ledger.LATE, late)
+    count_here(w, ledger.MISSES, misses)
+    count_here(w, ledger.COMPULSORY, misses - ever)
+    count_here(w, ledger.COLLISIONS, collided)
+    count_here(w, ledger.CAPACITY, ever - collided)
 
 
 @fast
-def need(w, x, n):
-    """What the tables say of a demanded expert."""
+def need(w, n, x, at):
+    """What the tables and the step say of the n-th demanded expert, `at` its place in the stream."""
     expert = experts(w)[x]
+    demand_expert(w)[n], demand_tokens(w)[n] = x, stream_tokens(w)[at]
+    w["assignments"] += stream_tokens(w)[at]
+    w["mass"] += stream_sum(w)[at]
     expert["needed"] = 1
-    expert["mass_ever"] += demand_sum(w)[n]
+    expert["mass_ever"] += stream_sum(w)[at]
     if w["knows_future"] == 1:
-        expert["next_use"] = demand_next(w)[n]
+        expert["next_use"] = stream_next(w)[at]
         if w["reads_passes"] == 1:
-            expert["next_pass"] = demand_pass(w)[n]
+            expert["next_pass"] = stream_pass(w)[at]
+    if w["has_suggest"] == 1:
+        demand_rank(w)[n], demand_mass(w)[n] = stream_rank(w)[at], stream_mass(w)[at]
+        count_here(w, ledger.PREDICTED_DEMANDED, named(w)[x])
 
 
 @fast
-def hit(w, x, n, layer):
+def hit(w, n, x):
     """It is there, and stays."""
     copy = copies(w)[x]
     found(w)[w["in_place"]] = n
@@ -134,24 +126,24 @@ def hit(w, x, n, layer):
     if w["queue"] == NO_QUEUE:
         disturb(w, x)
     if copy["prefetched"] == 1:
-        count(w, ledger.PREFETCH_HITS, layer, 1)
-        count(w, ledger.PREFETCH_USED, layer, 1)
+        count_here(w, ledger.PREFETCH_HITS, 1)
+        count_here(w, ledger.PREFETCH_USED, 1)
 
 
 @fast
-def wait_for(w, x, n):
+def wait_for(w, n, e):
     """It is not there yet."""
-    slot(w)[x - now(w)["layer"] * w["experts"]] = n
+    slot(w)[e] = n
     w["coming"] += 1
 
 
 @fast
-def meet(w, x, layer):
+def meet(w, x):
     """A demand waits for its transfer."""
     mine = owned(w)[x]
     if mine["prefetch"] == 1 and mine["awaited"] == 0:
         mine["awaited"] = 1
-        count(w, ledger.PREFETCH_USED, layer, 1)
+        count_here(w, ledger.PREFETCH_USED, 1)
 
 
 @fast
@@ -189,6 +181,7 @@ def use(w, x):
 @fast
 def suggest(w, hook):
     """Ask the prefetch policy, and queue what is absent."""
+    read_the_rest(w)
     if w["renews"] == 1:
         cancel(w, now(w)["step"] + w["layers"])
     total = hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own_prefetch(w), all_suggested(w))
@@ -200,6 +193,19 @@ def suggest(w, hook):
             w["error"], w["culprit"] = BAD_NAME, suggested(w)[i]
             return
         name(w, suggested(w)[i])
+
+
+@fast
+def read_the_rest(w):
+    """What prefetch policies may see, too; what they named for this layer is dealt with."""
+    layer = now(w)["layer"]
+    for x in range(layer * w["experts"], (layer + 1) * w["experts"]):
+        named(w)[x] = 0
+    read_ids(w)
+    if w["scored"] == 1:
+        read_scores(w)
+    if w["reads_weights"] == 1 and w["weighted"] == 1:
+        read_weights(w)
 
 
 @fast

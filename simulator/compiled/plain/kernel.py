@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from simulator.compiled import ledger
 from simulator.compiled.compute import OVER, begin_step
 from simulator.compiled.jit import fast
-from simulator.compiled.ledger import close_row, count, end_pass
+from simulator.compiled.ledger import close_row, count_here, end_pass
 from simulator.compiled.link import next_landing
 from simulator.compiled.order import disturb, touch
 from simulator.compiled.plain.gate import open_gate, suggest
-from simulator.compiled.plain.link import land, run_link, start
+from simulator.compiled.plain.link import land, run_link, start_more
 from simulator.compiled.plain.queue import NO_QUEUE
 from simulator.compiled.reset import count_unused
 from simulator.compiled.state import (
@@ -66,10 +66,10 @@ def plain(w: Any, suggest: Any, keys: Any) -> None:
     hooks = Hooks(suggest, keys)
     begin_step(w)
     while w["place"] != OVER and w["error"] == NO_ERROR:
-        start(w, hooks)
+        start_more(w, hooks)
         run_link(w, hooks, w["compute_at"])
         open_gate(w, hooks)
-        start(w, hooks)
+        start_more(w, hooks)
         compute(w, hooks)
         finish_step(w, hooks)
         begin_step(w)
@@ -115,8 +115,8 @@ def run(w, hooks, x, tokens):
     if w["minds_demand"] == 1:
         touch(w, x)
     computed(w, x)
-    if w["demand_first"] < w["demand_end"]:  # it may have waited for room
-        start(w, hooks)
+    if w["demand_first"] < w["demand_end"] and w["flight_end"] - w["flight_first"] < w["depth"]:  # for want of room
+        start_more(w, hooks)
 
 
 # the step's end
@@ -127,12 +127,11 @@ def finish_step(w, hooks):
     """In the event that ended its last activity."""
     if w["after_demand"] == 1 and w["has_suggest"] == 1:
         suggest(w, hooks.suggest)
-    layer = now(w)["layer"]
-    count(w, ledger.EXPERT_NS, layer, w["spent"])
-    count(w, ledger.STALL_NS, layer, w["time"] - w["gated_at"] - w["spent"])
-    count(w, ledger.ASSIGNMENTS_KEPT, layer, w["assignments"])
-    count(w, ledger.MASS, layer, w["mass"])
-    count(w, ledger.MASS_KEPT, layer, w["mass"])
+    count_here(w, ledger.EXPERT_NS, w["spent"])
+    count_here(w, ledger.STALL_NS, w["time"] - w["gated_at"] - w["spent"])
+    count_here(w, ledger.ASSIGNMENTS_KEPT, w["assignments"])
+    count_here(w, ledger.MASS, w["mass"])
+    count_here(w, ledger.MASS_KEPT, w["mass"])
     release_all(w)
     w["layer"] += 1
     if w["layer"] == w["layers"]:
@@ -163,4 +162,4 @@ def land_the_last(w, hooks):
     abandoned = w["flight_end"]
     while w["flight_first"] < abandoned and next_landing(w) <= w["time"]:
         land(w)
-        start(w, hooks)
+        start_more(w, hooks)

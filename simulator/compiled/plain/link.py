@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies.contract import ABSENT, IN_FLIGHT, RESIDENT
 from simulator.compiled import ledger
 from simulator.compiled.jit import bit_length, called, fast
-from simulator.compiled.ledger import BUCKETS, count
+from simulator.compiled.ledger import BUCKETS, count, count_here
 from simulator.compiled.link import abandon, mask, next_landing
 from simulator.compiled.log import IS_DROP
 from simulator.compiled.order import join_pool, leave_pool, smallest
@@ -49,19 +49,25 @@ def catch_up(w, hooks, until):
 
 
 @called
+def start_more(w, hooks):
+    """`start`, after anything but a landing."""
+    start(w, hooks)
+
+
+@fast
 def start(w, hooks):
     """Transfers that can start now do: demands first; one that finds no room holds the link."""
     while w["flight_end"] - w["flight_first"] < w["depth"]:
         if w["demand_first"] < w["demand_end"]:
             y = demands(w)[mask(w, w["demand_first"])]
-            if not claim(w, hooks, y, 0):
+            if not claim(w, hooks, y, now(w)["layer"], 0):
                 return
             w["demand_first"] += 1
             begin_demand(w, y)
         elif w["ask_first"] < w["ask_end"]:
             y = asks(w)[mask(w, w["ask_first"])]
             w["ask_first"] += 1
-            if claim(w, hooks, y, 1):
+            if claim(w, hooks, y, layer_of(w, y), 1):
                 begin_prefetch(w, y)
             else:
                 abandon(w, y, ledger.PREFETCH_DROPPED, IS_DROP)
@@ -72,9 +78,8 @@ def start(w, hooks):
 @fast
 def begin_demand(w, y):
     """For the layer in progress."""
-    layer = now(w)["layer"]
-    count(w, ledger.BYTES_DEMAND, layer, copies(w)[y]["bytes"])
-    count(w, ledger.LINK_BUSY_NS, layer, issue(w, y, layer))
+    count_here(w, ledger.BYTES_DEMAND, copies(w)[y]["bytes"])
+    count_here(w, ledger.LINK_BUSY_NS, issue(w, y, now(w)["layer"]))
 
 
 @fast
@@ -101,7 +106,7 @@ def issue(w, y, layer):
 
 
 @fast
-def claim(w, hooks, y, speculative):
+def claim(w, hooks, y, layer, speculative):
     """Whether y has room, if need be because others leave. `speculative`: nobody waits for it."""
     copy = copies(w)[y]
     size, room = copy["bytes"], pools(w)[copy["pool"]]
@@ -112,7 +117,7 @@ def claim(w, hooks, y, speculative):
         if short > room["open"] and not spare_bytes_suffice(w, copy["pool"], short - room["open"]):
             return False
         while room["used"] + size > room["capacity"]:
-            evict(w, victim(w, hooks, copy["pool"]), y)
+            evict(w, victim(w, hooks, copy["pool"]), layer)
     room["used"] += size
     copy["state"] = IN_FLIGHT
     return True
@@ -130,13 +135,13 @@ def victim(w, hooks, pool):
 
 @fast
 def evict(w, y, incoming):
-    """Out of its pool: charged to the layer that comes in, waste to the victim's."""
+    """Out of its pool: charged to the incoming layer, waste to the victim's."""
     copy, mine, layer = copies(w)[y], owned(w)[y], layer_of(w, y)
     pools(w)[copy["pool"]]["used"] -= copy["bytes"]
     leave_order(w, y)
     if mine["done"] == 1:
         forget_done(w, y)
-    count(w, ledger.EVICTIONS, layer_of(w, incoming), 1)
+    count(w, ledger.EVICTIONS, incoming, 1)
     age = min(bit_length(now(w)["step"] - mine["entered_step"]), BUCKETS - 1)
     lifetimes(w)[(layer * 2 + now(w)["phase"]) * BUCKETS + age] += 1
     if copy["prefetched"] == 1:
