@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 import policies
+from policies.grammar import Chosen, parse
 from tests.cases import Outcome, machine, replay_lists
 from tests.worlds import CONTRACTS, EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, World, worlds
 from traces.schema import Router
@@ -27,6 +28,28 @@ EVERY_PREFETCH = with_all(
     "top_k:factor=.5:depth=2:source=current_gate",
     "score:percentile=30:pool=running:depth=2",
 )
+
+
+def is_silent(chosen: Chosen) -> bool:
+    """Whether it has no hook that listens."""
+    return all(getattr(chosen.policy, f"on_{event}") is None for event in ("gate", "use", "insert", "evict", "predict"))
+
+
+def is_plain_eviction(text: str) -> bool:
+    """Whether it names victims by key alone and never says no."""
+    chosen = parse("eviction", text)
+    declines = chosen.policy.admit is not None and chosen.policy.declines(chosen.params)
+    return is_silent(chosen) and chosen.policy.key is not None and not declines
+
+
+def is_plain_prefetch(text: str) -> bool:
+    """Whether it only answers, and into the cache."""
+    chosen = parse("prefetch", text)
+    return is_silent(chosen) and not chosen.policy.side_slots(chosen.params)
+
+
+PLAIN_EVICTION = tuple(filter(is_plain_eviction, EVERY_EVICTION))
+PLAIN_PREFETCH = tuple(filter(is_plain_prefetch, EVERY_PREFETCH))
 EVERY_MISS = with_all(
     "miss",
     *MISSES,

@@ -9,12 +9,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.parity import EVERY_EVICTION, EVERY_MISS, EVERY_PREFETCH, EVERY_ROUTING, anything, seen
+from simulator.compiled import engine
+from simulator.compiled.kernel import kernel
+from simulator.compiled.plain.kernel import plain
+from tests.parity import (
+    EVERY_EVICTION,
+    EVERY_MISS,
+    EVERY_PREFETCH,
+    EVERY_ROUTING,
+    PLAIN_EVICTION,
+    PLAIN_PREFETCH,
+    anything,
+    seen,
+)
 from tests.worlds import CONTRACTS, World
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +48,28 @@ def searched(cases: int):
 def test_the_engines_agree_to_the_last_event(contract: str, world: World) -> None:
     world.settings.update(contract=contract)
     assert seen(world, "compiled") == seen(world, "reference")
+
+
+@searched(300)
+@given(anything(contract="atomic", miss="fetch", routing="standard", warm=()), st.data())
+def test_the_short_way_through_plain_worlds_leads_to_the_same(world: World, data: st.DataObject) -> None:
+    """`replay_lists` compares both ways of the compiled engine with each other, here always two different ones."""
+    world.settings["eviction"] = data.draw(st.sampled_from(PLAIN_EVICTION))
+    world.settings["prefetch"] = data.draw(st.sampled_from(PLAIN_PREFETCH))
+    with kernels_noted() as used:
+        compiled = seen(world, "compiled")
+    assert used == [kernel, plain]
+    assert compiled == seen(world, "reference")
+
+
+@contextmanager
+def kernels_noted() -> Iterator[list[Callable]]:
+    """Which kernels are asked for, in order."""
+    used: list[Callable] = []
+    with pytest.MonkeyPatch.context() as patch:
+        machine_code = engine.machine_code
+        patch.setattr(engine, "machine_code", lambda of: used.append(of) or machine_code(of))
+        yield used
 
 
 OPTIONS = [

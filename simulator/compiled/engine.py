@@ -60,10 +60,10 @@ class Run(NamedTuple):
     kept: np.ndarray
 
 
-def run_source(source: Source, setting: Setting) -> Run:
+def run_source(source: Source, setting: Setting, keep: bool = True) -> Run:
     """Replay a source that does not react to what is made of its gates."""
     known = known_of(source, setting.config, setting.config.policy_set().eviction)
-    return run_feed(feed_from(source), known, setting, keep=True)
+    return run_feed(feed_from(source), known, setting, keep)
 
 
 def run_feed(feed: Feed, known: Known, setting: Setting, keep: bool = False) -> Run:

@@ -85,7 +85,7 @@ def _bit_length(typing: Any, number: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-bit_length: Any = int.bit_length if IS_PLAIN else intrinsic(_bit_length)
+bit_length: Any = (lambda number: int(number).bit_length()) if IS_PLAIN else intrinsic(_bit_length)
 
 
 def _number(builder: Any, kind: Any, world: Any, name: str) -> Any:

@@ -11,8 +11,10 @@ from simulator.compiled.order import TOUCH, join_pool
 from simulator.compiled.state import (
     NEVER_LEFT,
     NO_KEY,
+    behind,
     copies,
     experts,
+    in_front,
     keyed_pass,
     keyed_scope,
     layer_key,
@@ -122,6 +124,8 @@ def clear_order(w):
         layer_key(w)[layer], layer_who(w)[layer], layer_marked(w)[layer] = NO_KEY, NONE, 0
         member_count(w)[layer], leaf_count(w)[layer], keyed_pass(w)[layer] = 0, 0, NEVER_LEFT
         keyed_scope(w)[layer] = 0 if w["rekey"] == TOUCH else NEVER_LEFT
+    for node in range(w["n_queued"]):
+        behind(w)[node], in_front(w)[node] = node, node
 
 
 @called

@@ -43,7 +43,7 @@ from simulator.compiled.tier import computed
 
 #: Numbers of a world that are 0 in a plain one, and those that are 1.
 ABSENT = (
-    "sequential reset side_slots logs keeps n_warm has_choose has_want has_resolve has_substitute has_admit "
+    "sequential side_slots logs keeps n_warm has_choose has_want has_resolve has_substitute has_admit "
     "hears_gate hears_use hears_insert hears_evict hears_predict"
 ).split()
 PRESENT = ("precisions", "by_key")
