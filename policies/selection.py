@@ -46,23 +46,51 @@ def keep_best(names, scores, e, score):
     names[place], scores[place] = e, score
 
 
-def write_by_rank(names, ids, scores, row):
-    """Write the names (-1 none) by rank: the recorded order, then descending score, ties to the lowest id."""
-    recorded = 0
-    for e in ids:
-        if e >= 0 and is_among(names, len(names), e):
-            row[recorded] = e
-            recorded += 1
-    filled = recorded
-    for e in names:
-        if e < 0 or is_among(row, recorded, e):
-            continue
-        place = filled
-        while place > recorded and outranks(scores, e, row[place - 1]):
+def write_by_rank(row, count, ids, scores):
+    """Put the first `count` names of a row (-1 none) in order: as recorded, then by descending score, ties by id."""
+    own = runs(row, count, ids)
+    foreign = foreign_first(row, count, ids)
+    kept = 0
+    for j in range(len(ids)):
+        kept += own >> j & 1
+    for i in range(foreign - 1, -1, -1):
+        row[kept + i] = row[i]
+    sort_by_score(row, kept, kept + foreign, scores)
+    for i in range(kept + foreign, count):
+        row[i] = -1
+    place = 0
+    for j in range(len(ids)):
+        if own >> j & 1:
+            row[place] = ids[j]
+            place += 1
+
+
+def runs(row, count, ids):
+    """Which of a token's recorded experts are in the row: bit j for the j-th."""
+    own = 0
+    for j in range(len(ids)):
+        own |= 1 << j if ids[j] >= 0 and is_among(row, count, ids[j]) else 0
+    return own
+
+
+def foreign_first(row, count, ids):
+    """Move what was not recorded to the front of the row, over the rest; returns how many."""
+    foreign = 0
+    for i in range(count):
+        if row[i] >= 0 and not is_among(ids, len(ids), row[i]):
+            row[foreign] = row[i]
+            foreign += 1
+    return foreign
+
+
+def sort_by_score(row, first, last, scores):
+    """Places [first, last) by descending score, ties by id."""
+    for i in range(first + 1, last):
+        e, place = row[i], i
+        while place > first and outranks(scores, e, row[place - 1]):
             row[place] = row[place - 1]
             place -= 1
         row[place] = e
-        filled += 1
 
 
 def outranks(scores, e, other):

@@ -48,8 +48,6 @@ def is_plain_prefetch(text: str) -> bool:
     return is_silent(chosen) and not chosen.policy.side_slots(chosen.params)
 
 
-PLAIN_EVICTION = tuple(filter(is_plain_eviction, EVERY_EVICTION))
-PLAIN_PREFETCH = tuple(filter(is_plain_prefetch, EVERY_PREFETCH))
 EVERY_MISS = with_all(
     "miss",
     *MISSES,
@@ -74,6 +72,9 @@ EVERY_ROUTING = with_all(
     "swap:rank=1",
     "swap:by=next",
 )
+PLAIN_EVICTION = tuple(filter(is_plain_eviction, EVERY_EVICTION))
+PLAIN_PREFETCH = tuple(filter(is_plain_prefetch, EVERY_PREFETCH))
+PLAIN_ROUTING = tuple(text for text in EVERY_ROUTING if is_silent(parse("routing", text)))
 ROUTERS = (
     Router(),
     Router(renormalise=True, scale=1.5),

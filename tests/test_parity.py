@@ -27,6 +27,7 @@ from tests.parity import (
     EVERY_ROUTING,
     PLAIN_EVICTION,
     PLAIN_PREFETCH,
+    PLAIN_ROUTING,
     anything,
     seen,
 )
@@ -51,11 +52,13 @@ def test_the_engines_agree_to_the_last_event(contract: str, world: World) -> Non
 
 
 @searched(300)
-@given(anything(contract="atomic", miss="fetch", routing="standard", warm=()), st.data())
+@given(anything(contract="atomic", miss="fetch", warm=()), st.data())
 def test_the_short_way_through_plain_worlds_leads_to_the_same(world: World, data: st.DataObject) -> None:
     """`replay_lists` compares both ways of the compiled engine with each other, here always two different ones."""
     world.settings["eviction"] = data.draw(st.sampled_from(PLAIN_EVICTION))
     world.settings["prefetch"] = data.draw(st.sampled_from(PLAIN_PREFETCH))
+    if not world.settings["eviction"].startswith("belady"):
+        world.settings["routing"] = data.draw(st.sampled_from(PLAIN_ROUTING))
     with kernels_noted() as used:
         compiled = seen(world, "compiled")
     assert used == [kernel, plain]

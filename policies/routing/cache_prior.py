@@ -7,8 +7,8 @@ of best rank where weights are not recorded; -1 stands for their values, 2, or 1
 other readings are named options. A reset clears it. CECAR's `ema_range` was made for decode passes alone.
 """
 
-from policies.contract import NONE, RESIDENT, Choice, Memory, Number, Routing, always, slot
-from policies.selection import is_among, keep_best, protected, routed, write_by_rank
+from policies.contract import RESIDENT, Choice, Memory, Number, Routing, always, slot
+from policies.selection import is_among, protected, routed, write_by_rank
 
 PARAMS = (
     Number("lam", 0.2, 0, 10),
@@ -26,30 +26,53 @@ def choose(now, step, experts, copies, own, out):
     """Per token, against one snapshot of residency; the running statistics advance token by token."""
     top_j = protected(now, own.par[TOP_J])
     for t in range(now["tokens"]):
-        ids, scores, wanted = step.ids[t], step.choice[t], routed(step.ids[t])
+        ids, scores, row, wanted = step.ids[t], step.choice[t], out[t], routed(step.ids[t])
         if wanted == 0:
             continue
         lift = own.par[LAM] * spread(now, own, scores)
         if lift == 0.0:  # the recorded choice, also where rounding has the model's own order differ from its logits'
             for j in range(wanted):
-                out[t][j] = ids[j]
+                row[j] = ids[j]
             continue
-        names, lifted = [NONE] * wanted, [MINUS_INFINITY] * wanted
         weights = step.weight[t] if len(step.weight) > 0 else ids[:0]
-        contend(now, copies, ids, scores, weights, top_j, lift, names, lifted)
-        write_by_rank(names, ids, scores, out[t])
+        contend(now, copies, ids, scores, weights, top_j, lift, row)
+        write_by_rank(row, wanted, ids, scores)
 
 
-def contend(now, copies, ids, scores, weights, top_j, lift, names, lifted):
-    """Keep the best by lifted score; equals stay in the recorded order, then by id."""
+def contend(now, copies, ids, scores, weights, top_j, lift, row):
+    """The best by lifted score, in that order; equals stay in the recorded order, then by id.
+
+    A lifted expert e stands in the row as E + e, as long as scores are compared.
+    """
+    lifted, count = now["experts"], 0
     for j in range(len(ids)):
         if ids[j] >= 0:
             is_lifted = weight_rank(weights, j) < top_j or is_resident(now, copies, ids[j])
-            keep_best(names, lifted, ids[j], scores[ids[j]] + (lift if is_lifted else 0.0))
-    worst = len(names) - 1
+            insert(row, count, scores, lifted, lift, ids[j] + (lifted if is_lifted else 0))
+            count += 1
+    worst = value(scores, lifted, lift, row[count - 1])
     for e in range(now["experts"]):
-        if scores[e] + max(lift, 0.0) > lifted[worst] and not is_among(ids, len(ids), e):
-            keep_best(names, lifted, e, scores[e] + (lift if is_resident(now, copies, e) else 0.0))
+        if scores[e] + max(lift, 0.0) > worst:
+            name = e + (lifted if is_resident(now, copies, e) else 0)
+            if value(scores, lifted, lift, name) > worst and not is_among(ids, len(ids), e):
+                insert(row, count - 1, scores, lifted, lift, name)
+                worst = value(scores, lifted, lift, row[count - 1])
+    for j in range(count):
+        row[j] -= lifted if row[j] >= lifted else 0
+
+
+def value(scores, lifted, lift, name):
+    """A name's score, with the lift if it has one."""
+    return scores[name - lifted] + lift if name >= lifted else scores[name]
+
+
+def insert(row, count, scores, lifted, lift, name):
+    """Enter a name into the first `count` of a row, behind its equals; what was at `count` falls out."""
+    place, own = count, value(scores, lifted, lift, name)
+    while place > 0 and value(scores, lifted, lift, row[place - 1]) < own:
+        row[place] = row[place - 1]
+        place -= 1
+    row[place] = name
 
 
 def weight_rank(weights, j):
@@ -58,8 +81,7 @@ def weight_rank(weights, j):
         return j
     before = 0
     for i in range(len(weights)):
-        if weights[i] > weights[j] or (weights[i] == weights[j] and i < j):
-            before += 1
+        before += 1 if weights[i] > weights[j] or (weights[i] == weights[j] and i < j) else 0
     return before
 
 
@@ -74,26 +96,39 @@ def is_resident(now, copies, e):
 
 def spread(now, own, scores):
     """The scale of the lift, by the reading of `delta`; masked experts (-inf) are no part of it."""
-    low, high, total, count = statistics(scores)
     state, reading = own.reals[now["layer"]], own.par[DELTA]
+    extent = mean(scores) if reading == RUNNING_MEAN else width(scores)
     if reading == TOKEN_RANGE:
-        return high - low
+        return extent
     if reading == EMA_RANGE:
-        state[SUM] = EMA * state[SUM] + (1.0 - EMA) * (high - low) if state[COUNT] > 0 else high - low
+        state[SUM] = EMA * state[SUM] + (1.0 - EMA) * extent if state[COUNT] > 0 else extent
         state[COUNT] += 1.0
         return state[SUM]
-    state[SUM] += total / count if reading == RUNNING_MEAN else high - low
+    state[SUM] += extent
     state[COUNT] += 1.0
     return state[SUM] / state[COUNT]
 
 
-def statistics(scores):
-    """(smallest, largest, sum, count) of the finite scores."""
-    low, high, total, count = float("inf"), MINUS_INFINITY, 0.0, 0
+def width(scores):
+    """The largest minus the smallest of the finite scores; in two halves, as each comparison waits for the last."""
+    half = len(scores) // 2
+    low, high, low_too, high_too = float("inf"), MINUS_INFINITY, float("inf"), MINUS_INFINITY
+    for e in range(half):
+        z, other = scores[e], scores[half + e]
+        low, high = min(low, z if z > MINUS_INFINITY else low), max(high, z)
+        low_too, high_too = min(low_too, other if other > MINUS_INFINITY else low_too), max(high_too, other)
+    if len(scores) % 2 == 1 and scores[-1] > MINUS_INFINITY:
+        low, high = min(low, scores[-1]), max(high, scores[-1])
+    return max(high, high_too) - min(low, low_too)
+
+
+def mean(scores):
+    """Of the finite scores."""
+    total, count = 0.0, 0
     for z in scores:
         if z > MINUS_INFINITY:
-            low, high, total, count = min(low, z), max(high, z), total + z, count + 1
-    return low, high, total, count
+            total, count = total + z, count + 1
+    return total / count
 
 
 POLICY = Routing(

@@ -66,14 +66,11 @@ def lift_and_drop(now, copies, scores, ids, wanted, bonus, keep, row):
     """One token's experts, chosen by lifted score and written by rank; NONE in place of those dropped."""
     delta = scores[ids[0]] - scores[ids[wanted - 1]]
     lifted = [scores[e] + delta * bonus[e] for e in range(now["experts"])]
-    names = [NONE] * wanted
     for place in range(wanted):
         e = next_best(lifted, ids, now["experts"])
         lifted[e] = MINUS_INFINITY
-        if e != NONE and (place < keep or is_resident(now, copies, e)):
-            names[place] = e
-        row[place] = NONE
-    write_by_rank(names, ids, scores, row)
+        row[place] = e if e != NONE and (place < keep or is_resident(now, copies, e)) else NONE
+    write_by_rank(row, wanted, ids, scores)
 
 
 POLICY = Routing(

@@ -28,7 +28,7 @@ from traces.schema import Trace
 #: Lines of the event log that a first run has room for; a second one has exactly enough.
 LINES = 1 << 16
 #: A kernel's pointers: (policy kind, hook), in the order of its arguments.
-PLAIN = [("prefetch", "suggest"), ("eviction", "keys")]
+PLAIN = [("routing", "choose"), ("prefetch", "suggest"), ("eviction", "keys")]
 ALL = [
     ("routing", "choose"),
     ("prefetch", "suggest"),

@@ -17,8 +17,18 @@ from simulator.compiled.ledger import (
     VARIATION,
     count,
 )
-from simulator.compiled.state import ran, tier, token_choice, token_ids, token_weights, units
-from simulator.compiled.weights import any_reweighed, is_reweighed, last_place, to_units, weigh
+from simulator.compiled.state import (
+    anew,
+    own_in_run,
+    ran,
+    run_in_own,
+    tier,
+    token_choice,
+    token_ids,
+    token_weights,
+    units,
+)
+from simulator.compiled.weights import any_reweighed, last_place, to_units, weigh
 
 
 @called
@@ -35,49 +45,83 @@ def count_changed(w, layer):
     """Token by token; those that run an expert of another's choice are weighed anew."""
     if any_reweighed(w):
         weigh(w)
-    for t in range(w["tokens"]):
-        at = w["start"] + t
-        own, run = token_ids(w)[at, layer], ran(w)[t]
-        count(w, ASSIGNMENTS_KEPT, layer, kept(own, run))
-        if w["scored"] == 1:
-            count(w, RANK_DISPLACEMENT, layer, displacement(token_choice(w)[at, layer], own, run))
-        if w["weighted"] == 1:
-            count_token(w, layer, t)
-            count_lost(w, layer, token_weights(w)[at, layer], own, run)
+    count_tokens(w, layer)
     count_low(w, layer)
 
 
 @called
-def count_token(w, layer, t):
+def count_tokens(w, layer):
+    """`units` holds the weights of tokens that are weighed anew."""
+    for t in range(w["tokens"]):
+        match(w, t, layer)
+        count_kept(w, t, layer)
+        if w["scored"] == 1:
+            count_displacement(w, t, layer)
+        if w["weighted"] == 1:
+            count_token(w, t, layer)
+            count_lost(w, t, layer)
+
+
+@called
+def match(w, t, layer):
+    """Where each of the router's choices runs, and where the router had each that runs: places, or NONE."""
+    own, run = token_ids(w)[w["start"] + t, layer], ran(w)[t]
+    for j in range(w["width"]):
+        own_in_run(w)[j], run_in_own(w)[j] = last_place(run, own[j]), last_place(own, run[j])
+
+
+@called
+def count_kept(w, t, layer):
+    """How many of the router's choices run."""
+    total = 0
+    for j in range(w["width"]):
+        total += 1 if own_in_run(w)[j] != NONE else 0
+    count(w, ASSIGNMENTS_KEPT, layer, total)
+
+
+@called
+def count_displacement(w, t, layer):
+    """Sum over executed slots of |rank by choice score - slot|; chosen experts keep their recorded rank."""
+    total, at = 0, w["start"] + t
+    for j in range(w["width"]):
+        if run_in_own(w)[j] != NONE:
+            total += abs(run_in_own(w)[j] - j)
+        elif ran(w)[t, j] != NONE:
+            total += abs(rank_behind(token_choice(w)[at, layer], token_ids(w)[at, layer], ran(w)[t, j]) - j)
+    count(w, RANK_DISPLACEMENT, layer, total)
+
+
+@called
+def count_token(w, t, layer):
     """Mass of one token: the router's, the part kept, and half of all that moved."""
     weights, own = token_weights(w)[w["start"] + t, layer], token_ids(w)[w["start"] + t, layer]
-    run, anew, is_anew = ran(w)[t], units(w)[t], is_reweighed(w, t)
+    run, now_units = ran(w)[t], units(w)[t]
     whole, stayed, moved = 0, 0, 0
-    for j in range(len(own)):
+    for j in range(w["width"]):
         if own[j] != NONE:
-            before = to_units(weights[j])
+            before, at = to_units(weights[j]), own_in_run(w)[j]
             whole += before
-            at = last_place(run, own[j])
             stayed += before if at != NONE else 0
-            moved += abs(before - after(anew, at, before, is_anew))
-    for j in range(len(run)):
-        if run[j] != NONE and last_place(own, run[j]) == NONE and last_place(run, run[j]) == j:
-            moved += anew[j]  # a foreign expert: its token is weighed anew
+            moved += abs(before - after(now_units, at, before, anew(w)[t]))
+    for j in range(w["width"]):
+        if run[j] != NONE and run_in_own(w)[j] == NONE and last_place(run, run[j]) == j:
+            moved += now_units[j]  # a foreign expert: its token is weighed anew
     count(w, MASS, layer, whole)
     count(w, MASS_KEPT, layer, stayed)
     count(w, VARIATION, layer, moved // 2)
 
 
 @called
-def count_lost(w, layer, weights, own, run):
+def count_lost(w, t, layer):
     """Mass of what did not run: each foreign expert stands in for one, those first whose own slot runs something."""
+    weights, own, run = token_weights(w)[w["start"] + t, layer], token_ids(w)[w["start"] + t, layer], ran(w)[t]
     foreign, substituted, dropped = 0, 0, 0
-    for j in range(len(run)):
-        if run[j] != NONE and last_place(own, run[j]) == NONE:
+    for j in range(w["width"]):
+        if run[j] != NONE and run_in_own(w)[j] == NONE:
             foreign += 1
     for is_empty in range(2):
-        for j in range(len(own)):
-            if own[j] != NONE and (run[j] == NONE) == (is_empty == 1) and last_place(run, own[j]) == NONE:
+        for j in range(w["width"]):
+            if own[j] != NONE and own_in_run(w)[j] == NONE and (run[j] == NONE) == (is_empty == 1):
                 if foreign > 0:
                     substituted += to_units(weights[last_place(own, own[j])])
                 else:
@@ -103,32 +147,11 @@ def count_low(w, layer):
 
 
 @fast
-def after(anew, at, before, is_anew):
+def after(now_units, at, before, is_anew):
     """What an expert of the router's choice weighs in the executed mixture."""
     if at == NONE:
         return 0
-    return anew[at] if is_anew else before
-
-
-@called
-def kept(own, run):
-    """How many of the router's choices run."""
-    total = 0
-    for j in range(len(own)):
-        if own[j] != NONE and last_place(run, own[j]) != NONE:
-            total += 1
-    return total
-
-
-@called
-def displacement(choice, own, run):
-    """Sum over executed slots of |rank by choice score - slot|; chosen experts keep their recorded rank."""
-    total = 0
-    for slot in range(len(run)):
-        if run[slot] != NONE:
-            place = last_place(own, run[slot])
-            total += abs((place if place != NONE else rank_behind(choice, own, run[slot])) - slot)
-    return total
+    return now_units[at] if is_anew == 1 else before
 
 
 @called

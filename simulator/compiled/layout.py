@@ -23,7 +23,7 @@ def record(names: str) -> np.dtype:
 SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset "
     "side_slots logs keeps weighted scored knows_future by_key queue rekey leaves "
-    "minds_demand minds_future minds_hints minds_gate reads_passes reads_weights renews hears_gate "
+    "minds_demand minds_future minds_hints minds_gate reads_passes reads_weights reads_logits reads_choice renews hears_gate "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
     "hears_use hears_insert hears_evict hears_predict "
 )
@@ -133,9 +133,12 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "ran": (np.int64, ("n_most", "width")),
     "chosen": (np.int64, ("n_most", "width")),
     "units": (np.int64, ("n_most", "width")),
+    "anew": (np.int64, ("n_most",)),  # 1 for tokens that `units` weighs anew
     "weights": (np.int64, ("n_most", "width")),  # of what routing chose, for policies
     "logits": (np.float64, ("n_held", "experts")),
     "choice": (np.float64, ("n_held", "experts")),
+    "own_in_run": (np.int64, ("width",)),  # of one token: where what its router chose runs, and the reverse
+    "run_in_own": (np.int64, ("width",)),
     "suggested": (np.int64, ("n_copies",)),
     # its demand in demand order, and the demand after substitution
     "demand_expert": (np.int64, ("experts",)),

@@ -97,11 +97,19 @@ def read_ids(w):
 @called
 def read_scores(w):
     """Policies calculate in float64, as Python does."""
-    layer = now(w)["layer"]
     for t in range(w["tokens"]):
-        for e in range(w["experts"]):
-            logits(w)[t, e] = token_logits(w)[w["start"] + t, layer, e]
-            choice(w)[t, e] = token_choice(w)[w["start"] + t, layer, e]
+        at, layer = w["start"] + t, now(w)["layer"]
+        if w["reads_logits"] == 1:
+            widen(token_logits(w)[at, layer], logits(w)[t])
+        if w["reads_choice"] == 1:
+            widen(token_choice(w)[at, layer], choice(w)[t])
+
+
+@called
+def widen(given, row):
+    """One row of numbers."""
+    for e in range(len(given)):
+        row[e] = given[e]
 
 
 @called

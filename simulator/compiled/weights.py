@@ -13,6 +13,7 @@ from simulator.compiled.jit import called, fast
 from simulator.compiled.state import (
     NO_LOGITS,
     all_eligible,
+    anew,
     ids,
     now,
     ran,
@@ -41,13 +42,13 @@ def weigh_run(w):
 
     With nothing to weigh by they are 0, and `unite` goes by ranks.
     """
-    anew = any_reweighed(w)
-    w["by_rank"] = 1 if w["weighted"] == 0 and not anew else 0
-    if anew:
+    some = any_reweighed(w)
+    w["by_rank"] = 1 if w["weighted"] == 0 and not some else 0
+    if some:
         weigh(w)
-    if w["weighted"] == 1 or not anew:
+    if w["weighted"] == 1 or not some:
         for t in range(w["tokens"]):
-            if not is_reweighed(w, t):
+            if anew(w)[t] == 0:
                 keep_weights(w, t)
 
 
@@ -64,11 +65,12 @@ def keep_weights(w, t):
 
 @called
 def any_reweighed(w):
-    """Whether any token of the step is weighed anew."""
+    """Whether any token of the step is weighed anew; which ones is noted."""
+    some = False
     for t in range(w["tokens"]):
-        if is_reweighed(w, t):
-            return True
-    return False
+        anew(w)[t] = 1 if is_reweighed(w, t) else 0
+        some = some or anew(w)[t] == 1
+    return some
 
 
 @called
@@ -90,10 +92,10 @@ def is_reweighed(w, t):
 @called
 def last_place(row, e):
     """The last place of an expert in a row, or NONE."""
-    for j in range(len(row) - 1, -1, -1):
-        if row[j] == e and e != NONE:
-            return j
-    return NONE
+    place = NONE
+    for j in range(len(row)):  # no branch: many at a time
+        place = j if row[j] == e else place
+    return place if e != NONE else NONE
 
 
 @called

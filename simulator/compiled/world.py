@@ -122,6 +122,7 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     given["asks_of_each"] = given["has_admit"] and not eviction.decides_once
     named = mentioned(chosen)
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
+    reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
     return hears | given | reads | _minds(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
 
 

@@ -17,7 +17,10 @@ from simulator.compiled.state import (
     copies,
     demand_expert,
     demand_mass,
+    demand_next,
+    demand_pass,
     demand_rank,
+    demand_sum,
     demand_tokens,
     demands,
     experts,
@@ -39,14 +42,17 @@ from simulator.compiled.state import (
     stream_tokens,
     suggested,
 )
-from simulator.compiled.step import read_ids, read_scores, read_weights, step_of
+from simulator.compiled.step import read_ids, read_scores, read_weights, route, step_of
 from simulator.compiled.tier import stamp
 
 
 @fast
 def open_gate(w, hooks):
     """Everything that is decided at once."""
-    now(w)["gated"], w["gated_at"], w["spent"] = 1, w["time"], 0
+    now(w)["gated"], now(w)["absent"] = 1, -1
+    w["gated_at"], w["spent"], w["changed"] = w["time"], 0, 0
+    if w["has_choose"] == 1:
+        route(w, hooks)
     if w["ask_first"] < w["ask_end"]:
         cancel(w, now(w)["step"])
     look_up(w)
@@ -60,27 +66,51 @@ def open_gate(w, hooks):
 @fast
 def look_up(w):
     """Hits, lates and misses, each used in demand order."""
-    begin = w["index"] * w["layers"] + now(w)["layer"]
-    first, base = offsets(w)[begin], now(w)["layer"] * w["experts"]
-    w["demanded"], w["assignments"], w["mass"] = offsets(w)[begin + 1] - first, 0, 0
     w["in_place"], w["coming"], late, ever, collided = 0, 0, 0, 0, 0
+    first = begin_demand(w)
     for n in range(w["demanded"]):
-        x, at = base + stream_expert(w)[first + n], first + n
-        need(w, n, x, at)
+        if w["has_choose"] == 0:
+            recall_one(w, n, first + n)
+        x = demand_expert(w)[n]
+        need(w, n, x)
         state = copies(w)[x]["state"]
         if state == RESIDENT:
             hit(w, n, x)
         elif state == IN_FLIGHT:
-            wait_for(w, n, stream_expert(w)[at])
+            wait_for(w, n, x)
             meet(w, x)
             late += 1
         else:
-            wait_for(w, n, stream_expert(w)[at])
+            wait_for(w, n, x)
             ever += owned(w)[x]["ever"]
             collided += has_collided(w, x)
             fetch(w, x)
         use(w, x)
     count_look_up(w, late, ever, collided)
+
+
+@fast
+def begin_demand(w):
+    """Where the step begins in the recorded stream, which is followed unless routing chose."""
+    step = w["index"] * w["layers"] + now(w)["layer"]
+    if w["has_choose"] == 0:
+        w["demanded"], w["assignments"], w["mass"] = offsets(w)[step + 1] - offsets(w)[step], 0, 0
+    return offsets(w)[step]
+
+
+@fast
+def recall_one(w, n, at):
+    """The n-th demanded expert as recorded."""
+    demand_expert(w)[n] = now(w)["layer"] * w["experts"] + stream_expert(w)[at]
+    demand_tokens(w)[n], demand_sum(w)[n] = stream_tokens(w)[at], stream_sum(w)[at]
+    w["assignments"] += stream_tokens(w)[at]
+    w["mass"] += stream_sum(w)[at]
+    if w["knows_future"] == 1:
+        demand_next(w)[n] = stream_next(w)[at]
+        if w["reads_passes"] == 1:
+            demand_pass(w)[n] = stream_pass(w)[at]
+    if w["has_suggest"] == 1:
+        demand_rank(w)[n], demand_mass(w)[n] = stream_rank(w)[at], stream_mass(w)[at]
 
 
 @fast
@@ -99,20 +129,16 @@ def count_look_up(w, late, ever, collided):
 
 
 @fast
-def need(w, n, x, at):
-    """What the tables and the step say of the n-th demanded expert, `at` its place in the stream."""
+def need(w, n, x):
+    """What the tables say of a demanded expert."""
     expert = experts(w)[x]
-    demand_expert(w)[n], demand_tokens(w)[n] = x, stream_tokens(w)[at]
-    w["assignments"] += stream_tokens(w)[at]
-    w["mass"] += stream_sum(w)[at]
     expert["needed"] = 1
-    expert["mass_ever"] += stream_sum(w)[at]
+    expert["mass_ever"] += demand_sum(w)[n]
     if w["knows_future"] == 1:
-        expert["next_use"] = stream_next(w)[at]
+        expert["next_use"] = demand_next(w)[n]
         if w["reads_passes"] == 1:
-            expert["next_pass"] = stream_pass(w)[at]
+            expert["next_pass"] = demand_pass(w)[n]
     if w["has_suggest"] == 1:
-        demand_rank(w)[n], demand_mass(w)[n] = stream_rank(w)[at], stream_mass(w)[at]
         count_here(w, ledger.PREDICTED_DEMANDED, named(w)[x])
 
 
@@ -131,9 +157,9 @@ def hit(w, n, x):
 
 
 @fast
-def wait_for(w, n, e):
+def wait_for(w, n, x):
     """It is not there yet."""
-    slot(w)[e] = n
+    slot(w)[x - now(w)["layer"] * w["experts"]] = n
     w["coming"] += 1
 
 
@@ -201,6 +227,8 @@ def read_the_rest(w):
     layer = now(w)["layer"]
     for x in range(layer * w["experts"], (layer + 1) * w["experts"]):
         named(w)[x] = 0
+    if w["has_choose"] == 1:  # read already
+        return
     read_ids(w)
     if w["scored"] == 1:
         read_scores(w)

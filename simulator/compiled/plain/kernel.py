@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from policies.contract import NONE
 from simulator.compiled import ledger
 from simulator.compiled.compute import OVER, begin_step
+from simulator.compiled.fidelity import count_tokens, count_unchanged
 from simulator.compiled.jit import fast
 from simulator.compiled.ledger import close_row, count_here, end_pass
 from simulator.compiled.link import next_landing
@@ -43,7 +45,7 @@ from simulator.compiled.tier import computed
 
 #: Numbers of a world that are 0 in a plain one, and those that are 1.
 ABSENT = (
-    "sequential side_slots logs keeps n_warm has_choose has_want has_resolve has_substitute has_admit "
+    "sequential side_slots logs keeps n_warm has_want has_resolve has_substitute has_admit "
     "hears_gate hears_use hears_insert hears_evict hears_predict"
 ).split()
 PRESENT = ("precisions", "by_key")
@@ -57,13 +59,14 @@ def is_plain(world: Any) -> bool:
 class Hooks(NamedTuple):
     """The policies' hooks that there may be in such a world."""
 
+    choose: Any
     suggest: Any
     keys: Any
 
 
-def plain(w: Any, suggest: Any, keys: Any) -> None:
+def plain(w: Any, choose: Any, suggest: Any, keys: Any) -> None:
     """Replay a world of which `is_plain` is true."""
-    hooks = Hooks(suggest, keys)
+    hooks = Hooks(choose, suggest, keys)
     begin_step(w)
     while w["place"] != OVER and w["error"] == NO_ERROR:
         start_more(w, hooks)
@@ -91,9 +94,11 @@ def compute(w, hooks):
             wait(w, hooks)
         else:
             x = ready(w)[w["ready_first"] & (w["n_ring"] - 1)]
+            e = x - now(w)["layer"] * w["experts"]
+            n, slot(w)[e] = slot(w)[e], NONE
             w["ready_first"] += 1
             w["coming"] -= 1
-            run(w, hooks, x, demand_tokens(w)[slot(w)[x - now(w)["layer"] * w["experts"]]])
+            run(w, hooks, x, demand_tokens(w)[n])
 
 
 @fast
@@ -129,9 +134,10 @@ def finish_step(w, hooks):
         suggest(w, hooks.suggest)
     count_here(w, ledger.EXPERT_NS, w["spent"])
     count_here(w, ledger.STALL_NS, w["time"] - w["gated_at"] - w["spent"])
-    count_here(w, ledger.ASSIGNMENTS_KEPT, w["assignments"])
-    count_here(w, ledger.MASS, w["mass"])
-    count_here(w, ledger.MASS_KEPT, w["mass"])
+    if w["changed"] == 1:
+        count_tokens(w, now(w)["layer"])  # what routing weighed is what runs
+    else:
+        count_unchanged(w, now(w)["layer"])
     release_all(w)
     w["layer"] += 1
     if w["layer"] == w["layers"]:
