@@ -23,8 +23,8 @@ def record(names: str) -> np.dtype:
 SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset "
     "side_slots logs keeps weighted scored knows_future by_key queue rekey leaves "
-    "minds_demand minds_future minds_hints minds_gate reads_passes reads_weights reads_logits reads_choice renews hears_gate "
-    "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
+    "minds_demand minds_future minds_hints minds_gate reads_passes reads_weights reads_logits reads_choice renews "
+    "hears_gate has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
     "hears_use hears_insert hears_evict hears_predict "
 )
 #: Where it stands. Rings are pairs of positions that only grow; an array's index is their remainder.
@@ -38,8 +38,8 @@ STANDING = (
 )
 #: Lengths of arrays, where none of the above is one.
 LENGTHS = (
-    "n_experts n_copies n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand n_passes n_tokens "
-    "n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held n_accesses n_kept n_rows "
+    "n_experts n_copies n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand n_passes "
+    "n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held n_accesses n_kept n_rows "
     "n_counters n_times n_par n_warm "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )

@@ -321,7 +321,11 @@ def compare_layer(w, layer):
         layer_key(w)[layer], layer_who(w)[layer] = NO_KEY, NONE
         return
     at = first_of(leaf_key(w), leaf_stamp(w), leaf_who(w), first, first + count)
-    layer_key(w)[layer], layer_stamp(w)[layer], layer_who(w)[layer] = leaf_key(w)[at], leaf_stamp(w)[at], leaf_who(w)[at]
+    layer_key(w)[layer], layer_stamp(w)[layer], layer_who(w)[layer] = (
+        leaf_key(w)[at],
+        leaf_stamp(w)[at],
+        leaf_who(w)[at],
+    )
 
 
 @fast

@@ -42,12 +42,11 @@ from simulator.compiled.state import (
 )
 from simulator.compiled.tier import computed
 
-
 #: Numbers of a world that are 0 in a plain one, and those that are 1.
 ABSENT = (
-    "sequential side_slots logs keeps n_warm has_want has_resolve has_substitute has_admit "
-    "hears_gate hears_use hears_insert hears_evict hears_predict"
-).split()
+    *("sequential", "side_slots", "logs", "keeps", "n_warm", "has_want", "has_resolve", "has_substitute", "has_admit"),
+    *("hears_gate", "hears_use", "hears_insert", "hears_evict", "hears_predict"),
+)
 PRESENT = ("precisions", "by_key")
 
 
