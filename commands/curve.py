@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commands import options
-from commands.terminal import say, say_if_compiling, show
+from commands.terminal import say, say_when_compiling, show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +100,7 @@ def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int
 
     if not platform or made.decided.all():
         return made
-    say_if_compiling(engine)
+    say_when_compiling()
     with progress(len(undecided(made, platform)), f"replays, {made.policy}") as advance:
         return decide(trace, made, platform, workers, advance, engine)
 

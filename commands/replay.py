@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from commands import options
-from commands.terminal import say, say_if_compiling, show
+from commands.terminal import say, say_when_compiling, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,7 +63,7 @@ def replay(
     _one_only(configs, as_json, events)
     with _progress(configs) as advance:
         outcomes = run_grid(opened, configs, workers, bool(events), not as_json, advance, engine)
-        say_if_compiling(engine)
+        say_when_compiling()
         outcomes = list(_kept(outcomes, out))
     if events:
         write_events(events, outcomes[0][0].events)

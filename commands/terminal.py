@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +21,18 @@ def say_wrote(path: Path, trace: Trace) -> None:
     say(f"wrote {path}: {trace.requests:,} requests, {trace.tokens:,} tokens, digest {trace.digest[:12]}")
 
 
-def say_if_compiling(engine: str) -> None:
-    """A line if nothing has left the engine's machine code on disk yet, so that the wait has a reason."""
-    from simulator.replay import is_ready
+class _Saying(logging.Handler):
+    """Remarks of the engine go where those of a verb go."""
 
-    if not is_ready(engine):
-        say("compiling the replay engine (about a minute, once)")
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
+def say_when_compiling() -> None:
+    """A line whenever a part of the engine is compiled that is not on disk yet, so that the wait has a reason."""
+    log = logging.getLogger("simulator.compiled.engine")
+    log.setLevel(logging.INFO)
+    log.handlers = [_Saying()]
 
 
 def show(*parts: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from commands import options
-from commands.terminal import say, say_if_compiling, show
+from commands.terminal import say, say_when_compiling, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +58,6 @@ def validate(
     """Run the model live beside replays of its trace; exit code 1 if they differ by more than is allowed."""
     from analysis.progress import progress
     from analysis.validation import Tolerances
-    from simulator.replay import ENGINES
     from tracegen.requirements import require_torch
     from traces.store import open_trace
 
@@ -70,7 +69,7 @@ def validate(
     allowed = Tolerances(hit_rate=tolerance_hit_rate, time=tolerance_time)
     loaded = _model(opened, model, dtype, {"device": device, "device_map": device_map})
     runs = _prepared(opened, configs, loaded)
-    say_if_compiling(ENGINES[0])
+    say_when_compiling()
     with progress(len(configs) * opened.tokens, "tokens") as advance:
         found = [_compared(name, run, opened, allowed, events, advance) for name, run in runs.items()]
     if as_json:

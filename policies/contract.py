@@ -27,6 +27,8 @@ ABSENT, QUEUED, IN_FLIGHT, RESIDENT = 0, 1, 2, 3
 PREFILL, DECODE = 0, 1
 #: Verdicts of a miss policy: a precision index (0, 1, ...) to fetch at, or one of these.
 DROP, CPU, PER_TOKEN = -1, -2, -3
+#: Stamps that a queue may go by: none, `experts[x]["last_use"]`, `copies[y]["entered"]`.
+QUEUES = ("", "last_use", "entered")
 #: No victim, no substitute.
 NONE = -1
 #: Next use of an expert that is never demanded again; place of one that a profile does not list.
@@ -330,7 +332,7 @@ class Eviction(Policy):
     #: when an untouched copy's key may change: "touch" (never), "pass", "step" (start, gate), or "layer": as "step",
     #: but within a pass untouched copies of one layer keep their order; or as parameters say
     rekey: str | Callable[[Params], str] = "touch"
-    #: which stamp is its key and nothing else is, "last_use" or "entered", so that a queue will do; "" none
+    #: which of QUEUES its key is, and nothing else, so that engines may keep a queue and ask for no key
     queue: Callable[[Params], str] = lambda params: ""
     victim: Callable[..., int] | None = None  #: (now, experts, copies, own, pool, y_in) -> copy or NONE
     admit: Callable[..., bool] | None = None  #: (now, experts, copies, own, y_in, prefetched, y_out) -> False declines

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from policies.contract import (
     PAR_SLOTS,
+    QUEUES,
     Choice,
     Eviction,
     Memory,
@@ -133,6 +134,9 @@ def _check_kind(policy: Policy) -> None:
             raise ValueError("an eviction policy gives one hook of key and victim")
         if isinstance(policy.rekey, str) and policy.rekey not in REKEY:
             raise ValueError(f"rekey is {policy.rekey!r}; choose from {', '.join(REKEY)}")
+        queue = policy.queue(_defaults(policy))
+        if queue not in QUEUES:
+            raise ValueError(f"queue gives {queue!r}; choose from {', '.join(map(repr, QUEUES))}")
         if not isinstance(policy.decides_once, bool):
             raise ValueError(f"decides_once is {policy.decides_once!r}; write True or False")
     elif isinstance(policy, Routing) and policy.choose is None:
@@ -141,8 +145,12 @@ def _check_kind(policy: Policy) -> None:
         raise ValueError("a prefetch policy gives a hook suggest")
 
 
+def _defaults(policy: Policy) -> dict[str, Any]:
+    return {param.name: param.default for param in policy.params}
+
+
 def _check_needs(policy: Policy) -> None:
-    needed = policy.needs({param.name: param.default for param in policy.params})
+    needed = policy.needs(_defaults(policy))
     if not isinstance(needed, frozenset) or needed - CAPABILITIES:
         choices = ", ".join(sorted(CAPABILITIES))
         raise ValueError(f"needs is {needed!r}; write needs=always(...) with any of {choices}")

@@ -75,15 +75,6 @@ def check_engine(name: str) -> None:
         raise ConfigError(f"no engine called {name!r}; choose from {', '.join(ENGINES)}")
 
 
-def is_ready(engine: str) -> bool:
-    """Whether the engine can start at once; if not, its first replay compiles it, which takes about a minute."""
-    if engine == "reference":
-        return True
-    from simulator.compiled.engine import is_ready as is_compiled
-
-    return is_compiled()
-
-
 def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = ENGINES[0]) -> Result:
     """Replay `trace`; the same arguments give the same result. Raises ConfigError, PolicyError or TraceError."""
     check_engine(engine)

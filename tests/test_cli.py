@@ -1,6 +1,5 @@
 """The command line as a user meets it: tables, JSON, files; one line and exit code 2 for what they can mend."""
 
-import functools
 import json
 import os
 import shutil
@@ -13,7 +12,10 @@ import polars as pl
 import pytest
 
 from commands import options
-from commands.terminal import say_if_compiling
+from commands.terminal import say_when_compiling
+from simulator.compiled import cache, engine
+from simulator.compiled.kernel import kernel
+from simulator.compiled.plain.kernel import plain
 from simulator.config import ReplayConfig
 from simulator.result import COUNTERS
 from traces.store import open_trace
@@ -235,19 +237,18 @@ def test_both_engines_print_the_same(small):
     assert shown[0] == shown[1] == shown[2]
 
 
-def test_the_wait_for_the_compiler_has_a_reason(tmp_path, monkeypatch, capsys):
-    """An empty cache folder, in a process that has not compiled either."""
-    from simulator.compiled import cache, engine
-
+@pytest.mark.parametrize("way", [kernel, plain])
+def test_the_wait_for_the_compiler_has_a_reason(way, tmp_path, monkeypatch, capsys):
+    """An empty cache folder, in a process that has not compiled either; then one with that kernel."""
+    say_when_compiling()
     monkeypatch.setattr(cache, "folder", lambda: tmp_path)
-    monkeypatch.setattr(engine, "machine_code", functools.cache(engine.machine_code.__wrapped__))
-    say_if_compiling("reference")
-    assert capsys.readouterr().err == ""
-    say_if_compiling("compiled")
+    monkeypatch.setattr(engine, "compile_kept", lambda signature, function, **options: function)
+    uncached = engine.machine_code.__wrapped__
+    assert uncached(way) is way
     assert "compiling the replay engine" in capsys.readouterr().err
     (tmp_path / "compiled_0").mkdir()
-    (tmp_path / "compiled_0" / "kernel.kernel-17.py311.nbi").write_text("")
-    say_if_compiling("compiled")
+    (tmp_path / "compiled_0" / f"kernel.{way.__name__}-17.py311.nbi").write_text("")
+    assert uncached(way) is way
     assert capsys.readouterr().err == ""
 
 

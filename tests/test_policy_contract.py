@@ -243,7 +243,7 @@ def test_miss_policies_give_known_verdicts(policy: Miss, monkeypatch: pytest.Mon
         assert replay_with(chosen, 5).misses > 0
 
 
-# -- keys over random tables ------------------------------------------------------------------------------------------
+# -- promises that let engines ask less, and keys, over random tables --------------------------------------------------
 
 
 class Drawn(NamedTuple):
@@ -284,6 +284,39 @@ def moved_on(drawn: Drawn, later: Drawn, y: int, rekey: str) -> Drawn:
     still = {"touch": (), "pass": IN_A_PASS}.get(rekey, tuple(drawn.now))
     later.now.update({name: drawn.now[name] for name in still})
     return later
+
+
+@with_key
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(rng=st.randoms(use_true_random=True))
+def test_a_queue_is_promised_only_where_the_key_is_that_stamp(policy: Eviction, rng: Random):
+    drawn = random_tables(rng.randrange, policy)
+    for chosen in variants(policy):
+        stamp = policy.queue(chosen.params)
+        for y in range(len(drawn.copies)):
+            stamps = {"last_use": drawn.experts[y // 2]["last_use"], "entered": drawn.copies[y]["entered"]}
+            assert drawn.key(policy, chosen, y) == stamps.get(stamp, drawn.key(policy, chosen, y))
+
+
+@pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "admit", None)], ids=label)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rng=st.randoms(use_true_random=True))
+def test_who_never_declines_admits_everything(policy: Eviction, rng: Random):
+    drawn = random_tables(rng.randrange, policy)
+    for chosen in variants(policy):
+        own, (y_in, y_out) = drawn.own._replace(par=chosen.par()), rng.sample(range(len(drawn.copies)), 2)
+        answer = hook_of(policy, "admit")(drawn.now, drawn.experts, drawn.copies, own, y_in, rng.randrange(2), y_out)
+        assert answer or policy.declines(chosen.params)
+
+
+def test_who_fetches_all_decides_nothing_else():
+    promised = [policy for policy in CATALOGUE if isinstance(policy, Miss) and policy.fetches_all]
+    for policy in promised:
+        verdict = [DROP] * 5
+        policy.resolve({}, None, [], [], None, range(5), 0, verdict)
+        assert verdict == [0] * 5
+        assert policy.want is None
+    assert promised
 
 
 @with_key

@@ -12,7 +12,7 @@ def key(now, experts, copies, own, y):
     ahead = experts[y // now["precisions"]]["layer"] - now["layer"]
     if own.par[DISTANCE] == ABSOLUTE:
         return -abs(ahead)
-    return -(ahead % now["layers"])
+    return -(ahead if ahead >= 0 else ahead + now["layers"])
 
 
 POLICY = Eviction(

@@ -30,7 +30,8 @@ def layers_ahead(now, experts, y):
     expert = experts[y // now["precisions"]]
     if expert["layer"] == now["layer"] and now["gated"] == 1 and expert["needed"] == 0:
         return now["layers"]
-    return (expert["layer"] - now["layer"]) % now["layers"]
+    ahead = expert["layer"] - now["layer"]
+    return ahead if ahead >= 0 else ahead + now["layers"]
 
 
 def key(now, experts, copies, own, y):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -41,6 +42,8 @@ ALL = [
     *((kind, f"on_{event}") for event in ("gate", "use", "insert", "evict", "predict") for kind in KINDS),
 ]
 POINTERS = {kernel: ALL, plain: PLAIN}
+WAYS = {kernel: "general", plain: "usual"}
+LOG = logging.getLogger(__name__)
 
 
 def run(trace: Trace, setting: Setting) -> Ran:
@@ -87,14 +90,11 @@ def _start(world: World, chosen: PolicySet) -> None:
     code(world.argument, *pointers)
 
 
-def is_ready() -> bool:
-    """Whether the kernel need not be compiled first, which takes about a minute."""
-    return IS_PLAIN or machine_code.cache_info().currsize > 0 or is_kept("kernel.kernel-")
-
-
 @cache
 def machine_code(of: Callable) -> Callable:
     """A kernel, compiled or from disk."""
+    if not IS_PLAIN and not is_kept(f"kernel.{of.__name__}-"):
+        LOG.info("compiling the replay engine's %s part (up to a minute, once)", WAYS[of])
     pointers = [types.FunctionType(hooks.signature_of(hook)) for _, hook in POINTERS[of]]
     signature = types.void(numba.from_dtype(WORLD), *pointers)
     return compile_kept(signature, of, nogil=True, **OPTIONS)

@@ -231,10 +231,11 @@ def vacate(w, y):
 
 @called
 def renew_disturbed_layers(w, keys, scope):
-    """A layer whose keys are of an older scope is ranked as a whole once one of its copies is."""
+    """A layer whose keys are of an older scope is ranked as a whole once one of its copies is; not if one goes."""
     for i in range(w["disturbed"]):
-        layer = layer_of(w, dirty(w)[i])
-        if keyed_scope(w)[layer] != scope:
+        y = dirty(w)[i]
+        layer = layer_of(w, y)
+        if keyed_scope(w)[layer] != scope and owned(w)[y]["dirty"] == 1 and is_candidate(w, y):
             renew_layer(w, keys, layer, scope)
 
 

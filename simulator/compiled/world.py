@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from policies.contract import NEVER, NONE, NOW, Eviction, Memory
+from policies.contract import NEVER, NONE, NOW, QUEUES, Eviction, Memory
 from policies.grammar import Chosen
 from simulator.compiled.hooks import mentioned, names_in
 from simulator.compiled.jit import IS_PLAIN
 from simulator.compiled.layout import ARRAYS, MEMORIES, RULE, WORLD
 from simulator.compiled.ledger import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.order import REKEY, TOUCH
-from simulator.compiled.plain.queue import QUEUES
 from simulator.compiled.state import NEVER_LEFT, NO_KEY, NOT_SOON
 from simulator.compiled.weights import FAMILIES
 from simulator.config import KINDS, PolicySet, parse_reset

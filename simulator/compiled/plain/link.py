@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies.contract import ABSENT, IN_FLIGHT, RESIDENT
 from simulator.compiled import ledger
 from simulator.compiled.jit import bit_length, called, fast
-from simulator.compiled.ledger import BUCKETS, count, count_here
+from simulator.compiled.ledger import BUCKETS, count
 from simulator.compiled.link import abandon, mask, next_landing
 from simulator.compiled.log import IS_DROP
 from simulator.compiled.order import join_pool, leave_pool, smallest
@@ -58,37 +58,34 @@ def start_more(w, hooks):
 def start(w, hooks):
     """Transfers that can start now do: demands first; one that finds no room holds the link."""
     while w["flight_end"] - w["flight_first"] < w["depth"]:
-        if w["demand_first"] < w["demand_end"]:
+        is_demand = w["demand_first"] < w["demand_end"]
+        if is_demand:
             y = demands(w)[mask(w, w["demand_first"])]
-            if not claim(w, hooks, y, now(w)["layer"], 0):
-                return
-            w["demand_first"] += 1
-            begin_demand(w, y)
         elif w["ask_first"] < w["ask_end"]:
             y = asks(w)[mask(w, w["ask_first"])]
             w["ask_first"] += 1
-            if claim(w, hooks, y, layer_of(w, y), 1):
-                begin_prefetch(w, y)
-            else:
-                abandon(w, y, ledger.PREFETCH_DROPPED, IS_DROP)
         else:
             return
+        layer = layer_of(w, y)
+        if claim(w, hooks, y, layer, not is_demand):
+            begin(w, y, layer, is_demand)
+        elif is_demand:
+            return
+        else:
+            abandon(w, y, ledger.PREFETCH_DROPPED, IS_DROP)
 
 
 @fast
-def begin_demand(w, y):
-    """For the layer in progress."""
-    count_here(w, ledger.BYTES_DEMAND, copies(w)[y]["bytes"])
-    count_here(w, ledger.LINK_BUSY_NS, issue(w, y, now(w)["layer"]))
-
-
-@fast
-def begin_prefetch(w, y):
-    """For a layer to come."""
-    layer = layer_of(w, y)
-    count(w, ledger.PREFETCH_STARTED, layer, 1)
-    count(w, ledger.BYTES_PREFETCH, layer, copies(w)[y]["bytes"])
-    count(w, ledger.LINK_BUSY_NS, layer, issue(w, y, layer))
+def begin(w, y, layer, is_demand):
+    """It has room, and is issued."""
+    size, spent = copies(w)[y]["bytes"], issue(w, y, layer)
+    count(w, ledger.LINK_BUSY_NS, layer, spent)
+    if is_demand:
+        w["demand_first"] += 1
+        count(w, ledger.BYTES_DEMAND, layer, size)
+    else:
+        count(w, ledger.PREFETCH_STARTED, layer, 1)
+        count(w, ledger.BYTES_PREFETCH, layer, size)
 
 
 @fast
@@ -112,7 +109,7 @@ def claim(w, hooks, y, layer, speculative):
     size, room = copy["bytes"], pools(w)[copy["pool"]]
     short = room["used"] + size - room["capacity"]
     if short > 0:
-        if speculative == 1 and (w["free_only"] == 1 or short > room["open"]):
+        if speculative and (w["free_only"] == 1 or short > room["open"]):
             return False
         if short > room["open"] and not spare_bytes_suffice(w, copy["pool"], short - room["open"]):
             return False
