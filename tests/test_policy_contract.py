@@ -61,6 +61,8 @@ QUESTIONS = {
     "priced",
     "bits",
     "rekey",
+    "queue",
+    "declines",
     "profile",
 }  # asked once, of the parameters; no engine calls them in a run
 SIZES = Sizes(layers=3, experts=6, k=2, tokens=9, prompt=4, requests=2, depth=8)
