@@ -17,7 +17,7 @@ from policies.contract import Eviction, PolicyError
 from policies.declaration import HOOKS
 from policies.grammar import parse
 from simulator.compiled.hooks import SIGNATURES, compiled, given_by
-from simulator.compiled.jit import IS_PLAIN
+from simulator.compiled.jit import IS_PYTHON
 from simulator.config import configure
 from simulator.rehearsal import Opening
 from simulator.replay import replay
@@ -289,7 +289,7 @@ def test_what_goes_wrong_after_the_rehearsal_is_refused(
         replay(open_trace(small), configure(capacity="30%", eviction="newest", passes="token"), engine="compiled")
 
 
-@pytest.mark.skipif(IS_PLAIN, reason="nothing is compiled")
+@pytest.mark.skipif(IS_PYTHON, reason="nothing is compiled")
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -14,7 +14,7 @@ from numba import types
 from simulator.compiled import hooks
 from simulator.compiled.cache import COMPILING, compile_kept, is_kept
 from simulator.compiled.feed import feed_from, feed_of
-from simulator.compiled.jit import IS_PLAIN, OPTIONS
+from simulator.compiled.jit import IS_PYTHON, OPTIONS
 from simulator.compiled.kernel import kernel
 from simulator.compiled.layout import WORLD
 from simulator.compiled.outcome import books_of, check, events_of
@@ -93,7 +93,7 @@ def _start(world: World, chosen: PolicySet) -> None:
 @cache
 def machine_code(of: Callable) -> Callable:
     """A kernel, compiled or from disk."""
-    if not IS_PLAIN and not is_kept(f"kernel.{of.__name__}-"):
+    if not IS_PYTHON and not is_kept(f"kernel.{of.__name__}-"):
         LOG.info("compiling the replay engine's %s part (up to a minute, once)", WAYS[of])
     pointers = [types.FunctionType(hooks.signature_of(hook)) for _, hook in POINTERS[of]]
     signature = types.void(numba.from_dtype(WORLD), *pointers)

@@ -21,7 +21,7 @@ from numba.np.arrayobj import populate_array
 OPTIONS = {"_nrt": False, "error_model": "numpy"}
 SETTINGS: Any = config  # its attributes are set when it is imported
 #: NUMBA_DISABLE_JIT=1: the same functions as plain Python, over a world that keeps its arrays by name.
-IS_PLAIN = bool(SETTINGS.DISABLE_JIT)
+IS_PYTHON = bool(SETTINGS.DISABLE_JIT)
 WORD = ir.IntType(64)
 
 #: Part of its caller: a line or two, or called from one place only.
@@ -36,7 +36,7 @@ def array_reader(name: str, dtype: Any, *axes: str, readonly: bool = False, whol
     Unless it is `whole`, the array may be indexed but neither cut nor measured: it says that its first axis is empty,
     so that nothing is left of the additions that Numba makes for indices from the end.
     """
-    if IS_PLAIN:
+    if IS_PYTHON:
         return lambda w: w.arrays[name]
     size = np.dtype(dtype).itemsize
     kind = types.Array(numba.from_dtype(np.dtype(dtype)), len(axes), "C", readonly=readonly)
@@ -61,7 +61,7 @@ def array_reader(name: str, dtype: Any, *axes: str, readonly: bool = False, whol
 
 def record_reader(name: str, dtype: np.dtype) -> Any:
     """A function from the world to one of its records."""
-    if IS_PLAIN:
+    if IS_PYTHON:
         return lambda w: w.arrays[name][0]
     kind = numba.from_dtype(dtype)
 
@@ -85,7 +85,7 @@ def _bit_length(typing: Any, number: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-bit_length: Any = (lambda number: int(number).bit_length()) if IS_PLAIN else intrinsic(_bit_length)
+bit_length: Any = (lambda number: int(number).bit_length()) if IS_PYTHON else intrinsic(_bit_length)
 
 
 def _number(builder: Any, kind: Any, world: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from policies.contract import NEVER, NONE, NOW, QUEUES, Eviction, Memory
 from policies.grammar import Chosen
 from simulator.compiled.hooks import mentioned, names_in
-from simulator.compiled.jit import IS_PLAIN
+from simulator.compiled.jit import IS_PYTHON
 from simulator.compiled.layout import ARRAYS, MEMORIES, RULE, WORLD
 from simulator.compiled.ledger import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.order import REKEY, TOUCH
@@ -41,7 +41,7 @@ class World:
     @property
     def argument(self) -> Any:
         """What the kernel takes."""
-        return self if IS_PLAIN else self.numbers
+        return self if IS_PYTHON else self.numbers
 
     def __getitem__(self, name: str) -> Any:
         return self.numbers[name]
