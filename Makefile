@@ -96,7 +96,7 @@ bench: .venv/dev.stamp       ## speed of the compiled engine beside the referenc
 	$(BIN)/python benchmarks/engine_speed.py --out runs/engine_speed.json
 	$(BIN)/python benchmarks/curve_speed.py
 
-bench-sweep: .venv/dev.stamp ## a sweep of 1,000 configurations: wall time, memory, two workers over one, resuming (20 minutes)
+bench-sweep: .venv/dev.stamp ## a sweep of 1,000 configurations: wall time, memory, two workers over one, resuming (15 minutes)
 	$(BIN)/python benchmarks/sweep_speed.py --out runs/sweep_speed.json
 
 study-tune: .venv/dev.stamp  ## what a search finds of the true Pareto set of 2,000 configurations, beside random search
