@@ -51,11 +51,18 @@ def test_the_engines_agree_to_the_last_event(contract: str, world: World) -> Non
     assert seen(world, "compiled") == seen(world, "reference")
 
 
-@searched(300)
+@pytest.mark.parametrize(
+    "evictions",
+    [("lru",), ("fifo",), ("lfu",), ("least_stale",), PLAIN_EVICTION],
+    ids=("lru", "fifo", "lfu", "least_stale", "any"),
+)
+@searched(120)
 @given(anything(contract="atomic", miss="fetch", warm=()), st.data())
-def test_the_short_way_through_plain_worlds_leads_to_the_same(world: World, data: st.DataObject) -> None:
+def test_the_short_way_through_plain_worlds_leads_to_the_same(
+    evictions: tuple[str, ...], world: World, data: st.DataObject
+) -> None:
     """`replay_lists` compares both ways of the compiled engine with each other, here always two different ones."""
-    world.settings["eviction"] = data.draw(st.sampled_from(PLAIN_EVICTION))
+    world.settings["eviction"] = data.draw(st.sampled_from(evictions))
     world.settings["prefetch"] = data.draw(st.sampled_from(PLAIN_PREFETCH))
     if not world.settings["eviction"].startswith("belady"):
         world.settings["routing"] = data.draw(st.sampled_from(PLAIN_ROUTING))
@@ -101,4 +108,4 @@ def test_the_engines_agree_without_a_compiler_too() -> None:
     command = [sys.executable, "-m", "pytest", *options, str(Path(__file__).relative_to(ROOT))]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=280, check=False)
     assert done.returncode == 0, done.stdout
-    assert f"{len(CONTRACTS) + 1} passed" in done.stdout
+    assert f"{len(CONTRACTS) + 5} passed" in done.stdout
