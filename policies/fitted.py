@@ -4,7 +4,7 @@
 that it does not list.
 """
 
-from policies.contract import GIVEN_PROFILE, Choice, Number
+from policies.contract import GIVEN_PROFILE, Choice, Number, expert_of
 
 #: The demand of the trace to be replayed, the most often chosen first: of its first `tokens`, 0 for all. Or a file.
 PROFILE_PARAMS = (
@@ -25,5 +25,5 @@ def needs(params):
 
 def is_within(now, experts, copies, y, limit):
     """Whether y's expert is among those that fill the first `limit` bytes of its pool."""
-    before = experts[y // now["precisions"]]["profile"]
+    before = experts[expert_of(now, y)]["profile"]
     return before + copies[y - y % now["precisions"]]["bytes"] <= limit

@@ -1,6 +1,6 @@
 """What several policies ask about an expert: where they keep its memory, and what is still coming or still here."""
 
-from policies.contract import RESIDENT
+from policies.contract import RESIDENT, expert_of
 
 
 def home(now, y):
@@ -19,7 +19,7 @@ def is_here(now, copies, y):
 
 def is_predicted(now, experts, copies, y):
     """Whether a prefetch of this pass named or brought y for a layer whose gate is still to come."""
-    expert = experts[y // now["precisions"]]
+    expert = experts[expert_of(now, y)]
     if expert["layer"] < now["layer"] or (expert["layer"] == now["layer"] and now["gated"] == 1):
         return False
     brought = copies[y]["prefetched"] == 1 and expert["last_pass"] == now["pass"]

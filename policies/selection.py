@@ -123,22 +123,47 @@ def name_best(now, step, d, t, wanted, out, count):
     return count + wanted
 
 
-def name_predicted(now, step, d, wanted, out, count):
-    """Append to `out` each token's `wanted[t]` best of layer + 1 + d, united, by descending largest score.
+def name_best_of_each(now, step, d, each, out, count):
+    """Append to `out` each token's `each` best of layer + 1 + d, as `name_marked` does."""
+    if now["tokens"] == 1 or now["layer"] + 1 + d >= now["layers"]:
+        return name_best(now, step, d, 0, each, out, count)
+    unmark(now, out)
+    for t in range(now["tokens"]):
+        mark(now, step, d, t, each, out)
+    return name_marked(now, step, d, out, count)
 
-    Ties to the lowest id. Returns the new count; nothing beyond the last layer.
+
+def notes(now, out):
+    """Where a number for each expert of a layer fits behind the names: none is of the first layer."""
+    return len(out) - now["experts"]
+
+
+def unmark(now, out):
+    """No expert is wanted yet."""
+    first = notes(now, out)
+    for e in range(now["experts"]):
+        out[first + e] = UNNAMED
+
+
+def mark(now, step, d, t, wanted, out):
+    """Token t wants its `wanted` best of layer + 1 + d, which there is."""
+    first = notes(now, out)
+    for j in range(wanted):
+        out[first + step.look_order[d][t][j]] = 0
+
+
+def name_marked(now, step, d, out, count):
+    """Append what any token wants of layer + 1 + d, by descending largest score, ties to the lowest id.
+
+    Returns the new count; nothing beyond the last layer.
     """
-    target = now["layer"] + 1 + d
+    target, first = now["layer"] + 1 + d, notes(now, out)
     if target >= now["layers"]:
         return count
-    best = [UNNAMED] * now["experts"]
-    for t in range(len(wanted)):
-        for j in range(wanted[t]):
-            best[step.look_order[d][t][j]] = 0
     for e in range(now["experts"]):
-        if best[e] == 0:
-            best[e] = largest_score(step, d, len(wanted), e)
-    return append_descending(best, target * now["experts"], now["precisions"], out, count)
+        if out[first + e] == 0:
+            out[first + e] = largest_score(step, d, now["tokens"], e)
+    return append_descending(now, target * now["experts"], out, count)
 
 
 def largest_score(step, d, tokens, e):
@@ -149,17 +174,18 @@ def largest_score(step, d, tokens, e):
     return largest
 
 
-def append_descending(best, first, precisions, out, count):
-    """Append copies (most precise) of experts whose best[e] is not UNNAMED in descending order; empties `best`."""
+def append_descending(now, x, out, count):
+    """Append copies (most precise) of experts x + e whose note is not UNNAMED, largest first; empties the notes."""
+    first = notes(now, out)
     while True:
         top = 0
-        for e in range(1, len(best)):
-            if best[e] > best[top]:
+        for e in range(1, now["experts"]):
+            if out[first + e] > out[first + top]:
                 top = e
-        if best[top] == UNNAMED:
+        if out[first + top] == UNNAMED:
             return count
-        out[count] = (first + top) * precisions
-        best[top] = UNNAMED
+        out[first + top] = UNNAMED
+        out[count] = (x + top) * now["precisions"]
         count += 1
 
 

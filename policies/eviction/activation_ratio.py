@@ -8,7 +8,7 @@ the last factor out. Their prefetched experts may not leave: `mask=true` lets wh
 brought leave last, until its layer's gate.
 """
 
-from policies.contract import Choice, Eviction, Memory, slot
+from policies.contract import Choice, Eviction, Memory, expert_of, slot
 from policies.residents import home, is_predicted
 
 PARAMS = (Choice("frequency", "true", ("true", "false")), Choice("mask", "true", ("true", "false")))
@@ -39,7 +39,7 @@ def on_gate(now, step, experts, copies, own):
 
 def key(now, experts, copies, own, y):
     """The product, in 2**-58."""
-    row, layer = own.rows[home(now, y)], experts[y // now["precisions"]]["layer"]
+    row, layer = own.rows[home(now, y)], experts[expert_of(now, y)]["layer"]
     order = (ratio(now, own, row, layer) + SMALL) * (1.0 - layer / now["layers"])
     if own.par[FREQUENCY] == TRUE:
         order *= row[EVER] / max(own.regs[0][ALL], 1) + SMALL

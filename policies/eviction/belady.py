@@ -6,7 +6,7 @@ Forced admission by default. `bypass=true` declines an expert whose own next dem
 leave by least recent stamp. `window=0` sees everything.
 """
 
-from policies.contract import NEVER, Choice, Eviction, Number, always, slot
+from policies.contract import NEVER, Choice, Eviction, Number, always, expert_of, slot
 
 PARAMS = (Choice("bypass", "false", ("false", "true", "ties")), Number("window", 0, 0, 1 << 40, integer=True))
 BYPASS, WINDOW = slot(PARAMS, "bypass"), slot(PARAMS, "window")
@@ -21,14 +21,14 @@ def seen(now, own, expert):
 
 def key(now, experts, copies, own, y):
     """Minus that position; among those never demanded again, if nothing is hidden, the larger id leaves."""
-    next_use = seen(now, own, experts[y // now["precisions"]])
+    next_use = seen(now, own, experts[expert_of(now, y)])
     return -next_use - y if next_use == NEVER and own.par[WINDOW] == 0 else -next_use
 
 
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
     """Decline what comes back later than the farthest candidate, which y_out is."""
-    incoming = seen(now, own, experts[y_in // now["precisions"]])
-    farthest = seen(now, own, experts[y_out // now["precisions"]])
+    incoming = seen(now, own, experts[expert_of(now, y_in)])
+    farthest = seen(now, own, experts[expert_of(now, y_out)])
     if own.par[BYPASS] == FALSE or incoming < farthest:
         return True
     return own.par[BYPASS] == TRUE and incoming == farthest

@@ -1,6 +1,6 @@
 """Farthest layer: the expert whose layer is farthest from the execution point leaves."""
 
-from policies.contract import Choice, Eviction, slot
+from policies.contract import Choice, Eviction, expert_of, slot
 
 PARAMS = (Choice("distance", "cyclic", ("cyclic", "absolute")),)
 DISTANCE = slot(PARAMS, "distance")
@@ -9,7 +9,7 @@ ABSOLUTE = 1
 
 def key(now, experts, copies, own, y):
     """Minus the distance: forward around the model (HOBBIT), or absolute (SpecMD's likely reading)."""
-    ahead = experts[y // now["precisions"]]["layer"] - now["layer"]
+    ahead = experts[expert_of(now, y)]["layer"] - now["layer"]
     if own.par[DISTANCE] == ABSOLUTE:
         return -abs(ahead)
     return -(ahead if ahead >= 0 else ahead + now["layers"])

@@ -8,7 +8,7 @@ data), so each defaults to a quarter; only their proportions matter. HOBBIT keep
 HOBBIT splits the cache between high and low precision; here copies of all precisions share a pool.
 """
 
-from policies.contract import Choice, Eviction, Memory, Number, slot
+from policies.contract import Choice, Eviction, Memory, Number, expert_of, slot
 from policies.residents import home, is_predicted
 
 PARAMS = (
@@ -43,7 +43,7 @@ def key(now, experts, copies, own, y):
     used = 0.0
     if row[REQUEST] == now["request"] + 1:
         used = own.par[W_LRU] * row[LAST] + own.par[W_LFU] * row[USES] + own.par[W_LHU] * row[HIGH]
-    ahead = (experts[y // now["precisions"]]["layer"] - now["layer"]) % layers
+    ahead = (experts[expert_of(now, y)]["layer"] - now["layer"]) % layers
     order = int((used * layers + own.par[W_FLD] * tokens * (layers - ahead)) * SCALE)
     masked = own.par[MASK] == TRUE and is_predicted(now, experts, copies, y)
     return order + CLASS if masked else order

@@ -5,7 +5,7 @@ order inside each class, "FIFO by layer position", has three readings:
 `order=c` passed layers first, then the farthest ahead; `order=a` lowest layer first; `order=b` last access first.
 """
 
-from policies.contract import Choice, Eviction, slot
+from policies.contract import Choice, Eviction, expert_of, slot
 
 PARAMS = (
     Choice("order", "c", ("c", "a", "b")),
@@ -21,13 +21,13 @@ CLASS = 1 << 50  # larger than any order inside a class
 
 def is_current(now, experts, copies, y):
     """Whether the copy's generation is this pass."""
-    expert = experts[y // now["precisions"]]
+    expert = experts[expert_of(now, y)]
     return expert["last_pass"] == now["pass"] or expert["hint_pass"] == now["pass"]
 
 
 def layers_ahead(now, experts, y):
     """Layers until its next turn; L once its layer has no more use for it in this pass."""
-    expert = experts[y // now["precisions"]]
+    expert = experts[expert_of(now, y)]
     if expert["layer"] == now["layer"] and now["gated"] == 1 and expert["needed"] == 0:
         return now["layers"]
     ahead = expert["layer"] - now["layer"]
@@ -41,7 +41,7 @@ def key(now, experts, copies, own, y):
     if order == A:
         inside = y
     elif order == B or (current and own.par[CURRENT] == FIFO):
-        inside = experts[y // now["precisions"]]["last_use"]
+        inside = experts[expert_of(now, y)]["last_use"]
     else:
         inside = now["layers"] - layers_ahead(now, experts, y)
     return inside + CLASS if current else inside

@@ -5,7 +5,7 @@ sequential replay counts accesses). Ties leave by least recent stamp; the source
 A prefetch is no use.
 """
 
-from policies.contract import Eviction, Memory
+from policies.contract import Eviction, Memory, expert_of
 from policies.residents import home
 
 LAST = 0  # column in the row of an expert's first copy: step of its last use
@@ -20,7 +20,7 @@ def on_use(now, experts, copies, own, y):
 def key(now, experts, copies, own, y):
     """Uses per step since the last one, in UNITs."""
     age = max(now["step"] - own.rows[home(now, y)][LAST], 0) + 1
-    return experts[y // now["precisions"]]["uses_ever"] * UNIT // age
+    return experts[expert_of(now, y)]["uses_ever"] * UNIT // age
 
 
 POLICY = Eviction(

@@ -1,6 +1,6 @@
 """Least frequently used, counting since residence began (eviction forgets) or over the whole history (SpecMD)."""
 
-from policies.contract import Choice, Eviction, slot
+from policies.contract import Choice, Eviction, expert_of, slot
 
 PARAMS = (Choice("count", "resident", ("resident", "history")),)
 COUNT = slot(PARAMS, "count")
@@ -9,7 +9,7 @@ HISTORY = 1
 
 def key(now, experts, copies, own, y):
     """Uses, counted as `count` says."""
-    expert = experts[y // now["precisions"]]
+    expert = experts[expert_of(now, y)]
     if own.par[COUNT] == HISTORY:
         return expert["uses_ever"]
     return expert["uses_here"]

@@ -3,7 +3,7 @@
 SpecMD does not say whether a prefetch that names a resident expert refreshes it. `touch_on_predict=true` does.
 """
 
-from policies.contract import Choice, Eviction, slot
+from policies.contract import Choice, Eviction, expert_of, slot
 
 PARAMS = (Choice("touch_on_predict", "false", ("false", "true")),)
 TOUCH = slot(PARAMS, "touch_on_predict")
@@ -12,7 +12,7 @@ TRUE = 1
 
 def key(now, experts, copies, own, y):
     """The stamp of the last use, or of the last naming if that counts and is newer."""
-    expert = experts[y // now["precisions"]]
+    expert = experts[expert_of(now, y)]
     if own.par[TOUCH] == TRUE:
         return max(expert["last_use"], expert["last_hint"])
     return expert["last_use"]

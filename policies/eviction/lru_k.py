@@ -6,7 +6,7 @@ One with fewer than K uses is infinitely old, so it leaves before any other; amo
 most once a step. A prefetch is no use.
 """
 
-from policies.contract import NEVER, Choice, Eviction, Memory, Number, slot
+from policies.contract import NEVER, Choice, Eviction, Memory, Number, expert_of, slot
 from policies.residents import home, is_here
 
 PARAMS = (
@@ -24,7 +24,7 @@ def on_use(now, experts, copies, own, y):
     row = own.rows[home(now, y)]
     for use in range(MOST - 1, 0, -1):
         row[use] = row[use - 1]
-    row[0] = experts[y // now["precisions"]]["last_use"]
+    row[0] = experts[expert_of(now, y)]["last_use"]
 
 
 def on_evict(now, experts, copies, own, y):

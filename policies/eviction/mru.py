@@ -4,12 +4,12 @@ Layers come round in a cycle, which is where least recently used hits nothing on
 leaving with the newest keeps a part of the cycle instead.
 """
 
-from policies.contract import Eviction
+from policies.contract import Eviction, expert_of
 
 
 def key(now, experts, copies, own, y):
     """Minus the stamp of the last use."""
-    return -experts[y // now["precisions"]]["last_use"]
+    return -experts[expert_of(now, y)]["last_use"]
 
 
 POLICY = Eviction(name="mru", summary="newest last use leaves", source="Chou & DeWitt, VLDB 1985", key=key)

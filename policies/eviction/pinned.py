@@ -4,7 +4,7 @@ The others are evicted as `rest` says: lru, lfu (uses since arrival) or fifo. Wh
 what comes in is used through the staging buffer. The profile is that of `static`.
 """
 
-from policies.contract import Choice, Eviction, Number, slot
+from policies.contract import Choice, Eviction, Number, expert_of, slot
 from policies.fitted import PROFILE_PARAMS, is_within, needs, profile
 
 PARAMS = (*PROFILE_PARAMS, Number("share", 0.5, 0, 1), Choice("rest", "lru", ("lru", "lfu", "fifo")))
@@ -20,7 +20,7 @@ def is_pinned(now, experts, copies, own, y):
 
 def key(now, experts, copies, own, y):
     """Pinned ones last, by rank; the others as `rest` says."""
-    expert = experts[y // now["precisions"]]
+    expert = experts[expert_of(now, y)]
     if is_pinned(now, experts, copies, own, y):
         return CLASS - expert["profile"]
     if own.par[REST] == LRU:

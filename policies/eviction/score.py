@@ -4,7 +4,7 @@ SpecMD speaks of a running history and gives no window: `over=sum` takes everyth
 last `window` passes, this one included. Weights count at the gate, kept through evictions; a prefetch adds nothing.
 """
 
-from policies.contract import Choice, Eviction, Memory, Number, always, slot
+from policies.contract import Choice, Eviction, Memory, Number, always, expert_of, slot
 from policies.residents import home
 
 MOST = 64  # passes; columns in the row of an expert's first copy: its weight in pass p is at p % window
@@ -31,7 +31,7 @@ def on_gate(now, step, experts, copies, own):
 def key(now, experts, copies, own, y):
     """The gate weight of its assignments, since the start or in the window."""
     if own.par[OVER] == SUM:
-        return experts[y // now["precisions"]]["mass_ever"]
+        return experts[expert_of(now, y)]["mass_ever"]
     row, window, total = own.rows[home(now, y)], int(own.par[WINDOW]), 0
     for passed in range(max(now["pass"] - window + 1, 0), row[NEWEST] + 1):
         total += row[passed % window]

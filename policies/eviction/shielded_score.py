@@ -7,7 +7,7 @@ Predicted experts are shielded: what a prefetch names or brings leaves after all
 holds half of the pool's bytes; the oldest prediction gives way. What this step uses may not leave at all.
 """
 
-from policies.contract import Eviction, Memory, Number, always, slot
+from policies.contract import Eviction, Memory, Number, always, expert_of, slot
 from policies.lists import BYTES, LIST, PREV, REGISTERS_PER_LIST, ROW_COLUMNS, oldest, push, register, unlink
 from policies.residents import home
 from policies.scores import mean_score
@@ -34,7 +34,7 @@ def on_gate(now, step, experts, copies, own):
 
 def mean_of(now, experts, own, y):
     """The mean over the iterations in the window, in UNITs / FINER."""
-    seen = int(own.reals[experts[y // now["precisions"]]["layer"]][ITERATIONS])
+    seen = int(own.reals[experts[expert_of(now, y)]["layer"]][ITERATIONS])
     return own.rows[home(now, y)][TOTAL] * FINER // max(1, min(seen, int(own.par[N]) + 1))
 
 
@@ -98,7 +98,7 @@ def leaves_before(now, experts, own, y, other):
     mean, others = mean_of(now, experts, own, y), mean_of(now, experts, own, other)
     if mean != others:
         return mean < others
-    stamp, stamps = experts[y // now["precisions"]]["last_use"], experts[other // now["precisions"]]["last_use"]
+    stamp, stamps = experts[expert_of(now, y)]["last_use"], experts[expert_of(now, other)]["last_use"]
     return y < other if stamp == stamps else stamp < stamps
 
 

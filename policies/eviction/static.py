@@ -6,18 +6,18 @@ chose each expert, in its first `tokens` tokens (0: all, the bound of any static
 of --profile FILE, fitted elsewhere. Experts without a rank never push another out; among them the least recent leaves.
 """
 
-from policies.contract import Eviction
+from policies.contract import Eviction, expert_of
 from policies.fitted import PROFILE_PARAMS, needs, profile
 
 
 def key(now, experts, copies, own, y):
     """Minus the bytes that rank before it."""
-    return -experts[y // now["precisions"]]["profile"]
+    return -experts[expert_of(now, y)]["profile"]
 
 
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
     """Whether what comes in ranks higher than the lowest candidate."""
-    return experts[y_in // now["precisions"]]["profile"] < experts[y_out // now["precisions"]]["profile"]
+    return experts[expert_of(now, y_in)]["profile"] < experts[expert_of(now, y_out)]["profile"]
 
 
 POLICY = Eviction(

@@ -8,9 +8,9 @@ by the share of a token's predicted weight that lies before an expert, up to `t1
 lowest, beyond it none. Scores that a correction bias makes negative weigh nothing.
 """
 
-from policies.contract import ABSENT, DROP, Choice, Number, Prefetch, always, slot
+from policies.contract import ABSENT, DROP, Choice, Number, Prefetch, always, expert_of, slot
 from policies.importance import scored_tier
-from policies.selection import UNNAMED, append_descending, largest_score
+from policies.selection import UNNAMED, append_descending, largest_score, notes
 
 PARAMS = (
     Number("p", 2, 1, 8, integer=True),
@@ -40,14 +40,13 @@ def name_layer(now, step, own, d, out, count):
     tiers = [UNRATED] * now["experts"]
     for t in range(now["tokens"]):
         rate_token(now, own, step.look_order[d][t], step.look_score[d][t], tiers)
-    best = [UNNAMED] * now["experts"]
+    first, notes_first = (now["layer"] + 1 + d) * now["experts"], notes(now, out)
     for e in range(now["experts"]):
-        if tiers[e] != UNRATED:
-            best[e] = largest_score(step, d, now["tokens"], e)
-    first = (now["layer"] + 1 + d) * now["experts"]
-    end = append_descending(best, first, now["precisions"], out, count)
+        rated = tiers[e] != UNRATED
+        out[notes_first + e] = largest_score(step, d, now["tokens"], e) if rated else UNNAMED
+    end = append_descending(now, first, out, count)
     for i in range(count, end):
-        out[i] += tiers[out[i] // now["precisions"] - first]
+        out[i] += tiers[expert_of(now, out[i]) - first]
     return end
 
 

@@ -8,7 +8,7 @@ look-ahead. It clears its queue when a layer starts, as every engine here cancel
 """
 
 from policies.contract import IN_FLIGHT, RESIDENT, Choice, Number, Prefetch, always, slot
-from policies.selection import name_predicted
+from policies.selection import mark, name_marked, unmark
 
 PARAMS = (Number("alpha", 0.35, 0, 100), Choice("after_miss", "true", ("true", "false")))
 ALPHA, AFTER_MISS = slot(PARAMS, "alpha"), slot(PARAMS, "after_miss")
@@ -38,10 +38,11 @@ def suggest(now, step, experts, copies, own, out):
     last_layer = now["layer"] + 1 == now["layers"]
     if last_layer or (own.par[AFTER_MISS] != FALSE and not misses(now, step, copies)):
         return 0
-    wanted = [0] * now["tokens"]
+    unmark(now, out)
     for t in range(now["tokens"]):
-        wanted[t] = confident(own.par[ALPHA], step.look_order[0][t], step.look_score[0][t], now["k"])
-    return name_predicted(now, step, 0, wanted, out, 0)
+        wanted = confident(own.par[ALPHA], step.look_order[0][t], step.look_score[0][t], now["k"])
+        mark(now, step, 0, t, wanted, out)
+    return name_marked(now, step, 0, out, 0)
 
 
 def confident(alpha, order, scores, k):

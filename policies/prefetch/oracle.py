@@ -6,7 +6,7 @@ probability `recall`, in demand order, followed by as many wrong ones as make th
 seed, pass, layer and expert, so looking at it again from nearer by tells nothing new.
 """
 
-from policies.contract import Number, Prefetch, always, slot
+from policies.contract import Number, Prefetch, always, expert_of, slot
 from policies.counter_hash import MODULUS, counter_hash
 
 PARAMS = (Number("recall", 1.0, 0, 1), Number("precision", 1.0, 0.01, 1), Number("horizon", 1, 1, 64, integer=True))
@@ -44,7 +44,7 @@ def name_right(now, experts, own, layer, out, count):
 
 def comes_before(now, experts, x, y):
     """Whether x is demanded before y's expert."""
-    return experts[x]["next_use"] < experts[y // now["precisions"]]["next_use"]
+    return experts[x]["next_use"] < experts[expert_of(now, y)]["next_use"]
 
 
 def wrong_beside(now, own, layer, right):

@@ -5,7 +5,7 @@ all scores seen so far, of all layers: confident layers then name fewer experts.
 """
 
 from policies.contract import Choice, Memory, Number, Prefetch, always, slot
-from policies.selection import name_predicted
+from policies.selection import mark, name_marked, unmark
 
 PARAMS = (
     Number("percentile", 80, 0, 100),
@@ -23,15 +23,18 @@ def suggest(now, step, experts, copies, own, out):
     """Per token the experts above the threshold, united over the pass's tokens."""
     count = 0
     for d in range(min(int(own.par[DEPTH]), now["layers"] - 1 - now["layer"])):
-        wanted = [0] * now["tokens"]
+        unmark(now, out)
         for t in range(now["tokens"]):
-            scores, order = step.look_score[d][t], step.look_order[d][t]
-            if own.par[POOL] == RUNNING:
-                wanted[t] = above_running(own, scores, order)
-            else:
-                wanted[t] = above_own(own.par[PERCENTILE], scores, order)
-        count = name_predicted(now, step, d, wanted, out, count)
+            mark(now, step, d, t, above(own, step.look_score[d][t], step.look_order[d][t]), out)
+        count = name_marked(now, step, d, out, count)
     return count
+
+
+def above(own, scores, order):
+    """How many of a token's scores are above the threshold; `order` is descending."""
+    if own.par[POOL] == RUNNING:
+        return above_running(own, scores, order)
+    return above_own(own.par[PERCENTILE], scores, order)
 
 
 def above_own(percentile, scores, order):

@@ -1,7 +1,7 @@
 """Top-k: the ceil(factor * k) experts that the look-ahead scores highest, for each of the next `depth` layers."""
 
 from policies.contract import Choice, Number, Prefetch, slot
-from policies.selection import name_best, name_predicted, times_k
+from policies.selection import name_best_of_each, times_k
 
 PARAMS = (
     Number("factor", 1.0, 0, 64),
@@ -13,21 +13,9 @@ FACTOR, DEPTH = slot(PARAMS, "factor"), slot(PARAMS, "depth")
 
 def suggest(now, step, experts, copies, own, out):
     """Nearest layer first; per token the best, united over the pass's tokens."""
-    each = times_k(now, own.par[FACTOR])
-    if now["tokens"] == 1:
-        return suggest_for_one(now, step, own, each, out)
-    wanted = [each] * now["tokens"]
-    count = 0
+    each, count = times_k(now, own.par[FACTOR]), 0
     for d in range(int(own.par[DEPTH])):
-        count = name_predicted(now, step, d, wanted, out, count)
-    return count
-
-
-def suggest_for_one(now, step, own, each, out):
-    """Nothing to unite: the order of the scores is the order of the names."""
-    count = 0
-    for d in range(int(own.par[DEPTH])):
-        count = name_best(now, step, d, 0, each, out, count)
+        count = name_best_of_each(now, step, d, each, out, count)
     return count
 
 

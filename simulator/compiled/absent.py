@@ -1,6 +1,7 @@
 """What stands for hooks that a policy does not give, so that every pointer points somewhere; and the loop over keys."""
 
 from policies.contract import NONE
+from simulator.compiled.state import all_answers, all_asked, all_copies, all_experts, now, own_eviction
 
 
 def on_event(now, experts, copies, own, y):
@@ -34,7 +35,7 @@ def substitute(now, step, experts, copies, own, t, j, eligible):
     return NONE
 
 
-def keys(now, experts, copies, own, asked, count, answers):
+def keys(w, count):
     """No keys."""
 
 
@@ -48,7 +49,8 @@ def admit(now, experts, copies, own, y_in, prefetched, y_out):
     return True
 
 
-def ask_each(now, experts, copies, own, asked, count, answers):
+def ask_each(w, count):
     """`key`, a global given when this is compiled, of every copy asked for."""
+    asked, answers = all_asked(w), all_answers(w)
     for i in range(count):
-        answers[i] = key(now, experts, copies, own, asked[i])  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+        answers[i] = key(now(w), all_experts(w), all_copies(w), own_eviction(w), asked[i])  # noqa: F821  # pyright: ignore[reportUndefinedVariable]

@@ -22,6 +22,7 @@ from numba.extending import register_jitable
 from policies.contract import COPY, EXPERT, NOW, Own, Policy, Step
 from simulator.compiled import absent
 from simulator.compiled.cache import compile_kept
+from simulator.compiled.layout import WORLD
 from simulator.compiled.own_hooks import bounds_checked, refusal
 from simulator.config import KINDS, PolicySet
 
@@ -65,8 +66,8 @@ NOTHING_DONE = {
     "victim": absent.victim,
     "admit": absent.admit,
 }
-#: The kernel asks for many keys at once.
-KEYS = Signature(NOTHING, (*TABLES, "asked", "count", "answers"))
+#: The kernel asks for many keys at once, of which it gives the copies and takes the answers in its world.
+KEYS = Signature(NOTHING, ("w", "count"))
 
 
 def _array(dtype: Any, axes: int, layout: str = "C", readonly: bool = False) -> types.Array:
@@ -101,8 +102,9 @@ TYPES = {
     "copies": _array(_record(COPY), 1),
     "own": OWN,
     "step": STEP,
+    "w": _record(WORLD),
 }
-TYPES |= dict.fromkeys(("missing", "verdict", "eligible", "asked", "answers"), NUMBERS)
+TYPES |= dict.fromkeys(("missing", "verdict", "eligible"), NUMBERS)
 
 
 def type_of(hook: str, name: str) -> types.Type:
@@ -151,7 +153,7 @@ def _machine(hook: str, function: FunctionType) -> Callable:
 def _keys(key: FunctionType) -> Callable:
     """A loop over a policy's key: one call through a pointer for many keys."""
     register_jitable(key)
-    return _compile("keys", absent.ask_each.__code__, {"key": key, "__builtins__": __builtins__}, key)
+    return _compile("keys", absent.ask_each.__code__, absent.ask_each.__globals__ | {"key": key}, key)
 
 
 def _compile(hook: str, code: CodeType, names: dict[str, Any], of: FunctionType) -> Callable:

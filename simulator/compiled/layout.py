@@ -93,12 +93,10 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "before": (np.int64, ("n_counters",)),  # the books when the request in progress began
     # who leaves first: copies and layers with what they win with; a layer's members; what must be looked at anew
     "leaf_key": (np.int64, ("n_copies",)),
-    "leaf_stamp": (np.int64, ("n_copies",)),
-    "leaf_who": (np.int64, ("n_copies",)),
+    "leaf_order": (np.int64, ("n_copies",)),
     "leaf_count": (np.int64, ("layers",)),
     "layer_key": (np.int64, ("layers",)),
-    "layer_stamp": (np.int64, ("layers",)),
-    "layer_who": (np.int64, ("layers",)),
+    "layer_order": (np.int64, ("layers",)),
     "layer_marked": (np.int8, ("layers",)),
     "marked_layers": (np.int64, ("layers",)),
     "members": (np.int32, ("n_members",)),

@@ -1,9 +1,9 @@
 """Who leaves first: the smallest (key, stamp, copy) among those that may leave.
 
-Keys and stamps of what may leave stand in rows, one per layer, and every layer keeps the smallest of its own: rows of
-numbers are compared many at a time, without a branch, which took half the time of a tournament tree. What happens to a
-copy only marks it as dirty; it is ranked, or taken out, when a victim is wanted next, and then only layers in which
-something changed are looked at again. A layer is its own pool or a part of the one pool.
+Keys of what may leave stand in rows, one per layer, beside their orders: stamp and copy in one number. Every layer
+keeps the smallest of its own; going along a short row took half the time of a tournament tree. What happens to a copy
+only marks it as dirty; it is ranked, or taken out, when a victim is wanted next, and then only layers that have lost
+their smallest are looked at again. A layer is its own pool or a part of the one pool.
 
 A policy declares when the key of an untouched copy may change. `touch`: never. `pass`, `step`: a layer is ranked anew
 when a victim is wanted and that scope has moved on. `layer`: within a pass a layer's copies keep their order, so that
@@ -14,14 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.contract import NONE
 from simulator.compiled.jit import called, fast
 from simulator.compiled.state import (
     NO_KEY,
-    all_answers,
-    all_asked,
-    all_copies,
-    all_experts,
     answers,
     asked,
     copies,
@@ -33,17 +28,14 @@ from simulator.compiled.state import (
     layer_key,
     layer_marked,
     layer_of,
-    layer_stamp,
-    layer_who,
+    layer_order,
     leaf_count,
     leaf_key,
-    leaf_stamp,
-    leaf_who,
+    leaf_order,
     marked_layers,
     member_count,
     members,
     now,
-    own_eviction,
     owned,
     pools,
 )
@@ -147,8 +139,8 @@ def smallest(w, keys, pool):
     if w["layers_marked"] > 0:
         compare_layers(w, keys)
     if w["per_layer"] == 1:
-        return layer_who(w)[pool]
-    return layer_who(w)[first_layer(w)]
+        return who(w, layer_order(w)[pool])
+    return who(w, first_of(layer_key(w), layer_order(w), 0, w["layers"])[1])
 
 
 @fast
@@ -184,15 +176,21 @@ def candidate_or_out(w, y, count):
 
 @called
 def rank(w, keys, count):
-    """Give what was asked about its key and its stamp."""
+    """Give what was asked about its key and its order."""
     if count == 0:
         return
-    ask(w, keys, count)
+    keys(w, count)
     for i in range(count):
         y = asked(w)[i]
-        at = place_of(w, y)
-        leaf_key(w)[at], leaf_stamp(w)[at] = answers(w)[i], experts(w)[expert_of(w, y)]["last_use"]
-        mark_layer(w, layer_of(w, y))
+        at, order = place_of(w, y), experts(w)[expert_of(w, y)]["last_use"] * w["n_ring"] + y
+        leaf_key(w)[at], leaf_order(w)[at] = answers(w)[i], order
+        challenge(w, layer_of(w, y), y, answers(w)[i], order)
+
+
+@fast
+def who(w, order):
+    """Whose order it is: the copy is in the low bits, as `n_ring` is a power of two and larger than any."""
+    return order & (w["n_ring"] - 1)
 
 
 @fast
@@ -202,14 +200,17 @@ def place_of(w, y):
     if mine["leaf"] == 0:
         leaf_count(w)[layer] += 1
         mine["leaf"] = leaf_count(w)[layer]
-        leaf_who(w)[layer * w["leaves"] + mine["leaf"] - 1] = y
     return layer * w["leaves"] + mine["leaf"] - 1
 
 
-@called
-def ask(w, keys, count):
-    """The policy's keys of the copies asked for."""
-    keys(now(w), all_experts(w), all_copies(w), own_eviction(w), all_asked(w), count, all_answers(w))
+@fast
+def challenge(w, layer, y, key, order):
+    """It may be its layer's winner now; if it was already, another one may be."""
+    best_key, best = layer_key(w)[layer], layer_order(w)[layer]
+    if who(w, best) == y:  # none is of NO_KEY
+        mark_layer(w, layer)
+    elif key < best_key or (key == best_key and order < best):
+        layer_key(w)[layer], layer_order(w)[layer] = key, order
 
 
 @fast
@@ -220,10 +221,11 @@ def vacate(w, y):
         return
     leaf_count(w)[layer] -= 1
     at, last = layer * w["leaves"] + mine["leaf"] - 1, layer * w["leaves"] + leaf_count(w)[layer]
-    leaf_key(w)[at], leaf_stamp(w)[at], leaf_who(w)[at] = leaf_key(w)[last], leaf_stamp(w)[last], leaf_who(w)[last]
-    owned(w)[leaf_who(w)[last]]["leaf"] = mine["leaf"]
+    leaf_key(w)[at], leaf_order(w)[at] = leaf_key(w)[last], leaf_order(w)[last]
+    owned(w)[who(w, leaf_order(w)[last])]["leaf"] = mine["leaf"]
     mine["leaf"] = 0
-    mark_layer(w, layer)
+    if who(w, layer_order(w)[layer]) == y:
+        mark_layer(w, layer)
 
 
 # scopes that move on
@@ -271,10 +273,17 @@ def renew_winners(w, keys, first, last):
     """New keys for the winners of layers [first, last); those that are about to be compared again get theirs then."""
     count = 0
     for layer in range(first, last):
-        if layer_who(w)[layer] != NONE:
-            asked(w)[count] = layer_who(w)[layer]
-            count += 1
+        count += ask_winner(w, layer, count)
     crown(w, keys, count)
+
+
+@fast
+def ask_winner(w, layer, count):
+    """1 if the layer has one, which is now the `count`-th to be asked about."""
+    if layer_order(w)[layer] == NO_KEY:
+        return 0
+    asked(w)[count] = who(w, layer_order(w)[layer])
+    return 1
 
 
 @called
@@ -282,7 +291,7 @@ def crown(w, keys, count):
     """Give layers' winners, which were asked about, their keys."""
     if count == 0:
         return
-    ask(w, keys, count)
+    keys(w, count)
     for i in range(count):
         layer_key(w)[layer_of(w, asked(w)[i])] = answers(w)[i]
 
@@ -306,64 +315,21 @@ def compare_layers(w, keys):
     for i in range(w["layers_marked"]):
         layer = marked_layers(w)[i]
         layer_marked(w)[layer] = 0
-        compare_layer(w, layer)
-        if w["rekey"] == LAYER and layer_who(w)[layer] != NONE and keyed_scope(w)[layer] != scope_of(w):
-            asked(w)[count] = layer_who(w)[layer]
-            count += 1
+        first = layer * w["leaves"]
+        layer_key(w)[layer], layer_order(w)[layer] = first_of(
+            leaf_key(w), leaf_order(w), first, first + leaf_count(w)[layer]
+        )
+        if w["rekey"] == LAYER and keyed_scope(w)[layer] != scope_of(w):
+            count += ask_winner(w, layer, count)
     w["layers_marked"] = 0
     crown(w, keys, count)  # who won with a key of an older scope
 
 
-@called
-def compare_layer(w, layer):
-    """The smallest (key, stamp, copy) of a layer."""
-    first, count = layer * w["leaves"], leaf_count(w)[layer]
-    if count == 0:
-        layer_key(w)[layer], layer_who(w)[layer] = NO_KEY, NONE
-        return
-    at = first_of(leaf_key(w), leaf_stamp(w), leaf_who(w), first, first + count)
-    layer_key(w)[layer], layer_stamp(w)[layer], layer_who(w)[layer] = (
-        leaf_key(w)[at],
-        leaf_stamp(w)[at],
-        leaf_who(w)[at],
-    )
-
-
 @fast
-def first_layer(w):
-    """The layer whose winner leaves first."""
-    return first_of(layer_key(w), layer_stamp(w), layer_who(w), 0, w["layers"])
-
-
-@fast
-def first_of(keys, stamps, who, first, last):
-    """The place in [first, last) of the smallest key, among those of the smallest stamp, and then of the lowest copy.
-
-    Loops without a branch, as compilers turn them into vector instructions: numbers are read before it is asked
-    whether they count. Part of its callers, so that these know the arrays (see `jit.array_reader`).
-    """
-    key = NO_KEY
+def first_of(keys, orders, first, last):
+    """The smallest (key, order) of places [first, last); NO_KEY twice if there are none."""
+    key, order = NO_KEY, NO_KEY
     for i in range(first, last):
-        key = min(key, keys[i])
-    equal, place = 0, 0
-    for i in range(first, last):
-        k = keys[i]
-        equal += 1 if k == key else 0
-        place += i if k == key else 0
-    if equal == 1:
-        return place
-    return first_of_equals(keys, stamps, who, key, first, last)
-
-
-@fast
-def first_of_equals(keys, stamps, who, key, first, last):
-    """Among those that have this key."""
-    stamp = NO_KEY
-    for i in range(first, last):
-        k, s = keys[i], stamps[i]
-        stamp = min(stamp, s if k == key else NO_KEY)
-    lowest, place = NO_KEY, first
-    for i in range(first, last):
-        if keys[i] == key and stamps[i] == stamp and who[i] < lowest:
-            lowest, place = who[i], i
-    return place
+        if keys[i] < key or (keys[i] == key and orders[i] < order):
+            key, order = keys[i], orders[i]
+    return key, order

@@ -20,7 +20,7 @@ from simulator.compiled.state import (
     layer_key,
     layer_marked,
     layer_of,
-    layer_who,
+    layer_order,
     leaf_count,
     member_count,
     own_eviction,
@@ -121,7 +121,7 @@ def clear_order(w):
     for y in range(w["n_copies"]):
         owned(w)[y]["leaf"] = 0
     for layer in range(w["layers"]):
-        layer_key(w)[layer], layer_who(w)[layer], layer_marked(w)[layer] = NO_KEY, NONE, 0
+        layer_key(w)[layer], layer_order(w)[layer], layer_marked(w)[layer] = NO_KEY, NO_KEY, 0
         member_count(w)[layer], leaf_count(w)[layer], keyed_pass(w)[layer] = 0, 0, NEVER_LEFT
         keyed_scope(w)[layer] = 0 if w["rekey"] == TOUCH else NEVER_LEFT
     for node in range(w["n_queued"]):

@@ -7,7 +7,7 @@ from simulator.compiled import events
 from simulator.compiled.jit import called, fast
 from simulator.compiled.ledger import BYTES_WASTED, EVICTIONS, count, lived
 from simulator.compiled.log import IS_EVICT, note
-from simulator.compiled.order import ask, is_candidate, leave_pool, smallest
+from simulator.compiled.order import is_candidate, leave_pool, smallest
 from simulator.compiled.state import (
     BAD_VICTIM,
     all_copies,
@@ -177,7 +177,7 @@ def smallest_spare(w, keys, pool):
         if is_spare(w, done(w)[i], pool):
             asked(w)[w["spares"]] = done(w)[i]
             w["spares"] += 1
-    ask(w, keys, w["spares"])
+    keys(w, w["spares"])
     best = w["spares"] - 1
     for i in range(w["spares"] - 1):
         if spare_beats(w, i, best):

@@ -233,8 +233,8 @@ def _describe(world: World, setting: Setting) -> None:
     experts["layer"] = np.arange(len(experts)) // geometry.experts
     experts["last_pass"] = experts["hint_pass"] = -1
     pools["capacity"], pools["scope"] = setting.pools, NEVER_LEFT
-    arrays["slot"][:], arrays["layer_who"][:] = NONE, NONE
-    arrays["layer_key"][:] = NO_KEY
+    arrays["slot"][:] = NONE
+    arrays["layer_key"][:], arrays["layer_order"][:] = NO_KEY, NO_KEY
     for name in ("behind", "in_front"):
         arrays[name][:] = np.arange(len(arrays[name]))
     arrays["keyed_scope"][:] = 0 if world["rekey"] == TOUCH else NEVER_LEFT
