@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import policies
+from simulator.compiled import engine as compiled
+from simulator.compiled.jit import IS_PYTHON
 from tests import cases
 
 # Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / f"moereplay-bytecode-{os.getuid()}"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The kernels are compiled side by side before there are workers, each of which would compile them all."""
+    is_worker = hasattr(config, "workerinput")
+    if getattr(config.option, "numprocesses", None) and not is_worker and not IS_PYTHON:
+        with ProcessPoolExecutor(len(compiled.POINTERS)) as processes:
+            list(processes.map(make, compiled.POINTERS))
+
+
+def make(kernel: Callable) -> None:
+    """Compile a kernel, unless that is on disk."""
+    compiled.machine_code(kernel)
 
 
 @pytest.fixture(autouse=True)

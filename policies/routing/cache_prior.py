@@ -44,32 +44,32 @@ def contend(now, copies, ids, scores, weights, top_j, lift, row):
 
     A lifted expert e stands in the row as E + e, as long as scores are compared.
     """
-    lifted, count = now["experts"], 0
+    mark, count = now["experts"], 0
     for j in range(len(ids)):
         if ids[j] >= 0:
             is_lifted = weight_rank(weights, j) < top_j or is_resident(now, copies, ids[j])
-            insert(row, count, scores, lifted, lift, ids[j] + (lifted if is_lifted else 0))
+            insert(row, count, scores, mark, lift, ids[j] + (mark if is_lifted else 0))
             count += 1
-    worst = value(scores, lifted, lift, row[count - 1])
+    worst = value(scores, mark, lift, row[count - 1])
     for e in range(now["experts"]):
         if scores[e] + max(lift, 0.0) > worst:
-            name = e + (lifted if is_resident(now, copies, e) else 0)
-            if value(scores, lifted, lift, name) > worst and not is_among(ids, len(ids), e):
-                insert(row, count - 1, scores, lifted, lift, name)
-                worst = value(scores, lifted, lift, row[count - 1])
+            name = e + (mark if is_resident(now, copies, e) else 0)
+            if value(scores, mark, lift, name) > worst and not is_among(ids, len(ids), e):
+                insert(row, count - 1, scores, mark, lift, name)
+                worst = value(scores, mark, lift, row[count - 1])
     for j in range(count):
-        row[j] -= lifted if row[j] >= lifted else 0
+        row[j] -= mark if row[j] >= mark else 0
 
 
-def value(scores, lifted, lift, name):
+def value(scores, mark, lift, name):
     """A name's score, with the lift if it has one."""
-    return scores[name - lifted] + lift if name >= lifted else scores[name]
+    return scores[name - mark] + lift if name >= mark else scores[name]
 
 
-def insert(row, count, scores, lifted, lift, name):
+def insert(row, count, scores, mark, lift, name):
     """Enter a name into the first `count` of a row, behind its equals; what was at `count` falls out."""
-    place, own = count, value(scores, lifted, lift, name)
-    while place > 0 and value(scores, lifted, lift, row[place - 1]) < own:
+    place, own = count, value(scores, mark, lift, name)
+    while place > 0 and value(scores, mark, lift, row[place - 1]) < own:
         row[place] = row[place - 1]
         place -= 1
     row[place] = name

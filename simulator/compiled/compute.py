@@ -136,6 +136,12 @@ def finish_step(w):
     count(w, ledger.STALL_NS, layer, w["time"] - w["gated_at"] - w["spent"])
     end_step(w)
     w["place"] = STEP
+    move_on(w)
+
+
+@fast
+def move_on(w):
+    """To the next layer, or the next pass."""
     w["layer"] += 1
     if w["layer"] == w["layers"]:
         w["layer"] = 0

@@ -1,4 +1,4 @@
-"""The compiled engine: the reference's results, from one kernel of machine code."""
+"""The compiled engine: the reference's results, from two kernels of machine code, the second for plain worlds."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _start(world: World, chosen: PolicySet) -> None:
 def machine_code(of: Callable) -> Callable:
     """A kernel, compiled or from disk."""
     if not IS_PYTHON and not is_kept(f"kernel.{of.__name__}-"):
-        LOG.info("compiling the replay engine's %s part (up to a minute, once)", WAYS[of])
+        LOG.info("compiling the replay engine's %s part (about a minute, once)", WAYS[of])
     pointers = [types.FunctionType(hooks.signature_of(hook)) for _, hook in POINTERS[of]]
     signature = types.void(numba.from_dtype(WORLD), *pointers)
     return compile_kept(signature, of, nogil=True, **OPTIONS)

@@ -95,17 +95,17 @@ def count_displacement(w, t, layer):
 def count_token(w, t, layer):
     """Mass of one token: the router's, the part kept, and half of all that moved."""
     weights, own = token_weights(w)[w["start"] + t, layer], token_ids(w)[w["start"] + t, layer]
-    run, now_units = ran(w)[t], units(w)[t]
+    run, weighed = ran(w)[t], units(w)[t]
     whole, stayed, moved = 0, 0, 0
     for j in range(w["width"]):
         if own[j] != NONE:
             before, at = to_units(weights[j]), own_in_run(w)[j]
             whole += before
             stayed += before if at != NONE else 0
-            moved += abs(before - after(now_units, at, before, anew(w)[t]))
+            moved += abs(before - after(weighed, at, before, anew(w)[t]))
     for j in range(w["width"]):
         if run[j] != NONE and run_in_own(w)[j] == NONE and last_place(run, run[j]) == j:
-            moved += now_units[j]  # a foreign expert: its token is weighed anew
+            moved += weighed[j]  # a foreign expert: its token is weighed anew
     count(w, MASS, layer, whole)
     count(w, MASS_KEPT, layer, stayed)
     count(w, VARIATION, layer, moved // 2)
@@ -147,11 +147,11 @@ def count_low(w, layer):
 
 
 @fast
-def after(now_units, at, before, is_anew):
+def after(weighed, at, before, is_anew):
     """What an expert of the router's choice weighs in the executed mixture."""
     if at == NONE:
         return 0
-    return now_units[at] if is_anew == 1 else before
+    return weighed[at] if is_anew == 1 else before
 
 
 @called

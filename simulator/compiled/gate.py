@@ -271,18 +271,24 @@ def clear_slots(w):
 @fast
 def suggest(w, hands):
     """Ask the prefetch policy, and queue what is absent."""
-    step = step_of(w, w["demanded"])
+    for i in range(ask_names(w, hands.suggest)):
+        name(w, hands, suggested(w)[i])
+
+
+@fast
+def ask_names(w, hook):
+    """How many copies the prefetch policy names; none, with an error set, if it names what does not exist."""
     if w["renews"] == 1:  # what it named before and is still queued is named anew, or is not wanted any more
         cancel(w, now(w)["step"] + w["layers"])
-    total = hands.suggest(now(w), step, all_experts(w), all_copies(w), own_prefetch(w), all_suggested(w))
+    total = hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own_prefetch(w), all_suggested(w))
     if not 0 <= total <= w["n_copies"]:
         w["error"], w["culprit"] = BAD_NAME, total
-        return
+        return 0
     for i in range(total):
         if not 0 <= suggested(w)[i] < w["n_copies"]:
             w["error"], w["culprit"] = BAD_NAME, suggested(w)[i]
-            return
-        name(w, hands, suggested(w)[i])
+            return 0
+    return total
 
 
 @fast

@@ -163,7 +163,7 @@ def _compile(hook: str, code: CodeType, names: dict[str, Any], of: FunctionType)
         register_jitable(function)
     copy = FunctionType(code, names, of.__name__, of.__defaults__, of.__closure__)
     copy.__module__, copy.__qualname__ = of.__module__, f"{hook}_{of.__qualname__}_{_digest(reached)}"
-    try:  # without lists and the like, arrays need not be counted at every call
+    try:  # without lists no references need be counted, which cost more than many a hook; the cache keeps either kind
         return compile_kept(signature_of(hook), copy, _nrt=False)
     except NumbaError:
         return compile_kept(signature_of(hook), copy)

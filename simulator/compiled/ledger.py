@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.compiled.jit import called, fast
+from simulator.compiled.jit import bit_length, called, fast
 from simulator.compiled.state import before, cells, lifetimes, now, pass_row, row_times, rows
 from simulator.result import COUNTERS, LIFETIME_BUCKETS
 
@@ -38,11 +38,7 @@ def count_here(w, counter, amount):
 @called
 def lived(w, layer, steps):
     """A copy of the layer was evicted after so many steps."""
-    bucket = 0
-    while steps > 0 and bucket < BUCKETS - 1:
-        steps >>= 1
-        bucket += 1
-    lifetimes(w)[(layer * 2 + now(w)["phase"]) * BUCKETS + bucket] += 1
+    lifetimes(w)[(layer * 2 + now(w)["phase"]) * BUCKETS + min(bit_length(steps), BUCKETS - 1)] += 1
 
 
 @called

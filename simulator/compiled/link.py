@@ -96,27 +96,41 @@ def abandon(w, y, counter, line):
 @fast
 def wake(w, hands):
     """Start whatever can start now."""
-    while w["flight_end"] - w["flight_first"] < w["depth"]:
-        is_demand = w["demand_first"] < w["demand_end"]
-        if is_demand:
-            y = demands(w)[mask(w, w["demand_first"])]
-        elif w["ask_first"] < w["ask_end"]:
-            y = asks(w)[mask(w, w["ask_first"])]
-            w["ask_first"] += 1
-        else:
-            return
+    while may_start(w):
+        y = first_queued(w)
         if claim(w, hands, y) != REFUSED:
-            w["demand_first"] += 1 if is_demand else 0
             begin(w, y)
-        elif is_demand:  # it waits and holds the link
+        elif owned(w)[y]["prefetch"] == 0:  # it waits and holds the link
             return
         else:
-            abandon(w, y, PREFETCH_DROPPED, IS_DROP)
+            drop(w, y)
+
+
+@fast
+def may_start(w):
+    """Whether something is queued and the link has room for it."""
+    queued = w["demand_first"] < w["demand_end"] or w["ask_first"] < w["ask_end"]
+    return queued and w["flight_end"] - w["flight_first"] < w["depth"]
+
+
+@fast
+def first_queued(w):
+    """Who starts next."""
+    if w["demand_first"] < w["demand_end"]:
+        return demands(w)[mask(w, w["demand_first"])]
+    return asks(w)[mask(w, w["ask_first"])]
+
+
+@fast
+def drop(w, y):
+    """The first queued prefetch finds no room, and does not wait for any."""
+    w["ask_first"] += 1
+    abandon(w, y, PREFETCH_DROPPED, IS_DROP)
 
 
 @called
 def begin(w, y):
-    """The transfer is issued: its latency runs at once, its bytes after those of the transfers before it."""
+    """The first queued is issued: its latency runs at once, its bytes after those of the transfers before it."""
     layer, size, begins = layer_of(w, y), copies(w)[y]["bytes"], max(w["time"], w["last_done"])
     wire = slow_wire_ns(w)[kind_of(w, y)] if w["beside_cpu"] == 1 else wire_ns(w)[kind_of(w, y)]
     w["last_done"] = max(w["time"] + w["latency_ns"], w["last_done"]) + wire
@@ -124,9 +138,11 @@ def begin(w, y):
     flight(w)[at], lands(w)[at] = y, w["last_done"]
     w["flight_end"] += 1
     if owned(w)[y]["prefetch"] == 1:
+        w["ask_first"] += 1
         count(w, PREFETCH_STARTED, layer, 1)
         count(w, BYTES_PREFETCH, layer, size)
     else:
+        w["demand_first"] += 1
         count(w, BYTES_DEMAND, layer, size)
     count(w, LINK_BUSY_NS, layer, w["last_done"] - begins)
     span(w, IS_TRANSFER, y, 0, w["last_done"] - w["time"], cause(w, y))
@@ -155,9 +171,15 @@ def complete(w, hands):
     w["flight_first"] += 1
     land(w, hands, y)
     if owned(w)[y]["prefetch"] == 0 or owned(w)[y]["awaited"] == 1:
-        ready(w)[mask(w, w["ready_end"])] = y
-        w["ready_end"] += 1
+        call_up(w, y)
         ring(w)
+
+
+@fast
+def call_up(w, y):
+    """What compute waits for is there."""
+    ready(w)[mask(w, w["ready_end"])] = y
+    w["ready_end"] += 1
 
 
 @fast

@@ -74,14 +74,20 @@ def step_of(w, demanded):
 @fast
 def route(w, hands):
     """The demand of the step in progress: as recorded, or as the routing policy chooses."""
-    read_ids(w)
+    read_gate(w)
     recall(w)
+    if w["has_choose"] == 1:
+        choose(w, hands.choose)
+
+
+@fast
+def read_gate(w):
+    """What policies may see of the trace, beside the demand."""
+    read_ids(w)
     if w["scored"] == 1:
         read_scores(w)
     if w["reads_weights"] == 1 and w["weighted"] == 1:
         read_weights(w)
-    if w["has_choose"] == 1:
-        choose(w, hands.choose)
 
 
 @called

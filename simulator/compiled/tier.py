@@ -61,15 +61,21 @@ def stamp(w, x):
 @fast
 def use(w, hands, y):
     """A demanded expert is (or will be) resident and is used."""
-    x, copy = expert_of(w, y), copies(w)[y]
+    x = expert_of(w, y)
+    count_use(w, x, y)
+    if w["hears_use"] != 0:
+        events.used(w, hands, y)
+    copies(w)[y]["prefetched"] = 0
+    touch(w, x)
+
+
+@fast
+def count_use(w, x, y):
+    """A use of expert x, of which y runs."""
     stamp(w, x)
     expert = experts(w)[x]
     expert["uses_ever"] += 1
-    expert["uses_here"] = max(1, expert["uses_here"] + 1 - copy["prefetched"] * owned(w)[y]["counted"])
-    if w["hears_use"] != 0:
-        events.used(w, hands, y)
-    copy["prefetched"] = 0
-    touch(w, x)
+    expert["uses_here"] = max(1, expert["uses_here"] + 1 - copies(w)[y]["prefetched"] * owned(w)[y]["counted"])
 
 
 @fast
@@ -82,11 +88,16 @@ def forget_uses(w, x):
 @fast
 def predict(w, hands, y):
     """A prefetch policy named a resident copy."""
-    x = expert_of(w, y)
-    w["stamps"] += 1
-    experts(w)[x]["last_hint"], experts(w)[x]["hint_pass"] = w["stamps"], now(w)["pass"]
+    hint(w, expert_of(w, y))
     if w["hears_predict"] != 0:
         events.predicted(w, hands, y)
+
+
+@fast
+def hint(w, x):
+    """An expert is named while it is there."""
+    w["stamps"] += 1
+    experts(w)[x]["last_hint"], experts(w)[x]["hint_pass"] = w["stamps"], now(w)["pass"]
     if w["minds_hints"] == 1:
         touch(w, x)
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from policies.contract import IN_FLIGHT, QUEUED, RESIDENT
 from simulator.compiled import ledger
+from simulator.compiled.gate import ask_names, meet
 from simulator.compiled.jit import fast
 from simulator.compiled.ledger import count, count_here
-from simulator.compiled.link import cancel, mask, prefetch
-from simulator.compiled.order import disturb, touch
+from simulator.compiled.link import cancel, fetch, prefetch
+from simulator.compiled.order import disturb
 from simulator.compiled.plain.queue import BY_LAST_USE, NO_QUEUE, move_last
 from simulator.compiled.state import (
-    BAD_NAME,
-    all_copies,
-    all_experts,
-    all_suggested,
     copies,
     demand_expert,
     demand_mass,
@@ -22,14 +19,12 @@ from simulator.compiled.state import (
     demand_rank,
     demand_sum,
     demand_tokens,
-    demands,
     experts,
     found,
     layer_of,
     named,
     now,
     offsets,
-    own_prefetch,
     owned,
     pools,
     slot,
@@ -42,8 +37,8 @@ from simulator.compiled.state import (
     stream_tokens,
     suggested,
 )
-from simulator.compiled.step import read_ids, read_scores, read_weights, route, step_of
-from simulator.compiled.tier import stamp
+from simulator.compiled.step import read_gate, route
+from simulator.compiled.tier import count_use, hint
 
 
 @fast
@@ -164,15 +159,6 @@ def wait_for(w, n, x):
 
 
 @fast
-def meet(w, x):
-    """A demand waits for its transfer."""
-    mine = owned(w)[x]
-    if mine["prefetch"] == 1 and mine["awaited"] == 0:
-        mine["awaited"] = 1
-        count_here(w, ledger.PREFETCH_USED, 1)
-
-
-@fast
 def has_collided(w, x):
     """1 if it was evicted in this very pass."""
     mine = owned(w)[x]
@@ -180,23 +166,10 @@ def has_collided(w, x):
 
 
 @fast
-def fetch(w, x):
-    """Queue a demand."""
-    mine = owned(w)[x]
-    copies(w)[x]["state"] = QUEUED
-    mine["prefetch"], mine["awaited"] = 0, 0
-    demands(w)[mask(w, w["demand_end"])] = x
-    w["demand_end"] += 1
-
-
-@fast
 def use(w, x):
     """It is, or will be, resident, and no victim before the step's end."""
-    copy, expert = copies(w)[x], experts(w)[x]
-    stamp(w, x)
-    expert["uses_ever"] += 1
-    expert["uses_here"] = max(1, expert["uses_here"] + 1 - copy["prefetched"] * owned(w)[x]["counted"])
-    copy["prefetched"], copy["protected"] = 0, 1
+    count_use(w, x, x)
+    copies(w)[x]["prefetched"], copies(w)[x]["protected"] = 0, 1
     if w["queue"] == BY_LAST_USE:
         move_last(w, x)
 
@@ -207,33 +180,13 @@ def use(w, x):
 @fast
 def suggest(w, hook):
     """Ask the prefetch policy, and queue what is absent."""
-    read_the_rest(w)
-    if w["renews"] == 1:
-        cancel(w, now(w)["step"] + w["layers"])
-    total = hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own_prefetch(w), all_suggested(w))
-    if not 0 <= total <= w["n_copies"]:
-        w["error"], w["culprit"] = BAD_NAME, total
-        return
-    for i in range(total):
-        if not 0 <= suggested(w)[i] < w["n_copies"]:
-            w["error"], w["culprit"] = BAD_NAME, suggested(w)[i]
-            return
-        name(w, suggested(w)[i])
-
-
-@fast
-def read_the_rest(w):
-    """What prefetch policies may see, too; what they named for this layer is dealt with."""
     layer = now(w)["layer"]
     for x in range(layer * w["experts"], (layer + 1) * w["experts"]):
-        named(w)[x] = 0
-    if w["has_choose"] == 1:  # read already
-        return
-    read_ids(w)
-    if w["scored"] == 1:
-        read_scores(w)
-    if w["reads_weights"] == 1 and w["weighted"] == 1:
-        read_weights(w)
+        named(w)[x] = 0  # and counted
+    if w["has_choose"] == 0:  # else it is read already
+        read_gate(w)
+    for i in range(ask_names(w, hook)):
+        name(w, suggested(w)[i])
 
 
 @fast
@@ -246,12 +199,3 @@ def name(w, x):
         hint(w, x)
     elif state != IN_FLIGHT and state != QUEUED:
         prefetch(w, x, now(w)["step"] + layer - now(w)["layer"])
-
-
-@fast
-def hint(w, x):
-    """It is named while it is there."""
-    w["stamps"] += 1
-    experts(w)[x]["last_hint"], experts(w)[x]["hint_pass"] = w["stamps"], now(w)["pass"]
-    if w["minds_hints"] == 1:
-        touch(w, x)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from policies.contract import NONE
 from simulator.compiled import ledger
-from simulator.compiled.compute import OVER, begin_step
+from simulator.compiled.compute import OVER, begin_step, move_on
 from simulator.compiled.fidelity import count_tokens, count_unchanged
 from simulator.compiled.jit import fast
-from simulator.compiled.ledger import close_row, count_here, end_pass
+from simulator.compiled.ledger import close_row, count_here
 from simulator.compiled.link import next_landing
 from simulator.compiled.order import disturb, touch
 from simulator.compiled.plain.gate import open_gate, suggest
@@ -138,11 +138,7 @@ def finish_step(w, hooks):
     else:
         count_unchanged(w, now(w)["layer"])
     release_all(w)
-    w["layer"] += 1
-    if w["layer"] == w["layers"]:
-        w["layer"] = 0
-        end_pass(w)
-        w["index"] += 1
+    move_on(w)
 
 
 @fast
