@@ -1,0 +1,43 @@
+"""Every policy of the catalogue, and every spelling of its parameters, for the suites that run on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import policies
+from policies.contract import Choice, Number, Parameter, Policy
+from policies.grammar import Chosen
+
+CATALOGUE = policies.catalogue()
+
+
+def label(policy: Policy) -> str:
+    return f"{policy.kind}-{policy.name}"
+
+
+every_policy = pytest.mark.parametrize("policy", CATALOGUE, ids=label)
+with_key = pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "key", None)], ids=label)
+
+
+def of_kind(kind: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("policy", [p for p in CATALOGUE if p.kind == kind], ids=label)
+
+
+def spellings(param: Parameter) -> list[Any]:
+    """The default and the ends of what a parameter allows."""
+    if isinstance(param, Choice):
+        return list(param.options)
+    whole = not isinstance(param, Number) or param.integer
+    ends = [int(param.low), int(param.high)] if whole else [float(param.low), float(param.high)]
+    return [param.default, *ends] if isinstance(param, Number) else [param.default, *[(end,) for end in ends]]
+
+
+def variants(policy: Policy) -> Iterator[Chosen]:
+    """The policy with each parameter in turn at each of its spellings, the others at their defaults."""
+    defaults = {param.name: param.default for param in policy.params}
+    yield Chosen(policy, defaults)
+    for param in policy.params:
+        yield from (Chosen(policy, defaults | {param.name: value}) for value in spellings(param))
