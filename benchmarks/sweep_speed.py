@@ -1,7 +1,8 @@
 """What a sweep costs: 1,000 configurations with prefetching on a trace of 30,000 tokens, on every core.
 
-Wall time and the memory of all its processes; the same draw of configurations by two workers, by one, and by `replay()`
-called one after the other in this process, in turns; and how long a sweep takes to say that everything is stored.
+Wall time and the memory of all its processes; two draws of configurations by two workers, by one, and by `replay()`
+called one after the other in this process, in turns: what grows with the draw is the price of a configuration, the rest
+that of starting. And how long a sweep takes to say that everything is stored.
 """
 
 from __future__ import annotations
@@ -117,6 +118,12 @@ def side_by_side(experiment: Path, folder: Path, count: int, rounds: int) -> dic
     return {name: median(seconds) for name, seconds in spent.items()}
 
 
+def prices(few: dict[str, float], many: dict[str, float], more: int) -> dict[str, float]:
+    """What one worker adds to the engine: seconds to start, and a share of every configuration's own seconds."""
+    engine, one = ((many[who] - few[who]) / more for who in ("engine", "one"))
+    return {"share": one / engine - 1, "start": few["one"] - few["engine"] * one / engine}
+
+
 def resumed(folder: Path, count: int) -> dict[str, float]:
     """Seconds of a sweep of so many configurations, and of the same command again."""
     experiment = folder / "many.toml"
@@ -135,7 +142,8 @@ def main(
         made = make((QUICK if quick else FULL)[OLMOE], where)
         experiment.write_text(EXPERIMENT.format(trace=made.whole.path))
         found: dict[str, Any] = {"machine": machine(), "rounds": rounds, "drawn": drawn}
-        found["seconds"] = side_by_side(experiment, where, drawn, rounds)
+        few, many = (side_by_side(experiment, where, count, rounds) for count in (drawn, 4 * drawn))
+        found |= {"seconds": few, "seconds_of_four_times": many, "overhead": prices(few, many, 3 * drawn)}
         whole = command("sweep", "run", experiment, "--workers", 2, "--out", where / f"whole-{time.time_ns()}")
         if not quick:
             found["whole"] = dict(zip(("seconds", "bytes"), timed(whole), strict=True))

@@ -46,6 +46,10 @@ def test_sweep_speed_measures_what_it_says(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert set(document["seconds"]) == {"engine", "one", "two"}
     assert min(*document["seconds"].values(), *document["resumed"].values()) > 0
+    few, many = (document[name]["one"] - document[name]["engine"] for name in ("seconds", "seconds_of_four_times"))
+    share, start = document["overhead"]["share"], document["overhead"]["start"]
+    assert few == pytest.approx(start + share * document["seconds"]["engine"])
+    assert many == pytest.approx(start + share * document["seconds_of_four_times"]["engine"])
     assert len(list(tmp_path.glob("many/part-*"))) > 0
 
 
