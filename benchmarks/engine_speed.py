@@ -3,7 +3,8 @@
     (a) reference over compiled, ns per access: the reference on the first request of the trace, compiled on all of it
     (b) compiled over libCacheSim's C++ LRU on the same stream of experts; theirs has neither time nor link
     (c) a cache of 25 % over one of 1 %: what a larger cache costs
-    (d) two replays one after the other over the same two in two threads
+    (d) two replays one after the other over the same two in two threads; and the same of two processes, which share
+        nothing: what the machine itself leaves of two cores
     (e) Cache-Prior over the router's own choice
     (g) a user's policy file over the built-in policy that it is a copy of
     (h) with the event log over without; and without over an engine whose sources have neither log nor request rows
@@ -21,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -299,13 +300,46 @@ def server(tree: Path, trace: Path | None, prefetch: str, more: dict[str, str]) 
 
 def asked(process: subprocess.Popen[str]) -> Callable[[], float]:
     def run() -> float:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        return float(process.stdout.readline().split()[0])
+        ask(process)
+        return answer(process)
 
     return run
+
+
+def ask(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def answer(process: subprocess.Popen[str]) -> float:
+    assert process.stdout is not None
+    return float(process.stdout.readline().split()[0])
+
+
+def two_processes(made: Made, rounds: int) -> Iterator[Row]:
+    accesses = 2 * made.stream.stat().st_size // ORACLE_GENERAL.itemsize
+    for prefetch in PREFETCHES:
+        with ExitStack() as stack:
+            both = [stack.enter_context(server(ROOT, made.whole.path, prefetch, {})) for _ in range(2)]
+
+            def in_turn(both: Sequence[subprocess.Popen[str]] = both) -> float:
+                began = time.perf_counter()
+                for process in both:
+                    ask(process)
+                    answer(process)
+                return 1e9 * (time.perf_counter() - began) / accesses
+
+            def at_once(both: Sequence[subprocess.Popen[str]] = both) -> float:
+                began = time.perf_counter()
+                for process in both:
+                    ask(process)
+                for process in both:
+                    answer(process)
+                return 1e9 * (time.perf_counter() - began) / accesses
+
+            spent = in_turns({"in turn": in_turn, "at once": at_once}, rounds)
+        yield {"case": f"5%, prefetch {prefetch}, processes"} | compared(spent, "in turn", "at once")
 
 
 # all of it
@@ -315,7 +349,7 @@ PARTS: dict[str, list[tuple[Callable[[Made, int], Iterator[Row]], int]]] = {
     "a": [(over_reference, OLMOE), (over_reference, DEEPSEEK)],
     "b": [(over_libcachesim, OLMOE), (over_libcachesim, DEEPSEEK)],
     "c": [(larger_cache, DEEPSEEK)],
-    "d": [(two_threads, OLMOE)],
+    "d": [(two_threads, OLMOE), (two_processes, OLMOE)],
     "e": [(cache_prior, OLMOE)],
     "g": [(users_policy, OLMOE)],
     "h": [(log_on, OLMOE), (log_off, OLMOE)],

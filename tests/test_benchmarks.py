@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SPEED = ROOT / "benchmarks" / "engine_speed.py"
 #: Ratios per part: of two shapes, capacities, prefetches and policies.
-ROWS = {"a": 12, "c": 2, "d": 2, "e": 3, "g": 2}
+ROWS = {"a": 12, "c": 2, "d": 4, "e": 3, "g": 2}
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
