@@ -174,7 +174,7 @@ DECLARED = 'POLICY = Eviction(name="newest"'
 WRONG: dict[str, tuple[Callable[[str], str], str]] = {
     "syntax": (lambda text: text.replace("y):", "y)"), r"mine.py:6: SyntaxError: expected ':': def key("),
     "null byte": (lambda text: text + "\0", "mine.py:1: SyntaxError: source code string cannot contain null bytes"),
-    "import": (lambda text: text.replace("import Eviction", "import Evict", 1), "mine.py:3: ImportError: cannot import name"),
+    "import": (lambda text: text.replace("import Ev", "import v", 1), "mine.py:3: ImportError: cannot import name"),
     "unknown field": (lambda text: text.replace("key=key", "kee=key"), "mine.py:11: TypeError"),
     "no hook": (lambda text: text.replace(", key=key", ""), "mine.py:11: an eviction policy gives one hook of key and"),
     "no policy": (lambda text: text.replace("POLICY", "Policy"), "mine.py: there is no POLICY; end the file in POLICY"),
