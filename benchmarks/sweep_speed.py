@@ -133,7 +133,7 @@ def resumed(folder: Path, count: int) -> dict[str, float]:
 
 
 def main(
-    rounds: int = 3, drawn: int = 40, quick: bool = False, out: Path | None = None, folder: Path | None = None
+    rounds: int = 3, drawn: int = 20, quick: bool = False, out: Path | None = None, folder: Path | None = None
 ) -> None:
     """Print what was measured, and keep it as JSON in `--out`; `--quick` is for tests of this file."""
     with TemporaryDirectory() as scratch:
