@@ -128,7 +128,7 @@ def drop(w, y):
     abandon(w, y, PREFETCH_DROPPED, IS_DROP)
 
 
-@called
+@fast
 def begin(w, y):
     """The first queued is issued: its latency runs at once, its bytes after those of the transfers before it."""
     layer, size, begins = layer_of(w, y), copies(w)[y]["bytes"], max(w["time"], w["last_done"])

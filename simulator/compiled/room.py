@@ -221,7 +221,7 @@ def forget_done(w, y):
             done(w)[i] = done(w)[w["done_now"]]
 
 
-@called
+@fast
 def leave(w, y, incoming):
     """The books of an eviction: charged to the layer that comes in, waste to the victim's."""
     copy, mine = copies(w)[y], owned(w)[y]

@@ -48,7 +48,7 @@ def land(w, hands, y):
         events.inserted(w, hands, y, 1 if unused else 0)
 
 
-@called
+@fast
 def enter(w, y, unused):
     """It is resident from now on."""
     mine, copy, x = owned(w)[y], copies(w)[y], expert_of(w, y)
