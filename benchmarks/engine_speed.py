@@ -317,28 +317,28 @@ def answer(process: subprocess.Popen[str]) -> float:
     return float(process.stdout.readline().split()[0])
 
 
+def in_groups(groups: Sequence[Sequence[subprocess.Popen[str]]], accesses: int) -> Callable[[], float]:
+    """One group after the other, the processes of a group at once."""
+
+    def run() -> float:
+        began = time.perf_counter()
+        for group in groups:
+            for process in group:
+                ask(process)
+            for process in group:
+                answer(process)
+        return 1e9 * (time.perf_counter() - began) / accesses
+
+    return run
+
+
 def two_processes(made: Made, rounds: int) -> Iterator[Row]:
     accesses = 2 * made.stream.stat().st_size // ORACLE_GENERAL.itemsize
     for prefetch in PREFETCHES:
         with ExitStack() as stack:
-            both = [stack.enter_context(server(ROOT, made.whole.path, prefetch, {})) for _ in range(2)]
-
-            def in_turn(both: Sequence[subprocess.Popen[str]] = both) -> float:
-                began = time.perf_counter()
-                for process in both:
-                    ask(process)
-                    answer(process)
-                return 1e9 * (time.perf_counter() - began) / accesses
-
-            def at_once(both: Sequence[subprocess.Popen[str]] = both) -> float:
-                began = time.perf_counter()
-                for process in both:
-                    ask(process)
-                for process in both:
-                    answer(process)
-                return 1e9 * (time.perf_counter() - began) / accesses
-
-            spent = in_turns({"in turn": in_turn, "at once": at_once}, rounds)
+            one, other = (stack.enter_context(server(ROOT, made.whole.path, prefetch, {})) for _ in range(2))
+            groups = {"in turn": [[one], [other]], "at once": [[one, other]]}
+            spent = in_turns({name: in_groups(group, accesses) for name, group in groups.items()}, rounds)
         yield {"case": f"5%, prefetch {prefetch}, processes"} | compared(spent, "in turn", "at once")
 
 
