@@ -118,8 +118,9 @@ def name_best(now, step, d, t, wanted, out, count):
     target = now["layer"] + 1 + d
     if target >= now["layers"]:
         return count
+    order, first, precisions = step.look_order[d][t], target * now["experts"], now["precisions"]
     for j in range(wanted):
-        out[count + j] = (target * now["experts"] + step.look_order[d][t][j]) * now["precisions"]
+        out[count + j] = (first + order[j]) * precisions
     return count + wanted
 
 

@@ -1,4 +1,4 @@
-"""Hooks twice: plain Python over dict rows and lists, and compiled over structured arrays, as engines call them."""
+"""Hooks twice: plain Python over dict rows and lists, and compiled over structured arrays."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import numpy as np
 from numba.extending import register_jitable
 
 from policies.contract import COPY, EXPERT, NOW, Own, Policy, Step
-from simulator.compiled.hooks import INT, NOTHING, SIGNATURES, YES_NO, given_by, reached_from, type_of
+from policies.declaration import HOOKS
+from simulator.compiled.hooks import given_by, reached_from
 
-#: Compiled code would cut a float or a bool to an integer without a word, so the Python result must be exact.
-PYTHON_TYPES = {INT: int, NOTHING: type(None), YES_NO: bool}
+RESULTS = {int: numba.types.int64, type(None): numba.types.void, bool: numba.types.boolean}
 #: Parameters that are lists of int64, by axes; `out` of a routing hook has two.
-LISTS = {"missing": 1, "verdict": 1, "eligible": 1}
+LISTS: dict[str, int] = dict.fromkeys(("missing", "verdict", "eligible", "out"), 1)
+#: Arguments of which the type of their arrays can be told.
+EMPTY: dict[str, Any] = {"experts": (), "copies": (), "own": Own(*[()] * 5), "step": Step(*[()] * 11)}
 STEP_AXES: dict[str, tuple[int, type]] = dict.fromkeys(("ids", "weight"), (2, np.int64))
 STEP_AXES |= dict.fromkeys(("logits", "choice"), (2, np.float64))
 STEP_AXES |= {"gate": (2, np.int32), "look_order": (3, np.int16), "look_score": (3, np.int32)}
@@ -37,18 +39,19 @@ def compiled(name: str, hook: FunctionType) -> Callable:
     """The hook as machine code, for the arrays that `as_arrays` makes."""
     for function in reached_from(hook)[1:]:
         register_jitable(function)
-    result, names = SIGNATURES[name]
-    return numba.njit(result(*(_type(name, argument) for argument in names)))(hook)
+    declared = HOOKS[name]
+    return numba.njit(RESULTS[declared.result](*(_type(name, argument) for argument in declared.arguments)))(hook)
 
 
 def _type(hook: str, argument: str) -> numba.types.Type:
-    if argument == "step":  # whole arrays, where the engine has views
-        return numba.typeof(as_arrays(hook, argument, Step(*[()] * 11)))
-    return type_of(hook, argument)
+    if argument == "now":
+        return numba.from_dtype(NOW)
+    return numba.typeof(as_arrays(hook, argument, EMPTY.get(argument, 0 if _axes(hook, argument) == 0 else ())))
 
 
-def _out_axes(hook: str) -> int:
-    return 2 if hook == "choose" else 1
+def _axes(hook: str, argument: str) -> int:
+    """Of a parameter that is a list of int64."""
+    return 2 if (hook, argument) == ("choose", "out") else LISTS.get(argument, 0)
 
 
 def as_arrays(hook: str, argument: str, value: Any) -> Any:
@@ -61,7 +64,7 @@ def as_arrays(hook: str, argument: str, value: Any) -> Any:
         return Own(*(_array(getattr(value, name), *OWN_AXES[name]) for name in Own._fields))
     if argument == "step":
         return Step(*(_array(getattr(value, name), *STEP_AXES[name]) for name in Step._fields))
-    axes = _out_axes(hook) if argument == "out" else LISTS.get(argument, 0)
+    axes = _axes(hook, argument)
     return _array(value, axes, np.int64) if axes else value
 
 
@@ -92,12 +95,13 @@ def twin(name: str, hook: FunctionType) -> Callable:
     """The Python hook, which on every call checks what the contract promises and that the compiled one agrees."""
 
     def call(*arguments: Any) -> Any:
-        names = SIGNATURES[name].names
+        names = HOOKS[name].arguments
         before = [as_arrays(name, *pair) for pair in zip(names, arguments, strict=True)]
         copies = [duplicate(arrays) for arrays in before]
         result = hook(*arguments)
         after = [as_arrays(name, *pair) for pair in zip(names, arguments, strict=True)]
-        assert type(result) is PYTHON_TYPES[SIGNATURES[name].result], f"{name} returns {result!r}"
+        # Compiled code would cut a float or a bool to an integer without a word.
+        assert type(result) is HOOKS[name].result, f"{name} returns {result!r}"
         assert compiled(name, hook)(*copies) == result
         for argument, was, python, fast in zip(names, before, after, copies, strict=True):
             assert same(python, fast), f"{name}: {argument} differs between Python and compiled code"

@@ -265,7 +265,7 @@ def name_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delitem(sys.modules, "ranking", raising=False)
     policy = module_at(folder / "mine.py").POLICY
     assert isinstance(policy, Eviction)
-    return hooks.compiled("keys", policy).__qualname__
+    return hooks.compiled("key", policy).__qualname__
 
 
 def test_a_hook_is_kept_under_a_name_made_of_all_that_went_into_it(

@@ -28,8 +28,9 @@ from policies.contract import (
     Routing,
     slot,
 )
+from policies.declaration import HOOKS
 from policies.grammar import Chosen, parse
-from simulator.compiled.hooks import SIGNATURES, given_by
+from simulator.compiled.hooks import given_by
 from simulator.reference.victims import Victims
 from tests.hook_twins import hook_of, twin
 from tests.policy_catalogue import CATALOGUE, every_policy, label, of_kind, variants, with_key
@@ -118,13 +119,13 @@ def test_needs_are_known_capabilities(policy: Policy):
 @every_policy
 def test_hooks_take_the_documented_parameters(policy: Policy):
     for name, hook in given_by(policy):
-        assert tuple(signature(hook).parameters) == SIGNATURES[name].names
+        assert tuple(signature(hook).parameters) == HOOKS[name].arguments
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
 def test_every_hook_of_the_contract_is_tested_here(kind: type[Policy]):
     asked = {field.name for field in fields(kind) if "Callable" in str(field.type)}
-    assert asked - QUESTIONS <= set(SIGNATURES)
+    assert asked - QUESTIONS <= set(HOOKS)
 
 
 # -- hooks in replays: compiled = Python, tables unharmed -------------------------------------------------------------

@@ -1,7 +1,6 @@
-"""What stands for hooks that a policy does not give, so that every pointer points somewhere; and the loop over keys."""
+"""What stands for hooks that a policy does not give, so that every pointer points somewhere."""
 
 from policies.contract import NONE
-from simulator.compiled.state import all_answers, all_asked, all_copies, all_experts, now, own_eviction
 
 
 def on_event(now, experts, copies, own, y):
@@ -35,8 +34,9 @@ def substitute(now, step, experts, copies, own, t, j, eligible):
     return NONE
 
 
-def keys(w, count):
-    """No keys."""
+def key(now, experts, copies, own, y):
+    """None is before another."""
+    return 0
 
 
 def victim(now, experts, copies, own, pool, y_in):
@@ -47,10 +47,3 @@ def victim(now, experts, copies, own, pool, y_in):
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
     """Anybody."""
     return True
-
-
-def ask_each(w, count):
-    """`key`, a global given when this is compiled, of every copy asked for."""
-    asked, answers = all_asked(w), all_answers(w)
-    for i in range(count):
-        answers[i] = key(now(w), all_experts(w), all_copies(w), own_eviction(w), asked[i])  # noqa: F821  # pyright: ignore[reportUndefinedVariable]

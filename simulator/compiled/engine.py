@@ -29,14 +29,14 @@ from traces.schema import Trace
 #: Lines of the event log that a first run has room for; a second one has exactly enough.
 LINES = 1 << 16
 #: A kernel's pointers: (policy kind, hook), in the order of its arguments.
-PLAIN = [("routing", "choose"), ("prefetch", "suggest"), ("eviction", "keys")]
+PLAIN = [("routing", "choose"), ("prefetch", "suggest"), ("eviction", "key")]
 ALL = [
     ("routing", "choose"),
     ("prefetch", "suggest"),
     ("miss", "want"),
     ("miss", "resolve"),
     ("miss", "substitute"),
-    ("eviction", "keys"),
+    ("eviction", "key"),
     ("eviction", "victim"),
     ("eviction", "admit"),
     *((kind, f"on_{event}") for event in ("gate", "use", "insert", "evict", "predict") for kind in KINDS),

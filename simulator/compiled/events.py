@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from simulator.compiled.jit import called, fast
-from simulator.compiled.state import all_copies, all_experts, now, own_eviction, own_miss, own_prefetch, own_routing
 
 ROUTING, PREFETCH, EVICTION, MISS = 1, 2, 4, 8
 #: Listening to any of the events, by field of FIXED.
@@ -11,17 +10,17 @@ EVENTS = {"use": "hears_use", "insert": "hears_insert", "evict": "hears_evict", 
 
 
 @fast
-def gated(w, step, hands):
+def gated(w, hands):
     """`on_gate`."""
     heard = w["hears_gate"]
     if heard & ROUTING:
-        hands.gate_routing(now(w), step, all_experts(w), all_copies(w), own_routing(w))
+        hands.gate_routing(w)
     if heard & PREFETCH:
-        hands.gate_prefetch(now(w), step, all_experts(w), all_copies(w), own_prefetch(w))
+        hands.gate_prefetch(w)
     if heard & EVICTION:
-        hands.gate_eviction(now(w), step, all_experts(w), all_copies(w), own_eviction(w))
+        hands.gate_eviction(w)
     if heard & MISS:
-        hands.gate_miss(now(w), step, all_experts(w), all_copies(w), own_miss(w))
+        hands.gate_miss(w)
 
 
 @called
@@ -29,13 +28,13 @@ def used(w, hands, y):
     """`on_use`."""
     heard = w["hears_use"]
     if heard & ROUTING:
-        hands.use_routing(now(w), all_experts(w), all_copies(w), own_routing(w), y)
+        hands.use_routing(w, y)
     if heard & PREFETCH:
-        hands.use_prefetch(now(w), all_experts(w), all_copies(w), own_prefetch(w), y)
+        hands.use_prefetch(w, y)
     if heard & EVICTION:
-        hands.use_eviction(now(w), all_experts(w), all_copies(w), own_eviction(w), y)
+        hands.use_eviction(w, y)
     if heard & MISS:
-        hands.use_miss(now(w), all_experts(w), all_copies(w), own_miss(w), y)
+        hands.use_miss(w, y)
 
 
 @called
@@ -43,13 +42,13 @@ def inserted(w, hands, y, prefetched):
     """`on_insert`."""
     heard = w["hears_insert"]
     if heard & ROUTING:
-        hands.insert_routing(now(w), all_experts(w), all_copies(w), own_routing(w), y, prefetched)
+        hands.insert_routing(w, y, prefetched)
     if heard & PREFETCH:
-        hands.insert_prefetch(now(w), all_experts(w), all_copies(w), own_prefetch(w), y, prefetched)
+        hands.insert_prefetch(w, y, prefetched)
     if heard & EVICTION:
-        hands.insert_eviction(now(w), all_experts(w), all_copies(w), own_eviction(w), y, prefetched)
+        hands.insert_eviction(w, y, prefetched)
     if heard & MISS:
-        hands.insert_miss(now(w), all_experts(w), all_copies(w), own_miss(w), y, prefetched)
+        hands.insert_miss(w, y, prefetched)
 
 
 @called
@@ -57,13 +56,13 @@ def evicted(w, hands, y):
     """`on_evict`."""
     heard = w["hears_evict"]
     if heard & ROUTING:
-        hands.evict_routing(now(w), all_experts(w), all_copies(w), own_routing(w), y)
+        hands.evict_routing(w, y)
     if heard & PREFETCH:
-        hands.evict_prefetch(now(w), all_experts(w), all_copies(w), own_prefetch(w), y)
+        hands.evict_prefetch(w, y)
     if heard & EVICTION:
-        hands.evict_eviction(now(w), all_experts(w), all_copies(w), own_eviction(w), y)
+        hands.evict_eviction(w, y)
     if heard & MISS:
-        hands.evict_miss(now(w), all_experts(w), all_copies(w), own_miss(w), y)
+        hands.evict_miss(w, y)
 
 
 @called
@@ -71,10 +70,10 @@ def predicted(w, hands, y):
     """`on_predict`."""
     heard = w["hears_predict"]
     if heard & ROUTING:
-        hands.predict_routing(now(w), all_experts(w), all_copies(w), own_routing(w), y)
+        hands.predict_routing(w, y)
     if heard & PREFETCH:
-        hands.predict_prefetch(now(w), all_experts(w), all_copies(w), own_prefetch(w), y)
+        hands.predict_prefetch(w, y)
     if heard & EVICTION:
-        hands.predict_eviction(now(w), all_experts(w), all_copies(w), own_eviction(w), y)
+        hands.predict_eviction(w, y)
     if heard & MISS:
-        hands.predict_miss(now(w), all_experts(w), all_copies(w), own_miss(w), y)
+        hands.predict_miss(w, y)

@@ -15,11 +15,6 @@ from simulator.compiled.state import (
     BAD_VERDICT,
     BAD_WANT,
     accesses,
-    all_copies,
-    all_experts,
-    all_missing,
-    all_suggested,
-    all_verdict,
     copies,
     demand_expert,
     demand_next,
@@ -32,8 +27,6 @@ from simulator.compiled.state import (
     missing,
     named,
     now,
-    own_miss,
-    own_prefetch,
     owned,
     slot,
     suggested,
@@ -41,7 +34,7 @@ from simulator.compiled.state import (
     verdict,
     wants,
 )
-from simulator.compiled.step import route, step_of
+from simulator.compiled.step import route
 from simulator.compiled.substitution import drop, substitute
 from simulator.compiled.tier import find, free_bytes, predict, protect, reason, use
 from simulator.compiled.transfers import promote
@@ -63,7 +56,7 @@ def open_gate(w, hands):
         cancel(w, now(w)["step"])
     enter_books(w)
     if w["hears_gate"] != 0:
-        events.gated(w, step_of(w, w["demanded"]), hands)
+        events.gated(w, hands)
     if w["minds_gate"] == 1:
         touch_layer(w)
     if w["has_want"] == 1:
@@ -87,13 +80,11 @@ def touch_layer(w):
 @called
 def ask_wants(w, hook):
     """The precision wanted of every demanded expert."""
-    step = step_of(w, w["demanded"])
+    hook(w)
     for n in range(w["demanded"]):
-        want = hook(now(w), step, all_experts(w), all_copies(w), own_miss(w), n)
-        if not 0 <= want < w["precisions"]:
-            w["error"], w["culprit"] = BAD_WANT, want
+        if not 0 <= wants(w)[n] < w["precisions"]:
+            w["error"], w["culprit"] = BAD_WANT, wants(w)[n]
             return
-        wants(w)[n] = want
 
 
 @called
@@ -201,9 +192,7 @@ def resolve(w, hands, first, absent):
     """Ask the miss policy about all that is absent, then obey in demand order."""
     for m in range(absent):
         verdict(w)[m] = 0
-    free, step = free_bytes(w, accesses(w)[missing(w)[0] - first]["y"]), step_of(w, w["demanded"])
-    asked, answer = all_missing(w)[:absent], all_verdict(w)[:absent]
-    hands.resolve(now(w), step, all_experts(w), all_copies(w), own_miss(w), asked, free, answer)
+    hands.resolve(w, absent, free_bytes(w, accesses(w)[missing(w)[0] - first]["y"]))
     for m in range(absent):
         obey(w, hands, accesses(w)[missing(w)[m] - first], verdict(w)[m])
 
@@ -280,7 +269,7 @@ def ask_names(w, hook):
     """How many copies the prefetch policy names; none, with an error set, if it names what does not exist."""
     if w["renews"] == 1:  # what it named before and is still queued is named anew, or is not wanted any more
         cancel(w, now(w)["step"] + w["layers"])
-    total = hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own_prefetch(w), all_suggested(w))
+    total = hook(w)
     if not 0 <= total <= w["n_copies"]:
         w["error"], w["culprit"] = BAD_NAME, total
         return 0

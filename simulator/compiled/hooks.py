@@ -19,105 +19,51 @@ from numba import types
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from numba.extending import register_jitable
 
-from policies.contract import COPY, EXPERT, NOW, Own, Policy, Step
-from simulator.compiled import absent
+from policies.contract import Policy
+from simulator.compiled import absent, asking, state
 from simulator.compiled.cache import compile_kept
 from simulator.compiled.layout import WORLD
 from simulator.compiled.own_hooks import bounds_checked, refusal
 from simulator.config import KINDS, PolicySet
 
-TABLES = ("now", "experts", "copies", "own")
-AT_GATE = ("now", "step", "experts", "copies", "own")
-INT, NOTHING, YES_NO = types.int64, types.void, types.boolean
+INT, NOTHING = types.int64, types.void
 
 
 class Signature(NamedTuple):
-    """What a hook returns and the names of its parameters, in order."""
+    """What the kernels get from a hook, and how many numbers they give it beside the world."""
 
     result: Any
-    names: tuple[str, ...]
+    numbers: int
 
 
-#: Every hook of the contract; a parameter's name says its type.
+#: Every hook of the contract, as `asking` asks it.
 SIGNATURES = {
-    "on_gate": Signature(NOTHING, AT_GATE),
-    "on_use": Signature(NOTHING, (*TABLES, "y")),
-    "on_insert": Signature(NOTHING, (*TABLES, "y", "prefetched")),
-    "on_evict": Signature(NOTHING, (*TABLES, "y")),
-    "on_predict": Signature(NOTHING, (*TABLES, "y")),
-    "choose": Signature(NOTHING, (*AT_GATE, "out")),
-    "suggest": Signature(INT, (*AT_GATE, "out")),
-    "want": Signature(INT, (*AT_GATE, "n")),
-    "resolve": Signature(NOTHING, (*AT_GATE, "missing", "free", "verdict")),
-    "substitute": Signature(INT, (*AT_GATE, "t", "j", "eligible")),
-    "key": Signature(INT, (*TABLES, "y")),
-    "victim": Signature(INT, (*TABLES, "pool", "y_in")),
-    "admit": Signature(YES_NO, (*TABLES, "y_in", "prefetched", "y_out")),
+    "on_gate": Signature(NOTHING, 0),
+    "on_use": Signature(NOTHING, 1),
+    "on_insert": Signature(NOTHING, 2),
+    "on_evict": Signature(NOTHING, 1),
+    "on_predict": Signature(NOTHING, 1),
+    "choose": Signature(NOTHING, 0),
+    "suggest": Signature(INT, 0),
+    "want": Signature(NOTHING, 0),
+    "resolve": Signature(NOTHING, 2),
+    "substitute": Signature(INT, 2),
+    "key": Signature(NOTHING, 1),
+    "victim": Signature(INT, 2),
+    "admit": Signature(INT, 3),
 }
-#: What an absent hook does, where it is not an event; the kernel calls none of them.
-NOTHING_DONE = {
-    "on_gate": absent.on_gate,
-    "on_insert": absent.on_insert,
-    "choose": absent.choose,
-    "suggest": absent.suggest,
-    "want": absent.want,
-    "substitute": absent.substitute,
-    "keys": absent.keys,
-    "victim": absent.victim,
-    "admit": absent.admit,
+MEMORY = {
+    "routing": state.own_routing,
+    "prefetch": state.own_prefetch,
+    "eviction": state.own_eviction,
+    "miss": state.own_miss,
 }
-#: The kernel asks for many keys at once, of which it gives the copies and takes the answers in its world.
-KEYS = Signature(NOTHING, ("w", "count"))
-
-
-def _array(dtype: Any, axes: int, layout: str = "C", readonly: bool = False) -> types.Array:
-    return types.Array(dtype, axes, layout, readonly=readonly)
-
-
-def _record(dtype: np.dtype) -> Any:
-    return numba.from_dtype(dtype)
-
-
-NUMBERS = _array(INT, 1)
-OWN = types.NamedTuple(
-    [_array(INT, 2), _array(INT, 2), _array(types.float64, 2), _array(types.float64, 1), NUMBERS], Own
-)
-#: Views of the trace's own arrays where no copy is needed.
-STEP = types.NamedTuple(
-    [
-        _array(INT, 2),
-        _array(types.float64, 2),
-        _array(types.float64, 2),
-        _array(types.int32, 2, "A", readonly=True),
-        _array(types.int16, 3, "A", readonly=True),
-        _array(types.int32, 3, "A", readonly=True),
-        *[NUMBERS] * 4,
-        _array(INT, 2),
-    ],
-    Step,
-)
-TYPES = {
-    "now": _record(NOW),
-    "experts": _array(_record(EXPERT), 1),
-    "copies": _array(_record(COPY), 1),
-    "own": OWN,
-    "step": STEP,
-    "w": _record(WORLD),
-}
-TYPES |= dict.fromkeys(("missing", "verdict", "eligible"), NUMBERS)
-
-
-def type_of(hook: str, name: str) -> types.Type:
-    """The type of a hook's parameter."""
-    if name == "out":
-        return _array(INT, 2 if hook == "choose" else 1)
-    return TYPES.get(name, INT)
 
 
 def signature_of(hook: str) -> Any:
-    """A hook's signature."""
-    result, names = KEYS if hook == "keys" else SIGNATURES[hook]
-    return result(*(type_of(hook, name) for name in names))
+    """How a kernel sees a hook."""
+    result, numbers = SIGNATURES[hook]
+    return result(numba.from_dtype(WORLD), *[INT] * numbers)
 
 
 def given_by(policy: Policy) -> Iterator[tuple[str, FunctionType]]:
@@ -133,40 +79,34 @@ def given_by(policy: Policy) -> Iterator[tuple[str, FunctionType]]:
 
 def compiled(hook: str, policy: Policy) -> Callable:
     """A policy's hook as machine code, or one that does nothing. Raises PolicyError if it does not compile."""
-    name = "key" if hook == "keys" else hook
-    given = getattr(policy, name, None)
+    given = getattr(policy, hook, None)
     if given is None:
-        return _machine(hook, NOTHING_DONE.get(hook, absent.on_event))
+        return _machine(hook, getattr(absent, hook, absent.on_event), KINDS[0])
     try:
         with bounds_checked(policy):
-            return _keys(given) if hook == "keys" else _machine(hook, given)
+            return _machine(hook, given, policy.kind)
     except (NumbaError, UnsupportedBytecodeError) as error:
-        raise refusal(policy, name, given, str(error)) from error
+        raise refusal(policy, hook, given, str(error)) from error
 
 
 @cache
-def _machine(hook: str, function: FunctionType) -> Callable:
-    return _compile(hook, function.__code__, function.__globals__, function)
-
-
-@cache
-def _keys(key: FunctionType) -> Callable:
-    """A loop over a policy's key: one call through a pointer for many keys."""
-    register_jitable(key)
-    return _compile("keys", absent.ask_each.__code__, absent.ask_each.__globals__ | {"key": key}, key)
-
-
-def _compile(hook: str, code: CodeType, names: dict[str, Any], of: FunctionType) -> Callable:
+def _machine(hook: str, given: FunctionType, kind: str) -> Callable:
     """Machine code that is kept on disk under a name that changes with every source that went into it."""
-    reached = reached_from(of)
-    for function in reached[1:]:
-        register_jitable(function)
-    copy = FunctionType(code, names, of.__name__, of.__defaults__, of.__closure__)
-    copy.__module__, copy.__qualname__ = of.__module__, f"{hook}_{of.__qualname__}_{_digest(reached)}"
+    reached, asks = reached_from(given), getattr(asking, hook)
+    for function in reached:
+        _part_of_callers(function)
+    code = FunctionType(asks.__code__, asks.__globals__ | {"hook": given, "own": MEMORY[kind]}, given.__name__)
+    code.__module__, code.__qualname__ = given.__module__, f"{hook}_{given.__qualname__}_{kind}_{_digest(reached)}"
     try:  # without lists no references need be counted, which cost more than many a hook; the cache keeps either kind
-        return compile_kept(signature_of(hook), copy, _nrt=False)
+        return compile_kept(signature_of(hook), code, _nrt=False)
     except NumbaError:
-        return compile_kept(signature_of(hook), copy)
+        return compile_kept(signature_of(hook), code)
+
+
+@cache
+def _part_of_callers(function: FunctionType) -> None:
+    """Known to Numba, for code that calls it; a call would hand over table by table."""
+    register_jitable(forceinline=True)(function)
 
 
 def reached_from(function: FunctionType) -> list[FunctionType]:

@@ -10,8 +10,6 @@ from simulator.compiled.log import IS_EVICT, note
 from simulator.compiled.order import is_candidate, leave_pool, smallest
 from simulator.compiled.state import (
     BAD_VICTIM,
-    all_copies,
-    all_experts,
     answers,
     aside,
     asked,
@@ -21,7 +19,6 @@ from simulator.compiled.state import (
     experts,
     layer_of,
     now,
-    own_eviction,
     owned,
     pools,
 )
@@ -110,7 +107,7 @@ def put_back(w):
 @called
 def admits(w, hook, y, victim):
     """Whether the policy lets y push the victim out."""
-    return hook(now(w), all_experts(w), all_copies(w), own_eviction(w), y, w["speculative"], victim)
+    return hook(w, y, w["speculative"], victim)
 
 
 # who leaves
@@ -132,7 +129,7 @@ def named(w, hook, pool, y):
     lend = pools(w)[pool]["open"] == 0
     if lend:
         lend_spare(w, pool, 0)
-    victim = hook(now(w), all_experts(w), all_copies(w), own_eviction(w), pool, y)
+    victim = hook(w, pool, y)
     legal = 0 <= victim < w["n_copies"] and copies(w)[victim]["pool"] == pool and is_candidate(w, victim)
     if lend:
         lend_spare(w, pool, 1)

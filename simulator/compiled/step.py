@@ -7,13 +7,10 @@ from simulator.compiled.jit import called, fast
 from simulator.compiled.state import (
     BAD_CHOICE,
     all_choice,
-    all_chosen,
-    all_copies,
     all_demand_expert,
     all_demand_mass,
     all_demand_rank,
     all_demand_tokens,
-    all_experts,
     all_ids,
     all_logits,
     all_look_order,
@@ -33,7 +30,6 @@ from simulator.compiled.state import (
     logits,
     now,
     offsets,
-    own_routing,
     ran,
     stream_expert,
     stream_mass,
@@ -75,9 +71,11 @@ def step_of(w, demanded):
 def route(w, hands):
     """The demand of the step in progress: as recorded, or as the routing policy chooses."""
     read_gate(w)
-    recall(w)
+    weigh_record(w)
     if w["has_choose"] == 1:
         choose(w, hands.choose)
+    if w["changed"] == 0:
+        recall(w)
 
 
 @fast
@@ -128,21 +126,28 @@ def read_weights(w):
 
 
 @called
+def weigh_record(w):
+    """What the recorded demand amounts to, whatever is demanded in the end."""
+    step, assignments, mass = w["index"] * w["layers"] + now(w)["layer"], 0, 0
+    for at in range(offsets(w)[step], offsets(w)[step + 1]):
+        assignments += stream_tokens(w)[at]
+        mass += stream_sum(w)[at]
+    w["assignments"], w["mass"] = assignments, mass
+
+
+@called
 def recall(w):
-    """The recorded demand, and what it amounts to."""
+    """The recorded demand."""
     step = w["index"] * w["layers"] + now(w)["layer"]
     first, base = offsets(w)[step], now(w)["layer"] * w["experts"]
-    n, assignments, mass = offsets(w)[step + 1] - first, 0, 0
-    for i in range(n):
+    w["demanded"] = offsets(w)[step + 1] - first
+    for i in range(w["demanded"]):
         at = first + i
         demand_expert(w)[i], demand_rank(w)[i] = base + stream_expert(w)[at], stream_rank(w)[at]
         demand_mass(w)[i], demand_sum(w)[i] = stream_mass(w)[at], stream_sum(w)[at]
         demand_tokens(w)[i], demand_next(w)[i] = stream_tokens(w)[at], stream_next(w)[at]
         if w["reads_passes"] == 1:
             demand_pass(w)[i] = stream_pass(w)[at]
-        assignments += stream_tokens(w)[at]
-        mass += stream_sum(w)[at]
-    w["demanded"], w["assignments"], w["mass"] = n, assignments, mass
 
 
 @called
@@ -152,11 +157,11 @@ def choose(w, hook):
     for t in range(tokens):
         for j in range(w["width"]):
             chosen(w)[t, j] = NONE
-    hook(now(w), step_of(w, 0), all_experts(w), all_copies(w), own_routing(w), all_chosen(w)[:tokens])
+    hook(w)
     for t in range(tokens):
         for j in range(w["width"]):
             if not -1 <= chosen(w)[t, j] < w["experts"]:
-                w["error"], w["culprit"] = BAD_CHOICE, chosen(w)[t, j]
+                w["error"], w["culprit"], w["changed"] = BAD_CHOICE, chosen(w)[t, j], 0
                 return
             if chosen(w)[t, j] != ids(w)[t, j]:
                 w["changed"] = 1

@@ -11,9 +11,6 @@ from simulator.compiled.state import (
     BAD_STAND_IN,
     NO_HOOK,
     accesses,
-    all_copies,
-    all_eligible,
-    all_experts,
     eligible,
     final_expert,
     final_mass,
@@ -22,12 +19,10 @@ from simulator.compiled.state import (
     final_tokens,
     now,
     others,
-    own_miss,
     ran,
     slot,
     stand_ins,
 )
-from simulator.compiled.step import step_of
 from simulator.compiled.tier import find_any
 from simulator.compiled.weights import unite, weigh_run
 
@@ -81,8 +76,7 @@ def ask_token(w, hook, t, j):
     for e in range(w["experts"]):
         resident = find_any(w, base + e, RESIDENT) != NONE
         eligible(w)[e] = 1 if resident and first_place(ran(w)[t], e) == NONE else 0
-    step = step_of(w, w["demanded"])
-    return hook(now(w), step, all_experts(w), all_copies(w), own_miss(w), t, j, all_eligible(w))
+    return hook(w, t, j)
 
 
 @called

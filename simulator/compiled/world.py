@@ -122,6 +122,8 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     named = mentioned(chosen)
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
     reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
+    reads |= {"reads_gate": bool(named & {"ids", "logits", "choice", "weight"})}
+    reads |= {"reads_demand": bool(named & {"rank", "mass"})}
     return hears | given | reads | _minds(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
 
 

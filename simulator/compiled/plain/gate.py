@@ -104,7 +104,7 @@ def recall_one(w, n, at):
         demand_next(w)[n] = stream_next(w)[at]
         if w["reads_passes"] == 1:
             demand_pass(w)[n] = stream_pass(w)[at]
-    if w["has_suggest"] == 1:
+    if w["reads_demand"] == 1:
         demand_rank(w)[n], demand_mass(w)[n] = stream_rank(w)[at], stream_mass(w)[at]
 
 
@@ -183,7 +183,7 @@ def suggest(w, hook):
     layer = now(w)["layer"]
     for x in range(layer * w["experts"], (layer + 1) * w["experts"]):
         named(w)[x] = 0  # and counted
-    if w["has_choose"] == 0:  # else it is read already
+    if w["has_choose"] == 0 and w["reads_gate"] == 1:  # else it is read already, or nobody looks
         read_gate(w)
     for i in range(ask_names(w, hook)):
         name(w, suggested(w)[i])
