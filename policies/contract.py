@@ -335,7 +335,7 @@ class Eviction(Policy):
 
     key: Callable[..., int] | None = None  #: (now, experts, copies, own, y) -> int64
     #: when an untouched copy's key may change: "touch" (never), "pass", "step" (start, gate), or "layer": as "step",
-    #: but within a pass untouched copies of one layer keep their order; or as parameters say
+    #: but within a pass keys of untouched copies of one layer all change by as much; or as parameters say
     rekey: str | Callable[[Params], str] = "touch"
     #: which of QUEUES its key is, and nothing else, so that engines may keep a queue and ask for no key
     queue: Callable[[Params], str] = lambda params: ""

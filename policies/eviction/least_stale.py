@@ -47,6 +47,11 @@ def key(now, experts, copies, own, y):
     return inside + CLASS if current else inside
 
 
+def rekey(params):
+    """Where some go by layer and others by use, they do not all move by as much."""
+    return "step" if params["order"] == "c" and params["current"] == "fifo" else "layer"
+
+
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
     """With `prefetch_evicts_current=false` a prefetch may not push out a current copy."""
     guarded = prefetched and own.par[EVICTS_CURRENT] == FALSE
@@ -64,7 +69,7 @@ POLICY = Eviction(
     source="SpecMD §4.2",
     params=PARAMS,
     key=key,
-    rekey="layer",
+    rekey=rekey,
     admit=admit,
     declines=declines,
 )

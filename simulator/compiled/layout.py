@@ -97,6 +97,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "leaf_order": (np.int64, ("n_copies",)),
     "leaf_count": (np.int64, ("layers",)),
     "layer_key": (np.int64, ("layers",)),
+    "layer_shift": (np.int64, ("layers",)),
     "layer_order": (np.int64, ("layers",)),
     "layer_marked": (np.int8, ("layers",)),
     "marked_layers": (np.int64, ("layers",)),

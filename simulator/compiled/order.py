@@ -6,8 +6,8 @@ only marks it as dirty; it is ranked, or taken out, when a victim is wanted next
 their smallest are looked at again. A layer is its own pool or a part of the one pool.
 
 A policy declares when the key of an untouched copy may change. `touch`: never. `pass`, `step`: a layer is ranked anew
-when a victim is wanted and that scope has moved on. `layer`: within a pass a layer's copies keep their order, so that
-only the layers' winners are asked about anew, and a layer as a whole once something happens to one of its copies.
+when a victim is wanted and that scope has moved on. `layer`: within a pass the keys of a layer's copies all move by as
+much, so that one of them is asked about anew. Rows hold keys less `layer_shift`, by which their layer has moved.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from simulator.compiled.state import (
     layer_marked,
     layer_of,
     layer_order,
+    layer_shift,
     leaf_count,
     leaf_key,
     leaf_order,
@@ -131,13 +132,11 @@ def is_candidate(w, y):
 def smallest(w, keys, pool):
     """The candidate of the pool that leaves first; there must be one."""
     if w["rekey"] != TOUCH:
-        renew_disturbed_layers(w, keys, scope_of(w))
+        renew(w, keys, pool, scope_of(w))
     if w["disturbed"] > 0:
         rank_disturbed(w, keys)
-    if w["rekey"] != TOUCH and pools(w)[pool]["scope"] != scope_of(w):
-        renew_pool(w, keys, pool, scope_of(w))
     if w["layers_marked"] > 0:
-        compare_layers(w, keys)
+        compare_layers(w)
     if w["per_layer"] == 1:
         return who(w, layer_order(w)[pool])
     return who(w, first_of(layer_key(w), layer_order(w), 0, w["layers"])[1])
@@ -181,10 +180,10 @@ def rank(w, keys, count):
         return
     keys(w, count)
     for i in range(count):
-        y = asked(w)[i]
+        y, key = asked(w)[i], answers(w)[i]
         at, order = place_of(w, y), experts(w)[expert_of(w, y)]["last_use"] * w["n_ring"] + y
-        leaf_key(w)[at], leaf_order(w)[at] = answers(w)[i], order
-        challenge(w, layer_of(w, y), y, answers(w)[i], order)
+        leaf_key(w)[at], leaf_order(w)[at] = key - layer_shift(w)[layer_of(w, y)], order
+        challenge(w, layer_of(w, y), y, key, order)
 
 
 @fast
@@ -231,20 +230,47 @@ def vacate(w, y):
 # scopes that move on
 
 
+@fast
+def renew(w, keys, pool, scope):
+    """What is of an older scope: the pool, and where there are several the layers that are about to be ranked."""
+    if pools(w)[pool]["scope"] != scope:
+        if w["per_layer"] == 1:
+            renew_layers(w, keys, pool, pool + 1, scope)
+        else:
+            renew_layers(w, keys, 0, w["layers"], scope)
+        pools(w)[pool]["scope"] = scope
+    if w["per_layer"] == 1:
+        renew_disturbed_layers(w, keys, scope)
+
+
 @called
 def renew_disturbed_layers(w, keys, scope):
-    """A layer whose keys are of an older scope is ranked as a whole once one of its copies is; not if one goes."""
+    """Those of which a copy waits to be ranked beside the others; not if it only goes."""
     for i in range(w["disturbed"]):
         y = dirty(w)[i]
-        layer = layer_of(w, y)
-        if keyed_scope(w)[layer] != scope and owned(w)[y]["dirty"] == 1 and is_candidate(w, y):
+        if owned(w)[y]["dirty"] == 1 and is_candidate(w, y):
+            renew_layers(w, keys, layer_of(w, y), layer_of(w, y) + 1, scope)
+
+
+@called
+def renew_layers(w, keys, first, last, scope):
+    """New keys for layers [first, last), or by how much they all moved."""
+    count = 0
+    for layer in range(first, last):
+        stays = w["rekey"] == LAYER and keyed_pass(w)[layer] == now(w)["pass"]
+        if keyed_scope(w)[layer] != scope and not stays:
             renew_layer(w, keys, layer, scope)
+    for layer in range(first, last):
+        if keyed_scope(w)[layer] != scope:
+            count += ask_untouched(w, layer, count)
+            keyed_scope(w)[layer] = scope
+    shift(w, keys, count)
 
 
 @called
 def renew_layer(w, keys, layer, scope):
     """New keys for all candidates of a layer."""
-    base, count = layer * w["leaves"], 0
+    base, count, layer_shift(w)[layer] = layer * w["leaves"], 0, 0
     for i in range(base, base + member_count(w)[layer]):
         y = np.int64(members(w)[i])
         owned(w)[y]["dirty"] = 0  # and stays in the list until that is worked off
@@ -253,47 +279,30 @@ def renew_layer(w, keys, layer, scope):
     keyed_scope(w)[layer], keyed_pass(w)[layer] = scope, now(w)["pass"]
 
 
-@called
-def renew_pool(w, keys, pool, scope):
-    """New keys for a pool: for its layers' winners where order inside a layer stays, else for everything."""
-    first, last = 0, w["layers"]
-    if w["per_layer"] == 1:
-        first, last = pool, pool + 1
-    for layer in range(first, last):
-        stays = w["rekey"] == LAYER and keyed_pass(w)[layer] == now(w)["pass"]
-        if keyed_scope(w)[layer] != scope and not stays:
-            renew_layer(w, keys, layer, scope)
-    if w["rekey"] == LAYER:
-        renew_winners(w, keys, first, last)
-    pools(w)[pool]["scope"] = scope
-
-
-@called
-def renew_winners(w, keys, first, last):
-    """New keys for the winners of layers [first, last); those that are about to be compared again get theirs then."""
-    count = 0
-    for layer in range(first, last):
-        count += ask_winner(w, layer, count)
-    crown(w, keys, count)
+@fast
+def ask_untouched(w, layer, count):
+    """1 if the layer has a copy that nothing happened to, which is now the `count`-th to be asked about."""
+    for at in range(layer * w["leaves"], layer * w["leaves"] + leaf_count(w)[layer]):
+        y = who(w, leaf_order(w)[at])
+        if owned(w)[y]["dirty"] == 0:
+            asked(w)[count] = y
+            return 1
+    return 0
 
 
 @fast
-def ask_winner(w, layer, count):
-    """1 if the layer has one, which is now the `count`-th to be asked about."""
-    if layer_order(w)[layer] == NO_KEY:
-        return 0
-    asked(w)[count] = who(w, layer_order(w)[layer])
-    return 1
-
-
-@called
-def crown(w, keys, count):
-    """Give layers' winners, which were asked about, their keys."""
+def shift(w, keys, count):
+    """Layers move by as much as those of their copies that are asked about."""
     if count == 0:
         return
     keys(w, count)
     for i in range(count):
-        layer_key(w)[layer_of(w, asked(w)[i])] = answers(w)[i]
+        y = asked(w)[i]
+        layer = layer_of(w, y)
+        moved = answers(w)[i] - leaf_key(w)[layer * w["leaves"] + owned(w)[y]["leaf"] - 1]
+        if layer_order(w)[layer] != NO_KEY:
+            layer_key(w)[layer] += moved - layer_shift(w)[layer]
+        layer_shift(w)[layer] = moved
 
 
 # layers
@@ -309,20 +318,16 @@ def mark_layer(w, layer):
 
 
 @called
-def compare_layers(w, keys):
+def compare_layers(w):
     """The winners of the layers that changed, and what they win with."""
-    count = 0
     for i in range(w["layers_marked"]):
         layer = marked_layers(w)[i]
         layer_marked(w)[layer] = 0
         first = layer * w["leaves"]
-        layer_key(w)[layer], layer_order(w)[layer] = first_of(
-            leaf_key(w), leaf_order(w), first, first + leaf_count(w)[layer]
-        )
-        if w["rekey"] == LAYER and keyed_scope(w)[layer] != scope_of(w):
-            count += ask_winner(w, layer, count)
+        key, order = first_of(leaf_key(w), leaf_order(w), first, first + leaf_count(w)[layer])
+        layer_key(w)[layer] = key if order == NO_KEY else key + layer_shift(w)[layer]
+        layer_order(w)[layer] = order
     w["layers_marked"] = 0
-    crown(w, keys, count)  # who won with a key of an older scope
 
 
 @fast
