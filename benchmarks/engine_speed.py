@@ -1,7 +1,8 @@
 """How fast the compiled engine is, beside the reference, beside libCacheSim, and beside itself.
 
     (a) reference over compiled, ns per access: the reference on the first request of the trace, compiled on all of it
-    (b) compiled over libCacheSim's C++ LRU on the same stream of experts; theirs has neither time nor link
+    (b) compiled over libCacheSim's C++ LRU on the same stream of experts; theirs has neither time nor link. And what
+        has neither here: the curve, which counts the misses at every capacity at once
     (c) a cache of 25 % over one of 1 %: what a larger cache costs
     (d) two replays one after the other over the same two in two threads; and the same of two processes, which share
         nothing: what the machine itself leaves of two cores
@@ -37,6 +38,7 @@ import policies
 import policies.eviction
 from analysis.tables import console, table
 from simulator.config import ReplayConfig, configure
+from simulator.curves import curve
 from simulator.replay import replay
 from traces.geometry import known
 from traces.schema import Trace
@@ -133,6 +135,17 @@ def timed(trace: Trace, config: ReplayConfig, engine: str = "compiled", log: boo
     return run
 
 
+def untimed(trace: Trace) -> Callable[[], float]:
+    """LRU at every capacity, neither time nor link."""
+
+    def run() -> float:
+        began = time.perf_counter()
+        counted = curve(trace)
+        return 1e9 * (time.perf_counter() - began) / counted.accesses
+
+    return run
+
+
 def theirs(made: Made, capacity: str) -> Callable[[], float]:
     """libCacheSim's loop over the file, without opening it."""
     geometry = made.whole.geometry
@@ -180,6 +193,7 @@ def over_libcachesim(made: Made, rounds: int) -> Iterator[Row]:
     for capacity in CAPACITIES:
         configs = {prefetch: configure(capacity=capacity, prefetch=prefetch) for prefetch in PREFETCHES}
         variants = {f"prefetch {name}": timed(made.whole, config) for name, config in configs.items()}
+        variants["curve"] = untimed(made.whole)
         spent = in_turns(variants | {"libCacheSim": theirs(made, capacity)}, rounds)
         for name in variants:
             yield {"case": capacity} | compared(spent, name, "libCacheSim")

@@ -37,7 +37,7 @@ def test_engine_speed_beside_libcachesim(tmp_path: Path) -> None:
     out = tmp_path / "speed.json"
     done = run(SPEED, "--quick", "--rounds", 1, "--parts", "b", "--out", out)
     assert done.returncode == 0, done.stderr
-    assert [row["under"] for row in json.loads(out.read_text())["rows"]] == ["libCacheSim"] * 12
+    assert [row["under"] for row in json.loads(out.read_text())["rows"]] == ["libCacheSim"] * 18
 
 
 def test_sweep_speed_measures_what_it_says(tmp_path: Path) -> None:

@@ -88,6 +88,20 @@ def _bit_length(typing: Any, number: Any) -> Any:
 bit_length: Any = (lambda number: int(number).bit_length()) if IS_PYTHON else intrinsic(_bit_length)
 
 
+def _bit_count(typing: Any, number: Any) -> Any:
+    """How many bits of a number are set, of a negative one's two's complement."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.int64), generate
+
+
+bit_count: Any = (
+    (lambda number: (int(number) & (1 << WORD.width) - 1).bit_count()) if IS_PYTHON else intrinsic(_bit_count)
+)
+
+
 def _number(builder: Any, kind: Any, world: Any, name: str) -> Any:
     """A length or an address, which do not change in a run: the compiler need not read it again after every store."""
     load = builder.load(cgutils.get_record_member(builder, world, kind.offset(name), WORD))
