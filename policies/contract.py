@@ -97,7 +97,10 @@ class Own(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What the gate knows. T tokens, n demanded experts in demand order; absent arrays are empty."""
+    """What the gate knows. T tokens, n demanded experts in demand order; absent arrays are empty.
+
+    Read them by name: an engine need not fill in what no hook of the four policies names.
+    """
 
     ids: Any  #: (T, k) chosen expert of the layer, -1 none
     logits: Any  #: (T, E) raw router logits
