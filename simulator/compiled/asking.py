@@ -1,6 +1,6 @@
 """How hooks are asked: what the contract hands them, taken from the world where they are compiled.
 
-A kernel knows of a hook that it takes the world and a number or two. Tables that came as arguments would be sixty
+A kernel knows of a hook that it takes the world and a few numbers. Tables that came as arguments would be twenty
 arrays, written out and read back at every call; so a hook reads what it looks at. `hook` and `own`, the memory of its
 policy, are globals that `hooks` gives when it compiles one of these.
 """

@@ -270,7 +270,8 @@ def renew_layers(w, keys, first, last, scope):
 @called
 def renew_layer(w, keys, layer, scope):
     """New keys for all candidates of a layer."""
-    base, count, layer_shift(w)[layer] = layer * w["leaves"], 0, 0
+    base, count = layer * w["leaves"], 0
+    layer_shift(w)[layer] = 0
     for i in range(base, base + member_count(w)[layer]):
         y = np.int64(members(w)[i])
         owned(w)[y]["dirty"] = 0  # and stays in the list until that is worked off

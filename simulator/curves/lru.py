@@ -82,7 +82,7 @@ def _bucket(grid, capacities, depth):
 
 @fast
 def _count(depth, together, heavy, found, grid, undecided):
-    """Count those looked up together, and the capacities at which times decide what it leaves behind.
+    """Count those looked up together, and the capacities at which times decide what they leave behind.
 
     At a capacity below their weight their own experts push each other out as they are computed, hits first. That is
     demand order, LRU's own, unless one that misses comes right before one that hits.
@@ -133,7 +133,7 @@ def _move_to_top(expert, first, stop, base, used, block, group, weight, owner, s
 
 
 def _walk(demands, first, last, cut, weights, stack, into):
-    """Steps [first, last): look up what is looked up together, then move it to the top."""
+    """Steps [first, last): look up all that is looked up together, then move it to the top."""
     for step in range(first, last):
         layer = step % cut.layers
         if layer == 0 and demands.fresh[step // cut.layers]:
