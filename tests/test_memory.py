@@ -29,21 +29,19 @@ from simulator.config import KINDS, configure
 from simulator.replay import replay
 from traces.store import open_trace
 
-def peak():
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-def allocated():
+def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmData"))
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 large, small = (open_trace(Path(name)) for name in sys.argv[1:3])
 config, room = configure(**json.loads(sys.argv[3])), int(sys.argv[4])
 replay(small, config)
-before = peak()
 if room:
-    resource.setrlimit(resource.RLIMIT_DATA, (allocated() + room,) * 2)
+    resource.setrlimit(resource.RLIMIT_DATA, (status("VmData") + room,) * 2)
+Path("/proc/self/clear_refs").write_text("5")  # the peak of loading machine code is forgotten
+before = status("VmRSS")
 totals = replay(large, config).totals
-after = peak()
+after = status("VmHWM")
 try:
     held = [large.read(name) for name in ("logits", "chosen", "weights")]
 except MemoryError:
