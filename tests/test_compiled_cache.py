@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -302,3 +303,27 @@ def test_a_number_from_a_file_without_functions_changes_the_name(
         monkeypatch.delitem(sys.modules, "factors", raising=False)
         names.append(name_of(tmp_path, monkeypatch))
     assert names[0] != names[1]
+
+
+def test_what_the_hash_leaves_out_cannot_be_reached_from_machine_code() -> None:
+    """Every module of ours that the compiled engine or the curves import, however deep, and wherever in a file."""
+    waiting = [*(ROOT / "simulator" / "compiled").rglob("*.py"), *(ROOT / "simulator" / "curves").rglob("*.py")]
+    reached = set(waiting)
+    while waiting:
+        fresh = set(files_imported_by(waiting.pop())) - reached
+        reached |= fresh
+        waiting += fresh
+    apart = [ROOT / room for room in cache.APART]
+    assert all(room.is_dir() for room in apart)
+    assert [path for path in reached if any(path.is_relative_to(room) for room in apart)] == []
+
+
+def files_imported_by(path: Path) -> Iterator[Path]:
+    """Of our own modules; of `from package import name`, the package and the module of that name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{name}" for name in names)]
+        for name in names:
+            stem = ROOT / name.replace(".", "/")
+            yield from (found for found in (stem.with_suffix(".py"), stem / "__init__.py") if found.is_file())

@@ -32,6 +32,8 @@ from numba.core.errors import NumbaError
 ROOT = Path(__file__).resolve().parents[2]
 #: Rooms whose sources end up in machine code, or decide what it means.
 SOURCES = ("policies", "simulator", "traces")
+#: Folders in them that machine code cannot reach (tests/test_compiled_cache.py): an edit there compiles nothing anew.
+APART = ("simulator/experiment", "simulator/sweep", "traces/importers")
 PACKAGES = ("numba", "llvmlite", "numpy")
 #: Folders of other states of the sources go when no process has used them for so long.
 KEPT_SECONDS = 7 * 24 * 3600
@@ -137,8 +139,13 @@ def _private_folder() -> Path:
 def state_of_sources() -> str:
     """A hash of all sources, of the versions that compile them, and of the processor."""
     hasher = sha256()
-    for path in sorted(path for room in SOURCES for path in (ROOT / room).rglob("*.py")):
+    for path in _source_files():
         hasher.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     versions = [sys.version, *(version(package) for package in PACKAGES)]
     hasher.update("\0".join([*versions, platform.machine(), binding.get_host_cpu_name()]).encode())
     return hasher.hexdigest()[:20]
+
+
+def _source_files() -> list[Path]:
+    files = (path for room in SOURCES for path in (ROOT / room).rglob("*.py"))
+    return sorted(path for path in files if not any(path.is_relative_to(ROOT / room) for room in APART))
