@@ -17,8 +17,9 @@ from pydantic import BaseModel, Field, ValidationError
 from traces.importers import archive
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, first_fault, header_for, prompt_tokens
 from traces.importers.sources import files_of
+from traces.importers.text import parse_json
 from traces.overlap import overlap, reset_stride
-from traces.schema import Request, TraceError
+from traces.schema import Request, TraceError, shown
 
 ARRAYS = frozenset({"experts", "meta"})
 FORCED = "teacher-forced text: every token is prompt; replay it token by token"
@@ -59,12 +60,15 @@ def _stream(file: Path) -> tuple[np.ndarray, Meta]:
     """Rows (T, L, k) and meta of one file, checked against each other."""
     rows = archive.expert_ids(file, "experts").transpose(1, 0, 2)
     try:
-        meta = Meta.model_validate_json(str(archive.arrays(file, "meta")[0]))
+        meta = Meta.model_validate(parse_json(archive.text(file, "meta"), f"{file}: meta"))
     except ValidationError as wrong:
         raise TraceError(f"{file}: meta: {first_fault(wrong)}; expected a JSON object") from wrong
     for key, said, found in (("n_moe_layers", meta.n_moe_layers, rows.shape[1]), ("k", meta.k, rows.shape[2])):
         if said not in (None, found):
-            raise TraceError(f"{file}: meta says {key} = {said}, but experts has {found}; expected (layers, tokens, k)")
+            told = f"meta says {key} = {shown(said)}, but experts has {found}"
+            raise TraceError(f"{file}: {told}; expected (layers, tokens, k)")
+    if meta.num_experts is not None and rows.max() >= meta.num_experts:
+        raise TraceError(f"{file}: experts has id {rows.max()}, but meta says num_experts = {meta.num_experts}")
     return rows, meta
 
 
