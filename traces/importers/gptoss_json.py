@@ -36,7 +36,9 @@ def read(path: Path, options: Options) -> Foreign:
     if not files:
         raise TraceError(f"{path}: no .json files; expected runs with router_data")
     ids, _ = _run(files[0])
-    shape = Shape(ids.shape[1], ids.shape[2], int(ids.max()), router=Router(family="topk_softmax"))
+    others = [] if options.geometry else files[1:]  # whose ids say how many experts there are, if nothing else does
+    highest = max(int(ids.max()), *(int(_run(file)[0].max()) for file in others), -1)
+    shape = Shape(ids.shape[1], ids.shape[2], highest, router=Router(family="topk_softmax"))
     origin = Origin(IMPORTER.name, path, files, decoding="recorded decode steps")
     return Foreign(header_for(shape, options, origin, [NOTE]), _requests(files, options))
 

@@ -49,7 +49,9 @@ def read(path: Path, options: Options) -> Foreign:
         raise TraceError(f"{path}: no .npz files; expected arrays {', '.join(sorted(ARRAYS))}")
     rows, meta = _stream(files[0])
     _, layers, k = rows.shape
-    shape = Shape(layers, k, int(rows.max()), experts=meta.num_experts)
+    others = [] if meta.num_experts or options.geometry else files[1:]  # whose ids say how many experts there are
+    highest = max(int(rows.max()), *(int(_stream(file)[0].max()) for file in others), -1)
+    shape = Shape(layers, k, highest, experts=meta.num_experts)
     chunk, how = _chunk(files, meta, options)
     origin = Origin(IMPORTER.name, path, files, model=meta.model, revision=meta.source)
     header = header_for(shape, options, origin, [FORCED, how])
