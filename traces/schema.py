@@ -320,10 +320,10 @@ def check_bits(bits: float) -> None:
         raise ValueError(f"{shown(bits)} bits are no precision; expected {LEAST_BITS:g} to {MOST_BITS:g}")
 
 
-def shown(value: object) -> str:
-    """An untrusted value in an error: one line, and short."""
+def shown(value: object, most: int = 60) -> str:
+    """An untrusted value in an error: one line, of so many characters."""
     try:
-        text = str(value)[:60]
+        text = str(value)[:most]
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists within lists
         return f"a {type(value).__name__} too long to show"
     return text if text.isprintable() else repr(text)

@@ -65,7 +65,7 @@ def text(file: Path, name: str) -> str:
         raise TraceError(f"{file}: {name} is {array.dtype}{array.shape}; expected one text")
     try:
         return str(array.item())
-    except ValueError as broken:
+    except (ValueError, SystemError) as broken:  # code points beyond Unicode
         raise TraceError(f"{file}: {name} is no text ({shown(broken)}); expected one") from broken
 
 

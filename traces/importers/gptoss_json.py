@@ -62,7 +62,7 @@ def _run(file: Path) -> tuple[np.ndarray, np.ndarray]:
             ids.append([_numbers(layer["selected_experts"], "chosen") for layer in layers])
             probs.append([_numbers(layer["selected_probs"], "weights") for layer in layers])
         except (KeyError, TypeError, ValueError, AttributeError) as wrong:
-            place = f"{file}: router_data[{step}] is not regular ({shown(wrong)})"
+            place = f"{file}: router_data[{step}] is not regular ({shown(wrong, 160)})"
             raise TraceError(f"{place}; expected {ENTRY} everywhere") from None
         positions.append(position)
     _refuse_gaps(file, positions)

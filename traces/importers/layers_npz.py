@@ -88,6 +88,8 @@ def _chunk(files: list[Path], meta: Meta, options: Options) -> tuple[int | None,
 
 def _found_stride(file: Path) -> int | None:
     rows, meta = _stream(file)
+    if len(rows) < 2:
+        return None
     experts = meta.num_experts or int(rows.max()) + 1
     return reset_stride(overlap(rows[:-1], rows[1:]), np.arange(1, len(rows)), rows.shape[2] / experts)
 

@@ -80,19 +80,22 @@ def _opened(file: Path) -> BinaryIO | gzip.GzipFile:
 def blocks(file: Path, skip: int = 0, ended: bool = False) -> Iterator[tuple[int, list[str]]]:
     """(number of the first, lines) many lines at a time, without the first `skip` and the blank ones at the end.
 
-    Several blank lines in a row are given as one: no format has them between rows. `ended` refuses a last line without
-    its line end, of which the rest may be missing. Raises TraceError.
+    Of blank lines between rows, which no format has, the first is given. `ended` refuses a last line without its line
+    end, of which the rest may be missing. Raises TraceError.
     """
-    number, blank = 1, False
+    number, blank = 1, 0
     for lines in _lines(file, ended):
         kept = len(lines)
         while kept and not lines[kept - 1].strip():
             kept -= 1
         fresh = max(0, skip + 1 - number)
         if kept > fresh:
-            yield number + fresh - blank, [""] * blank + lines[fresh:kept]
-            blank = False
-        blank = blank or kept < len(lines)
+            if blank:
+                yield blank, [""]
+            yield number + fresh, lines[fresh:kept]
+            blank = 0
+        if kept < len(lines):
+            blank = blank or number + kept
         number += len(lines)
 
 
