@@ -455,6 +455,12 @@ def test_what_is_no_array_is_refused(tmp_path: Path, content: bytes) -> None:
     assert "ids is a broken array" in refusal(npz(tmp_path / "a.npz", ids=content, **GOOD))
 
 
+def test_a_header_as_python_2_wrote_it_is_read(tmp_path: Path) -> None:
+    header = "{'descr': '<i8', 'fortran_order': False, 'shape': (1L, 1L, 2L), }"
+    path = npz(tmp_path / "a.npz", ids=npy(header, IDS.astype("<i8").tobytes()), **GOOD)
+    assert imported(path)[0].read("chosen").tolist() == [[[3, 1]]]
+
+
 def test_pickled_columns_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", ids=IDS, probs=np.array([[[{}, 1]]], object), offsets=[0, 1])
     assert "probs holds pickled objects, which can run code" in refusal(tmp_path / "a.npz")

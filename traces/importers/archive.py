@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tokenize
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -43,7 +44,8 @@ def arrays(file: Path, *names: str) -> list[np.ndarray]:
     if missing:
         raise TraceError(f"{file}: no array {', '.join(missing)}; expected {', '.join(names)}")
     try:
-        with zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(file) as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's, about headers as Python 2 wrote them
             return [_array(archive, name, file) for name in names]
     except ZIP_DAMAGE as broken:
         raise TraceError(f"{file}: damaged ({shown(broken)}); download or record it again") from broken
