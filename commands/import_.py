@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from commands.options import NewTrace, complaint
 from commands.terminal import say, say_wrote
+
+BYTES = re.compile(r"0*[1-9][0-9]{0,17}")  #: from 1, and small enough for 64 bits
 
 
 def import_(
@@ -21,8 +25,10 @@ def import_(
         str | None, typer.Option(help="Bytes of one expert, or one number per layer with `/`.")
     ] = None,
     expert_bits: Annotated[float | None, typer.Option(help="Precision of those bytes.")] = None,
-    prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None,
-    chunk: Annotated[int | None, typer.Option(help="Tokens after which the recorder cleared its context.")] = None,
+    prompt_length: Annotated[int | None, typer.Option(min=0, help="Prompt tokens of each request.")] = None,
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Tokens after which the recorder cleared its context.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Import the first N requests only.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted import.")] = False,
 ) -> None:
@@ -32,6 +38,7 @@ def import_(
     from simulator.errors import ConfigError
     from traces import importers
     from traces.geometry import known
+    from traces.schema import RowError, TraceError
     from traces.writer import write_trace
 
     named = known(model) if model else None
@@ -47,15 +54,26 @@ def import_(
     except ValidationError as error:
         raise ConfigError(complaint(error)) from None
     foreign = importers.read(source, settings, format)
-    trace = write_trace(out, foreign.header, islice(foreign.requests, limit), resume=resume)
+    requests = foreign.requests if limit is None else islice(foreign.requests, min(limit, sys.maxsize))
+    try:
+        trace = write_trace(out, foreign.header, requests, resume=resume)
+    except RowError as error:
+        raise TraceError(f"{source}: {error}") from error
     for note in foreign.notes:
         say(f"note: {note}")
     say_wrote(out, trace)
 
 
-def _sizes(text: str | None) -> Any:
-    """Expert bytes as typed; the importers check them."""
+def _sizes(text: str | None) -> int | tuple[int, ...] | None:
+    """Expert bytes as typed. Raises ConfigError for what is no number of bytes."""
+    from simulator.errors import ConfigError
+
     if text is None:
         return None
-    sizes = [part.strip() for part in text.split("/")]
-    return sizes[0] if len(sizes) == 1 else tuple(sizes)
+    parts = [part.strip() for part in text.split("/")]
+    for part in parts:
+        if not BYTES.fullmatch(part):
+            form = "whole bytes, as 13219200, or as many as the trace has layers, as 100/200"
+            raise ConfigError(f"--expert-bytes {text[:60]!r}: {part[:30]!r} is no number of bytes; write {form}")
+    sizes = tuple(map(int, parts))
+    return sizes[0] if len(sizes) == 1 else sizes

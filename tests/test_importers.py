@@ -258,7 +258,7 @@ def test_meta_that_contradicts_the_rows_is_refused(tmp_path: Path, meta: dict[st
 
 def test_ids_out_of_range_are_refused(tmp_path: Path) -> None:
     path = layers_file(tmp_path / "a.npz", np.full((1, 3, 1), -2, np.int16), num_experts=4)
-    assert "chosen[0, 0, 0] is -2" in refusal(path)
+    assert "experts[0, 0, 0] is -2; expected a whole number from -1" in refusal(path)
 
 
 # ---------------------------------------------------------------- the real files

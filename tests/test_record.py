@@ -24,11 +24,12 @@ from tracegen.decoding import Decoding, continued, seed_of
 from tracegen.errors import RecordError
 from tracegen.nll import Surprise, nll
 from tracegen.prompts import Prompts
-from tracegen.record import Plan, Progress, record, room_of
+from tracegen.record import Plan, Progress, record, refuse_taken, room_of
 from tracegen.steps import Stepper
 from tracegen.tokens import Work, encode
-from traces.schema import Trace, TraceError
+from traces.schema import Geometry, Header, Trace, TraceError
 from traces.store import open_trace, verify
+from traces.writer import TraceWriter
 
 TEXTS = ("def f(x):", "Hello", "a", "import os\nimport sys\n", "for each in range(3):")
 GREEDY, SAMPLED = Decoding(max_new_tokens=9), Decoding(max_new_tokens=9, temperature=1.3, top_p=0.95, top_k=40)
@@ -256,6 +257,15 @@ def test_another_run_is_not_resumed(loaded, tmp_path, monkeypatch):
 
 def test_resume_begins_where_there_is_nothing(loaded, tmp_path):
     assert record(loaded, read_work(5), tmp_path / "a.zarr", Plan(), resume=True).requests == 1
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_recording_is_refused_before_its_model_is_loaded_while_another_writes_the_trace(tmp_path, resume):
+    header = Header(geometry=Geometry(layers=1, experts=4, k=1, expert_bytes=(1,)))
+    with TraceWriter.create(tmp_path / "a.zarr", header):
+        with pytest.raises(TraceError, match=rf"a\.zarr\.partial is being written by process {os.getpid()} "):
+            refuse_taken(tmp_path / "a.zarr", resume)
+    refuse_taken(tmp_path / "a.zarr", resume)
 
 
 def test_provenance_names_everything_and_no_path_and_no_time(loaded, folder, tmp_path):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from traces.lock import Lock
 from traces.schema import Geometry, Header, Provenance, Request, Trace, TraceError
 from traces.store import open_trace, verify
 from traces.writer import TraceWriter, write_trace
@@ -137,6 +141,17 @@ WRONG_ROWS = {
     "id too high": (lambda r: with_value(r, "chosen", (3, 1, 0), EXPERTS), r"request 1: chosen\[3, 1, 0\] is 8"),
     "id too low": (lambda r: with_value(r, "chosen", (0, 2, 1), -2), r"request 1: chosen\[0, 2, 1\] is -2"),
     "id that wraps in int16": (lambda r: with_value(r, "chosen", (0, 0, 0), 65536), r"chosen\[0, 0, 0\] is 65536"),
+    "id of a float": (lambda r: replace(r, chosen=r.chosen.astype(float)), "request 1: chosen is an array of float64"),
+    "negative weight": (lambda r: with_value(r, "weights", (2, 1, 0), -0.5), r"request 1: weights\[2, 1, 0\] is -0\.5"),
+    "complex": (lambda r: replace(r, weights=r.weights + 0j), "request 1: weights is an array of complex"),
+    "boolean": (lambda r: replace(r, weights=r.weights > 0), "request 1: weights is an array of bool"),
+    "dates": (lambda r: replace(r, nll=r.nll.astype("M8[s]")), "request 1: nll is an array of datetime64"),
+    "residency": (lambda r: with_value(r, "residency", (0, 0, 1), 9), r"residency\[0, 0, 1\] is 9; .* from -1 to 2"),
+    "token id": (lambda r: with_value(r, "token_ids", (3,), 2**31), r"token_ids\[3\] is 2147483648; expected a whole"),
+    "wide logit": (
+        lambda r: with_value(replace(r, logits=r.logits.astype(float)), "logits", (2, 0, 7), 1e39),
+        r"request 1: logits\[2, 0, 7\] is 1e\+39; expected a finite number",
+    ),
     "repeated id": (lambda r: with_value(r, "chosen", (5, 2), 4), r"request 1: chosen\[5, 2\] repeats .*\[4, 4\]"),
     "nan": (lambda r: with_value(r, "logits", (2, 0, 7), np.nan), r"request 1: logits\[2, 0, 7\] is nan"),
     "infinite": (lambda r: with_value(r, "nll", (4,), np.inf), r"request 1: nll\[4\] is inf"),
@@ -162,6 +177,28 @@ def test_an_invalid_request_is_refused_and_adds_nothing(tmp_path, spoil, message
             writer.append(spoil(everything(10, 3)))
         writer.append(good[1])
         assert_holds(writer.finish(), good)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"experts": 32_768}, "32768 experts; a trace holds at most 32,767"),
+        ({"layers": 4_097, "expert_bytes": (1,) * 4_097}, "4097 layers; a trace holds at most 4,096"),
+        ({"expert_bits": float("nan")}, "nan bits are no precision; expected 0.1 to 64"),
+        ({"expert_bits": float("inf")}, "inf bits are no precision"),
+        ({"expert_bytes": (1 << 57, 1, 1)}, r"are more than 2\*\*60 for all experts"),
+        ({"expert_bytes": (1 << 57, 1, 10**5000)}, "a int too long to show"),
+    ],
+)
+def test_a_geometry_beyond_the_limits_is_refused(changed, message):
+    with pytest.raises(ValidationError, match=message):
+        Geometry.model_validate(GEOMETRY.model_dump() | changed)
+
+
+@pytest.mark.parametrize("bits", [0, -4, float("nan"), float("inf")])
+def test_a_model_is_not_stored_at_what_is_no_precision(bits):
+    with pytest.raises(TraceError, match="bits are no precision"):
+        GEOMETRY.stored_at(bits)
 
 
 @pytest.mark.parametrize("bias", [BIAS[1:], BIAS * np.nan])
@@ -273,11 +310,53 @@ def test_resuming_reports_the_committed_requests(tmp_path):
     assert TraceWriter.resume(tmp_path / "a.zarr", PLAIN).requests_done == 3
 
 
+def test_a_second_writer_is_refused_by_the_name_of_the_first(tmp_path):
+    with TraceWriter.create(tmp_path / "a.zarr", PLAIN) as first:
+        first.append(ids_only(20))
+        first.commit()
+        for start in (TraceWriter.create, TraceWriter.resume):
+            with pytest.raises(TraceError, match=rf"a\.zarr\.partial is being written by process {os.getpid()} on "):
+                start(tmp_path / "a.zarr", PLAIN)
+        first.append(ids_only(10))
+        assert_holds(first.finish(), [ids_only(20), ids_only(10)])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.zarr"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a kill of this process by itself needs fork")
+def test_the_lock_of_a_killed_writer_is_taken_over(tmp_path):
+    child = os.fork()
+    if not child:
+        writer = TraceWriter.create(tmp_path / "a.zarr", PLAIN)
+        writer.append(ids_only(20))
+        writer.commit()
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert (tmp_path / "a.zarr.partial.lock").exists()
+    write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20), ids_only(10)], resume=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_a_lock_whose_file_was_just_removed_is_no_lock(tmp_path, monkeypatch):
+    first, opened = Lock(tmp_path / "a.zarr.partial"), os.open
+
+    def as_the_first_ends(*arguments):
+        descriptor = opened(*arguments)
+        first.release()  # between opening the file and locking it
+        return descriptor
+
+    monkeypatch.setattr("traces.lock.os.open", as_the_first_ends)
+    second = Lock(tmp_path / "a.zarr.partial")
+    with pytest.raises(TraceError, match="is being written by"):
+        Lock(tmp_path / "a.zarr.partial")
+    second.release()
+
+
 def test_resume_starts_over_when_nothing_was_committed(tmp_path):
     killed = TraceWriter.create(tmp_path / "a.zarr", PLAIN)
     killed.append(replace(ids_only(10), nll=np.zeros(10)))  # creates an array the second run has not
     with pytest.raises(TraceError, match="holds no committed request"):
         open_trace(tmp_path / "a.zarr.partial")
+    del killed  # and with it the lock, as a kill would
     assert_holds(write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)], resume=True), [ids_only(20)])
 
 

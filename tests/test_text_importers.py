@@ -40,12 +40,12 @@ def test_the_users_sizes_win_over_the_files(tmp_path: Path) -> None:
 
 
 def test_cells_without_rows_are_not_routed(tmp_path: Path) -> None:
-    decode = "0,1,8,1,0,5,0.6,1,0\n0,1,8,1,1,-1,nan,-1,0\n"
-    _, (request,) = imported(written(tmp_path / "r.csv", PREAMBLE + ROUTED + decode), Options())
-    assert request.chosen[1].tolist() == [[5, -1], [-1, -1]]
-    assert request.prompt_length == 1
+    prompt = "0,0,6,1,0,5,0.6,1,0\n0,0,6,1,1,-1,nan,-1,0\n"
+    _, (request,) = imported(written(tmp_path / "r.csv", PREAMBLE + prompt + ROUTED), Options())
+    assert request.chosen[0].tolist() == [[5, -1], [-1, -1]]
+    assert request.prompt_length == 2
     assert request.weights is not None
-    assert request.weights[1].tolist() == [[0.6, 0.0], [0.0, 0.0]]
+    assert request.weights[0].tolist() == [[0.6, 0.0], [0.0, 0.0]]
 
 
 def test_each_turn_is_a_request_even_where_positions_run_on(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_without_phases_every_token_counts_as_decoded_and_the_user_may_say_other
         ("request,token,layer,expert_0\n0,0,0,1\n0,1,0,one\n", "line 3: 'one' is not a number"),
         ("request,token,layer,expert_0\n0,0,-1,1\n", "line 2: layer is -1"),
         ("request,token,layer,expert_0\n0,0,0,1\n0,0,2,1\n", "rows for layer 2, none for 1"),
-        ("request,token,layer,expert_0,phase\n0,0,0,1,2\n", "line 2: phase 2; expected 0"),
-        ("request,token,layer,expert_0,weight_0\n0,0,0,1,nan\n", "expected a finite number"),
+        ("request,token,layer,expert_0,phase\n0,0,0,1,2\n", "line 2: phase is 2; expected a whole number from 0 to 1"),
+        ("request,token,layer,expert_0,weight_0\n0,0,0,1,nan\n", "line 2: weight_0 is nan; expected a number from 0"),
         ('# {"moereplay": {"layers": 2}}\n', "line 1: experts: Field required"),
     ],
 )
@@ -155,11 +155,14 @@ def test_a_wrong_plain_csv_is_refused_with_its_line(tmp_path: Path, text: str, e
         (json_row() + "[]\n", "line 2: not an object"),
         (json_row(weigths=[1, 2]), "line 1: unknown key 'weigths'"),
         (json_row() + json_row(token=1, weights=[0.5, 0.5]), "line 2: keys request, token, layer, experts, weights"),
-        (json_row() + json_row(token=1, experts=[1]), "line 2: experts is [1]; expected 2 whole numbers"),
-        (json_row(experts=[1, "2"]), "line 1: experts is [1, '2']"),
+        (
+            json_row() + json_row(token=1, experts=[1]),
+            "line 2: experts is [1]; expected 2 numbers, each",
+        ),
+        (json_row(experts=[1, "2"]), "line 1: experts[1] is '2'; expected a whole number"),
         (json_row(token=True), "line 1: token is True; expected a whole number"),
-        (json_row(weights=[float("nan"), 1]), "line 1: weights is [nan, 1]; expected 2 numbers"),
-        (json_row(experts=[[1], [2]]), "line 1: experts is [[1], [2]]"),
+        (json_row(weights=[float("nan"), 1]), "line 1: weights[0] is nan; expected a number from 0"),
+        (json_row(experts=[[1], [2]]), "line 1: experts[0] is [1]; expected a whole number"),
     ],
 )
 def test_wrong_json_lines_are_refused_with_their_line(tmp_path: Path, text: str, expected: str) -> None:

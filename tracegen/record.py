@@ -27,6 +27,7 @@ from tracegen.nll import Surprise
 from tracegen.selfcheck import check
 from tracegen.steps import Stepper
 from tracegen.tokens import Room, Work
+from traces.lock import refuse_busy
 from traces.metadata import PARTIAL
 from traces.schema import Frozen, Header, Provenance, Request, Trace, TraceError
 from traces.writer import TraceWriter
@@ -99,6 +100,7 @@ def refuse_taken(out: str | Path, resume: bool) -> None:
     out = Path(out)
     if out.exists():
         raise TraceError(f"{out} exists; choose another --out or remove it")
+    refuse_busy(partial_of(out))
     if partial_of(out).exists() and not resume:
         raise TraceError(f"{partial_of(out)} exists, an unfinished recording; rerun with --resume, or remove it")
 

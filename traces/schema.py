@@ -11,12 +11,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FORMAT_VERSION = 1
+
+# What a trace can hold, stated once; importers and the writer refuse more by name.
+MOST_EXPERTS = 32_767  #: of a layer: ids are int16, -1 is "not routed"
+MOST_LAYERS = 4_096  #: layers x experts is an int32 index
+MOST_BYTES = 1 << 60  #: of all experts together: sums of bytes are int64
+LEAST_BITS, MOST_BITS = 0.1, 64.0  #: precision of an expert
+MOST_WEIGHT = 65_536  #: of a gate: sums over a pass are int64 multiples of 2**-24
+LARGEST = float(np.finfo(np.float32).max)
 
 #: Arrays along the token axis: name -> (dtype, axes after the token axis). `lookahead/d` follows `logits`.
 TOKEN_ARRAYS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -31,8 +39,37 @@ LOOKAHEAD = "lookahead/"
 LOOKAHEAD_AXES = ("<f4", ("layers", "experts"))
 
 
+class Values(NamedTuple):
+    """What an array of a trace may hold as it is given, before it is narrowed to its stored dtype."""
+
+    kinds: str  #: of dtypes, as numpy names them
+    least: float
+    most: float
+
+    @property
+    def expected(self) -> str:
+        """The range in words."""
+        if "f" not in self.kinds:
+            return f"a whole number from {self.least} to {self.most}"
+        return "a finite number" if self.most == LARGEST else f"a number from {self.least} to {self.most}"
+
+
+VALUES: dict[str, Values] = {
+    "chosen": Values("iu", -1, MOST_EXPERTS - 1),
+    "weights": Values("iuf", 0, MOST_WEIGHT),
+    "logits": Values("iuf", -LARGEST, LARGEST),
+    "token_ids": Values("iu", 0, 2**31 - 1),
+    "nll": Values("iuf", -LARGEST, LARGEST),
+    "residency": Values("iu", -1, 2),
+}
+
+
 class TraceError(Exception):
     """A trace, or a file on its way to becoming one, cannot be used; the message names the thing and the fix."""
+
+
+class RowError(TraceError):
+    """Rows of a request that no trace may hold; the message names the request, and not the file they come from."""
 
 
 class Frozen(BaseModel):
@@ -62,7 +99,7 @@ class Geometry(Frozen):
     experts: int = Field(ge=1)
     k: int = Field(ge=1)
     expert_bytes: tuple[int, ...]
-    expert_bits: float = Field(default=16, gt=0)
+    expert_bits: float = 16
     bytes_by_bits: dict[int, tuple[int, ...]] = Field(default_factory=dict)
     expert_params: int | None = None
     dense_params: int | None = None
@@ -72,13 +109,19 @@ class Geometry(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Geometry:
+        for name, most in (("layers", MOST_LAYERS), ("experts", MOST_EXPERTS)):
+            if getattr(self, name) > most:
+                raise ValueError(f"{shown(getattr(self, name))} {name}; a trace holds at most {most:,}")
         if self.k > self.experts:
-            raise ValueError(f"k = {self.k} exceeds experts = {self.experts}")
+            raise ValueError(f"k = {shown(self.k)} exceeds experts = {self.experts}")
+        check_bits(self.expert_bits)
         for name, sizes in (("expert_bytes", self.expert_bytes), *self.bytes_by_bits.items()):
             if len(sizes) != self.layers:
                 raise ValueError(f"bytes ({name}) has {len(sizes)} entries for {self.layers} layers")
             if min(sizes) < 1:
-                raise ValueError(f"bytes ({name}) must be positive, found {min(sizes)}")
+                raise ValueError(f"bytes ({name}) must be positive, found {shown(min(sizes))}")
+            if sum(sizes) * self.experts > MOST_BYTES:
+                raise ValueError(f"bytes ({name}) are more than 2**60 for all experts, at {shown(max(sizes))} each")
         return self
 
     def bytes_at(self, bits: float) -> tuple[int, ...]:
@@ -90,7 +133,11 @@ class Geometry(Frozen):
         return tuple(-(-int(size * bits * 1000) // int(self.expert_bits * 1000)) for size in self.expert_bytes)
 
     def stored_at(self, bits: float) -> Geometry:
-        """The same model with its experts stored at `bits`."""
+        """The same model with its experts stored at `bits`. Raises TraceError for what is no precision."""
+        try:
+            check_bits(bits)
+        except ValueError as wrong:
+            raise TraceError(str(wrong)) from None
         return self.model_copy(update={"expert_bytes": self.bytes_at(bits), "expert_bits": bits})
 
 
@@ -132,11 +179,15 @@ class Request:
     nll: np.ndarray | None = None  #: (T,) their negative log-likelihood
     residency: np.ndarray | None = None  #: (T, L, k) a foreign cache's verdict: 0 miss, 1 hit, 2 prefetched, -1 unknown
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays that are present, by their name in the store, with their stored dtype."""
+    def given(self) -> dict[str, np.ndarray]:
+        """The arrays that are present, by their name in the store, with the dtype they came in."""
         named = {name: getattr(self, name) for name in TOKEN_ARRAYS}
         named |= {f"{LOOKAHEAD}{depth}": rows for depth, rows in enumerate(self.lookahead, 1)}
-        return {name: np.ascontiguousarray(rows, dtype_of(name)) for name, rows in named.items() if rows is not None}
+        return {name: rows for name, rows in named.items() if rows is not None}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The same with their stored dtype; `check_request` makes sure that nothing is lost by it."""
+        return {name: np.ascontiguousarray(rows, dtype_of(name)) for name, rows in self.given().items()}
 
 
 @dataclass(frozen=True)
@@ -204,42 +255,78 @@ def row_shape(name: str, geometry: Geometry) -> tuple[int, ...]:
     return tuple(getattr(geometry, axis) for axis in axes)
 
 
+def values_of(name: str) -> Values:
+    """What a token array may hold."""
+    return VALUES["logits" if name.startswith(LOOKAHEAD) else name]
+
+
+def first_refused(values: np.ndarray, allowed: Values) -> tuple[int, ...] | None:
+    """Index of the first number outside the range, NaN among them; None if there is none."""
+    if allowed.least <= values.min().item() and values.max().item() <= allowed.most:
+        return None
+    wide = values.astype(np.float64) if values.dtype.kind == "f" else values
+    bad = np.argwhere(~((wide >= allowed.least) & (wide <= allowed.most)))
+    return tuple(bad[0].tolist())
+
+
+def check_values(values: np.ndarray, name: str, place: str) -> None:
+    """Values on their way into the array `name`, not narrowed yet. Raises TraceError naming `place` and the index."""
+    allowed = values_of(name)
+    if values.dtype.kind not in allowed.kinds:
+        wanted = "numbers" if "f" in allowed.kinds else "whole numbers"
+        raise TraceError(f"{place} is an array of {values.dtype}; expected {wanted}")
+    at = first_refused(values, allowed)
+    if at is not None:
+        raise TraceError(f"{place}{list(at)} is {values[at]}; expected {allowed.expected}")
+
+
 def check_request(request: Request, header: Header, index: int) -> dict[str, np.ndarray]:
-    """The request's arrays: shapes, ids in range and distinct, finite. Raises TraceError naming array and row."""
-    arrays = request.arrays()
-    tokens = len(request.chosen)
-    if tokens == 0 or not 0 <= request.prompt_length <= tokens:
-        raise TraceError(
-            f"request {index}: {request.prompt_length} prompt tokens of {tokens}; a request needs at least one token"
-        )
-    for name, rows in arrays.items():
-        expected = (tokens, *row_shape(name, header.geometry))
-        if rows.shape != expected:
-            raise TraceError(f"request {index}: {name} has shape {rows.shape}, expected {expected}")
-        if rows.dtype.kind == "f":
-            _check_finite(rows, name, index)
-    _check_ids(arrays["chosen"], request.chosen, header.geometry.experts, index)
+    """The request's arrays as stored: shapes fit, numbers in range, ids distinct. Raises RowError naming the row."""
+    try:
+        _check_given(request, header.geometry)
+        arrays = request.arrays()
+        _check_ids(arrays["chosen"], header.geometry.experts)
+    except TraceError as wrong:
+        raise RowError(f"request {index}: {wrong}") from None
     return arrays
 
 
-def _check_finite(rows: np.ndarray, name: str, index: int) -> None:
-    bad = np.argwhere(~np.isfinite(rows))
-    if len(bad):
-        raise TraceError(f"request {index}: {name}{bad[0].tolist()} is {rows[tuple(bad[0])]}; expected a finite number")
+def _check_given(request: Request, geometry: Geometry) -> None:
+    tokens = len(request.chosen)
+    if tokens == 0 or not 0 <= request.prompt_length <= tokens:
+        raise TraceError(f"{request.prompt_length} prompt tokens of {tokens}; a request needs at least one token")
+    for name, rows in request.given().items():
+        expected = (tokens, *row_shape(name, geometry))
+        if rows.shape != expected:
+            raise TraceError(f"{name} has shape {rows.shape}, expected {expected}")
+        check_values(rows, name, name)
 
 
-def _check_ids(ids: np.ndarray, given: np.ndarray, experts: int, index: int) -> None:
-    bad = np.argwhere((given < -1) | (given >= experts))
+def _check_ids(ids: np.ndarray, experts: int) -> None:
+    bad = np.argwhere(ids >= experts)
     if len(bad):
         at = tuple(bad[0])
-        raise TraceError(
-            f"request {index}: chosen{bad[0].tolist()} is {given[at]}; ids are 0 to {experts - 1}, or -1 for not routed"
-        )
+        raise TraceError(f"chosen{bad[0].tolist()} is {ids[at]}; ids are 0 to {experts - 1}, or -1 for not routed")
     ordered = np.sort(ids, axis=-1)
     bad = np.argwhere((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0))
     if len(bad):
         token, layer, _ = bad[0]
-        raise TraceError(f"request {index}: chosen[{token}, {layer}] repeats an expert: {ids[token, layer].tolist()}")
+        raise TraceError(f"chosen[{token}, {layer}] repeats an expert: {ids[token, layer].tolist()}")
+
+
+def check_bits(bits: float) -> None:
+    """Raises ValueError for what is no precision of an expert, NaN among them."""
+    if not LEAST_BITS <= bits <= MOST_BITS:
+        raise ValueError(f"{shown(bits)} bits are no precision; expected {LEAST_BITS:g} to {MOST_BITS:g}")
+
+
+def shown(value: object, most: int = 60) -> str:
+    """An untrusted value in an error: one line, of so many characters."""
+    try:
+        text = str(value)[:most]
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists within lists
+        return f"a {type(value).__name__} too long to show"
+    return text if text.isprintable() else repr(text)
 
 
 def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarray | None = None) -> Trace:

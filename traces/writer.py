@@ -3,7 +3,8 @@
 Layout: one array per name of `traces/schema.py`, token axis first, plus `request_offsets`, `prompt_lengths` and
 `router_bias`; sharded files, each inner chunk blosc-zstd and then crc32c (blosc alone lets flipped bits through).
 Protocol: work in `X.zarr.partial`; a commit grows the arrays, writes whole shards, and last replaces the group's
-zarr.json, whose `committed` is all that readers look at; finishing renames the folder. One writer per store.
+zarr.json, whose `committed` is all that readers look at; finishing renames the folder. One writer per store, which
+holds `traces/lock.py`'s lock from the first look at the folder until it is closed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Self
 import numpy as np
 
 from traces.column import Column, create_column, reopen_column
+from traces.lock import Lock
 from traces.metadata import (
     BIAS,
     OFFSETS,
@@ -37,6 +39,7 @@ from traces.store import blocks, open_trace
 SHARD_TOKENS = 512
 REMOVALS, SECONDS_BETWEEN_REMOVALS = 40, 0.05
 TEMPORARY = f"zarr.json{PARTIAL}"
+ELSEWHERE = "choose another --out"
 
 
 class TraceWriter:
@@ -45,9 +48,10 @@ class TraceWriter:
     Leaving the block on an exception keeps the committed requests for `resume`, or removes a store without any.
     """
 
-    def __init__(self, path: Path, attributes: Attributes, router_bias: np.ndarray | None) -> None:
+    def __init__(self, path: Path, attributes: Attributes, router_bias: np.ndarray | None, lock: Lock) -> None:
         """Not for callers: `create` or `resume` a writer."""
         self.path = path
+        self._lock = lock
         self.partial = _partial(path)
         self._attributes = attributes
         self._bias = router_bias
@@ -62,31 +66,40 @@ class TraceWriter:
         """Start a store; a multiple of 8 tokens share a file. Raises TraceError if the path or its partial exists."""
         path = Path(path)
         _refuse_existing(path)
-        if _partial(path).exists():
-            raise TraceError(f"{_partial(path)} exists, an unfinished recording; rerun with --resume, or remove it")
-        return cls._start(path, Attributes(header=header, shard_tokens=shard_tokens), router_bias)
+        with _locked(path) as lock:
+            if _partial(path).exists():
+                raise TraceError(f"{_partial(path)} exists, an unfinished recording; rerun with --resume, or remove it")
+            return cls._start(path, Attributes(header=header, shard_tokens=shard_tokens), router_bias, lock)
 
     @classmethod
     def resume(cls, path: str | Path, header: Header, router_bias: np.ndarray | None = None) -> TraceWriter:
-        """Continue `X.zarr.partial` after its committed requests. Raises TraceError if damaged or another run's."""
+        """Continue `X.zarr.partial` after its committed requests.
+
+        Raises TraceError if it is damaged, another run's, or being written by another process.
+        """
         path = Path(path)
         _refuse_existing(path)
+        if not _partial(path).exists():
+            raise TraceError(f"{_partial(path)} does not exist, so there is nothing to resume; start without --resume")
+        with _locked(path) as lock:
+            return cls._continued(path, header, router_bias, lock)
+
+    @classmethod
+    def _continued(cls, path: Path, header: Header, router_bias: np.ndarray | None, lock: Lock) -> TraceWriter:
         partial = _partial(path)
-        if not partial.exists():
-            raise TraceError(f"{partial} does not exist, so there is nothing to resume; start without --resume")
         if {entry.name for entry in partial.iterdir()} <= {TEMPORARY}:
-            return cls._start(path, Attributes(header=header, shard_tokens=SHARD_TOKENS), router_bias)
+            return cls._start(path, Attributes(header=header, shard_tokens=SHARD_TOKENS), router_bias, lock)
         stored = read_attributes(partial)
         if not stored.committed.requests:
             _remove(partial)
-            return cls.create(path, header, router_bias, stored.shard_tokens)
-        writer = cls(path, stored, _checked_bias(router_bias, header))
+            return cls._start(path, Attributes(header=header, shard_tokens=stored.shard_tokens), router_bias, lock)
+        writer = cls(path, stored, _checked_bias(router_bias, header), lock)
         writer._restore(open_trace(partial), header)
         return writer
 
     @classmethod
-    def _start(cls, path: Path, attributes: Attributes, router_bias: np.ndarray | None) -> TraceWriter:
-        writer = cls(path, attributes, _checked_bias(router_bias, attributes.header))
+    def _start(cls, path: Path, attributes: Attributes, router_bias: np.ndarray | None, lock: Lock) -> TraceWriter:
+        writer = cls(path, attributes, _checked_bias(router_bias, attributes.header), lock)
         with writer._disk_errors():
             writer.partial.mkdir(parents=True, exist_ok=True)
             writer._write_attributes(attributes)
@@ -135,6 +148,7 @@ class TraceWriter:
         with self._disk_errors():
             self.partial.rename(self.path)
         self._finished = True
+        self._lock.release()
         return open_trace(self.path)
 
     def __enter__(self) -> Self:
@@ -143,10 +157,13 @@ class TraceWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None and not self._finished:
-            self.commit()
-        if not self.requests_done:
-            _remove(self.partial)
+        try:
+            if kind is None and not self._finished:
+                self.commit()
+            if not self.requests_done:
+                _remove(self.partial)
+        finally:
+            self._lock.release()
 
     def _check_names(self, arrays: dict[str, np.ndarray], index: int) -> None:
         depth = sum(name.startswith(LOOKAHEAD) for name in arrays)
@@ -192,10 +209,10 @@ class TraceWriter:
         try:
             yield
         except OSError as refused:
-            fix = "choose another --out"
+            fix = ELSEWHERE
             if self.requests_done:
                 fix = f"committed rows are kept in {self.partial.name}, rerun with --resume to continue"
-            raise TraceError(f"cannot write {self.partial}: {refused.strerror or refused}; {fix}") from refused
+            raise TraceError(_cannot_write(self.partial, refused, fix)) from refused
 
 
 def _remove(folder: Path) -> None:
@@ -230,6 +247,24 @@ def write_trace(
 
 def _partial(path: Path) -> Path:
     return Path(f"{path}{PARTIAL}")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[Lock]:
+    """The lock of a store, released if opening the store fails. Raises TraceError if another process holds it."""
+    try:
+        lock = Lock(_partial(path))
+    except OSError as refused:
+        raise TraceError(_cannot_write(_partial(path), refused, ELSEWHERE)) from refused
+    try:
+        yield lock
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _cannot_write(partial: Path, refused: OSError, fix: str) -> str:
+    return f"cannot write {partial}: {refused.strerror or refused}; {fix}"
 
 
 def _refuse_existing(path: Path) -> None:

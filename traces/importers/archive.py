@@ -1,37 +1,99 @@
-"""Reading npz archives of others: never a pickle, and a damaged one is a one-line error."""
+"""Reading npz archives of others: no pickle, nothing allocated that the file does not hold, damage as one line."""
 
 from __future__ import annotations
 
+import math
+import tokenize
+import warnings
+import zipfile
+import zlib
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+from numpy.lib import format as npy
 
-from traces.importers.sources import ZIP_DAMAGE, names_in_zip
-from traces.schema import TraceError
+from traces.importers.text import EXPANSION, allowance
+from traces.schema import TraceError, check_values, shown
+
+#: what zipfile raises on a damaged archive; RuntimeError where damage looks like encryption
+ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
+#: what numpy raises on a damaged header, which it reads as Python's literals
+HEADER_DAMAGE = (ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError, OverflowError, MemoryError)
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+MEMBER = ".npy"
+
+
+def names_in_zip(file: Path) -> list[str] | None:
+    """Names of the members of a zip archive, which npz and torch files are; None if it cannot be read as one."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.namelist()
+    except (*ZIP_DAMAGE, ValueError):
+        return None
 
 
 def members(file: Path) -> frozenset[str]:
     """Names of the arrays in an npz; empty if it is no readable archive."""
-    return frozenset(name.removesuffix(".npy") for name in names_in_zip(file) or ())
+    return frozenset(name.removesuffix(MEMBER) for name in names_in_zip(file) or () if name.endswith(MEMBER))
 
 
 def arrays(file: Path, *names: str) -> list[np.ndarray]:
-    """The named arrays. Raises TraceError if one is missing, damaged or pickled."""
+    """The named arrays. Raises TraceError if one is missing, damaged, pickled or larger than the file can hold."""
     missing = sorted(set(names) - members(file))
     if missing:
         raise TraceError(f"{file}: no array {', '.join(missing)}; expected {', '.join(names)}")
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            return [archive[name] for name in names]
+        with zipfile.ZipFile(file) as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's, about headers as Python 2 wrote them
+            return [_array(archive, name, file) for name in names]
     except ZIP_DAMAGE as broken:
-        raise TraceError(f"{file}: damaged ({broken}); download or record it again") from broken
-    except ValueError as broken:
-        raise TraceError(f"{file}: pickled objects or broken arrays ({broken}); expected plain arrays") from broken
+        raise TraceError(f"{file}: damaged ({shown(broken)}); download or record it again") from broken
 
 
 def expert_ids(file: Path, name: str) -> np.ndarray:
-    """A 3-D array of whole numbers. Raises TraceError otherwise."""
+    """A 3-D array of whole numbers that may be ids. Raises TraceError otherwise."""
     (ids,) = arrays(file, name)
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or ids.size == 0:
         raise TraceError(f"{file}: {name} is {ids.dtype}{ids.shape}; expected three axes of whole numbers, none empty")
+    check_values(ids, "chosen", f"{file}: {name}")
     return ids
+
+
+def text(file: Path, name: str) -> str:
+    """An array that is one string. Raises TraceError otherwise."""
+    (array,) = arrays(file, name)
+    if array.dtype.kind != "U" or array.size != 1:
+        raise TraceError(f"{file}: {name} is {array.dtype}{array.shape}; expected one text")
+    try:
+        return str(array.item())
+    except (ValueError, SystemError) as broken:  # code points beyond Unicode
+        raise TraceError(f"{file}: {name} is no text ({shown(broken)}); expected one") from broken
+
+
+def _array(archive: zipfile.ZipFile, name: str, file: Path) -> np.ndarray:
+    member = archive.getinfo(name + MEMBER)
+    if member.compress_size > file.stat().st_size:
+        raise TraceError(f"{file}: {name} claims more bytes than the file has; download or record it again")
+    if member.file_size > allowance(member.compress_size):
+        raise TraceError(f"{file}: {name} expands more than {EXPANSION}-fold; save it with np.savez if that is right")
+    with archive.open(member) as stream:
+        _check_header(stream, member.file_size, f"{file}: {name}")
+    with archive.open(member) as stream:
+        try:
+            return npy.read_array(stream, allow_pickle=False)
+        except HEADER_DAMAGE as broken:
+            raise TraceError(f"{file}: {name} is a broken array ({shown(broken)}); record it again") from broken
+
+
+def _check_header(stream: IO[bytes], size: int, place: str) -> None:
+    """Raises TraceError unless the header of an array describes `size` bytes of plain values, its own among them."""
+    try:
+        shape, _, dtype = HEADERS[npy.read_magic(stream)](stream)
+    except HEADER_DAMAGE as broken:
+        raise TraceError(f"{place} is a broken array ({shown(broken)}); download or record it again") from broken
+    if dtype.hasobject:
+        raise TraceError(f"{place} holds pickled objects, which can run code; expected plain arrays")
+    if min(shape, default=0) < 0 or stream.tell() + math.prod(shape) * dtype.itemsize != size:
+        claim = f"{shown(dtype)}{shown(shape)}"
+        raise TraceError(f"{place} claims to be {claim}, which is not the size of its data; record it again")

@@ -6,11 +6,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from traces.geometry import MODELS
 from traces.importers.sources import digest_of
-from traces.schema import Frozen, Geometry, Header, Provenance, Request, Router, TraceError
+from traces.schema import (
+    LEAST_BITS,
+    MOST_BITS,
+    Frozen,
+    Geometry,
+    Header,
+    Provenance,
+    Request,
+    Router,
+    TraceError,
+    check_bits,
+    shown,
+)
 
 
 class Options(Frozen):
@@ -19,9 +31,16 @@ class Options(Frozen):
     model: str | None = None  #: name kept in the provenance
     geometry: Geometry | None = None  #: sizes of that model
     expert_bytes: tuple[int, ...] | int | None = None  #: bytes of one expert, for all layers or per layer
-    expert_bits: float | None = Field(default=None, gt=0)  #: precision of those bytes
+    expert_bits: float | None = None  #: precision of those bytes
     prompt_length: int | None = Field(default=None, ge=0)  #: prompt tokens of every request, at most its length
     chunk: int | None = Field(default=None, ge=1)  #: tokens after which the recorder cleared its context
+
+    @field_validator("expert_bits")
+    @classmethod
+    def _is_precision(cls, bits: float | None) -> float | None:
+        if bits is not None:
+            check_bits(bits)
+        return bits
 
 
 @dataclass(frozen=True)
@@ -82,6 +101,8 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     Sizes: `--expert-bytes`, else the file's, else the model's. Raises TraceError if there are none, or if the model
     asked for contradicts the file; only k may differ, as it can be set at run time, and then the file's is taken.
     """
+    if shape.highest_id < 0:
+        raise TraceError(f"{origin.source}: every id is -1, not routed; expected experts")
     base = options.geometry or shape.stated
     if base is not None:
         _check_agreement(shape, base, options, origin.source)
@@ -138,7 +159,8 @@ def _bits(shape: Shape, base: Geometry | None, options: Options, sizes: tuple[in
     named = [bits for bits, known in base.bytes_by_bits.items() if known == sizes]
     if named or base.expert_params is None:
         return named[0] if named else None
-    return round(sum(sizes) / len(sizes) * 8 / base.expert_params, 3)
+    bits = round(sum(sizes) / len(sizes) * 8 / base.expert_params, 3)
+    return bits if LEAST_BITS <= bits <= MOST_BITS else None
 
 
 def _geometry(fields: dict[str, object], source: Path) -> Geometry:
@@ -151,7 +173,7 @@ def _geometry(fields: dict[str, object], source: Path) -> Geometry:
 def first_fault(wrong: ValidationError) -> str:
     """The first thing pydantic found wrong, in one line: where, and what."""
     fault = wrong.errors()[0]
-    return ": ".join([*map(str, fault["loc"]), fault["msg"]])
+    return ": ".join([*map(shown, fault["loc"]), fault["msg"].removeprefix("Value error, ")])
 
 
 def _size_notes(shape: Shape, base: Geometry | None, bits: float | None, geometry: Geometry) -> list[str]:

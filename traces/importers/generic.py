@@ -11,7 +11,9 @@ JSON lines, one object each, the same keys on every line:
 `weights`, `logits` and `phase` may be left out. Experts stand in rank order, -1 for "not routed"; `logits` are raw, one
 per expert. Tokens of a request are consecutive, layers count from 0 over MoE layers only, and every token has a line
 for every layer; lines may come in any order. `phase` is 0 for prompt tokens and 1 for decoded ones; without it every
-token counts as decoded. The first line of either may carry the sizes (in CSV after `# `), with the keys of `Geometry`:
+token counts as decoded. Either file may be packed with gzip. Cells of a CSV may stand in quotes, and its last line has
+a line end, without which the file may have been cut off. The first line of either may carry the sizes (in CSV after
+`# `), with the keys of `Geometry`:
 
     {"moereplay": {"model": "mine", "layers": 2, "experts": 8, "k": 2, "expert_bytes": [1000, 1000]}}
 """
@@ -26,37 +28,42 @@ from pydantic import ValidationError
 
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, first_fault, header_for
 from traces.importers.rows import Rows, from_jsonl, from_table, requests_of
-from traces.importers.sources import parse_json, read_lines
 from traces.importers.table import read_table
-from traces.schema import Geometry, TraceError
+from traces.importers.text import blocks, parse_json, start_of, suffix_of
+from traces.schema import Geometry, TraceError, shown
 
 SUFFIXES = (".csv", ".jsonl")
 METADATA = "moereplay"
+COMMENT = b"# "
 
 
 def sniff(path: Path) -> bool:
-    """Any csv or jsonl file: what no other importer claimed."""
-    return path.is_file() and path.suffix in SUFFIXES
+    """Any csv or jsonl file, unless it begins with a preamble that is not the one described above."""
+    if not path.is_file() or suffix_of(path) not in SUFFIXES:
+        return False
+    start = start_of(path, len(COMMENT) + 1)
+    return not start.startswith(b"#") or start == COMMENT + b"{"
 
 
 def read(path: Path, options: Options) -> Foreign:
     """Requests by number. Raises TraceError naming the line that is not as documented."""
-    if not sniff(path):
-        raise TraceError(f"{path}: expected a file ending in {' or '.join(SUFFIXES)}")
-    lines = read_lines(path)
-    stated, model = _metadata(path, lines)
-    skip = 1 if stated else 0
-    if len(lines) == skip:
+    if not path.is_file() or suffix_of(path) not in SUFFIXES:
+        raise TraceError(f"{path}: expected a file ending in {' or '.join(SUFFIXES)}, or in either and .gz")
+    _, lines = next(blocks(path), (1, [""]))
+    stated, model = _metadata(path, lines[0])
+    skip, experts = (1, stated.experts) if stated else (0, None)
+    if next(blocks(path, skip), None) is None:
         raise TraceError(f"{path}: no rows; expected a line per request, token and layer")
-    rows = from_table(read_table(path, lines, skip)) if path.suffix == ".csv" else from_jsonl(path, lines, skip)
+    is_table = suffix_of(path) == ".csv"
+    rows = from_table(read_table(path, skip), experts) if is_table else from_jsonl(path, skip, experts)
     notes = [] if rows.phase is not None else ["no phase recorded: every token counts as decoded"]
     header = header_for(_shape(rows, stated), options, Origin(IMPORTER.name, path, [path], model=model), notes)
     return Foreign(header, requests_of(rows, header.geometry, options))
 
 
-def _metadata(path: Path, lines: list[str]) -> tuple[Geometry | None, str | None]:
+def _metadata(path: Path, line: str) -> tuple[Geometry | None, str | None]:
     """Geometry and model name from the first line, if it carries them."""
-    first = lines[0].removeprefix("# ") if lines else ""
+    first = line.removeprefix(COMMENT.decode())
     if not first.startswith("{") or f'"{METADATA}"' not in first:
         return None, None
     fields: Any = parse_json(first, f"{path} line 1").get(METADATA)
@@ -64,7 +71,7 @@ def _metadata(path: Path, lines: list[str]) -> tuple[Geometry | None, str | None
         raise TraceError(f"{path} line 1: {METADATA} is not an object; expected the sizes of the model")
     model = fields.pop("model", None)
     try:
-        return Geometry.model_validate(fields), str(model) if model else None
+        return Geometry.model_validate(fields), model if isinstance(model, str | None) else shown(model)
     except ValidationError as wrong:
         raise TraceError(f"{path} line 1: {first_fault(wrong)}; expected the sizes of the model") from wrong
 

@@ -6,6 +6,7 @@ position of the input token. Prompt rows were not recorded, so every request sta
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.sources import files_of, read_json
-from traces.schema import Request, Router, TraceError
+from traces.importers.rows import fits
+from traces.importers.sources import files_of
+from traces.importers.text import holds, read_json
+from traces.schema import VALUES, Request, Router, TraceError, shown
 
-MARK = b'"router_data"'
+MARK = '"router_data"'
 ENTRY = '{"token_P": {"layer_0": {"selected_experts", "selected_probs"}, ...}}'
 NOTE = "decode steps only: rows of the prompts were not recorded"
 
@@ -24,7 +27,7 @@ NOTE = "decode steps only: rows of the prompts were not recorded"
 def sniff(path: Path) -> bool:
     """JSON documents, alone or in a folder, that all hold router_data."""
     files = files_of(path, ".json")
-    return bool(files) and all(MARK in file.read_bytes() for file in files)
+    return bool(files) and all(holds(file, MARK) for file in files)
 
 
 def read(path: Path, options: Options) -> Foreign:
@@ -33,7 +36,9 @@ def read(path: Path, options: Options) -> Foreign:
     if not files:
         raise TraceError(f"{path}: no .json files; expected runs with router_data")
     ids, _ = _run(files[0])
-    shape = Shape(ids.shape[1], ids.shape[2], int(ids.max()), router=Router(family="topk_softmax"))
+    others = [] if options.geometry else files[1:]  # whose ids say how many experts there are, if nothing else does
+    highest = max(int(ids.max()), *(int(_run(file)[0].max()) for file in others), -1)
+    shape = Shape(ids.shape[1], ids.shape[2], highest, router=Router(family="topk_softmax"))
     origin = Origin(IMPORTER.name, path, files, decoding="recorded decode steps")
     return Foreign(header_for(shape, options, origin, [NOTE]), _requests(files, options))
 
@@ -45,19 +50,23 @@ def _requests(files: list[Path], options: Options) -> Iterator[Request]:
 
 
 def _run(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and weights of one run, (T, L, k) each."""
+    """Ids and weights of one run, (T, L, k) each. Raises TraceError naming the entry that is wrong."""
     document = read_json(file)
     entries = document.get("router_data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
         raise TraceError(f"{file}: router_data is missing or empty; expected a list of {ENTRY}")
-    try:
-        steps = [_step(entry) for entry in entries]
-        ids = np.array([[layer["selected_experts"] for layer in layers] for _, layers in steps])
-        probs = np.array([[layer["selected_probs"] for layer in layers] for _, layers in steps], np.float32)
-    except (KeyError, TypeError, ValueError, AttributeError) as wrong:
-        raise TraceError(f"{file}: router_data is not regular ({wrong}); expected every entry as {ENTRY}") from wrong
-    _check(file, [position for position, _ in steps], ids, probs)
-    return ids, probs
+    positions, ids, probs = [], [], []
+    for step, entry in enumerate(entries):
+        try:
+            position, layers = _step(entry)
+            ids.append([_numbers(layer["selected_experts"], "chosen") for layer in layers])
+            probs.append([_numbers(layer["selected_probs"], "weights") for layer in layers])
+        except (KeyError, TypeError, ValueError, AttributeError) as wrong:
+            place = f"{file}: router_data[{step}] is not regular ({shown(wrong, 160)})"
+            raise TraceError(f"{place}; expected {ENTRY} everywhere") from None
+        positions.append(position)
+    _refuse_gaps(file, positions)
+    return _dense(file, ids, np.int64), _dense(file, probs, np.float32)
 
 
 def _step(entry: dict[str, dict[str, Any]]) -> tuple[int, list[dict[str, list[float]]]]:
@@ -66,13 +75,29 @@ def _step(entry: dict[str, dict[str, Any]]) -> tuple[int, list[dict[str, list[fl
     return int(token.removeprefix("token_")), [layers[f"layer_{layer}"] for layer in range(len(layers))]
 
 
-def _check(file: Path, positions: list[int], ids: np.ndarray, probs: np.ndarray) -> None:
-    gaps = np.flatnonzero(np.diff(positions) != 1)
-    if len(gaps):
-        step = int(gaps[0]) + 1
-        raise TraceError(f"{file}: router_data[{step}] is token {positions[step]}; expected {positions[step - 1] + 1}")
-    if ids.ndim != 3 or ids.dtype.kind != "i" or probs.shape != ids.shape:
-        raise TraceError(f"{file}: router_data: ids {ids.dtype}{ids.shape}, probs {probs.shape}; expected k per layer")
+def _numbers(cells: Any, name: str) -> list[float]:
+    """A list of what the trace's array `name` may hold. Raises ValueError saying which is not."""
+    for cell in cells:
+        if not fits(cell, VALUES[name]):
+            raise ValueError(f"{shown(cell)} is not {VALUES[name].expected}")
+    return cells
+
+
+def _refuse_gaps(file: Path, positions: list[int]) -> None:
+    for step, (before, position) in enumerate(itertools.pairwise(positions), 1):
+        if position != before + 1:
+            raise TraceError(f"{file}: router_data[{step}] is token {shown(position)}; expected {shown(before + 1)}")
+
+
+def _dense(file: Path, steps: list[list[list[float]]], dtype: type) -> np.ndarray:
+    """(T, L, k). Raises TraceError naming the first step that has other layers or another k than the first."""
+    first = [len(layer) for layer in steps[0]]
+    for step, layers in enumerate(steps):
+        if [len(layer) for layer in layers] != first or len(set(first)) != 1 or not first[0]:
+            raise TraceError(
+                f"{file}: router_data[{step}] does not have the layers and k of the first; expected {ENTRY}"
+            )
+    return np.array(steps, dtype)
 
 
 IMPORTER = Importer(

@@ -15,8 +15,9 @@ import numpy as np
 
 from traces.importers import archive
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.sources import files_of, read_json
-from traces.schema import Request, Router, TraceError
+from traces.importers.sources import files_of
+from traces.importers.text import read_json
+from traces.schema import Request, Router, TraceError, check_values
 
 ARRAYS = frozenset({"ids", "probs", "offsets"})
 NOTE = "decode steps only: rows of the prompts were not recorded"
@@ -33,7 +34,7 @@ def read(path: Path, options: Options) -> Foreign:
     file = _only_archive(path)
     ids = archive.expert_ids(file, "ids")
     probs, offsets = archive.arrays(file, "probs", "offsets")
-    _check(file, ids, probs, offsets)
+    offsets = _checked(file, ids, probs, offsets)
     listing = file.with_suffix(".meta.json")
     files = [file, listing] if listing.exists() else [file]
     if listing.exists():
@@ -50,25 +51,39 @@ def _only_archive(path: Path) -> Path:
     return files[0]
 
 
-def _check(file: Path, ids: np.ndarray, probs: np.ndarray, offsets: np.ndarray) -> None:
+def _checked(file: Path, ids: np.ndarray, probs: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """The offsets as int64."""
     if probs.shape != ids.shape:
         raise TraceError(f"{file}: probs has shape {probs.shape}; expected that of ids, {ids.shape}")
-    rises = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu" and bool((np.diff(offsets) > 0).all())
-    if not rises or offsets[0] != 0 or offsets[-1] != len(ids):
-        raise TraceError(f"{file}: offsets do not divide {len(ids)} rows into runs; expected 0 rising to {len(ids)}")
+    check_values(probs, "weights", f"{file}: probs")
+    rows = len(ids)
+    fine = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu"
+    fine = fine and offsets.min() == offsets[0] == 0 and offsets.max() == offsets[-1] == rows
+    if not fine or (np.diff(offsets.astype(np.int64)) < 1).any():
+        raise TraceError(f"{file}: offsets do not divide {rows} rows into runs; expected 0 rising to {rows}")
+    return offsets.astype(np.int64)
 
 
 def _check_listing(file: Path, listing: Path, offsets: np.ndarray) -> None:
     runs = read_json(listing)
-    if not isinstance(runs, list) or len(runs) != len(offsets) - 1:
-        raise TraceError(f"{listing}: expected a list of the {len(offsets) - 1} runs of {file.name}")
-    prompts = archive.arrays(file, "pos0")[0] if "pos0" in archive.members(file) else None
+    steps = np.diff(offsets).tolist()
+    if not isinstance(runs, list) or len(runs) != len(steps):
+        raise TraceError(f"{listing}: expected a list of the {len(steps)} runs of {file.name}")
+    prompts = _prompts(file, len(steps)) if "pos0" in archive.members(file) else [None] * len(steps)
     for index, run in enumerate(runs):
-        steps = int(offsets[index + 1] - offsets[index])
-        if not isinstance(run, dict) or run.get("n_decode_steps", steps) != steps:
-            raise TraceError(f"{listing}: run {index} does not have the {steps} decode steps of {file.name}")
-        if prompts is not None and run.get("n_prompt_tokens", prompts[index]) != prompts[index]:
+        if not isinstance(run, dict) or run.get("n_decode_steps", steps[index]) != steps[index]:
+            raise TraceError(f"{listing}: run {index} does not have the {steps[index]} decode steps of {file.name}")
+        if prompts[index] is not None and run.get("n_prompt_tokens", prompts[index]) != prompts[index]:
             raise TraceError(f"{listing}: run {index} does not have the prompt length {prompts[index]} of {file.name}")
+
+
+def _prompts(file: Path, runs: int) -> list[int]:
+    (prompts,) = archive.arrays(file, "pos0")
+    if prompts.shape != (runs,) or prompts.dtype.kind not in "iu":
+        raise TraceError(
+            f"{file}: pos0 is {prompts.dtype}{prompts.shape}; expected a whole number for each of {runs} runs"
+        )
+    return prompts.tolist()
 
 
 def _requests(ids: np.ndarray, probs: np.ndarray, offsets: np.ndarray, options: Options) -> Iterator[Request]:

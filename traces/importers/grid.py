@@ -27,11 +27,6 @@ class Grid:
         spread[self.cells] = values[self.rows]
         return spread.reshape(self.tokens, self.width, *values.shape[1:])
 
-    @property
-    def filled(self) -> np.ndarray:
-        """(T, width) whether a line gives the cell."""
-        return np.bincount(self.cells, minlength=self.tokens * self.width).reshape(self.tokens, self.width) > 0
-
 
 @dataclass(frozen=True)
 class Keys:

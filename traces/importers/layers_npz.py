@@ -17,8 +17,9 @@ from pydantic import BaseModel, Field, ValidationError
 from traces.importers import archive
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, first_fault, header_for, prompt_tokens
 from traces.importers.sources import files_of
+from traces.importers.text import parse_json
 from traces.overlap import overlap, reset_stride
-from traces.schema import Request, TraceError
+from traces.schema import Request, TraceError, shown
 
 ARRAYS = frozenset({"experts", "meta"})
 FORCED = "teacher-forced text: every token is prompt; replay it token by token"
@@ -48,7 +49,9 @@ def read(path: Path, options: Options) -> Foreign:
         raise TraceError(f"{path}: no .npz files; expected arrays {', '.join(sorted(ARRAYS))}")
     rows, meta = _stream(files[0])
     _, layers, k = rows.shape
-    shape = Shape(layers, k, int(rows.max()), experts=meta.num_experts)
+    others = [] if meta.num_experts or options.geometry else files[1:]  # whose ids say how many experts there are
+    highest = max(int(rows.max()), *(int(_stream(file)[0].max()) for file in others), -1)
+    shape = Shape(layers, k, highest, experts=meta.num_experts)
     chunk, how = _chunk(files, meta, options)
     origin = Origin(IMPORTER.name, path, files, model=meta.model, revision=meta.source)
     header = header_for(shape, options, origin, [FORCED, how])
@@ -59,12 +62,15 @@ def _stream(file: Path) -> tuple[np.ndarray, Meta]:
     """Rows (T, L, k) and meta of one file, checked against each other."""
     rows = archive.expert_ids(file, "experts").transpose(1, 0, 2)
     try:
-        meta = Meta.model_validate_json(str(archive.arrays(file, "meta")[0]))
+        meta = Meta.model_validate(parse_json(archive.text(file, "meta"), f"{file}: meta"))
     except ValidationError as wrong:
         raise TraceError(f"{file}: meta: {first_fault(wrong)}; expected a JSON object") from wrong
     for key, said, found in (("n_moe_layers", meta.n_moe_layers, rows.shape[1]), ("k", meta.k, rows.shape[2])):
         if said not in (None, found):
-            raise TraceError(f"{file}: meta says {key} = {said}, but experts has {found}; expected (layers, tokens, k)")
+            told = f"meta says {key} = {shown(said)}, but experts has {found}"
+            raise TraceError(f"{file}: {told}; expected (layers, tokens, k)")
+    if meta.num_experts is not None and rows.max() >= meta.num_experts:
+        raise TraceError(f"{file}: experts has id {rows.max()}, but meta says num_experts = {meta.num_experts}")
     return rows, meta
 
 
@@ -82,6 +88,8 @@ def _chunk(files: list[Path], meta: Meta, options: Options) -> tuple[int | None,
 
 def _found_stride(file: Path) -> int | None:
     rows, meta = _stream(file)
+    if len(rows) < 2:
+        return None
     experts = meta.num_experts or int(rows.max()) + 1
     return reset_stride(overlap(rows[:-1], rows[1:]), np.arange(1, len(rows)), rows.shape[2] / experts)
 

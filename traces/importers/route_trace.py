@@ -3,7 +3,8 @@
 Columns are read by name: `turn,phase,step,layer,slot,expert` are needed, `weight`, `residency`, `dropped` may follow.
 A turn is a request, `step` the absolute position, phase 0 its prompt. Layers are the model's own numbers; those
 without rows are dense and left out. Cells without a line, or with expert -1, were not routed: llama.cpp computes the
-last layer for the last prompt token only. A dropped expert was routed but never read: it stays among the chosen.
+last layer for the last prompt token only. So the last token of every turn has all its rows, or the file was cut off. A
+dropped expert was routed but never read: it stays among the chosen. The file may be packed with gzip.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ import numpy as np
 
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
 from traces.importers.grid import Grid, Keys, grids, prompt_of
-from traces.importers.sources import read_lines
-from traces.importers.table import Table, read_table, require
-from traces.schema import Request, TraceError
+from traces.importers.table import COUNT, LAYER, Table, ids_below, read_table, require
+from traces.importers.text import first_lines, start_of
+from traces.schema import MOST_LAYERS, VALUES, Request, TraceError, Values, shown
 
 MAGIC = "# route_trace"
 VERSION = "v1"
 NEEDED = ("turn", "phase", "step", "layer", "slot", "expert")
+FLAG = Values("iu", 0, 1)
+MOST_PREAMBLE = MOST_LAYERS + 64  #: lines
+LONGEST_FACTS = 8_192  #: characters of the line that names the model
+DIGITS = r"(\d{1,18})\b"
+SIZES = f"# layer={DIGITS} expert_bytes={DIGITS}"
+FEWEST_ROUTED = 16  #: of so many cells at least one has a row
 
 
 @dataclass(frozen=True)
@@ -38,23 +45,20 @@ class Preamble:
 
 def sniff(path: Path) -> bool:
     """A file that begins with the format's name."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as stream:
-        return stream.read(len(MAGIC)) == MAGIC.encode()
+    return path.is_file() and start_of(path, len(MAGIC)) == MAGIC.encode()
 
 
 def read(path: Path, options: Options) -> Foreign:
     """A request per turn, with gate weights and residency. Raises TraceError naming the line that is wrong."""
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with {MAGIC!r}; expected a BigMoeOnEdge route trace")
-    lines = read_lines(path)
-    header = next((index for index, line in enumerate(lines) if not line.startswith("#")), len(lines) - 1)
-    preamble = _preamble(path, lines[:header])
-    table = read_table(path, lines, header)
+    lines = first_lines(path, "#", MOST_PREAMBLE)
+    preamble = _preamble(path, lines)
+    table = read_table(path, len(lines))
     require(table, *NEEDED)
-    columns = _columns(table)
+    columns = _columns(table, preamble.experts)
     layers = np.unique(columns["layer"])
+    _refuse_silent_layers(preamble, layers, path)
     shape = _shape(preamble, columns, layers, path)
     notes = _notes(table, columns, len(preamble.expert_bytes) - len(layers))
     foreign = header_for(shape, options, Origin(IMPORTER.name, path, [path], model=preamble.model), notes)
@@ -62,16 +66,22 @@ def read(path: Path, options: Options) -> Foreign:
 
 
 def _preamble(path: Path, lines: list[str]) -> Preamble:
-    if not lines or lines[0].split()[-1] != VERSION:
-        raise TraceError(f"{path} line 1: {lines[0] if lines else ''!r}; expected '{MAGIC} {VERSION}'")
-    text = "\n".join(lines)
-    facts = re.search(r"^# model=(.*) arch=.* n_expert=(\d+) n_expert_used=(\d+)", text, re.MULTILINE)
-    sizes = re.findall(r"^# layer=(\d+) expert_bytes=(\d+)", text, re.MULTILINE)
+    if lines[0].split()[-1] != VERSION:
+        raise TraceError(f"{path} line 1: {shown(lines[0])!r}; expected '{MAGIC} {VERSION}'")
+    told = next((line for line in lines if line.startswith("# model=")), "")[:LONGEST_FACTS]
+    facts = re.match(rf"# model=(.*) arch=.* n_expert={DIGITS} n_expert_used={DIGITS}", told, re.ASCII)
+    sizes = [found.groups() for line in lines if (found := re.match(SIZES, line, re.ASCII))]
     if facts is None:
         raise TraceError(f"{path} line 2: expected '# model=... arch=... n_layer=... n_expert=... n_expert_used=...'")
     # the recorder writes its own absolute path
     model = PurePath(facts[1]).name
     return Preamble(model, int(facts[2]), int(facts[3]), {int(layer): int(size) for layer, size in sizes})
+
+
+def _refuse_silent_layers(preamble: Preamble, layers: np.ndarray, path: Path) -> None:
+    silent = sorted({layer for layer, size in preamble.expert_bytes.items() if size} - set(layers.tolist()))
+    if silent:
+        raise TraceError(f"{path}: layer {silent[0]} has experts and no rows; was the file cut off? Record it again")
 
 
 def _shape(preamble: Preamble, columns: dict[str, np.ndarray], layers: np.ndarray, path: Path) -> Shape:
@@ -88,20 +98,21 @@ def _notes(table: Table, columns: dict[str, np.ndarray], silent_layers: int) -> 
         notes.append(f"{silent_layers} layers of the preamble have no rows (dense): left out")
     if "weight" in table and "weight" not in columns:
         notes.append("weights left out: the recorder could not see them all")
-    dropped = int(table.whole("dropped").sum()) if "dropped" in table else 0
+    dropped = int(table.checked(FLAG, "dropped").sum()) if "dropped" in table else 0
     if dropped:
         notes.append(f"{dropped} experts were dropped by the recorder's policy; kept among the chosen")
     return notes
 
 
-def _columns(table: Table) -> dict[str, np.ndarray]:
+def _columns(table: Table, experts: int) -> dict[str, np.ndarray]:
     """The columns that are used, by name; rows with expert -1 weigh 0 and have no residency."""
-    columns = {name: table.whole(name) for name in NEEDED[:-1]} | {"expert": table.whole("expert", least=-1)}
+    allowed = {"turn": COUNT, "phase": FLAG, "step": COUNT, "layer": LAYER, "slot": COUNT, "expert": ids_below(experts)}
+    columns = {name: table.checked(allowed[name], name) for name in NEEDED}
     routed = columns["expert"] >= 0
-    if "weight" in table and np.isfinite(table.numbers("weight")[routed]).all():
-        columns["weight"] = np.where(routed, table.numbers("weight"), 0)
+    if "weight" in table and not np.isnan(table.numbers("weight")[routed]).any():
+        columns["weight"] = np.where(routed, table.checked(VALUES["weights"], "weight", among=routed), 0)
     if "residency" in table:
-        columns["residency"] = np.where(routed, table.whole("residency", least=-1), -1)
+        columns["residency"] = np.where(routed, table.checked(VALUES["residency"], "residency"), -1)
     return columns
 
 
@@ -111,7 +122,19 @@ def _requests(
     cell = np.searchsorted(layers, columns["layer"]) * shape.k + columns["slot"]
     place = str(table.file)
     for grid in grids(Keys(columns["turn"], columns["step"], cell, shape.layers * shape.k, table.lines, place)):
+        _refuse_cut(grid, place)
         yield _request(columns, grid, shape, place, options)
+
+
+def _refuse_cut(grid: Grid, place: str) -> None:
+    """Before anything dense is made of the rows: a few of them may name many cells."""
+    last = int((grid.cells >= (grid.tokens - 1) * grid.width).sum())
+    if last < grid.width:
+        where = f"turn {grid.request}: its last token, step {grid.first_token + grid.tokens - 1}"
+        raise TraceError(f"{place}: {where}, has {last} rows of {grid.width}; was the file cut off? Remove its rows")
+    if len(grid.cells) * FEWEST_ROUTED < grid.tokens * grid.width:
+        cells = f"{grid.tokens * grid.width:,} cells of token, layer and slot"
+        raise TraceError(f"{place}: turn {grid.request}: {len(grid.cells):,} rows for {cells}; expected most of them")
 
 
 def _request(columns: dict[str, np.ndarray], grid: Grid, shape: Shape, place: str, options: Options) -> Request:

@@ -11,14 +11,15 @@ import numpy as np
 
 from traces.importers.contract import Options, prompt_tokens
 from traces.importers.grid import Grid, Keys, grids, prompt_of
-from traces.importers.sources import parse_json
-from traces.importers.table import EXACT, Table, require
-from traces.schema import Geometry, Request, TraceError
+from traces.importers.table import COUNT, LAYER, Table, ids_below, require
+from traces.importers.text import blocks, parse_json
+from traces.schema import VALUES, Geometry, Request, TraceError, Values, shown
 
 KEYS = ("request", "token", "layer")
 OPTIONAL = ("weights", "logits", "phase")
 FLOATS = ("weights", "logits")
 LISTS = ("experts", *FLOATS)
+PHASE = Values("iu", 0, 1)
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,26 @@ class Rows:
     logits: np.ndarray | None = None  #: (N, E)
     phase: np.ndarray | None = None
 
+    def __post_init__(self) -> None:
+        """Raises TraceError naming the line on which an expert stands twice."""
+        ordered = np.sort(self.experts, axis=-1)
+        twice = np.argwhere((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))
+        if len(twice):
+            row, rank = twice[0]
+            raise TraceError(
+                f"{self.file} line {self.lines[row]}: expert {ordered[row, rank]} twice; expected each once"
+            )
 
-def from_table(table: Table) -> Rows:
-    """Rows of a CSV. Raises TraceError on missing, unknown or wrong columns."""
+
+def from_table(table: Table, experts: int | None) -> Rows:
+    """Rows of a CSV; ids are below `experts` if that is known. Raises TraceError for wrong columns or numbers."""
     k = sum(name.startswith("expert_") for name in table.columns)
-    experts = [f"expert_{rank}" for rank in range(max(k, 1))]
+    ids = [f"expert_{rank}" for rank in range(max(k, 1))]
     weights = [f"weight_{rank}" for rank in range(k)]
-    require(table, *KEYS, *experts)
-    unknown = set(table.columns) - {*KEYS, *experts, *weights, "phase"}
+    require(table, *KEYS, *ids)
+    unknown = set(table.columns) - {*KEYS, *ids, *weights, "phase"}
     if unknown or len(set(table.columns)) < len(table.columns):
-        names = ", ".join(sorted(unknown)) or "a repeated column"
+        names = shown(", ".join(sorted(unknown))) or "a repeated column"
         place = f"{table.file} line {table.first_line - 1}"
         raise TraceError(f"{place}: {names} not known; expected {','.join(KEYS)},expert_0,...")
     weighed = any(name in table for name in weights)
@@ -53,72 +64,90 @@ def from_table(table: Table) -> Rows:
     return Rows(
         table.file,
         table.lines,
-        request=table.whole("request"),
-        token=table.whole("token"),
-        layer=table.whole("layer"),
-        experts=table.whole(*experts, least=-1).reshape(-1, k),
-        weights=table.numbers(*weights).reshape(-1, k) if weighed else None,
-        phase=_phases(table.whole("phase"), table.file, table.lines) if "phase" in table else None,
+        request=table.checked(COUNT, "request"),
+        token=table.checked(COUNT, "token"),
+        layer=table.checked(LAYER, "layer"),
+        experts=table.checked(ids_below(experts), *ids).reshape(-1, k),
+        weights=table.checked(VALUES["weights"], *weights).reshape(-1, k) if weighed else None,
+        phase=table.checked(PHASE, "phase") if "phase" in table else None,
     )
 
 
-def from_jsonl(file: Path, lines: list[str], skip: int) -> Rows:
+def from_jsonl(file: Path, skip: int, experts: int | None) -> Rows:
     """Rows of JSON lines after the first `skip`. Raises TraceError naming the line that differs from the first."""
-    records = [_record(line, f"{file} line {number}") for number, line in enumerate(lines[skip:], skip + 1)]
-    _refuse_new_keys(records, file, skip + 1)
-    numbers = np.arange(skip + 1, len(lines) + 1)
-    columns: dict[str, np.ndarray] = {}
-    for name in ("request", "token", "layer", "experts", *(key for key in OPTIONAL if key in records[0])):
-        columns[name] = _column(records, name, file, skip + 1)
-    if "phase" in columns:
-        columns["phase"] = _phases(columns["phase"], file, numbers)
-    return Rows(file, numbers, **columns)
+    records = _Records(file, skip + 1, experts)
+    parts = [records.columns(number, lines) for number, lines in blocks(file, skip)]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return Rows(file, np.arange(skip + 1, skip + 1 + len(columns["request"])), **columns)
 
 
-def _record(line: str, place: str) -> dict[str, Any]:
-    record = parse_json(line, place)
+class _Records:
+    """JSON objects held to the first one: its keys, and the lengths of its lists."""
+
+    def __init__(self, file: Path, first: int, experts: int | None) -> None:
+        self.file, self.first = file, first
+        self.allowed = {"request": COUNT, "token": COUNT, "layer": LAYER, "phase": PHASE}
+        self.allowed |= {"experts": ids_below(experts), **{name: VALUES[name] for name in FLOATS}}
+        self.lengths: dict[str, int] = {}  #: by key, 0 where the value is no list
+
+    def columns(self, number: int, lines: list[str]) -> dict[str, np.ndarray]:
+        """The values of some lines by key, (N,) or (N, length of the list)."""
+        records = [self._record(line, f"{self.file} line {at}") for at, line in enumerate(lines, number)]
+        dtypes = {name: np.float32 if name in FLOATS else np.int64 for name in self.lengths}
+        return {name: np.array([record[name] for record in records], dtypes[name]) for name in self.lengths}
+
+    def _record(self, line: str, place: str) -> dict[str, Any]:
+        record = parse_json(line, place)
+        _check_keys(record, place)
+        if not self.lengths:
+            self.lengths = {name: len(value) if isinstance(value, list) else 0 for name, value in record.items()}
+        if record.keys() != self.lengths.keys():
+            wanted = f"{', '.join(self.lengths)}, as on line {self.first}"
+            raise TraceError(f"{place}: keys {', '.join(record)}; expected {wanted}")
+        for name, value in record.items():
+            if not self._fits(name, value):
+                raise TraceError(f"{place}: {self._misfit(name, value)}")
+        return record
+
+    def _fits(self, name: str, value: Any) -> bool:
+        allowed = self.allowed[name]
+        if name not in LISTS:
+            return fits(value, allowed)
+        if not isinstance(value, list) or not value or len(value) != self.lengths[name]:
+            return False
+        return all(fits(cell, allowed) for cell in value)
+
+    def _misfit(self, name: str, value: Any) -> str:
+        """What is wrong with a value, and what it should be."""
+        allowed = self.allowed[name]
+        if name in LISTS and isinstance(value, list) and value and len(value) == self.lengths[name]:
+            rank = next(rank for rank, cell in enumerate(value) if not fits(cell, allowed))
+            return f"{name}[{rank}] is {_spelled(value[rank])}; expected {allowed.expected}"
+        expected = (
+            f"{max(self.lengths[name], 1)} numbers, each {allowed.expected}" if name in LISTS else allowed.expected
+        )
+        return f"{name} is {_spelled(value)}; expected {expected}"
+
+
+def fits(cell: Any, allowed: Values) -> bool:
+    """Whether a value of a JSON document is a number in the range; true and false are none."""
+    return (
+        type(cell) is int or (type(cell) is float and "f" in allowed.kinds)
+    ) and allowed.least <= cell <= allowed.most
+
+
+def _spelled(value: Any) -> str:
+    return shown(repr(value) if isinstance(value, str) else value)
+
+
+def _check_keys(record: Any, place: str) -> None:
     if not isinstance(record, dict):
         raise TraceError(f"{place}: not an object; expected keys {', '.join(KEYS)}, experts")
     unknown = set(record) - {*KEYS, "experts", *OPTIONAL}
     missing = {*KEYS, "experts"} - set(record)
     if unknown or missing:
-        wrong = f"unknown key {sorted(unknown)[0]!r}" if unknown else f"no {sorted(missing)[0]!r}"
+        wrong = f"unknown key {shown(sorted(unknown)[0])!r}" if unknown else f"no {sorted(missing)[0]!r}"
         raise TraceError(f"{place}: {wrong}; expected {', '.join((*KEYS, 'experts'))}, perhaps {', '.join(OPTIONAL)}")
-    return record
-
-
-def _refuse_new_keys(records: list[dict[str, Any]], file: Path, first: int) -> None:
-    for number, record in enumerate(records, first):
-        if record.keys() != records[0].keys():
-            wanted = ", ".join(records[0])
-            raise TraceError(f"{file} line {number}: keys {', '.join(record)}; expected {wanted}, as on line {first}")
-
-
-def _column(records: list[dict[str, Any]], name: str, file: Path, first: int) -> np.ndarray:
-    """One key of all records as an array, (N,) or (N, size of the first list); checked line by line."""
-    length = len(records[0][name]) if isinstance(records[0][name], list) else 0
-    for number, record in enumerate(records, first):
-        if not _fits(record[name], name, length):
-            what = "numbers" if name in FLOATS else "whole numbers" if name in LISTS else "a whole number from 0"
-            size = f"{max(length, 1)} {what}" if name in LISTS else what
-            raise TraceError(f"{file} line {number}: {name} is {str(record[name])[:40]}; expected {size}")
-    return np.array([record[name] for record in records], np.float32 if name in FLOATS else np.int64)
-
-
-def _fits(value: Any, name: str, length: int) -> bool:
-    if name not in LISTS:
-        return type(value) is int and 0 <= value < EXACT
-    if not isinstance(value, list) or not value or len(value) != length:
-        return False
-    types = (int, float) if name in FLOATS else (int,)
-    return all(type(cell) in types and abs(cell) < EXACT for cell in value)
-
-
-def _phases(phase: np.ndarray, file: Path, lines: np.ndarray) -> np.ndarray:
-    wrong = np.flatnonzero((phase < 0) | (phase > 1))
-    if len(wrong):
-        raise TraceError(f"{file} line {lines[wrong[0]]}: phase {phase[wrong[0]]}; expected 0 (prompt) or 1 (decode)")
-    return phase
 
 
 def requests_of(rows: Rows, geometry: Geometry, options: Options) -> Iterator[Request]:
@@ -136,12 +165,14 @@ def requests_of(rows: Rows, geometry: Geometry, options: Options) -> Iterator[Re
 
 
 def _refuse_holes(grid: Grid, place: str) -> None:
-    per_layer = grid.filled.sum(0)
+    """Before anything dense is made of the rows: a few of them may name many cells."""
+    token, layer = np.divmod(grid.cells, grid.width)
+    per_layer = np.bincount(layer, minlength=grid.width)
     short = np.flatnonzero(per_layer < grid.tokens)
     if len(short):
-        layer = int(short[0])
-        token = grid.first_token + int(np.flatnonzero(~grid.filled[:, layer])[0])
+        lacking = int(short[0])
+        missing = np.setdiff1d(np.arange(grid.tokens), token[layer == lacking])[0]
         raise TraceError(
-            f"{place}: request {grid.request}: layer {layer} has {per_layer[layer]} tokens of {grid.tokens} "
-            f"(token {token} is missing); expected every token at every layer"
+            f"{place}: request {grid.request}: layer {lacking} has {per_layer[lacking]} tokens of {grid.tokens} "
+            f"(token {grid.first_token + missing} is missing); expected every token at every layer"
         )

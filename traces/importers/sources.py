@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import zipfile
-import zlib
 from pathlib import Path
-from typing import Any
 
+from traces.importers.archive import names_in_zip
+from traces.importers.text import suffix_of
 from traces.schema import TraceError
 
 PICKLE_SUFFIXES = {".pt", ".pth", ".pkl", ".pickle", ".joblib"}
-#: what zipfile and numpy raise on a damaged archive; RuntimeError where damage looks like encryption
-ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
 PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 def files_of(path: Path, suffix: str) -> list[Path]:
     """The file itself, or the files with that suffix directly in a folder, by name; empty if there are none."""
     if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.suffix == suffix and file.is_file())
-    return [path] if path.suffix == suffix and path.is_file() else []
+        return sorted(file for file in path.iterdir() if suffix_of(file) == suffix and file.is_file())
+    return [path] if suffix_of(path) == suffix and path.is_file() else []
 
 
 def refuse_unreadable(path: Path) -> None:
@@ -47,15 +43,6 @@ def _refuse_file(file: Path) -> None:
         raise TraceError(f"{file}: truncated or not an npz archive; download or record it again")
 
 
-def names_in_zip(file: Path) -> list[str] | None:
-    """Names of the members of a zip archive, which npz and torch files are; None if it cannot be read as one."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return archive.namelist()
-    except ZIP_DAMAGE:
-        return None
-
-
 def digest_of(files: list[Path]) -> str:
     """SHA-256 of one file's bytes; of several, of the lines `sha256sum` prints for their names."""
     hashes = [_sha256(file) for file in files]
@@ -68,31 +55,3 @@ def digest_of(files: list[Path]) -> str:
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def read_text(file: Path) -> str:
-    """The file as UTF-8 text. Raises TraceError if it is not text."""
-    try:
-        return file.read_text(encoding="utf-8-sig")  # spreadsheets put a byte order mark in front
-    except UnicodeDecodeError as broken:
-        raise TraceError(f"{file}: not UTF-8 text (byte {broken.start}: {broken.reason}); expected text") from broken
-
-
-def read_lines(file: Path) -> list[str]:
-    """The lines of a text file without the blank ones at its end. Raises TraceError if it is not text."""
-    return read_text(file).rstrip().splitlines()
-
-
-def read_json(file: Path) -> Any:
-    """The file as one JSON document. Raises TraceError saying where it breaks."""
-    return parse_json(read_text(file), str(file))
-
-
-def parse_json(text: str, place: str) -> Any:
-    """A JSON document found at `place` (for the message). Raises TraceError if it is broken or cut off."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as broken:
-        raise TraceError(f"{place}: not JSON ({broken.msg} at character {broken.pos}); expected all of it") from broken
-    except RecursionError as broken:
-        raise TraceError(f"{place}: JSON nested too deep; expected a routing trace") from broken

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from traces.schema import TraceError
+from traces.importers.text import blocks
+from traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
 
 EXACT = 2**53  #: whole numbers up to here survive the float64 they are parsed into
+COUNT = Values("iu", 0, EXACT - 1)  #: what numbers a request or a token
+LAYER = Values("iu", 0, MOST_LAYERS - 1)
+MOST_COLUMNS = 2 * MOST_EXPERTS + 16
+NUMBER = re.compile(r"\s*[+-]?((\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|nan|inf)\s*", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -34,30 +42,46 @@ class Table:
         picked = [self.columns.index(column) for column in columns]
         return self.values[:, picked[0] if len(picked) == 1 else picked]
 
-    def whole(self, *columns: str, least: int = 0) -> np.ndarray:
-        """The same as int64. Raises TraceError naming the line of a number that is not whole or below `least`."""
-        numbers = self.numbers(*columns)
-        fine = (np.rint(numbers) == numbers) & (numbers >= least) & (numbers < EXACT)
+    def checked(self, allowed: Values, *columns: str, among: np.ndarray | None = None) -> np.ndarray:
+        """The same, whole numbers as int64; `among` (N,) masks the rows that count.
+
+        Raises TraceError naming the line of a number that is not allowed.
+        """
+        numbers, whole = self.numbers(*columns), "f" not in allowed.kinds
+        fine = (numbers >= allowed.least) & (numbers <= allowed.most)
+        if whole:
+            fine &= np.rint(numbers) == numbers
+        if among is not None:
+            fine |= ~among
         if not fine.all():
             row, *column = at = tuple(np.argwhere(~fine)[0])
-            wrong = f"{columns[column[0] if column else 0]} is {numbers[at]:g}"
-            raise TraceError(f"{self.file} line {self.first_line + row}: {wrong}; expected a whole number from {least}")
-        return numbers.astype(np.int64)
+            wrong = f"{columns[column[0] if column else 0]} is {_spelled(float(numbers[at]))}"
+            raise TraceError(f"{self.file} line {self.first_line + row}: {wrong}; expected {allowed.expected}")
+        return numbers.astype(np.int64) if whole else numbers
 
 
-def read_table(file: Path, lines: list[str], header: int) -> Table:
-    """The table whose column names stand at index `header` of `lines`. Raises TraceError naming the wrong line."""
-    columns = tuple(name.strip() for name in lines[header].split(","))
-    body = lines[header + 1 :]
-    if not body:
+def _spelled(number: float) -> str:
+    return f"{number:.0f}" if number.is_integer() and abs(number) < EXACT else f"{number:g}"
+
+
+def ids_below(experts: int | None) -> Values:
+    """What the ids of a layer with that many experts may be; None if their number is not known."""
+    allowed = VALUES["chosen"]
+    return allowed if experts is None else allowed._replace(most=min(experts, MOST_EXPERTS) - 1)
+
+
+def read_table(file: Path, header: int) -> Table:
+    """The table whose column names stand on the line after the first `header`. Raises TraceError naming the line."""
+    columns: tuple[str, ...] = ()
+    parts = []
+    for number, lines in blocks(file, skip=header, ended=True):
+        if not columns:
+            columns, number, lines = _names(lines[0], f"{file} line {number}"), number + 1, lines[1:]  # noqa: PLW2901
+        if lines:
+            parts.append(_numbers(lines, len(columns), number, file))
+    if not parts:
         raise TraceError(f"{file} line {header + 1}: no rows follow; expected at least one")
-    try:
-        values = np.loadtxt(body, delimiter=",", comments=None, ndmin=2)
-    except ValueError as wrong:
-        raise _wrong_line(file, body, header + 2, len(columns), str(wrong)) from wrong
-    if values.shape != (len(body), len(columns)):
-        raise _wrong_line(file, body, header + 2, len(columns), "blank line or column")
-    return Table(file, header + 2, values, columns)
+    return Table(file, header + 2, np.concatenate(parts), columns)
 
 
 def require(table: Table, *columns: str) -> None:
@@ -65,24 +89,46 @@ def require(table: Table, *columns: str) -> None:
     missing = [column for column in columns if column not in table]
     if missing:
         place = f"{table.file} line {table.first_line - 1}"
-        raise TraceError(f"{place}: no column {', '.join(missing)}; found {','.join(table.columns)}")
+        raise TraceError(f"{place}: no column {', '.join(missing)}; found {shown(','.join(table.columns))}")
 
 
-def _wrong_line(file: Path, body: list[str], first: int, columns: int, reason: str) -> TraceError:
-    """The error for the first line that is not `columns` numbers."""
-    for number, line in enumerate(body, first):
-        cells = line.split(",")
-        if len(cells) != columns:
-            return TraceError(f"{file} line {number}: {len(cells)} columns; expected {columns}")
-        for cell in cells:
-            if not _is_number(cell):
-                return TraceError(f"{file} line {number}: {cell.strip()!r} is not a number; expected {columns} numbers")
-    return TraceError(f"{file}: {reason}; expected {columns} numbers on every line")
+def _names(line: str, place: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in _cells(line, place))
+    if len(names) > MOST_COLUMNS:
+        raise TraceError(f"{place}: {len(names):,} columns; expected at most {MOST_COLUMNS:,}")
+    return names
 
 
-def _is_number(cell: str) -> bool:
+def _numbers(lines: list[str], columns: int, first: int, file: Path) -> np.ndarray:
+    """(lines, columns) float64; numpy reads nearly every file, what it refuses is read cell by cell."""
+    values = _at_once(lines)
+    if values is None or values.shape != (len(lines), columns):
+        return np.array([_row(line, columns, f"{file} line {at}") for at, line in enumerate(lines, first)])
+    return values
+
+
+def _at_once(lines: list[str]) -> np.ndarray | None:
+    if not all(map(str.strip, lines)):  # numpy would pass over a blank line
+        return None
     try:
-        float(cell)
+        return np.loadtxt(lines, delimiter=",", comments=None, quotechar='"', ndmin=2)
     except ValueError:
-        return False
-    return True
+        return None
+
+
+def _row(line: str, columns: int, place: str) -> list[float]:
+    cells = _cells(line, place)
+    if len(cells) != columns:
+        raise TraceError(f"{place}: {len(cells)} columns; expected {columns}")
+    for cell in cells:
+        if not NUMBER.fullmatch(cell):
+            raise TraceError(f"{place}: {cell.strip()[:60]!r} is not a number; expected {columns} numbers")
+    return [float(cell) for cell in cells]
+
+
+def _cells(line: str, place: str) -> Sequence[str]:
+    """The cells of a line, without the quotes that some programs put around them."""
+    try:
+        return next(csv.reader([line], strict=True, skipinitialspace=True), None) or [""]
+    except csv.Error as broken:
+        raise TraceError(f"{place}: cells that cannot be read ({broken}); expected numbers between commas") from broken

@@ -1,0 +1,113 @@
+"""One writer per store: a lock of the operating system on `X.zarr.partial.lock`, which also says who holds it.
+
+The system releases the lock when its holder ends, however it ends, so a lock file that a killed writer left behind
+refuses nobody and is taken over. A file system that has no locks gives none: there the file only names the writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import sys
+import weakref
+from pathlib import Path
+
+from traces.schema import TraceError
+
+LOCK = ".lock"
+BEYOND = 1 << 20  #: Windows locks bytes and keeps others from reading them: this one is after the text
+LONGEST_NAME = 300
+NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+HELD = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
+
+
+class Lock:
+    """Held from `Lock(partial)` until `release`, garbage collection or the end of the process."""
+
+    def __init__(self, partial: Path) -> None:
+        """Raises TraceError naming the process that holds it, and OSError if the disk refuses."""
+        self.path = partial.with_name(partial.name + LOCK)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _taken(self.path, partial)
+        self._release = weakref.finalize(self, _release, descriptor, self.path, os.getpid())
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+
+    def release(self) -> None:
+        """Remove the lock file; safe to repeat."""
+        self._release()
+
+
+def refuse_busy(partial: Path) -> None:
+    """Raises TraceError if another process is writing `partial` now."""
+    path = partial.with_name(partial.name + LOCK)
+    if path.exists():
+        Lock(partial).release()
+
+
+def _taken(path: Path, partial: Path) -> int:
+    """Descriptor of the locked file. A holder that ends removes its file, which may be the one just opened: again."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock(descriptor)
+            if _is_at(descriptor, path):
+                return descriptor
+        except BlockingIOError:
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            raise TraceError(f"{partial} is being written by {holder}; wait until it has ended, or stop it") from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Raises BlockingIOError if another open file holds the lock."""
+    try:
+        _lock_of_system(descriptor)
+    except OSError as refused:
+        if refused.errno in HELD:
+            raise BlockingIOError from None
+        if refused.errno not in NO_LOCKS:
+            raise
+
+
+def _lock_of_system(descriptor: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(descriptor, BEYOND, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _holder(descriptor: int) -> str:
+    written = os.read(descriptor, LONGEST_NAME).decode(errors="replace")
+    return written if written.isprintable() and written else "another process"
+
+
+def _release(descriptor: int, path: Path, owner: int) -> None:
+    """Remove before closing: whoever opened the file meanwhile sees that it is gone. A forked child keeps it."""
+    if os.getpid() != owner:
+        return
+    with contextlib.suppress(OSError):  # the folder may be read-only by now
+        path.unlink(missing_ok=True)
+    os.close(descriptor)
+    if sys.platform == "win32":  # where an open file cannot be removed
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
