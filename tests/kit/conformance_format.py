@@ -1,4 +1,4 @@
-"""The format of conformance cases, docs/conformance.md: what a file must hold, and what is said of one that lacks it."""
+"""The format of conformance cases (docs/conformance.md), and what is said of a file that is not in it."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ class Routed(Strict):
             return f"{len(self.weights)} weights for {len(self.chosen)} chosen experts"
         ahead = [str(depth) for depth in range(1, min(case.looks_ahead, case.layers - 1 - layer) + 1)]
         if set(self.look) != set(ahead):
-            return (
-                f"look has {sorted(self.look)}, expected {ahead}, as far as the first token"
-            )
+            return f"look has {sorted(self.look)}, expected {ahead}, as far as the first token"
         lengths = {len(scores) for scores in self.look.values()}
         return None if lengths <= {case.experts} else f"look has {lengths} scores, expected {case.experts}"
 
