@@ -23,5 +23,5 @@ def test_without_the_recordings_a_run_names_what_it_left_unchecked(tmp_path: Pat
     lines = ran.stdout.splitlines()
     at = lines.index("Of README.md they leave unchecked:")
     assert lines[at + 1] == f"    1 tests: {CLAIMS['geometry']}"
-    assert lines[at - 1].startswith(f"1 skipped tests need recordings that are not ours, nor in {tmp_path / 'none'} ")
+    assert lines[at - 1].startswith(f"1 skipped tests need other people's recordings, which {tmp_path / 'none'} ")
     assert " 1 skipped" in lines[-1]

@@ -57,7 +57,7 @@ def summary(skipped: Sequence[pytest.TestReport]) -> Iterator[str]:
     """How many tests were skipped for want of a recording, for each claim, and how many for other reasons."""
     claims = [value for report in skipped for name, value in report.user_properties if name == UNCHECKED]
     if claims:
-        yield f"{len(claims)} skipped tests need recordings that are not ours, nor in {FOLDER} (see CONTRIBUTING.md)."
+        yield f"{len(claims)} skipped tests need other people's recordings, which {FOLDER} lacks (see CONTRIBUTING.md)."
         yield "Of README.md they leave unchecked:"
         yield from (f"  {claims.count(name):3} tests: {text}" for name, text in CLAIMS.items() if name in claims)
     if others := len(skipped) - len(claims):
