@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SAMPLE = "miniature"
 
 
-def _bundled(path: Path | None) -> Path | None:
+def _bundled(path: Path) -> Path:
     """The trace that comes with the program, if its name is given."""
     if path != Path(SAMPLE) or path.exists():
         return path

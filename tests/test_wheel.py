@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,22 +22,24 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 PACKAGES = ("analysis", "commands", "policies", "simulator", "tracegen", "traces")
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
+UNWANTED = (".*", "runs", "build", "dist", "*.egg-info", "*.derived", "__pycache__")
 #: Names that a user may have in the folder where the program runs.
 THEIRS = ("traces.py", "simulator.py", "policies/__init__.py", "results/__init__.py")
 
 
-def ran(*command: object, **how: object) -> subprocess.CompletedProcess[str]:
+def ran(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A process of its own, outside of the tree."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    options = {"capture_output": True, "text": True, "env": environment, "check": False} | how
-    return subprocess.run([str(word) for word in command], **options)
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of both distributions."""
     folder = tmp_path_factory.mktemp("dist")
-    done = ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    tree = shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*UNWANTED))  # it is written to
+    done = ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
