@@ -10,7 +10,7 @@ MINI := tracegen/miniature
 SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
 
-.PHONY: help demo demo-replay test parity check coverage study-collisions study-cache-prior study-specmd study-quality
+.PHONY: help demo demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality
 .PHONY: study-fidelity study-tune bench-recording bench bench-sweep miniature sample tables format clean
 
 help:            ## this list
@@ -59,8 +59,11 @@ demo-replay: .venv/base.stamp  ## without torch: replay the recorded trace that 
 	    --out runs/demo-replay
 	$(BIN)/moereplay plot runs/demo-replay
 
-test: .venv/dev.stamp        ## the test suite
+test: .venv/dev.stamp        ## the test suite, without what takes minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-long: .venv/dev.stamp   ## the long searches that `make test` leaves out
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
 
 parity: .venv/dev.stamp      ## both engines in MOEREPLAY_CASES new worlds per search (1,000), with and without the compiler
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 \
@@ -73,6 +76,9 @@ check: .venv/dev.stamp       ## ruff and pyright
 
 coverage: .venv/dev.stamp    ## the test suite with coverage, without the long replays of real streams
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --ignore tests/test_real_streams.py
+
+wheel: .venv/dev.stamp       ## sdist and wheel in dist/
+	rm -rf dist && $(BIN)/python -m build --no-isolation
 
 study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 replayed: collisions per miss of every eviction policy
 	$(BIN)/python benchmarks/specmd_collisions.py
@@ -120,4 +126,4 @@ format: .venv/dev.stamp      ## ruff's own formatting and import order
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 clean:           ## remove what make made
-	rm -rf .venv runs build *.egg-info
+	rm -rf .venv runs build dist *.egg-info

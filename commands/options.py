@@ -15,7 +15,23 @@ if TYPE_CHECKING:
 
     from simulator.config import ReplayConfig
 
-TracePath = Annotated[Path, typer.Argument(help="A trace folder, NAME.zarr.", show_default=False)]
+#: The trace that comes with the program goes by this name, where no folder does.
+SAMPLE = "miniature"
+
+
+def _bundled(path: Path) -> Path:
+    """The trace that comes with the program, if its name is given."""
+    if path != Path(SAMPLE) or path.exists():
+        return path
+    import traces
+
+    return Path(traces.__file__).with_name("samples") / f"{SAMPLE}.zarr"
+
+
+TracePath = Annotated[
+    Path,
+    typer.Argument(help="A trace folder, NAME.zarr, or `miniature` (bundled).", show_default=False, callback=_bundled),
+]
 NewTrace = Annotated[Path, typer.Option(help="The trace to write, NAME.zarr.", show_default=False)]
 
 

@@ -14,10 +14,13 @@ import policies
 from simulator.compiled import engine as compiled
 from simulator.compiled.jit import IS_PYTHON
 from tests import cases
+from tests.kit import recordings
 
 # Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / f"moereplay-bytecode-{os.getuid()}"))
+# A worker per core computes already: threads of torch would wait for each other, at ten times the processor time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,6 +29,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None) and not is_worker and not IS_PYTHON:
         with ProcessPoolExecutor(len(compiled.POINTERS)) as processes:
             list(processes.map(make, compiled.POINTERS))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Recordings of other people need not be there."""
+    recordings.skip_without(item)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not checked is said last."""
+    for line in recordings.summary(terminalreporter.stats.get("skipped", [])):
+        terminalreporter.write_line(line)
 
 
 def make(kernel: Callable) -> None:

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.recordings import FOLDER as DATA
+from tests.kit.recordings import needs_recording
 from traces import importers
 from traces.importers import Options
 from traces.schema import Request, Trace, TraceError, memory_trace
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
-on_real_data = pytest.mark.skipif(not DATA.is_dir(), reason="sample traces are not beside the repository")
+__all__ = ["DATA"]
+
+on_real_data = needs_recording("gpt-oss-20b", "qwen3-30b-a3b", "gemma-4-26b-a4b", "olmoe-counts", claim="import")
 
 SIZED = Options(expert_bytes=1000)
 

@@ -5,9 +5,11 @@ Every family routes in its own way, so the numbers that decide (weights, scores,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from simulator.config import configure
 from simulator.replay import replay
@@ -103,6 +105,15 @@ def test_a_generated_text_closes_the_loop_too(settings: dict[str, Any]) -> None:
     assert [len(request.chosen) for request in ran.requests] == [5 + 8 - 1, 3 + 8 - 1]
 
 
+@pytest.fixture
+def torch_threads() -> Iterator[None]:
+    """Two, as on users' machines; other tests have one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -112,7 +123,7 @@ def test_a_generated_text_closes_the_loop_too(settings: dict[str, Any]) -> None:
     ],
     ids=lambda settings: ",".join(settings.values()),
 )
-def test_the_trained_miniature_closes_the_loop(settings: dict[str, Any]) -> None:
+def test_the_trained_miniature_closes_the_loop(settings: dict[str, Any], torch_threads: None) -> None:
     model = load("miniature", device="cpu", dtype="float32")
     ids = model.tokenizer("The experts that do not fit fast memory are cached there.")["input_ids"][:24]
     ran = run(model, [Ask(tuple(ids), 8)], configure(capacity="25%", **settings), log=True)

@@ -28,7 +28,7 @@ from simulator.replay import plan, replay, replay_source
 from simulator.result import Result, row_digest
 from simulator.source import TraceSource
 from tests.cases import machine, sizes
-from tests.importing import on_real_data
+from tests.kit.recordings import needs_recording
 from tests.test_real_streams import ACCESSES, HITS, phone, stream
 from traces.demand import demand_of
 from traces.schema import Header, Request, Trace, memory_trace
@@ -312,7 +312,7 @@ def test_a_curve_answers_only_for_what_it_counted() -> None:
 # ---------------------------------------------------------------- real streams
 
 
-@on_real_data
+@needs_recording("gpt-oss-20b", "qwen3-30b-a3b", claim="curves")
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 @pytest.mark.parametrize("model", HITS)
 def test_curves_of_real_streams_hit_as_often_as_two_scripts_agree(model: str, policy: str) -> None:
@@ -323,7 +323,7 @@ def test_curves_of_real_streams_hit_as_often_as_two_scripts_agree(model: str, po
     assert made.accesses == ACCESSES[model]
 
 
-@on_real_data
+@needs_recording("gpt-oss-20b", "qwen3-30b-a3b", claim="curves")
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 def test_a_slice_of_a_real_stream_equals_the_replays_at_every_capacity(policy: str) -> None:
     whole = stream("gpt-oss-20b")
@@ -334,7 +334,7 @@ def test_a_slice_of_a_real_stream_equals_the_replays_at_every_capacity(policy: s
     assert_equals_replays(trace, made, PATIENT)
 
 
-@on_real_data
+@needs_recording("gemma-4-26b-a4b", claim="curves")
 def test_a_phones_trace_of_unequal_experts_equals_the_replays() -> None:
     trace, budget = phone(), 4000 * 2**20
     made = curve(trace, capacities=[budget])

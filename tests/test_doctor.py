@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.kit.recordings import FOLDER, needs_recording
 from traces import importers
 from traces.doctor import Finding, examine, take_sample
 from traces.importers import Options
@@ -15,8 +15,7 @@ from traces.overlap import overlap, reset_stride, shared
 from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 from traces.summary import summarise
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
-on_real_data = pytest.mark.skipif(not DATA.is_dir(), reason="sample traces are not beside the repository")
+on_real_data = needs_recording("gpt-oss-20b", "qwen3-30b-a3b", "gemma-4-26b-a4b", claim="inspect")
 
 EXPERTS, K, LAYERS = 16, 2, 3
 
@@ -248,7 +247,7 @@ def test_the_sample_is_bounded_and_takes_the_first_tokens_of_requests() -> None:
 
 
 def real(name: str, **options: int) -> Trace:
-    foreign = importers.read(DATA / name, Options.model_validate({"expert_bytes": 1000} | options))
+    foreign = importers.read(FOLDER / name, Options.model_validate({"expert_bytes": 1000} | options))
     return memory_trace(foreign.header, list(foreign.requests))
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from tests.kit.recordings import FOLDER, needs_recording
 from traces.geometry import MODELS, Attention, LatentAttention, Mamba2, known
 from traces.schema import TraceError
 
 GIB = 2**30
-SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 #: 1e9 parameters, embedding included: the models' cards, to the digits they give
 PUBLISHED = {
@@ -116,9 +114,9 @@ def test_gemma_layers_differ_at_four_bits_only() -> None:
     assert set(geometry.bytes_at(4)) == {int(matrix * (2 * 4.5 + 8.5) / 8), int(matrix * (2 * 4.5 + 5.5) / 8)}
 
 
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the sample traces are not here")
+@needs_recording("gemma-4-26b-a4b", claim="geometry")
 def test_gemma_bytes_are_those_of_the_phones_trace() -> None:
-    lines = (SAMPLES / "traces" / "gemma-4-26b-a4b" / "gemma.route.csv").read_text().splitlines()
+    lines = (FOLDER / "gemma-4-26b-a4b" / "gemma.route.csv").read_text().splitlines()
     recorded = [int(line.split()[2].partition("=")[2]) for line in lines if line.startswith("# layer=")]
     assert known("gemma-4-26b-a4b").geometry.bytes_at(4) == tuple(recorded)
 

@@ -1,4 +1,4 @@
-"""Miss for miss the same as libCacheSim (github.com/1a1a11a/libCacheSim), another group's simulator, on real routing.
+"""Miss for miss the same as libCacheSim (github.com/1a1a11a/libCacheSim), the simulator of another group.
 
 Contract sequential without prefetch is a classical cache over the flattened stream of demands, one expert at a time.
 An expert weighs one byte, as objects do there: ARC's target, a float in bytes, then rounds alike. Belady's ties are
@@ -19,16 +19,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.recordings import FOLDER, needs_recording
 from tests.policy_runs import Access, replayed
 from traces import importers
 from traces.importers import Options
-from traces.schema import Geometry, Request, Trace, memory_trace
+from traces.schema import Geometry, Header, Request, Trace, memory_trace
+from traces.store import open_trace
 
 libcachesim = pytest.importorskip("libcachesim", reason="libcachesim has no wheel for this machine")
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="sample traces are not beside the repository")
+on_recordings = needs_recording("gpt-oss-20b", "qwen3-30b-a3b", claim="libcachesim")
 
+SAMPLE = Path(__file__).resolve().parents[1] / "traces" / "samples" / "miniature.zarr"
 GPT_OSS = "gpt-oss-20b/gptoss20b_decode.npz"
 NEVER = 2**63 - 1
 Theirs = dict[str, tuple[str, dict[str, float]]]  # our spelling -> their name and options
@@ -64,11 +66,20 @@ def part(request: Request, tokens: int, every: int) -> Request:
 @cache
 def stream_of(file: str, requests: int, tokens: int, every: int) -> Trace:
     """The first tokens of the first requests of a file, of layers 0, `every`, 2 * `every`, ..."""
-    foreign = importers.read(DATA / file, Options(expert_bytes=1))
+    foreign = importers.read(FOLDER / file, Options(expert_bytes=1))
     taken = [part(request, tokens, every) for request in islice(foreign.requests, requests)]
     layers = taken[0].chosen.shape[1]
     smaller = foreign.header.geometry.model_copy(update={"layers": layers, "expert_bytes": (1,) * layers})
     return memory_trace(foreign.header.model_copy(update={"geometry": smaller}), taken)
+
+
+@cache
+def bundled() -> Trace:
+    """The first two requests of the bundled sample, 161 tokens, in layers 0, 6 and 12: 3,864 accesses."""
+    sample = open_trace(SAMPLE)
+    taken = [part(sample.request(number), 128, 6) for number in range(2)]
+    smaller = sample.geometry.model_copy(update={"layers": 3, "expert_bytes": (1,) * 3})
+    return memory_trace(Header(geometry=smaller), taken)
 
 
 def next_uses(stream: Sequence[int]) -> list[int]:
@@ -106,6 +117,13 @@ def assert_same_per_layer(policy: str, trace: Trace, slots: int) -> None:
         assert_same_misses(policy, [access for access in accesses if access.layer == layer], slots, trace.geometry)
 
 
+@pytest.mark.parametrize("policy", PLAIN | TUNED)
+def test_the_bundled_sample_with_a_cache_per_layer(policy: str):
+    """A pool of 32, half of the experts."""
+    assert_same_per_layer(policy, bundled(), 32)
+
+
+@on_recordings
 @pytest.mark.parametrize("slots", GPT_OSS_SLOTS)
 @pytest.mark.parametrize("policy", PLAIN)
 def test_gpt_oss_with_a_cache_per_layer(policy: str, slots: int):
@@ -113,6 +131,7 @@ def test_gpt_oss_with_a_cache_per_layer(policy: str, slots: int):
     assert_same_per_layer(policy, stream_of(GPT_OSS, 2, 512, 8), slots)
 
 
+@on_recordings
 @pytest.mark.parametrize("slots", GPT_OSS_SLOTS)
 @pytest.mark.parametrize("policy", PLAIN)
 def test_gpt_oss_with_one_cache_for_all_layers(policy: str, slots: int):
@@ -122,6 +141,7 @@ def test_gpt_oss_with_one_cache_for_all_layers(policy: str, slots: int):
     assert_same_misses(policy, accesses, 24 * slots, trace.geometry)
 
 
+@on_recordings
 @pytest.mark.parametrize("slots", (GPT_OSS_SLOTS[0], GPT_OSS_SLOTS[2]))
 @pytest.mark.parametrize("policy", TUNED)
 def test_tuned_policies_on_gpt_oss_with_a_cache_per_layer(policy: str, slots: int):
@@ -129,6 +149,7 @@ def test_tuned_policies_on_gpt_oss_with_a_cache_per_layer(policy: str, slots: in
     assert_same_per_layer(policy, stream_of(GPT_OSS, 2, 512, 8), slots)
 
 
+@on_recordings
 @pytest.mark.parametrize("policy", TUNED | LARGE_ONLY)
 def test_tuned_policies_on_gpt_oss_with_one_cache_for_all_layers(policy: str):
     """A pool of 192, where S3-FIFO's own tenth has room for 19."""
@@ -136,6 +157,7 @@ def test_tuned_policies_on_gpt_oss_with_one_cache_for_all_layers(policy: str):
     assert_same_misses(policy, our_accesses(policy, trace, 192, "global"), 192, trace.geometry)
 
 
+@on_recordings
 @pytest.mark.parametrize(("domain", "slots"), [("code", 32), ("math", 64), ("medical", 96)])
 @pytest.mark.parametrize("policy", TUNED)
 def test_tuned_policies_on_qwen3(policy: str, domain: str, slots: int):
@@ -143,6 +165,7 @@ def test_tuned_policies_on_qwen3(policy: str, domain: str, slots: int):
     assert_same_per_layer(policy, stream_of(f"qwen3-30b-a3b/{domain}.npz", 1, 512, 48), slots)
 
 
+@on_recordings
 @pytest.mark.parametrize("domain", ["code", "general", "math", "medical"])
 @pytest.mark.parametrize("slots", QWEN_SLOTS)
 @pytest.mark.parametrize("policy", PLAIN)

@@ -19,7 +19,6 @@ from tracegen.errors import RecordError
 from tracegen.prompts import Prompts, read_dataset, read_prompts, read_texts
 from tracegen.tokens import Room, encode, windows
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "prompts"
 ROOM = Room(context=64, vocabulary=96)
 PLAIN = character_tokenizer()
 OPENING = character_tokenizer(opening=True)
@@ -75,19 +74,47 @@ def test_the_only_field_needs_no_name(tmp_path):
     assert read_prompts([written(tmp_path, "a.jsonl", '{"p": "x"}')]).texts == ("x",)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="published prompt sets are not beside the repository")
-@pytest.mark.parametrize(
-    ("name", "field", "count"),  # the counts of the sets' own papers or repositories, in their README here
-    [
-        ("gsm8k/test.jsonl", "question", 1319),
-        ("truthfulqa/TruthfulQA.csv", "Question", 790),
-        ("humaneval/HumanEval.jsonl.gz", "prompt", 164),
-        ("mt_bench/question.jsonl", "turns.0", 80),
-        ("nq_open/NQ-open.dev.jsonl", "question", 3610),
-    ],
-)
-def test_published_prompt_sets_are_read_whole(name, field, count):
-    assert len(read_prompts([DATA / name], field).texts) == count
+HEADING = "Type,Category,Question,Best Answer,Correct Answers,Source"
+CODE = 'def double(x: int) -> int:\n    """Twice x.\n    >>> double(2)\n    4\n    """\n'
+#: Two records in the form of each published set; the field, and its texts.
+PUBLISHED_FORMS = {
+    "gsm8k.jsonl": (
+        r'{"question": "Ann\u2019s hens lay 3 eggs.  How many in 2 days?", "answer": "3*2 = <<3*2=6>>6\n#### 6"}'
+        "\n" + r'{"question": "A coat costs $80,000 \u00f7 2?", "answer": "#### 40000"}' + "\n",
+        "question",
+        ("Ann\u2019s hens lay 3 eggs.  How many in 2 days?", "A coat costs $80,000 \u00f7 2?"),
+    ),
+    "truthfulqa.csv": (
+        f'{HEADING}\r\nAdversarial,Myths,Can pigs fly?,No,"No; They cannot, as a rule",https://a.example/b\r\n'
+        'Adversarial,Sayings,"What does ""a pig in a poke"" mean, literally?",A pig in a bag,A pig,\r\n',
+        "Question",
+        ("Can pigs fly?", 'What does "a pig in a poke" mean, literally?'),
+    ),
+    "humaneval.jsonl": (
+        "\n".join(json.dumps({"task_id": f"Ours/{n}", "prompt": CODE * n, "test": "pass"}) for n in (1, 2)),
+        "prompt",
+        (CODE, CODE * 2),
+    ),
+    "mt_bench.jsonl": (
+        '{"question_id": 81, "category": "writing", "turns": ["Write it.", "Write it again."], "reference": []}\n'
+        '{"question_id": 82, "category": "maths", "turns": ["Add 1.", "Add 2."], "reference": ["2", "4"]}\n',
+        "turns.0",
+        ("Write it.", "Add 1."),
+    ),
+    "nq_open.jsonl": (
+        '{"question": "who was first", "answer": ["A", "B"]}\n{"question": "when was it", "answer": ["1616"]}\n',
+        "question",
+        ("who was first", "when was it"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_FORMS)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+def test_files_in_the_form_of_published_prompt_sets_are_read(tmp_path, name, packed):
+    content, field, texts = PUBLISHED_FORMS[name]
+    packing = (f"{name}.gz", gzip.compress(content.encode())) if packed else (name, content.encode())
+    assert read_prompts([written(tmp_path, *packing)], field).texts == texts
 
 
 BROKEN = [

@@ -12,13 +12,13 @@ import pytest
 from simulator.config import configure
 from simulator.replay import replay
 from simulator.result import Row
-from tests.importing import DATA, on_real_data
+from tests.kit.recordings import FOLDER, needs_recording
 from traces import importers
 from traces.geometry import known
 from traces.importers import Options
 from traces.schema import Trace, memory_trace
 
-pytestmark = on_real_data
+of_scripts = needs_recording("gpt-oss-20b", "qwen3-30b-a3b", claim="scripts")
 
 RUNS, RUN_TOKENS = 12, 511
 DOMAINS = ("code", "general", "math", "medical")
@@ -45,10 +45,10 @@ def requests(model: str) -> list[Trace]:
     """
     options = Options(geometry=known(model).geometry)
     if model == "gpt-oss-20b":
-        whole = importers.read(DATA / model, options)
+        whole = importers.read(FOLDER / model, options)
         of_length = (request for request in whole.requests if len(request.chosen) == RUN_TOKENS)
         return [memory_trace(whole.header, [replace(run, weights=None)]) for run in islice(of_length, RUNS)]
-    texts = [importers.read(DATA / model / f"{domain}.npz", options) for domain in DOMAINS]
+    texts = [importers.read(FOLDER / model / f"{domain}.npz", options) for domain in DOMAINS]
     return [memory_trace(text.header, [next(text.requests)]) for text in texts]
 
 
@@ -65,18 +65,21 @@ def totals(trace: Trace, slots: int, eviction: str, engine: str) -> Row:
     return replay(trace, configure(eviction=eviction, **settings), engine=engine).totals
 
 
+@of_scripts
 @pytest.mark.parametrize(("model", "slots", "hits", "engine"), cases(0))
 def test_lru_hits_as_often_as_two_scripts_agree(model: str, slots: int, hits: int, engine: str) -> None:
     found = totals(stream(model), slots, "lru", engine)
     assert (found["accesses"], found["hits"]) == (ACCESSES[model], hits)
 
 
+@of_scripts
 @pytest.mark.parametrize(("model", "slots", "hits", "engine"), cases(1))
 def test_belady_hits_as_often_as_two_scripts_agree(model: str, slots: int, hits: int, engine: str) -> None:
     found = totals(stream(model), slots, "belady", engine)
     assert (found["accesses"], found["hits"]) == (ACCESSES[model], hits)
 
 
+@of_scripts
 @pytest.mark.parametrize(("model", "slots", "hits", "engine"), cases(2))
 def test_belady_that_bypasses_hits_as_often_as_two_scripts_agree(
     model: str, slots: int, hits: int, engine: str
@@ -99,7 +102,7 @@ DIFFERENT = {
 
 @cache
 def phone() -> Trace:
-    foreign = importers.read(DATA / "gemma-4-26b-a4b" / "gemma.route.csv", Options())
+    foreign = importers.read(FOLDER / "gemma-4-26b-a4b" / "gemma.route.csv", Options())
     return memory_trace(foreign.header, list(foreign.requests))
 
 
@@ -109,6 +112,7 @@ def hit_rows(trace: Trace, engine: str) -> set[tuple[int, int, int]]:
     return {(event.step_pass, event.layer, event.expert) for event in result.events if event.kind == "hits"}
 
 
+@needs_recording("gemma-4-26b-a4b", claim="phone")
 def test_a_phones_recorded_residency_is_that_of_a_global_lru(engine: str) -> None:
     trace = phone()
     chosen, recorded, hits = trace.read("chosen"), trace.read("residency"), hit_rows(trace, engine)
