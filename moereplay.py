@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -11,6 +12,9 @@ import typer
 
 import commands
 from commands.terminal import say
+
+#: A disk, a quota or a largest file is reached.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -49,6 +53,8 @@ def _told(error: Exception) -> str | None:
     if isinstance(error, _user_errors()):
         return str(error)
     in_their_policy = blamed(error)
+    if in_their_policy is None and isinstance(error, OSError) and error.errno in FULL:
+        return f"cannot write {error.filename or 'the output'}: {error.strerror}; make room and run it again"
     if in_their_policy is None and isinstance(error, OSError):  # a file that may not be read or written
         return f"{error.filename or 'a file'}: {error.strerror or error}; check the path and its permissions"
     return in_their_policy

@@ -7,8 +7,10 @@ from pathlib import Path
 import polars as pl
 
 from analysis.errors import AnalysisError
+from analysis.results import damaged, read_parquet
 from simulator.result import row_digest
 
+VERB = "run moereplay curve"
 CURVES_VERSION = 1  #: the newest layout that this code reads
 SETTINGS = ("scope", "contract", "passes", "reset")
 ABOUT = ("label", "identity", "trace", "model")
@@ -32,10 +34,7 @@ def load(folder: Path) -> pl.DataFrame:
 
 
 def _curves(path: Path) -> list[dict[str, object]]:
-    try:
-        frame = pl.read_parquet(path, glob=False)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
-        raise AnalysisError(f"{path} is no readable Parquet file; delete it and run moereplay curve again") from None
+    frame = read_parquet(path, VERB)
     _check(path, frame)
     return [point for row in frame.iter_rows(named=True) for point in _points(row)]
 
@@ -47,9 +46,7 @@ def _check(path: Path, frame: pl.DataFrame) -> None:
         if row["curves_version"] > CURVES_VERSION:
             raise AnalysisError(f"{path} is newer than this version reads ({CURVES_VERSION}); upgrade moereplay")
         if row.get("digest") != row_digest(row):
-            raise AnalysisError(
-                f"{path} is damaged: its content does not match its digest; delete it and run moereplay curve again"
-            )
+            raise damaged(path, VERB)
 
 
 def _points(row: dict) -> list[dict[str, object]]:

@@ -6,13 +6,14 @@ of a configuration field, so it is renamed: `capacity` is what the user asked fo
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
 
 from analysis.errors import AnalysisError, unknown
-from simulator.result import COUNTERS, row_digest
+from simulator.result import COUNTERS, is_damaged, row_digest
 
 ROWS_VERSION = 1  #: the newest layout that this code reads
 RENAMED = {"capacity": "capacity_misses"}
@@ -111,10 +112,7 @@ def fields(frame: pl.DataFrame) -> list[str]:
 
 def read_rows(path: Path, verb: str = "replay") -> pl.DataFrame:
     """The rows of one file that `verb` wrote. Raises AnalysisError if it is broken, foreign or newer than this code."""
-    try:
-        part = pl.read_parquet(path, glob=False)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
-        raise AnalysisError(f"{path} is no readable Parquet file; delete it and {verb} again") from None
+    part = read_parquet(path, verb)
     version = part["rows_version"].max() if part.schema.get("rows_version") == pl.Int64 else None
     if not isinstance(version, int):
         raise _foreign(path, "rows_version")
@@ -128,7 +126,18 @@ def read_rows(path: Path, verb: str = "replay") -> pl.DataFrame:
 def check_digests(path: Path, part: pl.DataFrame, verb: str = "replay") -> None:
     """Raises AnalysisError if a row is not what was written."""
     if any(row.get("digest") != row_digest(row) for row in part.iter_rows(named=True)):
-        raise AnalysisError(f"{path} is damaged: its content does not match its digest; delete it and {verb} again")
+        raise damaged(path, verb)
+
+
+def read_parquet(path: Path, verb: str) -> pl.DataFrame:
+    """A file that `verb` wrote, unparsed if damaged. Raises AnalysisError if it is, or no Parquet."""
+    try:
+        data = path.read_bytes()
+        if is_damaged(data):
+            raise damaged(path, verb)
+        return pl.read_parquet(io.BytesIO(data))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
+        raise AnalysisError(f"{path} is no readable Parquet file; delete it and {verb} again") from None
 
 
 def check_columns(path: Path, schema: pl.Schema, columns: Mapping[str, Collection[str]]) -> None:
@@ -137,6 +146,11 @@ def check_columns(path: Path, schema: pl.Schema, columns: Mapping[str, Collectio
         found = set(_inner(schema.get(column)))
         if absent := [name for name in needed if name not in found]:
             raise _foreign(path, f"{column}.{absent[0]}")
+
+
+def damaged(path: Path, verb: str) -> AnalysisError:
+    """The refusal of a file that is not what was written."""
+    return AnalysisError(f"{path} is damaged: its content does not match its digest; delete it and {verb} again")
 
 
 def _foreign(path: Path, missing: str) -> AnalysisError:

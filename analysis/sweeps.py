@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,8 @@ import polars as pl
 from analysis.errors import AnalysisError
 from analysis.results import ABOUT_FIELDS, RENAMED, ROWS_VERSION
 from simulator.result import COUNTERS
+from simulator.sweep.parts import PARTS, PartError, StoredPart, stored_parts
 
-SWEEP_VERSION = 1  #: the newest tables that this code reads
-PARTS, TABLE, PROVENANCE = "part-*", "configurations.parquet", "provenance.json"
 KINDS = ("routing", "prefetch", "eviction", "miss")
 #: Columns that are no setting.
 BESIDE = {"rows_version", "identity", "bound", "error", "warning", "label", "model", "trace", "semantics", "time_ns"}
@@ -26,7 +23,7 @@ BOUNDS = ("belady_hits", "accesses", "compulsory")
 
 def is_sweep(folder: Path) -> bool:
     """Whether `sweep run` or `sweep merge` wrote the folder."""
-    return next(folder.glob(f"{PARTS}/{PROVENANCE}"), None) is not None
+    return any(part.is_dir() for part in folder.glob(PARTS))
 
 
 def load(folder: Path) -> pl.DataFrame:
@@ -85,8 +82,10 @@ def _joined(left: pl.DataFrame, right: pl.DataFrame, on: str) -> pl.DataFrame:
 
 def _table(folder: Path, name: str) -> pl.DataFrame:
     """A table of all parts, each row once. Raises AnalysisError naming a damaged part, or one newer than this code."""
-    found = [_read(part, name, provenance) for part, provenance in _parts(folder)]
-    rows = pl.concat([table for table in found if table is not None] or [_empty(name)])
+    found = [table for part in _parts(folder) if (table := _read(part, name)) is not None] or [_empty(name)]
+    if any(table.schema != found[0].schema for table in found):
+        raise AnalysisError(f"the parts of {folder} have {name} of other columns; keep versions apart")
+    rows = pl.concat(found)
     order = [column for column in ("identity", "layer", "phase", "request") if column in rows.columns]
     if "error" in rows.columns:
         rows = rows.sort("identity", "error")  # a result stands above an error
@@ -107,26 +106,21 @@ def _empty(name: str) -> pl.DataFrame:
     return pl.DataFrame(schema=key | columns[name])
 
 
-def _parts(folder: Path) -> Iterable[tuple[Path, Mapping[str, Any]]]:
-    for part in sorted(folder.glob(PARTS)):
-        try:
-            provenance = json.loads((part / PROVENANCE).read_bytes())
-            version, _ = provenance["sweep_version"], provenance["sha256"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise AnalysisError(f"{part} is no part of a sweep; remove it and run the sweep again") from None
-        if version > SWEEP_VERSION:
-            raise AnalysisError(f"{part} has version {version}, newer than {SWEEP_VERSION}; upgrade moereplay")
-        yield part, provenance
+def _parts(folder: Path) -> Iterator[StoredPart]:
+    try:
+        yield from stored_parts(folder)
+    except PartError as error:
+        raise AnalysisError(str(error)) from None
 
 
-def _read(part: Path, name: str, provenance: Mapping[str, Any]) -> pl.DataFrame | None:
-    file = f"{name}.parquet"
-    if file not in provenance["sha256"]:
-        return None
-    data = (part / file).read_bytes() if (part / file).exists() else b""
-    if hashlib.sha256(data).hexdigest() != provenance["sha256"][file]:
-        raise AnalysisError(f"{part / file} is damaged or missing; remove {part} and run the sweep again")
-    return pl.read_parquet(io.BytesIO(data))
+def _read(part: StoredPart, name: str) -> pl.DataFrame | None:
+    try:
+        data = part.table(name)
+        return None if data is None else pl.read_parquet(io.BytesIO(data))
+    except PartError as error:
+        raise AnalysisError(str(error)) from None
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        raise AnalysisError(f"{part.path}: its {name} are no Parquet table; remove it and sweep again") from None
 
 
 def _renamed(name: str) -> str:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import lru_cache
+from math import prod
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from policies.contract import PolicyError
 from policies.grammar import parse
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
+from simulator.limits import check_count
 from simulator.replay import ENGINES, check_engine, plan, replay
 from simulator.result import Result
 from traces.demand import demand_of
@@ -33,6 +35,7 @@ def expand(lists: Mapping[str, str], fixed: Mapping[str, object]) -> list[Replay
             raise ConfigError(
                 f"--{name.replace('_', '-')} {lists[name]!r} has an empty entry; separate values with one comma"
             )
+    check_count(prod(map(len, axes)), "these lists make", "shorten them")
     configs = [configure(**dict(zip(lists, values, strict=True)), **fixed) for values in itertools.product(*axes)]
     return list(dict.fromkeys(configs))
 

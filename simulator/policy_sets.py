@@ -22,6 +22,7 @@ from policies.contract import PolicyError
 from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
 from simulator.grid import expand
+from simulator.limits import check_count
 
 Settings = Mapping[str, Any]
 FIXED = ("seed", "warm", "profile")  #: settings that take no list of alternatives
@@ -46,6 +47,7 @@ def named_sets(sets: Mapping[str, Settings], base: Settings) -> dict[str, Replay
             if full_name in named:
                 raise ConfigError(f"two policy sets are called {full_name!r}; rename one")
             named[full_name] = config
+        check_count(len(named), "these policy sets make", "shorten their lists")
     return named
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
 
 from simulator.config import KINDS
 from simulator.errors import ConfigError
-from simulator.result import COUNTERS, Event, Result, row_digest
+from simulator.result import COUNTERS, FILE_DIGEST, NO_DIGEST, Event, Result, row_digest, with_file_digest
+from traces.scratch import write_whole
 
 ROWS_VERSION = 1
 TEXT = dict.fromkeys(
@@ -71,19 +71,19 @@ def write_events(path: Path, events: Sequence[Event]) -> None:
 
 
 def write_frame(frame: pl.DataFrame, path: Path) -> None:
-    """Write to a temporary file, sync, rename: a reader sees all of it or nothing. Raises ConfigError."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write a file, CSV if its name says so: a reader sees all of it or nothing. Raises ConfigError."""
+    data = frame.write_csv().encode() if path.suffix == ".csv" else _parquet(frame)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("wb") as file:
-            (frame.write_csv if path.suffix == ".csv" else frame.write_parquet)(file)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
+        write_whole(path, data)
     except OSError as error:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; nothing was written") from None
+
+
+def _parquet(frame: pl.DataFrame) -> bytes:
+    """In memory first: polars calls a full disk by names of its own."""
+    file = io.BytesIO()
+    frame.write_parquet(file, metadata={FILE_DIGEST: NO_DIGEST})
+    return with_file_digest(file.getvalue())
 
 
 def _event_schema() -> dict[str, pl.DataType | type[pl.DataType]]:

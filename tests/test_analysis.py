@@ -54,7 +54,8 @@ def test_a_folder_without_results_says_how_to_make_them(tmp_path: Path) -> None:
 def test_a_truncated_part_is_named(folder: Path, kept: int) -> None:
     part = sorted(folder.iterdir())[1]
     part.write_bytes(part.read_bytes()[:kept])
-    assert refusal(folder) == f"{part} is no readable Parquet file; delete it and replay again"
+    what = "is damaged: its content does not match its digest" if kept == -1 else "is no readable Parquet file"
+    assert refusal(folder) == f"{part} {what}; delete it and replay again"
 
 
 def test_no_flipped_bit_gives_other_numbers(folder: Path) -> None:

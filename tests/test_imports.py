@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "policies": {"policies"},
     "simulator": {"simulator", "policies", "traces"},
     "tracegen": {"tracegen", "traces"},
-    "analysis": {"analysis", "traces", "simulator.result"},
+    "analysis": {"analysis", "traces", "simulator.result", "simulator.sweep.parts"},
     "commands": set(ROOMS),
 }
 #: A live run is the reference engine fed by a model.

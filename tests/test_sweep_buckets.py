@@ -25,7 +25,7 @@ from simulator.sweep.folder import Folder
 from simulator.sweep.objects import Objects
 from simulator.sweep.parts import PROVENANCE
 from simulator.sweep.place import place_of
-from simulator.sweep.run import planned
+from simulator.sweep.run import left_to_do, planned
 from tests.sweeping import experiment, merged, moereplay, start, store_trace
 
 obstore = pytest.importorskip("obstore")
@@ -117,7 +117,8 @@ def test_a_sweep_to_a_store_is_the_sweep_to_a_folder(url, folder, tmp_path, caps
 def test_to_resume_no_table_is_read(filled, folder, capsys):
     tables = [name for name in Objects(filled).names() if name.endswith(".parquet")]
     assert len(tables) > 3
-    remove(filled, *tables)
+    for name in tables:
+        Objects(filled).put(name, b"nobody reads this")
     sweep_run(folder / "experiment.toml", filled, workers=1)
     assert "21 already stored" in capsys.readouterr().err
 
@@ -210,6 +211,22 @@ def test_a_flipped_bit_is_noticed_when_it_is_fetched(filled):
     Objects(filled).put(name, bytes(data))
     with pytest.raises(ConfigError, match=rf"{filled}/{name} is damaged; remove {filled}/part-\w+ and run"):
         place_of(filled).local()
+
+
+def test_files_of_a_part_are_those_that_it_lists(filled, folder):
+    """To resume as to read: what the store lists is held against what the provenance does."""
+    sweep = planned(folder / "experiment.toml")
+    first, *_ = place_of(filled).names()
+    Objects(filled).put(f"{first}/more.parquet", b"")
+    for read in (lambda place: place.local(), lambda place: left_to_do(sweep, place, sweep.jobs)):
+        with pytest.raises(ConfigError, match=rf"{filled}/{first}/more.parquet is not listed in the part's provenance"):
+            read(place_of(filled))
+    remove(filled, f"{first}/more.parquet", f"{first}/layers.parquet")
+    for read in (lambda place: place.local(), lambda place: left_to_do(sweep, place, sweep.jobs)):
+        with pytest.raises(
+            ConfigError, match=rf"{filled}/{first}/layers.parquet is missing .*; remove {filled}/{first}"
+        ):
+            read(place_of(filled))
 
 
 @pytest.mark.parametrize("text", ['{"holds": {}, "sha256": {"../x.parquet": ""}}', "[]", "{", '{"holds": []}'])

@@ -100,9 +100,13 @@ class TraceWriter:
     @classmethod
     def _start(cls, path: Path, attributes: Attributes, router_bias: np.ndarray | None, lock: Lock) -> TraceWriter:
         writer = cls(path, attributes, _checked_bias(router_bias, attributes.header), lock)
-        with writer._disk_errors():
-            writer.partial.mkdir(parents=True, exist_ok=True)
-            writer._write_attributes(attributes)
+        try:
+            with writer._disk_errors():
+                writer.partial.mkdir(parents=True, exist_ok=True)
+                writer._write_attributes(attributes)
+        except TraceError:
+            _remove(writer.partial)
+            raise
         return writer
 
     @property

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
@@ -18,6 +17,7 @@ from matplotlib.figure import Figure
 
 from analysis.errors import AnalysisError
 from analysis.palette import GRID, INK, MUTED
+from traces.scratch import write_whole
 
 DPI = 72  #: of layout; files have their own
 #: Everything that would otherwise follow the machine's own settings; a fixed salt makes SVG ids repeatable.
@@ -201,17 +201,9 @@ def _rendered(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
+        write_whole(path, data)
     except OSError as error:
-        with suppress(OSError):  # if the folder itself is in question, so is the scratch file
-            scratch.unlink()
         raise AnalysisError(f"cannot write {path}: {error.strerror or error}; choose another folder") from None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
 from simulator.experiment.schema import Experiment, Range, Settings
 from simulator.experiment.settings import configuration, spelled
+from simulator.limits import check_count
 
 
 class Interval(NamedTuple):
@@ -30,6 +32,7 @@ Choices = list[Settings] | Interval
 def configurations(experiment: Experiment, file: Path) -> list[ReplayConfig]:
     """Every distinct configuration, in the file's order. Raises ConfigError or PolicyError naming the file."""
     check_values(experiment, file)
+    _check_size(experiment, file)
     found: dict[ReplayConfig, None] = {}
     for settings in combinations(experiment, file):
         if not is_excluded(experiment, settings):
@@ -37,6 +40,11 @@ def configurations(experiment: Experiment, file: Path) -> list[ReplayConfig]:
     if not found:
         raise ConfigError(f"{file}: [[exclude]] leaves no configuration; remove one of its tables")
     return list(found)
+
+
+def grid_size(across: Sequence[Choices]) -> int | None:
+    """Combinations of the axes; None if one of them is a range."""
+    return None if any(isinstance(axis, Interval) for axis in across) else prod(map(len, across))
 
 
 def combinations(experiment: Experiment, file: Path) -> Iterator[Settings]:
@@ -68,6 +76,14 @@ def is_excluded(experiment: Experiment, settings: Settings) -> bool:
     return any(_matches(settings, pattern) for pattern in experiment.exclude)
 
 
+def _check_size(experiment: Experiment, file: Path) -> None:
+    """By multiplication: what [[exclude]] leaves out would have to be made first. Raises ConfigError."""
+    size = grid_size(axes(experiment, file))
+    if experiment.random is None and size is not None:
+        advice = f"shorten its lists, draw some with [random] n, or search them: moereplay tune {file}"
+        check_count(size + len(experiment.include), f"{file}: [grid] makes", advice)
+
+
 def _in_step(file: Path, number: int, table: Mapping[str, Sequence[Any]]) -> list[Settings]:
     lengths = {name: len(values) for name, values in table.items()}
     if len(set(lengths.values())) != 1:
@@ -88,9 +104,18 @@ def _drawn(experiment: Experiment, file: Path) -> Iterator[Settings]:
     if ranges:
         yield from (_merged([choose(axis, dice.random()) for axis in across]) for _ in range(n))
         return
-    total = prod(map(len, lists))
-    for index in dice.sample(range(total), min(n, total)):
+    for index in _sample(dice, prod(map(len, lists)), n):
         yield _merged(_at(lists, index))
+
+
+def _sample(dice: random.Random, total: int, n: int) -> Iterable[int]:
+    """Different numbers below `total`, `n` of them or all."""
+    if total <= sys.maxsize:
+        return dice.sample(range(total), min(n, total))
+    found: dict[int, None] = {}  # a range has no more places than this; two equal draws are very rare
+    while len(found) < n:
+        found[dice.randrange(total)] = None
+    return found
 
 
 def _at(lists: Sequence[Sequence[Settings]], index: int) -> list[Settings]:

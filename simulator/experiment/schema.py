@@ -32,6 +32,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 
 from simulator.config import ReplayConfig
+from simulator.limits import MOST_CONFIGURATIONS
 from simulator.preset import NAMES as PRESETS
 from traces.schema import Frozen
 
@@ -70,7 +71,7 @@ class Range(Frozen):
 class Random(Frozen):
     """How many of the combinations to draw, and from which seed."""
 
-    n: int = Field(ge=1)
+    n: int = Field(ge=1, le=MOST_CONFIGURATIONS)
     seed: int = Field(default=0, ge=0)
 
 

@@ -87,14 +87,16 @@ class Bound(Generic[PolicyT]):
     def call(self, hook: Callable[..., Any] | None, *arguments: Any) -> Any:
         """hook(now, experts, copies, own, *arguments)."""
         tables = self._tables
-        result = self._given(hook)(tables.now, tables.experts, tables.copies, self.own, *arguments)
-        return result if self._supervisor is None else self._supervisor.checked(hook, result, arguments)
+        if self._supervisor is None:
+            return self._given(hook)(tables.now, tables.experts, tables.copies, self.own, *arguments)
+        return self._supervisor.call(hook, (tables.now, tables.experts, tables.copies, self.own), arguments)
 
     def call_at_gate(self, hook: Callable[..., Any] | None, step: Step, *arguments: Any) -> Any:
         """hook(now, step, experts, copies, own, *arguments)."""
         tables = self._tables
-        result = self._given(hook)(tables.now, step, tables.experts, tables.copies, self.own, *arguments)
-        return result if self._supervisor is None else self._supervisor.checked(hook, result, arguments)
+        if self._supervisor is None:
+            return self._given(hook)(tables.now, step, tables.experts, tables.copies, self.own, *arguments)
+        return self._supervisor.call(hook, (tables.now, step, tables.experts, tables.copies, self.own), arguments)
 
     def _given(self, hook: Callable[..., Any] | None) -> Callable[..., Any]:
         if hook is None:

@@ -1,13 +1,13 @@
-"""What hooks of a user's own policy answer, checked: the policies that ship are held to it by their tests."""
+"""What hooks of a user's own policy raise and answer: the policies that ship are held to it by their tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from policies.contract import CPU, DROP, NONE, PER_TOKEN, Policy
+from policies.contract import CPU, DROP, NONE, PER_TOKEN, Policy, PolicyError
 from policies.declaration import check_result, hooks
-from policies.files import complaint
+from policies.files import blamed, complaint
 
 Rows = Sequence[Mapping[str, int]]
 
@@ -19,9 +19,20 @@ class Supervisor:
         self._policy, self._now, self._copies = policy, now, copies
         self._names = {hook: name for name, hook in hooks(policy)}
 
-    def checked(self, hook: Callable[..., Any] | None, result: Any, arguments: Sequence[Any]) -> Any:
-        """The result. Raises PolicyError with the hook's file and line."""
-        name = self._names[hook] if hook else ""
+    def call(self, hook: Callable[..., Any] | None, tables: Sequence[Any], arguments: Sequence[Any]) -> Any:
+        """What the hook returns. Raises PolicyError with file, line and text for what it raises or answers wrongly."""
+        if hook is None:
+            raise AssertionError(f"{self._policy.kind} {self._policy.name} was asked for a hook that it does not give")
+        try:
+            result = hook(*tables, *arguments)
+        except (Exception, SystemExit) as error:  # here, as SimPy raises a copy without the line
+            said = f"{type(error).__name__}: {error}"
+            raise PolicyError(blamed(error) or str(complaint(hook, said))) from error
+        self._check(hook, result, arguments)
+        return result
+
+    def _check(self, hook: Callable[..., Any], result: Any, arguments: Sequence[Any]) -> None:
+        name = self._names[hook]
         check = getattr(self, f"_check_{name}", None)
         try:
             check_result(name, result)
@@ -29,7 +40,6 @@ class Supervisor:
                 check(result, *arguments)
         except ValueError as error:
             raise complaint(hook, str(error)) from None
-        return result
 
     def _check_want(self, precision: int, n: int) -> None:
         self._within("want returned precision", precision, range(self._now["precisions"]))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from policies.contract import PolicyError
+from policies.files import blamed
 from simulator.errors import ConfigError
 from simulator.replay import replay
 from simulator.result import Result
@@ -68,7 +69,7 @@ def _attempt(job: Job, engine: str) -> tuple[Result | None, str | None]:
     except (ConfigError, PolicyError, TraceError) as error:
         return None, str(error)
     except Exception as error:  # one bad configuration is a row, not the end
-        return None, f"unexpected {type(error).__name__}: {error}"
+        return None, blamed(error) or f"unexpected {type(error).__name__}: {error}"
 
 
 _traces: dict[str, Trace] = {}

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from simulator.errors import ConfigError
 from simulator.sweep.folder import Folder
 from simulator.sweep.objects import Objects, cache_folder
-from simulator.sweep.parts import PROVENANCE, Part, parsed
+from simulator.sweep.parts import PROVENANCE, Part, check_table, parsed
 
 CONNECTIONS = 32  #: objects are small: most of the time of a request is spent waiting
 T = TypeVar("T")
@@ -41,23 +41,23 @@ class Bucket:
 
     def names(self) -> list[str]:
         """Of all parts that are whole, sorted."""
-        listed = (name.split("/") for name in self.objects.names())
-        return sorted(path[0] for path in listed if path[0].startswith("part-") and path[1:] == [PROVENANCE])
+        return list(self._listed())
 
-    def provenances(self) -> Iterator[dict[str, Any]]:
+    def provenances(self) -> Iterator[Mapping[str, Any]]:
         """What every part says of itself; no table is read."""
-        return _each(self._provenance, self.names())
+        listed = self._listed()
+        return _each(lambda name: self._provenance(name, listed[name])[0], listed)
 
     def local(self) -> Path:
         """A folder in the user's cache with the parts that are listed now; one that is there is not fetched again."""
         kept = Folder(cache_folder() / "parts" / hashlib.sha256(str(self).encode()).hexdigest()[:16])
-        listed, here = set(self.names()), set(kept.names())
+        listed, here = self._listed(), set(kept.names())
         if not listed:
             raise ConfigError(f"no parts in {self}; make some with: moereplay sweep run FILE --out {self}")
         kept.prepare()
-        for gone in here - listed:
+        for gone in here - listed.keys():
             shutil.rmtree(kept.path / gone, ignore_errors=True)
-        for _ in _each(lambda name: kept.keep(name, self._fetched(name)), sorted(listed - here)):
+        for _ in _each(lambda name: kept.keep(name, self._fetched(name, listed[name])), sorted(listed.keys() - here)):
             pass
         return kept.path
 
@@ -65,16 +65,26 @@ class Bucket:
         """Files that are no parts go elsewhere."""
         return otherwise
 
-    def _provenance(self, name: str) -> dict[str, Any]:
-        return parsed(self.objects.get(f"{name}/{PROVENANCE}"), f"{self}/{name}")
+    def _listed(self) -> dict[str, list[str]]:
+        """The files of every part that is whole, parts sorted."""
+        found: dict[str, list[str]] = {}
+        for part, _, file in sorted(name.partition("/") for name in self.objects.names()):
+            if part.startswith("part-") and file:
+                found.setdefault(part, []).append(file)
+        return {part: files for part, files in found.items() if PROVENANCE in files}
 
-    def _fetched(self, name: str) -> dict[str, bytes]:
+    def _provenance(self, name: str, there: list[str]) -> tuple[dict[str, Any], bytes]:
+        """Of a part: parsed, and as it is."""
+        data = self.objects.get(f"{name}/{PROVENANCE}")
+        return parsed(data, f"{self}/{name}", there), data
+
+    def _fetched(self, name: str, there: list[str]) -> dict[str, bytes]:
         """Every file of a part. Raises ConfigError if one is not what its provenance says."""
-        files = {PROVENANCE: self.objects.get(f"{name}/{PROVENANCE}")}
-        for file, digest in parsed(files[PROVENANCE], f"{self}/{name}")["sha256"].items():
+        provenance, data = self._provenance(name, there)
+        files = {PROVENANCE: data}
+        for file in provenance["sha256"]:
             files[file] = self.objects.get(f"{name}/{file}")
-            if hashlib.sha256(files[file]).hexdigest() != digest:
-                raise ConfigError(f"{self}/{name}/{file} is damaged; remove {self}/{name} and run the sweep again")
+            check_table(files[file], file, provenance, f"{self}/{name}")
         return files
 
 

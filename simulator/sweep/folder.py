@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.sweep.parts import PROVENANCE, Part, no_part, parsed
+from simulator.sweep.parts import PARTS, PROVENANCE, Part, StoredPart, stored_parts
+from traces.scratch import is_abandoned, scratch_name
 
-PARTS = "part-*"
 SCRATCH = "tmp"
 
 
@@ -38,8 +36,8 @@ class Folder:
             (self.path / SCRATCH).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write into {self}: {error.strerror}; choose another folder") from None
-        for left in (self.path / SCRATCH).glob(f"{socket.gethostname()}-*"):
-            if not _is_alive(int(left.name.rsplit("-", 2)[1])):
+        for left in (self.path / SCRATCH).iterdir():
+            if is_abandoned(left.name):
                 shutil.rmtree(left, ignore_errors=True)
 
     def store(self, part: Part, provenance: Mapping[str, Any]) -> None:
@@ -49,7 +47,7 @@ class Folder:
     def keep(self, name: str, files: Mapping[str, bytes]) -> None:
         """Write a part of this name: all files synced in a folder of their own, which is then renamed."""
         final = self.path / name
-        scratch = self.path / SCRATCH / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        scratch = self.path / SCRATCH / scratch_name()
         try:
             scratch.mkdir(parents=True)
             for file, data in files.items():
@@ -69,18 +67,13 @@ class Folder:
         """Of all parts, sorted."""
         return sorted(path.name for path in self.path.glob(PARTS))
 
-    def parts(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Every part with its provenance, in the order of their names. Raises ConfigError for a broken one."""
-        for part in map(self.path.joinpath, self.names()):
-            try:
-                data = (part / PROVENANCE).read_bytes()
-            except OSError as error:
-                raise no_part(part, error) from None
-            yield part, parsed(data, part)
+    def parts(self) -> Iterator[StoredPart]:
+        """Every part, in the order of their names. Raises PartError for a broken one."""
+        return stored_parts(self.path)
 
-    def provenances(self) -> Iterator[dict[str, Any]]:
+    def provenances(self) -> Iterator[Mapping[str, Any]]:
         """What every part says of itself."""
-        return (provenance for _, provenance in self.parts())
+        return (part.provenance for part in self.parts())
 
     def local(self) -> Path:
         """The folder itself."""
@@ -89,16 +82,6 @@ class Folder:
     def beside(self, otherwise: Path) -> Path:
         """The folder itself."""
         return self.path
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
 
 from simulator.errors import ConfigError
 from simulator.sweep.folder import Folder
-from simulator.sweep.parts import Part
+from simulator.sweep.parts import SWEEP_VERSION, Part, PartError, StoredPart
 from simulator.sweep.place import Place
-from simulator.sweep.tables import ORDER, SWEEP_VERSION, TABLES, frame_bytes
+from simulator.sweep.tables import ORDER, TABLES, frame_bytes
 
 
 class Merged(NamedTuple):
@@ -34,33 +32,30 @@ def merge(places: Sequence[Place], out: Place) -> Merged:
     if not found:
         where = ", ".join(map(str, places))
         raise ConfigError(f"no parts in {where}; make some with: moereplay sweep run FILE --out DIR")
-    tables = {name: _table(name, [(folder, provenance["sha256"]) for folder, provenance in found]) for name in TABLES}
+    tables = {name: _table(name, found) for name in TABLES}
     part = Part({name: frame_bytes(table) for name, table in tables.items() if len(table)}, _holds(tables))
-    out.store(part, _provenance(provenance for _, provenance in found))
+    out.store(part, _provenance(each.provenance for each in found))
     errors = tables["configurations"]["error"].count()
     return Merged(f"{out}/{part.name}", len(tables["configurations"]) - errors, errors)
 
 
-def read_table(folder: Path, name: str, digests: Mapping[str, str]) -> pl.DataFrame | None:
-    """A table of a part, None if it has none. Raises ConfigError if it is damaged or of another version."""
-    file = f"{name}.parquet"
-    if file not in digests:
+def read_table(part: StoredPart, name: str) -> pl.DataFrame | None:
+    """A table of a part, None if it has none. Raises PartError if it is damaged or of another version."""
+    data = part.table(name)
+    if data is None:
         return None
     try:
-        data = (folder / file).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{folder / file} is missing ({error.strerror}); remove {folder} and run again") from None
-    if hashlib.sha256(data).hexdigest() != digests[file]:
-        raise ConfigError(f"{folder / file} is damaged; remove {folder} and run the sweep again")
-    table = pl.read_parquet(io.BytesIO(data))
+        table = pl.read_parquet(io.BytesIO(data))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        raise PartError(f"{part.path}: its {name} are no Parquet table; remove it and run the sweep again") from None
     if table.schema != TABLES[name]:
-        raise ConfigError(f"{folder / file} has other columns than version {SWEEP_VERSION}; keep versions apart")
+        raise PartError(f"{part.path}: its {name} have other columns than version {SWEEP_VERSION}; keep versions apart")
     return table
 
 
-def _table(name: str, found: Iterable[tuple[Path, Mapping[str, str]]]) -> pl.DataFrame:
+def _table(name: str, found: Iterable[StoredPart]) -> pl.DataFrame:
     """All rows of a table, in order. A result stands above an error; of equals one stays."""
-    read = [read_table(folder, name, digests) for folder, digests in found]
+    read = [read_table(part, name) for part in found]
     table = pl.concat([pl.DataFrame(schema=TABLES[name]), *(rows for rows in read if rows is not None)])
     if name == "configurations":
         table = table.sort("identity", "error", "platform", "capacity", nulls_last=False)
@@ -78,8 +73,9 @@ def _holds(tables: dict[str, pl.DataFrame]) -> dict[str, list[str]]:
     return {what: identities for what, identities in holds.items() if identities}
 
 
-def _provenance(sources: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _provenance(sources: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Each distinct provenance of the parts once."""
-    own = [{name: value for name, value in each.items() if name not in ("holds", "sha256")} for each in sources]
+    of_the_part = ("holds", "sha256", "digest")
+    own = [{name: value for name, value in each.items() if name not in of_the_part} for each in sources]
     texts = sorted({json.dumps(each, sort_keys=True) for each in own})
     return {"sweep_version": SWEEP_VERSION, "merged": [json.loads(text) for text in texts]}

@@ -28,7 +28,7 @@ class Place(Protocol):
         """Of all parts, sorted."""
         ...
 
-    def provenances(self) -> Iterable[dict[str, Any]]:
+    def provenances(self) -> Iterable[Mapping[str, Any]]:
         """What every part says of itself, in the order of their names."""
         ...
 

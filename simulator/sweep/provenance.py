@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import SEMANTICS_VERSION
-from simulator.sweep.tables import SWEEP_VERSION
+from simulator.sweep.parts import SWEEP_VERSION
 from traces.schema import Trace
 
 PACKAGES = ("moereplay", "numpy", "polars", "numba", "simpy", "zarr")

@@ -10,6 +10,7 @@ from simulator.errors import ConfigError
 from simulator.experiment.expand import configurations
 from simulator.experiment.file import read
 from simulator.experiment.schema import Experiment
+from simulator.limits import check_count
 from simulator.replay import ENGINES, check_engine
 from simulator.sweep.dispatch import Dispatcher, Standing
 from simulator.sweep.executor import Executor
@@ -48,6 +49,8 @@ def planned(file: Path, changes: Sequence[str] = (), keep_going: bool = False) -
     experiment = read(file, changes)
     configs = configurations(experiment, file)
     traces = open_traces(experiment.traces, file.parent, file)
+    advice = "name fewer of either, or divide them between experiments"
+    check_count(len(configs) * len(traces), f"{file}: its grid on {len(traces)} traces makes", advice)
     jobs, refusals = jobs_of(traces, configs, experiment.bounds)
     everything = len(configs) * len(traces)
     if refusals and (not keep_going or len(refusals) == everything):

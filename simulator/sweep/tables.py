@@ -19,8 +19,8 @@ from simulator.config import KINDS, SEMANTICS_VERSION
 from simulator.result import Result, Row
 from simulator.rows import ABOUT, CONFIG, COUNTS, LIFETIME, TIMES
 from simulator.sweep.jobs import Job
+from simulator.sweep.parts import SWEEP_VERSION
 
-SWEEP_VERSION = 1  #: of these columns
 #: One counter has the name of a setting.
 RENAMED = {"capacity": "capacity_misses"}
 COUNTERS = {RENAMED.get(name, name): kind for name, kind in COUNTS.items()}

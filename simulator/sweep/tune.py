@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
 from policies.contract import PolicyError
 from simulator.errors import ConfigError
-from simulator.experiment.expand import Choices, Interval, axes, check_values, is_excluded
+from simulator.experiment.expand import Choices, Interval, axes, check_values, grid_size, is_excluded
 from simulator.experiment.schema import Experiment, Settings
 from simulator.experiment.settings import configuration
 from simulator.extras import extra
+from simulator.limits import check_count
 from simulator.replay import plan
 from simulator.sweep.dispatch import Dispatcher
 from simulator.sweep.executor import Executor
 from simulator.sweep.figures import FIGURES
 from simulator.sweep.jobs import Job, job_of
-from traces.schema import Trace
+from simulator.sweep.journal import Drawn, Round, open_journal
+from traces.schema import Trace, canonical
 
 JOURNAL = "tune.journal"
 SAMPLERS = ("tpe", "nsgaii", "random")
@@ -51,17 +53,13 @@ def check(search: Search) -> None:
     for name, known in (*((one, FIGURES) for one in search.objectives), (search.sampler, SAMPLERS)):
         if name not in known:
             raise ConfigError(f"tune knows no {name!r}; choose from {', '.join(known)}")
+    check_count(search.trials, "--trials asks for", "a search needs hundreds")
     size = grid_size(axes(search.experiment, search.file))
     if size is not None and size <= search.trials:
         raise ConfigError(
             f"{search.file}: the grid has {size:,} combinations, no more than {search.trials:,} trials: enumerating "
             f"is cheaper and finds everything: moereplay sweep run {search.file}"
         )
-
-
-def grid_size(across: Sequence[Choices]) -> int | None:
-    """Combinations of the axes; None if one of them is a range."""
-    return None if any(isinstance(axis, Interval) for axis in across) else prod(map(len, across))
 
 
 def tune(
@@ -73,21 +71,34 @@ def tune(
 ) -> list[Found]:
     """Search until there are `trials`, resuming the journal in `out`; every replay is kept there as a part.
 
-    `advance` hears of trials as they are done. The same seed, sampler and number of slots give the same search.
+    `advance` hears of trials as they are done. The same seed, sampler and number of slots give the same search, killed
+    and resumed or not: what was drawn is drawn again, and told what came of it.
     """
-    study, across = _study(search, out), axes(search.experiment, search.file)
-    known: dict[tuple[str, str], dict[str, float]] = {}
-    advance(min(len(study.trials), search.trials))
-    while (done := len(study.trials)) < search.trials and not stopping():
-        asked = [study.ask() for _ in range(min(executor.slots, search.trials - done))]
-        jobs = [_jobs(search, suggested(across, trial)) for trial in asked]
-        new = {job.key: job for each in jobs for job in each if job.key not in known}
-        known |= Dispatcher(new.values(), executor, search.engine, False).run(lambda _: None, lambda: False).figures
-        for trial, each in zip(asked, jobs, strict=True):
-            _tell(study, trial, [_values(search, known.get(job.key, {})) for job in each])
-        advance(len(asked))
+    study, across, name = _study(search), axes(search.experiment, search.file), identity(search)
+    with open_journal(out / JOURNAL) as journal:
+        for drawn in journal.rounds(name):
+            _draw_again(study, across, drawn, out)
+        known: dict[tuple[str, str], dict[str, float]] = {}
+        advance(min(len(study.trials), search.trials))
+        while (done := len(study.trials)) < search.trials and not stopping():
+            asked = [study.ask() for _ in range(min(executor.slots, search.trials - done))]
+            jobs = [_jobs(search, suggested(across, trial)) for trial in asked]
+            new = {job.key: job for each in jobs for job in each if job.key not in known}
+            known |= Dispatcher(new.values(), executor, search.engine, False).run(lambda _: None, lambda: False).figures
+            values = [_means([_values(search, known.get(job.key, {})) for job in each]) for each in jobs]
+            journal.append(name, [Drawn(trial.params, each) for trial, each in zip(asked, values, strict=True)])
+            _tell(study, asked, values)
+            advance(len(asked))
     found = [_found(search, across, trial) for trial in study.best_trials]
     return [each for index, each in enumerate(found) if each not in found[:index]]
+
+
+def identity(search: Search) -> str:
+    """What tells a search from others in one journal: all that its trials depend on but their number."""
+    space = search.experiment.model_dump(mode="json", exclude={"traces", "bounds", "requests"})
+    traces = [trace.digest for trace in search.traces]
+    content = canonical([space, traces, search.objectives, search.sampler, search.seed])
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def suggested(across: Sequence[Choices], trial: Any) -> Settings:
@@ -119,14 +130,34 @@ def _values(search: Search, figures: Mapping[str, float]) -> list[float] | None:
     return [figures[name] for name in search.objectives] if set(search.objectives) <= figures.keys() else None
 
 
-def _tell(study: Any, trial: Any, values: Sequence[list[float] | None]) -> None:
-    """Means over the traces; a trial without a figure has failed, and the sampler learns nothing from it."""
+def _means(of_traces: Sequence[list[float] | None]) -> list[float] | None:
+    """Of each objective over the traces; None without a trace, or if one of them lacks a figure."""
+    complete = [each for each in of_traces if each is not None]
+    if not of_traces or len(complete) < len(of_traces):
+        return None
+    return [mean(column) for column in zip(*complete, strict=True)]
+
+
+def _tell(study: Any, asked: Sequence[Any], values: Sequence[Sequence[float] | None]) -> None:
+    """A trial without values has failed, and the sampler learns nothing from it."""
     failed = extra("tune", "optuna.trial").TrialState.FAIL
-    complete = [each for each in values if each is not None]
-    if values and len(complete) == len(values):
-        study.tell(trial, [mean(column) for column in zip(*complete, strict=True)])
-    else:
-        study.tell(trial, state=failed)
+    for trial, each in zip(asked, values, strict=True):
+        if each is None:
+            study.tell(trial, state=failed)
+        else:
+            study.tell(trial, each)
+
+
+def _draw_again(study: Any, across: Sequence[Choices], drawn: Round, out: Path) -> None:
+    """A round of the journal, so that the sampler stands where it stood. Raises ConfigError if it draws otherwise."""
+    asked = [study.ask() for _ in drawn]
+    for trial, before in zip(asked, drawn, strict=True):
+        suggested(across, trial)
+        if trial.params != before.params:
+            raise ConfigError(
+                f"{out / JOURNAL}: this version of optuna draws other trials than those in it; choose another --out"
+            )
+    _tell(study, asked, [each.values for each in drawn])
 
 
 def _found(search: Search, across: Sequence[Choices], trial: Any) -> Found:
@@ -134,25 +165,18 @@ def _found(search: Search, across: Sequence[Choices], trial: Any) -> Found:
     return Found({**search.experiment.base, **chosen}, dict(zip(search.objectives, trial.values, strict=True)))
 
 
-def _study(search: Search, out: Path) -> Any:
-    """The study of the journal, or a new one; another search in the same folder is another study."""
+def _study(search: Search) -> Any:
+    """A study in memory: the journal is ours, as optuna's may be left locked, or with half a line, by a kill."""
     optuna = extra("tune", "optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    journal = extra("tune", "optuna.storages.journal").JournalFileBackend(str(out / JOURNAL))
-    storage = optuna.storages.JournalStorage(journal)
     directions = ["maximize" if FIGURES[name] > 0 else "minimize" for name in search.objectives]
-    name = f"{' '.join(search.objectives)} by {search.sampler} from {search.seed}"
-    study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
-    study.sampler = _sampler(search, len(study.trials))
-    for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # a killed search left them
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-    return study
+    return optuna.create_study(sampler=_sampler(search), directions=directions)
 
 
-def _sampler(search: Search, done: int) -> Any:
-    """Seeded by what is already done: a resumed search does not draw the same again."""
+def _sampler(search: Search) -> Any:
     samplers = extra("tune", "optuna.samplers")
-    seed = search.seed + done
     if search.sampler == "random":
-        return samplers.RandomSampler(seed=seed)
-    return samplers.NSGAIISampler(seed=seed) if search.sampler == "nsgaii" else samplers.TPESampler(seed=seed)
+        return samplers.RandomSampler(seed=search.seed)
+    if search.sampler == "nsgaii":
+        return samplers.NSGAIISampler(seed=search.seed)
+    return samplers.TPESampler(seed=search.seed)
