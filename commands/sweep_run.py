@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 MOST_NAMED = 5  #: errors that are printed in full
+EXECUTORS = ("local", "ray", "slurm")
 
 
 def sweep_run(
@@ -80,6 +81,7 @@ def _starter(executor: str, workers: int, engine: str, address: str) -> Start:
     from simulator.errors import ConfigError
     from simulator.sweep.local import LocalExecutor
     from simulator.sweep.run import NOGIL
+    from traces.spelling import hint
 
     if executor == "local":
         return lambda out, provenance: LocalExecutor(workers, engine == NOGIL, out, provenance)
@@ -87,7 +89,7 @@ def _starter(executor: str, workers: int, engine: str, address: str) -> Start:
         from simulator.sweep.ray_cluster import RayExecutor
 
         return lambda out, provenance: RayExecutor(address, workers, out, provenance)
-    raise ConfigError(f"no executor called {executor!r}; choose from local, ray, slurm")
+    raise ConfigError(f"no executor called {executor!r}: {hint(executor, EXECUTORS)}")
 
 
 def _submit(shards: Shards, given: list[str]) -> None:

@@ -13,6 +13,7 @@ from policies.grammar import Chosen, parse
 from simulator.errors import ConfigError
 from simulator.origin import FUTURE, Origin
 from simulator.platform import Times, platform
+from traces.faults import first_fault
 from traces.passes import parse_passes
 from traces.schema import Frozen, Trace, TraceError, canonical
 
@@ -147,9 +148,7 @@ def configure(**settings: object) -> ReplayConfig:
         config = ReplayConfig.model_validate(settings)
         config.policy_set()
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})") from None
+        raise ConfigError(first_fault(error)) from None
     except TraceError as error:
         raise ConfigError(str(error)) from None
     return config

@@ -18,6 +18,7 @@ from simulator.result import Result, Row
 from simulator.setting import Ran, Setting, Shape
 from simulator.source import Source, TraceSource
 from traces.schema import Geometry, Trace
+from traces.spelling import hint
 
 #: The first is the default. They give the same bytes; the reference is the specification, to be read.
 ENGINES = ("compiled", "reference")
@@ -72,7 +73,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
 def check_engine(name: str) -> None:
     """Raises ConfigError for an engine that does not exist."""
     if name not in ENGINES:
-        raise ConfigError(f"no engine called {name!r}; choose from {', '.join(ENGINES)}")
+        raise ConfigError(f"no engine called {name!r}: {hint(name, ENGINES)}")
 
 
 def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = ENGINES[0]) -> Result:

@@ -19,7 +19,7 @@ ROOMS = (*STAGES, "commands")
 #: What each room may import.
 MAY_IMPORT = {
     "traces": {"traces"},
-    "policies": {"policies"},
+    "policies": {"policies", "traces.spelling"},
     "simulator": {"simulator", "policies", "traces"},
     "tracegen": {"tracegen", "traces"},
     "analysis": {"analysis", "traces", "simulator.result"},

@@ -20,6 +20,7 @@ from simulator.sweep.executor import Executor
 from simulator.sweep.figures import FIGURES
 from simulator.sweep.jobs import Job, job_of
 from traces.schema import Trace
+from traces.spelling import hint
 
 JOURNAL = "tune.journal"
 SAMPLERS = ("tpe", "nsgaii", "random")
@@ -50,7 +51,7 @@ def check(search: Search) -> None:
     check_values(search.experiment, search.file)
     for name, known in (*((one, FIGURES) for one in search.objectives), (search.sampler, SAMPLERS)):
         if name not in known:
-            raise ConfigError(f"tune knows no {name!r}; choose from {', '.join(known)}")
+            raise ConfigError(f"tune knows no {name!r}: {hint(name, known)}")
     size = grid_size(axes(search.experiment, search.file))
     if size is not None and size <= search.trials:
         raise ConfigError(

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, first_fault, header_for
+from traces.faults import first_fault
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from traces.importers.rows import Rows, from_jsonl, from_table, requests_of
 from traces.importers.sources import parse_json, read_lines
 from traces.importers.table import read_table
