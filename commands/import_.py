@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,7 +19,7 @@ def import_(
     format: Annotated[str | None, typer.Option(help="Importer name, if the file is not recognised.")] = None,
     model: Annotated[str | None, typer.Option(help="Known model that gives the sizes; see `moereplay models`.")] = None,
     expert_bytes: Annotated[
-        str | None, typer.Option(help="Bytes of one expert, or one number per layer with `/`.")
+        str | None, typer.Option(help="Of one expert: bytes, 600MB or 1.5GiB; or one per layer, with `/`.")
     ] = None,
     expert_bits: Annotated[float | None, typer.Option(help="Precision of those bytes.")] = None,
     prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None,
@@ -53,9 +54,21 @@ def import_(
     say_wrote(out, trace)
 
 
-def _sizes(text: str | None) -> Any:
-    """Expert bytes as typed; the importers check them."""
+def _sizes(text: str | None) -> int | tuple[int, ...] | None:
+    """Expert bytes as typed: one number, or one per layer. Raises ConfigError."""
     if text is None:
         return None
-    sizes = [part.strip() for part in text.split("/")]
-    return sizes[0] if len(sizes) == 1 else tuple(sizes)
+    sizes = tuple(_size(part.strip()) for part in text.split("/"))
+    return sizes[0] if len(sizes) == 1 else sizes
+
+
+def _size(text: str) -> int:
+    """Bytes, with a unit as capacities have it or without."""
+    from simulator.capacity import parse_size
+    from simulator.errors import ConfigError
+
+    size = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else parse_size(text[:40])
+    if not size or size != int(size):
+        forms = "whole bytes as 1000000, or a size as 10MB or 1.5MiB, one for all layers or one per layer with /"
+        raise ConfigError(f"--expert-bytes {text!r} is no size of an expert; write {forms}")
+    return int(size)

@@ -51,11 +51,14 @@ def replay(
 ) -> None:
     """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
     from simulator.grid import run_grid
+    from simulator.outputs import check_output
     from simulator.replay import check_engine
     from simulator.rows import write_events
     from traces.store import open_trace
 
     check_engine(engine)
+    for path in filter(None, (out and out / "part", events)):
+        check_output(path)
     opened = open_trace(trace)
     named = {"warm": options.named_experts("--warm", warm), "profile": options.named_experts("--profile", profile)}
     called = _called(context, preset, {"seed": seed} | named)

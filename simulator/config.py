@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
 from policies.grammar import Chosen, parse
+from simulator.capacity import check_readable
 from simulator.errors import ConfigError
 from simulator.origin import FUTURE, Origin
 from simulator.platform import Times, platform
@@ -41,6 +42,12 @@ class ReplayConfig(Frozen):
     warm: tuple[tuple[int, int], ...] = ()
     profile: tuple[tuple[int, int], ...] = ()
     seed: int = Field(default=0, ge=0, lt=2**63)
+
+    @field_validator("capacity")
+    @classmethod
+    def _capacity(cls, text: str) -> str:
+        check_readable(text)
+        return text
 
     @field_validator("passes")
     @classmethod

@@ -54,7 +54,13 @@ def words(fault: Mapping[str, Any]) -> str:
     said = EXPECTED.get(kind) or EXPECTED.get(kind.split("_")[0])
     if said is None:
         return f"{fault['msg']}{_got(fault)}"
-    return said.format(**context) + ("" if kind in ("missing", "extra_forbidden") else _got(fault))
+    said = said.format(**{name: _shortest(value) for name, value in context.items()})
+    return said if kind in ("missing", "extra_forbidden") else f"{said}{_got(fault)}"
+
+
+def _shortest(value: Any) -> Any:
+    """1 for 1.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _got(fault: Mapping[str, Any]) -> str:
