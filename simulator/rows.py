@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import polars as pl
 
 from simulator.config import KINDS
 from simulator.errors import ConfigError
 from simulator.result import COUNTERS, Event, Result, row_digest
+from simulator.sweep.parts import PROVENANCE, Part
 
 ROWS_VERSION = 1
 TEXT = dict.fromkeys(
@@ -57,10 +60,23 @@ def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int] | Non
     return frame.with_columns(pl.Series("digest", digests, pl.String))
 
 
-def write_part(folder: Path, result: Result, bound: Mapping[str, int] | None) -> Path:
-    """Write `part-<identity>.parquet`: the same configuration replaces its own part. Raises ConfigError."""
-    path = folder / f"part-{result.about['identity']}.parquet"
-    write_frame(to_frame([result], [bound]), path)
+def write_part(
+    folder: Path, result: Result, bound: Mapping[str, int] | None, provenance: Mapping[str, Any] | None = None
+) -> Path:
+    """Write `part-<identity>.parquet` and then, beside it, its provenance in the form of a sweep's parts, if given.
+
+    The same configuration replaces its own part. Raises ConfigError.
+    """
+    identity = result.about["identity"]
+    path, frame = folder / f"part-{identity}.parquet", to_frame([result], [bound])
+    if provenance is None:
+        write_frame(frame, path)
+        return path
+    table = io.BytesIO()
+    frame.write_parquet(table)
+    documents = Part({path.stem: table.getvalue()}, {"configuration": [identity]}).documents(provenance)
+    write_whole(path, lambda file: file.write(documents[path.name]))
+    write_whole(folder / f"{path.stem}.{PROVENANCE}", lambda file: file.write(documents[PROVENANCE]))
     return path
 
 
@@ -71,12 +87,17 @@ def write_events(path: Path, events: Sequence[Event]) -> None:
 
 
 def write_frame(frame: pl.DataFrame, path: Path) -> None:
+    """As Parquet, or as CSV if the name says so. Raises ConfigError."""
+    write_whole(path, frame.write_csv if path.suffix == ".csv" else frame.write_parquet)
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write to a temporary file, sync, rename: a reader sees all of it or nothing. Raises ConfigError."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with scratch.open("wb") as file:
-            (frame.write_csv if path.suffix == ".csv" else frame.write_parquet)(file)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)

@@ -43,7 +43,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
         with pytest.raises(SystemExit) as ended:
             main.main()
-        return int(ended.value.code or 0), *capsys.readouterr()
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
 
     return run
 
@@ -221,7 +222,9 @@ def test_where_everything_is_said_to_fit_nothing_is_evicted() -> None:
 
 def test_replay_prints_the_warning(command: Command) -> None:
     code, out, _ = command("replay", SAMPLE, "--capacity", "150%,50%", "--workers", 1)
-    said = re.search(r"capacity 150%: .* warning: capacity is 1\.5 times all \d+ experts: everything fits", out, re.S)
+    said = re.search(
+        r"capacity 150%: .* warning: capacity is 1\.5 times all [\d,]+ experts: everything fits", out, re.S
+    )
     assert code == 0 and said and out.count("warning") == 1, out
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from policies import files
 from simulator.errors import ConfigError
 from simulator.experiment.schema import Experiment, Range
 from simulator.experiment.settings import check_name
@@ -23,7 +24,8 @@ TABLES = ("base", "grid", "zip", "include", "exclude")
 def read(path: Path, changes: Sequence[str] = ()) -> Experiment:
     """The experiment of a file; `changes` are `table.key=value`, values as in TOML.
 
-    Raises ConfigError naming the file, the key and the nearest valid word.
+    The policies of its files join the catalogue. Raises ConfigError naming the file, the key and the nearest valid
+    word, or PolicyError.
     """
     document = _document(path)
     for change in changes:
@@ -32,9 +34,20 @@ def read(path: Path, changes: Sequence[str] = ()) -> Experiment:
     for table in TABLES:
         _check_settings(path, document, table)
     try:
-        return Experiment.model_validate(document)
+        experiment = Experiment.model_validate(document)
     except ValidationError as error:
         raise ConfigError(f"{path}: {_complaint(error)}") from None
+    for name in experiment.policy_files:
+        _take(path, name)
+    return experiment
+
+
+def _take(path: Path, name: str) -> None:
+    try:
+        files.take(path.parent / name)
+    except OSError as error:
+        said = error.strerror or error
+        raise ConfigError(f"{path}: policy_files: {path.parent / name}: {said}; check the path") from None
 
 
 def _complaint(error: ValidationError) -> str:

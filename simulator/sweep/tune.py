@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+import policies
 from policies.contract import PolicyError
 from simulator.errors import ConfigError
 from simulator.experiment.expand import Choices, Interval, axes, check_values, is_excluded
@@ -142,7 +143,9 @@ def _study(search: Search, out: Path) -> Any:
     journal = extra("tune", "optuna.storages.journal").JournalFileBackend(str(out / JOURNAL))
     storage = optuna.storages.JournalStorage(journal)
     directions = ["maximize" if FIGURES[name] > 0 else "minimize" for name in search.objectives]
+    own = [policy.label for given in policies.GIVEN.values() for policy in given.values()]
     name = f"{' '.join(search.objectives)} by {search.sampler} from {search.seed}"
+    name += f" with {' '.join(own)}" if own else ""  # trials of another version of a policy are another study's
     study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
     study.sampler = _sampler(search, len(study.trials))
     for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # a killed search left them
