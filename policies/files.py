@@ -54,7 +54,7 @@ def blamed(error: BaseException) -> str | None:
     for path, line in reversed(lines):
         if path in _taken:
             return _at(path, line, f"{type(error).__name__}: {error}")
-    return None
+    return blamed(error.__cause__) if error.__cause__ else None  # SimPy raises a copy that knows no lines
 
 
 def complaint(hook: Any, what: str, line: int = 0) -> PolicyError:
@@ -75,9 +75,9 @@ def _take(path: str, content: bytes) -> Policy:
 
 def _added(path: str, content: bytes) -> Policy:
     version = _version(content)
+    _taken[path] = content
     if version in _by_version():
         return _by_version()[version]
-    _taken[path] = content
     try:
         policy = replace(_declared(path, content, version), version=version)
         if policy.name in policies.names(policy.kind):

@@ -36,13 +36,18 @@ def provenance(
         "engine": engine,
         "traces": {trace.digest: str(trace.path) for trace in traces},
         "platforms": {name: platform(name).figures() for name in machines},
-        "policy_files": [_policy_file(path, content) for path, content in files.taken()],
+        "policy_files": [_policy_file(path, content) for content, path in _once(files.taken())],
         "command": list(sys.argv if command is None else command),
         "versions": {name: _version(name) for name in PACKAGES} | {"python": python.python_version()},
         "commit": _commit(),
         "host": socket.gethostname(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _once(taken: Iterable[tuple[str, bytes]]) -> Iterable[tuple[bytes, str]]:
+    """Each content with one of the paths that it was given by."""
+    return {content: path for path, content in taken}.items()
 
 
 def _policy_file(path: str, content: bytes) -> dict[str, str]:
