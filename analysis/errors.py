@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from difflib import get_close_matches
+
+from traces.spelling import hint
 
 
 class AnalysisError(Exception):
@@ -12,6 +13,4 @@ class AnalysisError(Exception):
 
 def unknown(kind: str, name: str, known: Collection[str]) -> AnalysisError:
     """The refusal of a name, suggesting the nearest one."""
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
-    return AnalysisError(f"no {kind} called {name!r}: {hint}")
+    return AnalysisError(f"no {kind} called {name!r}: {hint(name, known)}")

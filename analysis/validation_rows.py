@@ -73,10 +73,12 @@ def load(folder: Path) -> pl.DataFrame:
 def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
     """What was run, and how to read it."""
     capacities = {f"{each.config['capacity']}: {each.about['capacity_forms']}" for each in comparisons}
+    warnings = {each.about["warning"] for each in comparisons} - {None}
     return [
         f"LIVE, emulated, beside SIMULATED: {trace.header.provenance.model}, {trace.requests:,} requests, "
         f"{trace.tokens:,} tokens, trace {trace.digest[:12]}",
         *(f"capacity {capacity}" for capacity in sorted(capacities)),
+        *(f"  warning: {warning}" for warning in sorted(warnings)),
         *(f"set {each.name}: {_settings(each)}" for each in comparisons),
         "allowed 0: policies that leave the output alone may not differ at all; the others are replayed open loop",
         "",

@@ -38,11 +38,14 @@ def curve(
 ) -> None:
     """Count misses at every capacity in one pass: LRU and Belady, without prefetch. SIMULATED."""
     from simulator.curves.rows import to_row, write_curve
+    from simulator.outputs import check_output
     from traces.store import open_trace
 
     opened, how = open_trace(trace), {"contract": contract, "scope": scope, "passes": passes, "reset": reset}
     names = _names(opened, eviction, how, as_json)
     _check_replays(platform, engine)
+    if out:
+        check_output(out / "curve")
     curves: list[Curve] = []
     for name in names:
         made = _decided(opened, _counted(opened, name, how), platform, engine, workers)

@@ -13,8 +13,6 @@ import typer
 from commands.options import NewTrace, complaint
 from commands.terminal import say, say_wrote
 
-BYTES = re.compile(r"0*[1-9][0-9]{0,17}")  #: from 1, and small enough for 64 bits
-
 
 def import_(
     source: Annotated[Path, typer.Argument(help="Another tool's trace: a file or a folder.", show_default=False)],
@@ -22,7 +20,7 @@ def import_(
     format: Annotated[str | None, typer.Option(help="Importer name, if the file is not recognised.")] = None,
     model: Annotated[str | None, typer.Option(help="Known model that gives the sizes; see `moereplay models`.")] = None,
     expert_bytes: Annotated[
-        str | None, typer.Option(help="Bytes of one expert, or one number per layer with `/`.")
+        str | None, typer.Option(help="Of one expert: bytes, 600MB or 1.5GiB; or one per layer, with `/`.")
     ] = None,
     expert_bits: Annotated[float | None, typer.Option(help="Precision of those bytes.")] = None,
     prompt_length: Annotated[int | None, typer.Option(min=0, help="Prompt tokens of each request.")] = None,
@@ -65,15 +63,20 @@ def import_(
 
 
 def _sizes(text: str | None) -> int | tuple[int, ...] | None:
-    """Expert bytes as typed. Raises ConfigError for what is no number of bytes."""
-    from simulator.errors import ConfigError
-
+    """Expert bytes as typed: one number, or one per layer. Raises ConfigError."""
     if text is None:
         return None
-    parts = [part.strip() for part in text.split("/")]
-    for part in parts:
-        if not BYTES.fullmatch(part):
-            form = "whole bytes, as 13219200, or as many as the trace has layers, as 100/200"
-            raise ConfigError(f"--expert-bytes {text[:60]!r}: {part[:30]!r} is no number of bytes; write {form}")
-    sizes = tuple(map(int, parts))
+    sizes = tuple(_size(part.strip()) for part in text.split("/"))
     return sizes[0] if len(sizes) == 1 else sizes
+
+
+def _size(text: str) -> int:
+    """Bytes, with a unit as capacities have it or without."""
+    from simulator.capacity import parse_size
+    from simulator.errors import ConfigError
+
+    size = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else parse_size(text[:40])
+    if not size or size != int(size):
+        forms = "whole bytes as 1000000, or a size as 10MB or 1.5MiB, one for all layers or one per layer with /"
+        raise ConfigError(f"--expert-bytes {text!r} is no size of an expert; write {forms}")
+    return int(size)

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulator.config import ReplayConfig
+    from tracegen.asks import Ask
     from tracegen.checkpoint import Loaded
-    from tracegen.live import Ask, Live, Prepared
+    from tracegen.folder import Folder
+    from tracegen.live import Live, Prepared
+    from tracegen.plan import Decoding
+    from tracegen.prompts import Prompts
     from traces.schema import Request, Trace
 
 #: Options that mean something only beside one of the sources; None or False is "not given".
@@ -94,7 +98,7 @@ def live(
     given = _checked(context.params)
     config = _config(context, preset, warm, profile, seed)
     require_torch()
-    ready = _prepared(given, config)
+    ready = _prepared(given, config, _read(given, config))
     ran = _run(ready, given)
     if events:
         _write_events(events, ran)
@@ -136,67 +140,95 @@ def _config(context: typer.Context, preset: str, warm: Path | None, profile: Pat
     return configs[0]
 
 
-def _prepared(given: dict[str, Any], config: ReplayConfig) -> Prepared:
+class _Input(NamedTuple):
+    """What a live run is given beside its settings, read and checked before torch is imported."""
+
+    folder: Folder  #: of the model
+    decoding: Decoding | None
+    source: Trace | Prompts  #: of --trace, or of --text or --prompts
+
+
+def _read(given: dict[str, Any], config: ReplayConfig) -> _Input:
     """What can be refused without the model is refused before it is loaded."""
-    from tracegen.decoding import Decoding
-    from tracegen.live import CAPABILITIES, check_same_model, prepare, proven
+    from simulator.outputs import check_output
+    from tracegen.asks import check_live
+    from tracegen.folder import require_tokenizer
+    from tracegen.plan import refuse_taken
 
-    config.policy_set().check(CAPABILITIES, sys.maxsize)
-    opened = _opened(given)
+    check_live(config)
     if given["record_to"]:
-        from tracegen.record import refuse_taken
-
         refuse_taken(given["record_to"], resume=False)
-    decoding = None
-    if given["prompts"]:
-        new = given["max_new_tokens"] or record.NEW_TOKENS
-        decoding = Decoding(max_new_tokens=new, temperature=given["temperature"] or 0.0)
-    loaded = _loaded(given)
-    anatomy = proven(loaded)
-    if opened is not None:
-        check_same_model(opened, loaded, anatomy)
-    asks, called = _asks(given, opened, loaded)
-    ahead = given["look_ahead"]
-    return prepare(loaded, asks, config, decoding=decoding, lookahead=ahead, prompts=called, anatomy=anatomy)
+    for path in filter(None, (given["record_to"], given["events"])):
+        check_output(path)
+    read = _Input(record.located_as(given), _decoding(given), _opened(given) if given["trace"] else _texts(given))
+    if not given["trace"]:
+        require_tokenizer(read.folder)
+    return read
 
 
-def _opened(given: dict[str, Any]) -> Trace | None:
+def _decoding(given: dict[str, Any]) -> Decoding | None:
+    """How prompts are continued; None for text that is read as it is."""
+    from pydantic import ValidationError
+
+    from tracegen.errors import RecordError
+    from tracegen.plan import Decoding
+
+    if not given["prompts"]:
+        return None
+    new = given["max_new_tokens"] or record.NEW_TOKENS
+    try:
+        return Decoding(max_new_tokens=new, temperature=given["temperature"] or 0.0)
+    except ValidationError as error:
+        raise RecordError(options.complaint(error)) from None
+
+
+def _opened(given: dict[str, Any]) -> Trace:
     """The trace to run again. Raises RecordError if it holds no tokens."""
-    from tracegen.live import requests_of
+    from tracegen.asks import requests_of
     from traces.store import open_trace
 
-    if not given["trace"]:
-        return None
     opened = open_trace(given["trace"])
     requests_of(opened, 1)
     return opened
 
 
-def _loaded(given: dict[str, Any]) -> Loaded:
-    from tracegen.checkpoint import load
-
-    say(f"loading {given['model']}")
-    named = ("device", "dtype", "device_map", "quantise", "revision")
-    return load(given["model"], progress=sys.stderr.isatty(), **{name: given[name] for name in named})
-
-
-def _asks(given: dict[str, Any], opened: Trace | None, loaded: Loaded) -> tuple[list[Ask], str]:
-    """The requests, and what a trace calls them."""
-    from tracegen.live import Ask, requests_of
+def _texts(given: dict[str, Any]) -> Prompts:
     from tracegen.prompts import read_prompts, read_texts
+
+    if given["text"]:
+        return read_texts(given["text"])
+    return read_prompts(given["prompts"], given["field"]).chosen(limit=given["limit"])
+
+
+def _prepared(given: dict[str, Any], config: ReplayConfig, read: _Input) -> Prepared:
+    """The model, loaded and checked, with its requests."""
+    loaded = record.load_from(read.folder, given)
+    from tracegen.live import check_same_model, prepare, proven  # torch: after all that can be refused without it
+    from traces.schema import Trace
+
+    anatomy = proven(loaded)
+    if isinstance(read.source, Trace):
+        check_same_model(read.source, loaded, anatomy)
+    asks, called = _asks(given, read.source, loaded)
+    decoding, ahead = read.decoding, given["look_ahead"]
+    return prepare(loaded, asks, config, decoding=decoding, lookahead=ahead, prompts=called, anatomy=anatomy)
+
+
+def _asks(given: dict[str, Any], source: Trace | Prompts, loaded: Loaded) -> tuple[list[Ask], str]:
+    """The requests, and what a trace calls them."""
+    from tracegen.asks import Ask, requests_of
     from tracegen.record import room_of
     from tracegen.tokens import encode, windows
+    from traces.schema import Trace
 
     room, limit = room_of(loaded), given["limit"]
-    if opened is not None:
-        return requests_of(opened, limit), f"{opened.header.provenance.prompts}; trace {opened.digest}"
+    if isinstance(source, Trace):
+        return requests_of(source, limit), f"{source.header.provenance.prompts}; trace {source.digest}"
     if given["text"]:
-        texts = read_texts(given["text"])
-        work = windows(texts, loaded.tokenizer, room, given["window"] or record.WINDOW, limit)
+        work = windows(source, loaded.tokenizer, room, given["window"] or record.WINDOW, limit)
     else:
-        chosen = read_prompts(given["prompts"], given["field"]).chosen(limit=limit)
         new = given["max_new_tokens"] or record.NEW_TOKENS
-        work = encode(chosen, loaded.tokenizer, room, new, given["chat"], given["truncate"])
+        work = encode(source, loaded.tokenizer, room, new, given["chat"], given["truncate"])
     at_once = given["prompt_tokens"] or sys.maxsize
     return [Ask(tuple(ids.tolist()), min(at_once, len(ids))) for ids in work.sequences], work.prompts
 
@@ -217,7 +249,7 @@ class _Pace:
 
 def _run(ready: Prepared, given: dict[str, Any]) -> Live:
     """The run; its rows are written as requests end, and none are left if it does not: it cannot be resumed."""
-    from tracegen.record import partial_of
+    from tracegen.plan import partial_of
 
     pace, out = _Pace(len(ready.asks)), given["record_to"]
     try:

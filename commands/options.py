@@ -117,6 +117,8 @@ def named_experts(option: str, path: Path | None) -> Any:
 
 def complaint(error: ValidationError) -> str:
     """The first thing that is wrong, by the name of its option."""
+    from traces.faults import words
+
     first = error.errors()[0]
     option = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""
-    return option + first["msg"].removeprefix("Value error, ")
+    return option + words(first)

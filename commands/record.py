@@ -14,7 +14,8 @@ from commands.terminal import say, say_wrote
 
 if TYPE_CHECKING:
     from tracegen.checkpoint import Loaded
-    from tracegen.record import Plan
+    from tracegen.folder import Folder
+    from tracegen.plan import Plan
     from tracegen.tokens import Work
 
 INTERRUPTED = 130  #: what a shell reports of a program that Ctrl-C has ended
@@ -97,16 +98,18 @@ def record(
 
 
 def _record(given: dict[str, Any]) -> None:
-    """First prompts are read, then the model is loaded, then they are fitted to it: errors come as early as can be."""
+    """Everything that needs no torch is checked, then the model is loaded, then prompts are fitted to it."""
     from tracegen.errors import RecordError
-    from tracegen.record import record as run
-    from tracegen.record import refuse_taken
+    from tracegen.folder import require_tokenizer
+    from tracegen.plan import refuse_taken
 
     out = given["out"]
     refuse_taken(out, given["resume"])
-    plan, texts = _plan(given), _texts(given)
-    say(f"loading {given['model']}")
-    loaded = _load(given)
+    plan, texts, folder = _plan(given), _texts(given), located_as(given)
+    require_tokenizer(folder)
+    loaded = load_from(folder, given)
+    from tracegen.record import record as run  # torch: after all that can be refused without it
+
     work = _work(given, texts, loaded)
     say(f"recording {loaded.name} ({loaded.dtype}, {loaded.model.device}): {work.prompts}; {plan.words}")
     meter = Meter()
@@ -140,9 +143,8 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
 def _plan(given: dict[str, Any]) -> Plan:
     from pydantic import ValidationError
 
-    from tracegen.decoding import Decoding
     from tracegen.errors import RecordError
-    from tracegen.record import Plan
+    from tracegen.plan import Decoding, Plan
 
     sampling = {name: given[name] for name in ("temperature", "top_p", "top_k") if given[name] is not None}
     if sampling.keys() - {"temperature"} and not sampling.get("temperature"):
@@ -169,11 +171,22 @@ def _texts(given: dict[str, Any]) -> Any:
     return read.chosen(given["seed"] if given["shuffle"] else None, given["limit"])
 
 
-def _load(given: dict[str, Any]) -> Loaded:
-    from tracegen.checkpoint import load
+def located_as(given: dict[str, Any]) -> Folder:
+    """The checkpoint of --model and its companions, checked as far as torch is not needed."""
+    from tracegen.folder import located
+    from tracegen.placement import check_placement
 
-    named = ("device", "dtype", "device_map", "quantise", "revision")
-    return load(given["model"], progress=sys.stderr.isatty(), **{name: given[name] for name in named})
+    check_placement(given["dtype"], given["device_map"], given["quantise"])
+    return located(given["model"], given["revision"])
+
+
+def load_from(folder: Folder, given: dict[str, Any]) -> Loaded:
+    """Its model, as --device and its companions say."""
+    say(f"loading {given['model']}")
+    from tracegen.checkpoint import load  # torch takes seconds: the line above comes first
+
+    named = ("device", "dtype", "device_map", "quantise")
+    return load(folder, progress=sys.stderr.isatty(), **{name: given[name] for name in named})
 
 
 def _work(given: dict[str, Any], texts: Any, loaded: Loaded) -> Work:

@@ -51,11 +51,15 @@ def replay(
 ) -> None:
     """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
     from simulator.grid import run_grid
+    from simulator.outputs import check_output
+    from simulator.provenance import provenance
     from simulator.replay import check_engine
     from simulator.rows import write_events
     from traces.store import open_trace
 
     check_engine(engine)
+    for path in filter(None, (out and out / "part", events)):
+        check_output(path)
     opened = open_trace(trace)
     named = {"warm": options.named_experts("--warm", warm), "profile": options.named_experts("--profile", profile)}
     called = _called(context, preset, {"seed": seed} | named)
@@ -64,7 +68,7 @@ def replay(
     with _progress(configs) as advance:
         outcomes = run_grid(opened, configs, workers, bool(events), not as_json, advance, engine)
         say_when_compiling()
-        outcomes = list(_kept(outcomes, out))
+        outcomes = list(_kept(outcomes, out, provenance([opened], engine, {config.platform for config in configs})))
     if events:
         write_events(events, outcomes[0][0].events)
     if as_json:
@@ -103,13 +107,13 @@ def _progress(configs: list[ReplayConfig]) -> Any:
     return progress(replays_needed(configs), "replays")
 
 
-def _kept(outcomes: Iterator[Outcome], out: Path | None) -> Iterator[Outcome]:
+def _kept(outcomes: Iterator[Outcome], out: Path | None, provenance: Mapping[str, Any]) -> Iterator[Outcome]:
     """Every outcome, written as soon as it is there: an interrupted grid keeps what it has."""
     from simulator.rows import write_part
 
     for outcome in outcomes:
         if out:
-            write_part(out, *outcome)
+            write_part(out, *outcome, provenance)
         yield outcome
 
 

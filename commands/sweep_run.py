@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from commands.interrupt import interruptible
+from commands.options import PolicyFiles
 from commands.terminal import say
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 MOST_NAMED = 5  #: errors that are printed in full
+EXECUTORS = ("local", "ray", "slurm")
 
 
 def sweep_run(
@@ -35,6 +38,7 @@ def sweep_run(
     slurm: Annotated[list[str] | None, typer.Option("--slurm", help="slurm: name=value, as submitit's.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; replay three.")] = False,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Impossible combinations become rows.")] = False,
+    policy_file: PolicyFiles = None,
 ) -> None:
     """Run every configuration of an experiment, resuming what is in --out. SIMULATED."""
     from simulator.replay import check_engine
@@ -43,6 +47,7 @@ def sweep_run(
     from simulator.sweep.place import place_of
     from simulator.sweep.run import fastest_engine, left_to_do, planned
 
+    file = file.resolve() if executor == "slurm" else file  # nodes may start elsewhere
     engine = engine or fastest_engine()
     check_engine(engine)
     sweep = planned(file, changes or (), keep_going)
@@ -53,10 +58,11 @@ def sweep_run(
     if dry_run:
         _say_estimate(jobs, engine, workers)
     elif executor == "slurm" and jobs:
+        from policies.files import taken
         from simulator.sweep.slurm import Shards
 
-        shards = Shards(file.resolve(), tuple(changes or ()), place, engine, workers, nodes, keep_going)
-        _submit(shards, slurm or [])
+        how = (tuple(changes or ()), place, engine, workers, nodes, keep_going)
+        _submit(Shards(file, *how, tuple(taken()), tuple(sys.argv)), slurm or [])
     elif jobs:
         _run(sweep, jobs, place, engine, _starter(executor, workers, engine, address))
     if not dry_run:
@@ -80,6 +86,7 @@ def _starter(executor: str, workers: int, engine: str, address: str) -> Start:
     from simulator.errors import ConfigError
     from simulator.sweep.local import LocalExecutor
     from simulator.sweep.run import NOGIL
+    from traces.spelling import hint
 
     if executor == "local":
         return lambda out, provenance: LocalExecutor(workers, engine == NOGIL, out, provenance)
@@ -87,7 +94,7 @@ def _starter(executor: str, workers: int, engine: str, address: str) -> Start:
         from simulator.sweep.ray_cluster import RayExecutor
 
         return lambda out, provenance: RayExecutor(address, workers, out, provenance)
-    raise ConfigError(f"no executor called {executor!r}; choose from local, ray, slurm")
+    raise ConfigError(f"no executor called {executor!r}: {hint(executor, EXECUTORS)}")
 
 
 def _submit(shards: Shards, given: list[str]) -> None:
@@ -98,6 +105,8 @@ def _submit(shards: Shards, given: list[str]) -> None:
 
 
 def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
+    from simulator.sweep.run import surpluses
+
     bounds = sum(job.kind == "bound" for job in share)
     traces = f"{len(sweep.traces)} trace{'s' if len(sweep.traces) > 1 else ''}"
     done = len(share) - len(jobs)
@@ -105,6 +114,8 @@ def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
         f"{sweep.file.name}: {len(share) - bounds:,} configurations and {bounds:,} bounds on {traces}"
         + (f", {done:,} already stored" if done else "")
     )
+    for line in surpluses(sweep)[:MOST_NAMED]:
+        say(f"warning: {line}")
     for job, reason in sweep.refusals[:MOST_NAMED]:
         say(f"will be an error row: {job.name}: {reason}")
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from commands.interrupt import interruptible
+from commands.options import PolicyFiles
 from commands.sweep_run import CORES
 from commands.terminal import say, show
 
@@ -28,17 +29,19 @@ def tune(
     workers: Annotated[int, typer.Option(min=1, help="Replays at once.")] = CORES,
     engine: Annotated[str, typer.Option(help="Default: the fastest.", show_default=False)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The Pareto set as JSON lines.")] = False,
+    policy_file: PolicyFiles = None,
 ) -> None:
     """Search an experiment for the configurations that nothing beats in every objective. SIMULATED."""
     from analysis.progress import progress
     from analysis.tables import table
     from simulator.errors import ConfigError
+    from simulator.experiment.expand import platforms
     from simulator.experiment.file import read
     from simulator.sweep.folder import Folder
     from simulator.sweep.jobs import open_traces
     from simulator.sweep.local import LocalExecutor
     from simulator.sweep.objects import is_url
-    from simulator.sweep.provenance import provenance
+    from simulator.sweep.provenance import sweep_provenance
     from simulator.sweep.run import NOGIL, fastest_engine
     from simulator.sweep.tune import Search, check
     from simulator.sweep.tune import tune as search_by
@@ -52,7 +55,8 @@ def tune(
     check(search)
     folder = Folder(Path(out))
     folder.prepare()
-    executor = LocalExecutor(workers, engine == NOGIL, folder, provenance(traces, engine, file.name))
+    about = sweep_provenance(file.name, traces, engine, platforms(experiment))
+    executor = LocalExecutor(workers, engine == NOGIL, folder, about)
     try:
         with progress(trials, "trials") as advance, interruptible() as stopping:
             found = search_by(search, folder.path, executor, advance, stopping)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from analysis.validation import Comparison, Tolerances
     from simulator.config import ReplayConfig
     from tracegen.checkpoint import Loaded
+    from tracegen.folder import Folder
     from tracegen.live import Prepared
     from traces.schema import Trace
 
@@ -58,6 +59,8 @@ def validate(
     """Run the model live beside replays of its trace; exit code 1 if they differ by more than is allowed."""
     from analysis.progress import progress
     from analysis.validation import Tolerances
+    from analysis.validation_rows import FILE
+    from simulator.outputs import check_output
     from tracegen.requirements import require_torch
     from traces.store import open_trace
 
@@ -66,18 +69,16 @@ def validate(
     given = {name: text for name, text in options.grid(context).items() if text}
     configs = options.preset_configs(context, preset, {}) if preset else _configs(sets, given)
     _check(opened, configs)
+    if out:
+        check_output(out / FILE)
     allowed = Tolerances(hit_rate=tolerance_hit_rate, time=tolerance_time)
-    loaded = _model(opened, model, dtype, {"device": device, "device_map": device_map})
+    stored = _stored(opened, dtype, device_map)
+    loaded = _loaded(opened, _folder(opened, model), stored | {"device": device})
     runs = _prepared(opened, configs, loaded)
     say_when_compiling()
     with progress(len(configs) * opened.tokens, "tokens") as advance:
         found = [_compared(name, run, opened, allowed, events, advance) for name, run in runs.items()]
-    if as_json:
-        from analysis.validation_rows import document
-
-        print(json.dumps(document(found), indent=1))
-    else:
-        _report(opened, found)
+    _report(opened, found, as_json)
     if out:
         _write(out, found)
     if not all(each.passed for each in found):
@@ -110,11 +111,12 @@ def _configs(path: Path | None, given: Mapping[str, str]) -> dict[str, ReplayCon
 def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
     """Raises ConfigError naming the set that cannot be replayed, or needs a future, before the model is loaded."""
     from simulator.replay import plan
-    from tracegen.live import requests_of
+    from tracegen.asks import check_live, requests_of
 
     requests_of(trace, 1)
     for name, config in configs.items():
         with _naming(name):
+            check_live(config)
             plan(trace, config)
             config.policy_set().check(trace.capabilities, trace.header.lookahead_depth)  # without the future
 
@@ -131,31 +133,41 @@ def _naming(name: str) -> Iterator[None]:
         raise ConfigError(f"policy set {name}: {error}") from None
 
 
-def _model(trace: Trace, named: str, dtype: str, where: dict[str, Any]) -> Loaded:
-    """The model of the trace, stored as it was recorded. Raises RecordError if it is another one."""
-    from tracegen.anatomy import dissect
-    from tracegen.checkpoint import DTYPES, QUANTISERS, load
+def _folder(trace: Trace, named: str) -> Folder:
+    """The checkpoint of the trace, whole. Raises RecordError, before torch is imported, if nobody says where it is."""
     from tracegen.errors import RecordError
-    from tracegen.live import check_same_model
+    from tracegen.folder import located
 
     recorded = trace.header.provenance
-    stored, _, quantiser = recorded.dtype.partition("+")
-    as_recorded = {"dtype": stored if stored in DTYPES else "auto", "revision": recorded.revision or None}
-    as_recorded["quantise"] = quantiser if quantiser in QUANTISERS else None
     if not (named or recorded.revision or recorded.model == "miniature"):  # the hub's models have a revision
         raise RecordError(f"the trace was recorded from a folder called {recorded.model!r}; say where with --model")
-    loaded = load(named or recorded.model, **where, **_asked(as_recorded, named, dtype))
+    return located(named or recorded.model, None if named else recorded.revision or None)
+
+
+def _stored(trace: Trace, dtype: str, device_map: str | None) -> dict[str, Any]:
+    """How weights are stored, as `load` takes it: as they were recorded, unless the user asks for something else."""
+    from tracegen.placement import DTYPES, QUANTISERS, check_placement
+
+    stored, _, quantiser = trace.header.provenance.dtype.partition("+")
+    as_recorded = {"dtype": stored if stored in DTYPES else "auto", "device_map": device_map}
+    as_recorded["quantise"] = quantiser if quantiser in QUANTISERS else None
+    asked = as_recorded | ({"dtype": dtype, "quantise": None} if dtype else {})
+    check_placement(**asked)
+    return asked
+
+
+def _loaded(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
+    """The model of the trace. Raises RecordError if it is another one."""
+    from tracegen.anatomy import dissect
+    from tracegen.checkpoint import load
+    from tracegen.live import check_same_model
+
+    loaded, recorded = load(folder, **stored), trace.header.provenance
     check_same_model(trace, loaded, dissect(loaded.model))
     if recorded.dtype != loaded.dtype:
         was = recorded.dtype or "an unknown dtype"
         say(f"note: the trace was recorded in {was}, the model runs in {loaded.dtype}: some choices will differ")
     return loaded
-
-
-def _asked(as_recorded: dict[str, Any], named: str, dtype: str) -> dict[str, Any]:
-    """What the user asks for goes before what was recorded."""
-    changes: dict[str, Any] = {"revision": None} if named else {}
-    return as_recorded | changes | ({"dtype": dtype, "quantise": None} if dtype else {})
 
 
 def _prepared(trace: Trace, configs: Mapping[str, ReplayConfig], loaded: Loaded) -> dict[str, Prepared]:
@@ -184,10 +196,13 @@ def _compared(
     return compare(name, runs, trace, allowed, {measure: score[measure] for measure in QUALITY if score})
 
 
-def _report(trace: Trace, found: Sequence[Comparison]) -> None:
+def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
     from analysis.tables import table
-    from analysis.validation_rows import heading, lines, measure_rows, quality_rows
+    from analysis.validation_rows import document, heading, lines, measure_rows, quality_rows
 
+    if as_json:
+        print(json.dumps(document(found), indent=1))
+        return
     show(*heading(trace, found), table(measure_rows(found)))
     if rows := quality_rows(found):
         show(table(rows))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 
 from policies.contract import Policy, PolicyError
+from traces.spelling import hint
 
 #: Every policy by kind, in the order in which tables and legends show them.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -77,11 +77,8 @@ def names(kind: str) -> tuple[str, ...]:
 
 def load(kind: str, name: str) -> Policy:
     """The policy of that kind and name. Raises PolicyError, suggesting the nearest name."""
-    known = names(kind)
-    if name not in known:
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
-        raise PolicyError(f"no {kind} policy called {name!r}: {hint}")
+    if name not in names(kind):
+        raise PolicyError(f"no {kind} policy called {name!r}: {hint(name, names(kind))}")
     return GIVEN[kind].get(name) or import_module(f"policies.{kind}.{name}").POLICY
 
 
@@ -95,7 +92,5 @@ def named(name: str) -> list[Policy]:
     found = [load(kind, name) for kind in NAMES if name in names(kind)]
     if not found:
         every = [known for kind in NAMES for known in names(kind)]
-        near = get_close_matches(name, every, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`moereplay policies` lists them"
-        raise PolicyError(f"no policy called {name!r}: {hint}")
+        raise PolicyError(f"no policy called {name!r}: {hint(name, every)}")
     return found

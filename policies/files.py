@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +23,17 @@ from policies.declaration import check
 
 VERSION_DIGITS = 12
 _taken: dict[str, bytes] = {}  # path as given -> content
+_taking = threading.RLock()
 
 
 def take(path: Path) -> Policy:
     """Add the policy of a file to its kind. Raises PolicyError with file, line and text, or OSError.
 
-    A name that exists is refused; the same content again changes nothing.
+    A file is read once in the life of a process, so that a run has one version of it. A name that exists is refused;
+    the same content again changes nothing.
     """
-    return _take(str(path), path.read_bytes())
+    before = _by_version().get(_version(_taken.get(str(path), b"")))
+    return before or _take(str(path), path.read_bytes())
 
 
 def taken() -> list[tuple[str, bytes]]:
@@ -39,7 +43,7 @@ def taken() -> list[tuple[str, bytes]]:
 
 
 def retake(files: Iterable[tuple[str, bytes]]) -> None:
-    """Add the policies that another process took."""
+    """Add the policies that another process took. Any thread may: they are added once."""
     for path, content in files:
         _take(path, content)
 
@@ -50,7 +54,7 @@ def blamed(error: BaseException) -> str | None:
     for path, line in reversed(lines):
         if path in _taken:
             return _at(path, line, f"{type(error).__name__}: {error}")
-    return None
+    return blamed(error.__cause__) if error.__cause__ else None  # SimPy raises a copy that knows no lines
 
 
 def complaint(hook: Any, what: str, line: int = 0) -> PolicyError:
@@ -65,10 +69,15 @@ def documentation(policy: Policy) -> str:
 
 
 def _take(path: str, content: bytes) -> Policy:
+    with _taking:
+        return _added(path, content)
+
+
+def _added(path: str, content: bytes) -> Policy:
     version = _version(content)
+    _taken[path] = content
     if version in _by_version():
         return _by_version()[version]
-    _taken[path] = content
     try:
         policy = replace(_declared(path, content, version), version=version)
         if policy.name in policies.names(policy.kind):

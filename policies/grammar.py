@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
 import policies
 from policies.contract import PAR_SLOTS, Parameter, Policy, PolicyError
+from traces.spelling import hint
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 
@@ -59,9 +59,7 @@ def _parameter(policy: Policy, key: str) -> Parameter:
         return by_name[key]
     if not by_name:
         raise PolicyError(f"{policy.kind} {policy.name} has no parameters, so no {key!r}")
-    near = get_close_matches(key, by_name, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(by_name)}"
-    raise PolicyError(f"{policy.kind} {policy.name} has no parameter {key!r}: {hint}")
+    raise PolicyError(f"{policy.kind} {policy.name} has no parameter {key!r}: {hint(key, by_name, 'it has')}")
 
 
 def _value(policy: Policy, param: Parameter, text: str) -> Any:

@@ -16,6 +16,8 @@ from traces.schema import Geometry
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 NUMBER = r"(\d+(?:\.\d+)?)"
+#: Enough of a model to read a capacity by.
+ONE_EXPERT = Geometry(layers=1, experts=1, k=1, expert_bytes=(1,))
 FORMS = "5%, 5%@16, 600MB, 1.5GiB, 51experts or 32/layer"
 
 
@@ -64,6 +66,11 @@ def parse_capacity(
     return _described(pools, geometry, tiers[0])
 
 
+def check_readable(text: str) -> None:
+    """Raises ConfigError for a capacity that is none, whatever the model."""
+    _total(text, ONE_EXPERT)
+
+
 def _described(pools: tuple[int, ...], geometry: Geometry, sizes: tuple[int, ...]) -> Capacity:
     total, stored = sum(pools), _all_bytes(geometry.expert_bytes, geometry)
     mean = _all_bytes(sizes, geometry) / (geometry.layers * geometry.experts)
@@ -79,14 +86,14 @@ def _described(pools: tuple[int, ...], geometry: Geometry, sizes: tuple[int, ...
 
 
 def _total(text: str, geometry: Geometry) -> Fraction:
-    """Bytes over all layers, exactly."""
+    """Bytes over all layers, exactly. Raises ConfigError if it cannot be read."""
     if match := re.fullmatch(rf"{NUMBER}%(?:@{NUMBER})?", text):
         bits = float(match[2]) if match[2] else geometry.expert_bits
         if bits <= 0:
             raise ConfigError(f"capacity {text!r}: bits must be positive")
         return Fraction(match[1]) / 100 * _all_bytes(geometry.bytes_at(bits), geometry)
-    if match := re.fullmatch(rf"{NUMBER}\s*({'|'.join(UNITS)})", text):
-        return Fraction(match[1]) * UNITS[match[2]]
+    if (size := parse_size(text)) is not None:
+        return size
     if match := re.fullmatch(rf"{NUMBER}\s*experts?", text):
         return Fraction(match[1]) * _all_bytes(geometry.expert_bytes, geometry) / (geometry.layers * geometry.experts)
     if match := re.fullmatch(rf"{NUMBER}/layer", text):
@@ -94,8 +101,24 @@ def _total(text: str, geometry: Geometry) -> Fraction:
     raise ConfigError(f"capacity {text!r} cannot be read; write {FORMS}")
 
 
+def parse_size(text: str) -> Fraction | None:
+    """`600MB` or `1.5GiB` in bytes, exactly; None for anything else, numbers without a unit among it."""
+    match = re.fullmatch(rf"{NUMBER}\s*({'|'.join(UNITS)})", text)
+    return Fraction(match[1]) * UNITS[match[2]] if match else None
+
+
 def _all_bytes(sizes: tuple[int, ...], geometry: Geometry) -> int:
     return geometry.experts * sum(sizes)
+
+
+def surplus(capacity: Capacity, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> str | None:
+    """The warning for a capacity above all copies that can be cached, at every precision; None if it is not."""
+    each = [geometry.experts * sum(sizes) for sizes in zip(*tiers, strict=True)]
+    needed = each if len(capacity.pools) > 1 else [sum(each)]
+    if capacity.total <= sum(needed) or any(pool < need for pool, need in zip(capacity.pools, needed, strict=True)):
+        return None
+    every = f"all {geometry.layers * geometry.experts:,} experts"
+    return f"capacity is {capacity.total / sum(needed):.4g} times {every}: everything fits and nothing is ever evicted"
 
 
 def cliff(capacity: Capacity, geometry: Geometry) -> str | None:

@@ -10,9 +10,11 @@ from pydantic import Field, ValidationError, field_validator
 
 from policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
 from policies.grammar import Chosen, parse
+from simulator.capacity import check_readable
 from simulator.errors import ConfigError
 from simulator.origin import FUTURE, Origin
 from simulator.platform import Times, platform
+from traces.faults import first_fault
 from traces.passes import parse_passes
 from traces.schema import Frozen, Trace, TraceError, canonical
 
@@ -40,6 +42,12 @@ class ReplayConfig(Frozen):
     warm: tuple[tuple[int, int], ...] = ()
     profile: tuple[tuple[int, int], ...] = ()
     seed: int = Field(default=0, ge=0, lt=2**63)
+
+    @field_validator("capacity")
+    @classmethod
+    def _capacity(cls, text: str) -> str:
+        check_readable(text)
+        return text
 
     @field_validator("passes")
     @classmethod
@@ -147,9 +155,7 @@ def configure(**settings: object) -> ReplayConfig:
         config = ReplayConfig.model_validate(settings)
         config.policy_set()
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})") from None
+        raise ConfigError(first_fault(error)) from None
     except TraceError as error:
         raise ConfigError(str(error)) from None
     return config

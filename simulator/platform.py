@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache, cached_property
 from importlib.resources import files
 from math import ceil, inf
@@ -19,7 +18,9 @@ from pydantic import Field, ValidationError
 from policies.contract import Costs
 from simulator.errors import ConfigError
 from simulator.platforms import NAMES
+from traces.faults import first_fault
 from traces.schema import Frozen, Geometry
+from traces.spelling import hint
 
 NS = 1_000_000_000
 
@@ -222,9 +223,7 @@ def _unchanged(name: str) -> Platform:
         return _preset(name)
     if name.endswith(".toml"):
         return _read(Path(name))
-    near = get_close_matches(name, NAMES, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(NAMES)}, or give a .toml file"
-    raise ConfigError(f"no platform called {name!r}: {hint}")
+    raise ConfigError(f"no platform called {name!r}: {hint(name, NAMES, 'give a .toml file, or choose from')}")
 
 
 @cache  # a sweep asks for the same preset thousands of times
@@ -239,10 +238,9 @@ def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
         where, equals, value = change.partition("=")
         table, _, figure = where.partition(".")
         if not equals or not isinstance(figures.get(table), dict) or figure not in figures[table]:
-            known = [f"{table}.{key}" for table in ("link", "compute", "cpu") for key in figures[table] or ()]
-            near = get_close_matches(where, known, n=1)
-            hint = f"did you mean {near[0]}=?" if near else f"write {' or '.join(known)}, then =value"
-            raise ConfigError(f"platform {machine.name} has no figure {where!r}: {hint}")
+            known = [f"{table}.{key}=" for table in ("link", "compute", "cpu") for key in figures[table] or ()]
+            named = hint(where, known, "write one of")
+            raise ConfigError(f"platform {machine.name} has no figure {where!r}: {named}")
         figures[table][figure] = value
     return _valid(figures | {"name": name}, name)
 
@@ -265,6 +263,4 @@ def _valid(figures: Mapping[str, object], name: str) -> Platform:
     try:
         return Platform.model_validate(figures)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"platform {name}: {where}: {first['msg']}") from None
+        raise ConfigError(f"platform {name}: {first_fault(error)}") from None

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
 from simulator.grid import expand
 from simulator.limits import check_count
+from traces.spelling import hint
 
 Settings = Mapping[str, Any]
 FIXED = ("seed", "warm", "profile")  #: settings that take no list of alternatives
@@ -70,9 +70,8 @@ def read_sets(path: Path) -> tuple[dict[str, Settings], Settings]:
 def _check_names(where: str, settings: Settings) -> None:
     for name in settings:
         if name not in ReplayConfig.model_fields:
-            near = get_close_matches(name, ReplayConfig.model_fields, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(ReplayConfig.model_fields)}"
-            raise ConfigError(f"policy set {where}: no setting called {name!r}: {hint}")
+            known = hint(name, ReplayConfig.model_fields)
+            raise ConfigError(f"policy set {where}: no setting called {name!r}: {known}")
 
 
 def _each(name: str, settings: Settings) -> Iterable[tuple[str, ReplayConfig]]:

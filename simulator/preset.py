@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from difflib import get_close_matches
 from importlib.resources import files
 
 from pydantic import ValidationError
@@ -17,6 +16,7 @@ from simulator.errors import ConfigError
 from simulator.presets import NAMES as FILES
 from simulator.presets import SPECMD
 from traces.schema import Frozen
+from traces.spelling import hint
 
 LEAST_STALE = "+ls"
 NAMES = tuple(name for file in FILES for name in ((file, file + LEAST_STALE) if file in SPECMD else (file,)))
@@ -51,9 +51,7 @@ class Preset(Frozen):
 def preset(name: str) -> Preset:
     """The preset of that name. Raises ConfigError, suggesting the nearest name."""
     if name not in NAMES:
-        near = get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(NAMES)}"
-        raise ConfigError(f"no preset called {name!r}: {hint}")
+        raise ConfigError(f"no preset called {name!r}: {hint(name, NAMES)}")
     if name.endswith(LEAST_STALE):
         return _with_least_stale(preset(name.removesuffix(LEAST_STALE)))
     return _parse(files("simulator.presets").joinpath(f"{name}.toml").read_text(), name)

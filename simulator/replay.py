@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from policies.contract import PolicyError
 from simulator import reference
-from simulator.capacity import Capacity, cliff, parse_capacity
+from simulator.capacity import Capacity, cliff, parse_capacity, surplus
 from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
 from simulator.errors import ConfigError
 from simulator.foreknown import check_profile
@@ -18,6 +18,7 @@ from simulator.result import Result, Row
 from simulator.setting import Ran, Setting, Shape
 from simulator.source import Source, TraceSource
 from traces.schema import Geometry, Trace
+from traces.spelling import hint
 
 #: The first is the default. They give the same bytes; the reference is the specification, to be read.
 ENGINES = ("compiled", "reference")
@@ -38,6 +39,12 @@ class Plan:
     def needs(self) -> frozenset[str]:
         """Capabilities that the four policies use."""
         return frozenset().union(*(getattr(self.chosen, kind).needs for kind in KINDS))
+
+    @property
+    def warning(self) -> str | None:
+        """What a reader should know of the capacity: that it is below one token's demand, or above everything."""
+        geometry = self.shape.geometry
+        return cliff(self.capacity, geometry) or surplus(self.capacity, geometry, self.shape.tiers)
 
     def setting(self, log: bool) -> Setting:
         """What an engine needs beside its source."""
@@ -72,7 +79,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
 def check_engine(name: str) -> None:
     """Raises ConfigError for an engine that does not exist."""
     if name not in ENGINES:
-        raise ConfigError(f"no engine called {name!r}; choose from {', '.join(ENGINES)}")
+        raise ConfigError(f"no engine called {name!r}: {hint(name, ENGINES)}")
 
 
 def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = ENGINES[0]) -> Result:
@@ -130,7 +137,7 @@ def _about(ready: Plan) -> Row:
         "capacity_forms": ready.capacity.forms(),
         "side_bytes": _side_bytes(ready.chosen, ready.shape.tiers),
         "token_cycles": ready.capacity.token_cycles,
-        "warning": cliff(ready.capacity, ready.shape.geometry),
+        "warning": ready.warning,
     }
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from simulator.config import KINDS
 from simulator.errors import ConfigError
 from simulator.result import COUNTERS, FILE_DIGEST, NO_DIGEST, Event, Result, row_digest, with_file_digest
+from simulator.sweep.parts import PROVENANCE, Part
 from traces.scratch import write_whole
 
 ROWS_VERSION = 1
@@ -57,10 +59,21 @@ def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int] | Non
     return frame.with_columns(pl.Series("digest", digests, pl.String))
 
 
-def write_part(folder: Path, result: Result, bound: Mapping[str, int] | None) -> Path:
-    """Write `part-<identity>.parquet`: the same configuration replaces its own part. Raises ConfigError."""
-    path = folder / f"part-{result.about['identity']}.parquet"
-    write_frame(to_frame([result], [bound]), path)
+def write_part(
+    folder: Path, result: Result, bound: Mapping[str, int] | None, provenance: Mapping[str, Any] | None = None
+) -> Path:
+    """Write `part-<identity>.parquet` and then, beside it, its provenance in the form of a sweep's parts, if given.
+
+    The same configuration replaces its own part. Raises ConfigError.
+    """
+    identity = result.about["identity"]
+    path, frame = folder / f"part-{identity}.parquet", to_frame([result], [bound])
+    if provenance is None:
+        write_frame(frame, path)
+        return path
+    documents = Part({path.stem: _parquet(frame)}, {"configuration": [identity]}).documents(provenance)
+    write_file(path, documents[path.name])
+    write_file(folder / f"{path.stem}.{PROVENANCE}", documents[PROVENANCE])
     return path
 
 
@@ -71,8 +84,12 @@ def write_events(path: Path, events: Sequence[Event]) -> None:
 
 
 def write_frame(frame: pl.DataFrame, path: Path) -> None:
-    """Write a file, CSV if its name says so: a reader sees all of it or nothing. Raises ConfigError."""
-    data = frame.write_csv().encode() if path.suffix == ".csv" else _parquet(frame)
+    """A file, CSV if its name says so. Raises ConfigError."""
+    write_file(path, frame.write_csv().encode() if path.suffix == ".csv" else _parquet(frame))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A reader sees all of it or nothing. Raises ConfigError."""
     try:
         write_whole(path, data)
     except OSError as error:

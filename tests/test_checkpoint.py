@@ -165,9 +165,9 @@ def test_a_path_that_is_no_folder_is_not_taken_for_a_hub_id(tmp_path):
 
 def test_settings_that_cannot_be_are_named_before_anything_is_loaded(tmp_path):
     nowhere = tmp_path / "nowhere"
-    assert refusal(nowhere, dtype="int8") == "--dtype 'int8' is not one of auto, float32, bfloat16, float16"
+    assert refusal(nowhere, dtype="int8") == "--dtype 'int8' is unknown: choose from auto, float32, float16, bfloat16"
     assert refusal(nowhere, device="tpu9").startswith("--device 'tpu9': torch has no such device here")
-    assert refusal(nowhere, quantise="gguf").startswith("--quantise 'gguf' is not one of bnb-8bit, bnb-4bit, fp8")
+    assert refusal(nowhere, quantise="gguf").startswith("--quantise 'gguf' is unknown: choose from ")
 
 
 def test_what_is_not_installed_is_named_with_its_pip_line(whole, monkeypatch):

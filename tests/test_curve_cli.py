@@ -123,7 +123,7 @@ REFUSALS = {
     "empty entry": (["TRACE", "--eviction", "lru,"], "''"),
     "two documents": (["TRACE", "--json"], "--json takes one policy"),
     "unknown platform": (["TRACE", "--platform", "a100-5gb"], "did you mean a100-5gbps?"),
-    "unknown engine": (["TRACE", "--engine", "warp"], "choose from compiled, reference"),
+    "unknown engine": (["TRACE", "--engine", "warp"], "no engine called 'warp': choose from "),
     "unknown contract": (["TRACE", "--contract", "loose"], "atomic"),
     "unknown passes": (["TRACE", "--passes", "all"], "recorded, token or chunk:N"),
     "unknown reset": (["TRACE", "--reset", "often"], "never, request or a number"),

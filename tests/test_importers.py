@@ -41,7 +41,7 @@ def test_every_name_has_an_importer_of_that_name() -> None:
 
 def test_an_unknown_format_names_the_nearest(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", "request,token,layer,expert_0")
-    assert "did you mean route_trace" in refusal(path, format="route-trace")
+    assert "did you mean route_trace?" in refusal(path, format="route-trace")
 
 
 def test_a_file_that_nobody_recognises_lists_the_formats(tmp_path: Path) -> None:

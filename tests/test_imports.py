@@ -19,14 +19,14 @@ ROOMS = (*STAGES, "commands")
 #: What each room may import.
 MAY_IMPORT = {
     "traces": {"traces"},
-    "policies": {"policies"},
+    "policies": {"policies", "traces.spelling"},
     "simulator": {"simulator", "policies", "traces"},
     "tracegen": {"tracegen", "traces"},
     "analysis": {"analysis", "traces", "simulator.result", "simulator.sweep.parts"},
     "commands": set(ROOMS),
 }
 #: A live run is the reference engine fed by a model.
-LIVE = ("tracegen/live.py", "tracegen/live_source.py")
+LIVE = ("tracegen/asks.py", "tracegen/live.py", "tracegen/live_source.py")
 #: A policy's hook is a parameter of the compiled loop each, as only names of parameters are pointers.
 COMPILED_LOOP = "kernel"
 BANNED_NAMES = {"utils", "common", "helpers", "base", "misc", "v2"}

@@ -144,7 +144,7 @@ def test_two_versions_leave_two_parts_in_one_folder(small: Path, tmp_path: Path,
         arguments = ("--policy-file", mine, "--eviction", "newest", *FRESH, "--out", tmp_path / "out")
         assert command("replay", small, *arguments)[0] == 0
         policies.GIVEN["eviction"].clear()
-    assert len(list((tmp_path / "out").iterdir())) == 2
+    assert len(list((tmp_path / "out").glob("part-*.parquet"))) == 2
 
 
 def test_nothing_is_written_beside_the_file(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_options_that_make_no_sense_together_are_named(moe, tiny, questions, tmp
         ((*text, "--chat"), "--chat means nothing beside --text"),
         ((*text, "--window", 8, "--prompt-tokens", 9), "--prompt-tokens 9 exceeds --window 8"),
         ((*prompts, "--top-k", 5), "--top-p and --top-k choose what to sample from; give a --temperature above 0"),
-        ((*prompts, "--temperature", 1, "--top-p", 1.5), "--top-p: Input should be less than or equal to 1"),
+        ((*prompts, "--temperature", 1, "--top-p", 1.5), "--top-p: expected at most 1 (got 1.5)"),
     ]
     for options, said in wrong:
         assert refusal(moe(tiny, *options, *out)).startswith(said)

@@ -216,7 +216,7 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "no such file of sets": (("--sets", "nowhere.toml"), "nowhere.toml"),
     "no such checkpoint": (("--model", "./nowhere"), "./nowhere does not exist"),
-    "no such dtype": (("--dtype", "float8"), "--dtype 'float8' is not one of"),
+    "no such dtype": (("--dtype", "float8"), "--dtype 'float8' is unknown: did you mean"),
 }
 
 

@@ -25,15 +25,14 @@ from transformers.utils import logging
 
 from tracegen.errors import RecordError
 from tracegen.folder import Folder, fingerprint, locate, one_line, read_config, weight_files
-from tracegen.requirements import require
+from tracegen.placement import check_placement
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-#: What --quantise names: the library it needs, and transformers' own configuration of it. bitsandbytes changes linear
-#: layers only: experts that transformers keeps as one 3-D tensor stay as they were, and their bytes are recorded so.
-QUANTISERS: dict[str, tuple[str, Callable[[], Any]]] = {
-    "bnb-8bit": ("bitsandbytes", lambda: BitsAndBytesConfig(load_in_8bit=True)),
-    "bnb-4bit": ("bitsandbytes", lambda: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")),
-    "fp8": ("accelerate", FineGrainedFP8Config),
+#: Transformers' own configuration of each of `placement.QUANTISERS`. bitsandbytes changes linear layers only: experts
+#: that transformers keeps as one 3-D tensor stay as they were, and their bytes are recorded so.
+QUANTISATIONS: dict[str, Callable[[], Any]] = {
+    "bnb-8bit": lambda: BitsAndBytesConfig(load_in_8bit=True),
+    "bnb-4bit": lambda: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    "fp8": FineGrainedFP8Config,
 }
 
 
@@ -49,7 +48,7 @@ class Loaded(NamedTuple):
 
 
 def load(
-    source: str,
+    source: str | Folder,
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -58,14 +57,15 @@ def load(
     revision: str | None = None,
     progress: bool = False,
 ) -> Loaded:
-    """Load `miniature`, a folder or a Hugging Face id. `device` auto is the GPU if there is one.
+    """Load `miniature`, a folder or a Hugging Face id, or what they were located as. `device` auto is the GPU, if any.
 
     `device_map` (accelerate's: auto, balanced, cuda:0, ...) spreads the model over devices instead. `progress` lets
     transformers draw its bar. Raises RecordError naming the checkpoint and what is wrong with it or with a setting.
     """
     where = _device(device)
-    extra = _placement(where, device_map, quantise) | {"dtype": _checked_dtype(dtype)}
-    folder = locate(source, revision)
+    check_placement(dtype, device_map, quantise)
+    extra = _placement(where, device_map, quantise) | {"dtype": "auto" if dtype == "auto" else getattr(torch, dtype)}
+    folder = source if isinstance(source, Folder) else locate(source, revision)
     _check_known(folder)
     files = weight_files(folder)
     with _quiet(progress):
@@ -123,14 +123,8 @@ def _placement(device: torch.device, device_map: str | None, quantise: str | Non
     """from_pretrained's arguments for where weights go and how they are stored."""
     chosen: dict[str, Any] = {}
     if quantise is not None:
-        if quantise not in QUANTISERS:
-            raise RecordError(f"--quantise {quantise!r} is not one of {', '.join(QUANTISERS)}")
-        library, make = QUANTISERS[quantise]
-        require(library, f"--quantise {quantise}")
-        require("accelerate", f"--quantise {quantise}")
-        chosen = {"quantization_config": make(), "device_map": device_map or {"": device}}
+        chosen = {"quantization_config": QUANTISATIONS[quantise](), "device_map": device_map or {"": device}}
     elif device_map is not None:
-        require("accelerate", f"--device-map {device_map}")
         chosen = {"device_map": device_map}
     return chosen
 
@@ -144,12 +138,6 @@ def _device(device: str) -> torch.device:
     except (RuntimeError, AssertionError):
         raise RecordError(f"--device {device!r}: torch has no such device here; try auto or cpu") from None
     return named
-
-
-def _checked_dtype(dtype: str) -> Any:
-    if dtype not in DTYPES:
-        raise RecordError(f"--dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    return "auto" if dtype == "auto" else getattr(torch, dtype)
 
 
 def _loaded(folder: Folder, what: str, load_it: Callable[[], Any]) -> Any:

@@ -9,28 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from transformers import GenerationConfig, PreTrainedModel
 
+from tracegen.plan import Decoding
 from tracegen.steps import input_device
-from traces.schema import Frozen
-
-
-class Decoding(Frozen):
-    """At most `max_new_tokens` tokens, fewer if the model ends; temperature 0 is greedy."""
-
-    max_new_tokens: int = Field(default=64, ge=1)
-    temperature: float = Field(default=0.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)  #: 0 = all tokens
-
-    @property
-    def words(self) -> str:
-        """The settings as provenance states them."""
-        if not self.temperature:
-            return f"greedy, max_new_tokens={self.max_new_tokens}"
-        drawn = f"sampled, temperature={self.temperature:g}, top_p={self.top_p:g}, top_k={self.top_k}"
-        return f"{drawn}, max_new_tokens={self.max_new_tokens}"
 
 
 def continued(model: Any, prompt: Sequence[int], decoding: Decoding, seed: int) -> list[int]:

@@ -12,7 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tracegen.decoding import Decoding
+from tracegen.plan import Decoding
 
 
 class Drawer:

@@ -20,6 +20,8 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 #: The files of a hub repository that are read; subfolders repeat the weights in other formats.
 READ = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 NOT_READ = ["*/*", "consolidated*"]
+#: Where vocabularies are; a tokenizer of bytes has none, and is named in its configuration.
+TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken", "tekken.json", "*.spm")
 WHOLE_HASH_BYTES = 8 * 2**30  #: a checkpoint above this is hashed by samples: reading it all would double loading
 SAMPLES, SAMPLE_BYTES = 256, 2**16
 HEADER_LIMIT = 100 * 2**20  #: the safetensors format's own
@@ -48,6 +50,22 @@ def locate(source: str, revision: str | None = None) -> Folder:
     if not HUB_ID.fullmatch(source) or source.startswith("."):
         raise RecordError(f"{source} does not exist; expected a folder, a Hugging Face id (owner/name) or `miniature`")
     return _fetched(source, revision)
+
+
+def located(source: str, revision: str | None = None) -> Folder:
+    """`locate`, and all that can be wrong with a checkpoint that no torch is needed to see. Raises RecordError."""
+    folder = locate(source, revision)
+    read_config(folder)
+    weight_files(folder)
+    return folder
+
+
+def require_tokenizer(folder: Folder) -> None:
+    """Raises RecordError for a checkpoint without one: transformers would make one that knows no words."""
+    if not any(path.match(pattern) for path in folder.path.iterdir() for pattern in TOKENIZERS):
+        why = "text cannot be read without one"
+        fix = "copy tokenizer.json and tokenizer_config.json of the model into it, or download it again"
+        raise RecordError(f"{folder.name} has no tokenizer, {why}; {fix}")
 
 
 def _bundled() -> Folder:

@@ -14,39 +14,32 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from simulator.config import KINDS, ReplayConfig
-from simulator.errors import ConfigError
 from simulator.origin import Origin
 from simulator.replay import Plan, plan_for, report
 from simulator.result import Result
 from tracegen.anatomy import Anatomy, dissect
+from tracegen.asks import CAPABILITIES, Ask, check_live, requests_of
 from tracegen.checkpoint import Loaded
-from tracegen.decoding import Decoding, seed_of
+from tracegen.decoding import seed_of
 from tracegen.drawing import Drawer, endings
 from tracegen.errors import RecordError
 from tracegen.experts import check_computable
 from tracegen.live_source import Emulation, changes_experts, depth_needed
+from tracegen.plan import Decoding
+from tracegen.plan import Plan as Recording
 from tracegen.quality import Quality
-from tracegen.record import Plan as Recording
 from tracegen.record import header_of, room_of
 from tracegen.selfcheck import check
 from tracegen.tokens import Room, Work
 from tracegen.twins import Twins
 from traces.schema import Header, Request, Trace, canonical, memory_trace
 
-CAPABILITIES = frozenset({"ids", "weights", "logits", "lookahead"})  #: all that a model can be asked; not the future
-
-
-class Ask(NamedTuple):
-    """One request: tokens to run, the first `prompt_length` in one pass, the rest one by one."""
-
-    token_ids: tuple[int, ...]
-    prompt_length: int
+__all__ = ["Ask", "Live", "Prepared", "check_same_model", "prepare", "proven", "requests_of", "run"]
 
 
 @dataclass(frozen=True)
@@ -63,18 +56,6 @@ class Live:
     def trace(self) -> Trace:
         """The run as a trace in memory."""
         return memory_trace(self.header, list(self.requests), self.router_bias)
-
-
-def requests_of(trace: Trace, limit: int | None = None) -> list[Ask]:
-    """The requests of a trace (the first `limit`), to run again. Raises RecordError if it holds no token ids."""
-    if "token_ids" not in trace.arrays:
-        raise RecordError(f"{trace.path or 'this trace'} has no token ids, so its text cannot be run; give --text FILE")
-    asks = []
-    for number in range(trace.requests if limit is None else min(limit, trace.requests)):
-        first, last = (int(offset) for offset in trace.request_offsets[number : number + 2])
-        ids = trace.read("token_ids", first, last).tolist()
-        asks.append(Ask(tuple(ids), int(trace.prompt_lengths[number])))
-    return asks
 
 
 def proven(loaded: Loaded) -> Anatomy:
@@ -130,11 +111,7 @@ def prepare(
     as the prefetch policy needs. `prompts` is what a trace calls the requests. `anatomy` is the model's, `proven`.
     Raises ConfigError or PolicyError for what cannot run live, RecordError for what the model cannot run.
     """
-    if config.passes != "recorded":
-        raise ConfigError(f"passes {config.passes!r}: a live run's passes are the model's own; leave passes recorded")
-    if config.lookahead != "recorded":
-        fix = "replay a trace of it instead"
-        raise ConfigError(f"lookahead {config.lookahead!r} shuffles tokens that a live run has yet to see; {fix}")
+    check_live(config)
     anatomy = anatomy or proven(loaded)
     _check_asks(asks, room_of(loaded), decoding)
     plan = plan_for(_origin(loaded, anatomy, asks, decoding), config)

@@ -16,41 +16,21 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from tracegen.anatomy import Anatomy, dissect
 from tracegen.capture import Capture, Rows
 from tracegen.checkpoint import Loaded
-from tracegen.decoding import Decoding, continued, seed_of
+from tracegen.decoding import continued, seed_of
 from tracegen.errors import RecordError
 from tracegen.nll import Surprise
+from tracegen.plan import Plan, partial_of
 from tracegen.selfcheck import check
 from tracegen.steps import Stepper
 from tracegen.tokens import Room, Work
-from traces.lock import refuse_busy
-from traces.metadata import PARTIAL
-from traces.schema import Frozen, Header, Provenance, Request, Trace, TraceError
+from traces.schema import Header, Provenance, Request, Trace
 from traces.writer import TraceWriter
 
 SECONDS_BETWEEN_COMMITS = 60.0
-
-
-class Plan(Frozen):
-    """What to record. With `decoding` prompts are continued, without it sequences are read as they are."""
-
-    decoding: Decoding | None = None
-    prompt_tokens: int | None = Field(default=None, ge=1)  #: of a read sequence: in one pass, the rest one by one
-    look_ahead: int = Field(default=2, ge=0)
-    logits: bool = True
-    seed: int = Field(default=0, ge=0)
-
-    @property
-    def words(self) -> str:
-        """How tokens came about, for provenance."""
-        if self.decoding:
-            return self.decoding.words
-        one_by_one = f", the first {self.prompt_tokens} in one pass, the rest one by one" if self.prompt_tokens else ""
-        return f"teacher-forced{one_by_one}"
 
 
 class Progress(NamedTuple):
@@ -93,21 +73,6 @@ def record(
     with _writer(Path(out), header, anatomy.bias, resume) as writer:
         _fill(writer, _Recorder(loaded, anatomy, plan), work, progress)
         return writer.finish()
-
-
-def refuse_taken(out: str | Path, resume: bool) -> None:
-    """Raises TraceError for a path that cannot be recorded to: before a model is loaded, which may take minutes."""
-    out = Path(out)
-    if out.exists():
-        raise TraceError(f"{out} exists; choose another --out or remove it")
-    refuse_busy(partial_of(out))
-    if partial_of(out).exists() and not resume:
-        raise TraceError(f"{partial_of(out)} exists, an unfinished recording; rerun with --resume, or remove it")
-
-
-def partial_of(out: Path) -> Path:
-    """Where an unfinished trace is kept."""
-    return out.with_name(f"{out.name}{PARTIAL}")
 
 
 def room_of(loaded: Loaded) -> Room:

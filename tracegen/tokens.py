@@ -50,6 +50,7 @@ def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = 
     sequences = []
     for number, text in enumerate(prompts.texts, 1):
         ids = _chat(tokenizer, text) if chat else tokenizer(text, verbose=False)["input_ids"]
+        _refuse_no_tokens(ids, text, f"prompt {number}")
         sequences.append(_fitted(ids, number, most, room, new, keep, truncate))
     _check_known(sequences, room)
     how = ", as chat" if chat else ""
@@ -98,8 +99,6 @@ def _fitted(
     ids: list[int], number: int, most: int | None, room: Room, new: int, keep: int, truncate: bool
 ) -> np.ndarray:
     """The prompt's ids as int32, cut in the middle of its start if it is too long and may be cut."""
-    if not ids:
-        raise RecordError(f"prompt {number} is empty: it has no tokens; remove it")
     if most is None or len(ids) <= most:
         return np.array(ids, np.int32)
     if not truncate:
@@ -123,6 +122,7 @@ def _cut(
             if made == limit:
                 return
     if not made:
+        _refuse_no_tokens(waiting, text, f"text {number}")
         raise RecordError(f"text {number} has {len(waiting)} tokens, less than one --window of {width}; ask for less")
 
 
@@ -143,6 +143,15 @@ def _pieces(text: str) -> Iterator[str]:
 def _refuse_no_texts(prompts: Prompts) -> None:
     if not prompts.texts:
         raise RecordError(f"{prompts.name}: no prompt is left; raise --limit")
+
+
+def _refuse_no_tokens(ids: Sequence[int] | np.ndarray, text: str, called: str) -> None:
+    if len(ids):
+        return
+    if not text.strip():
+        raise RecordError(f"{called} is empty: it has no tokens; remove it")
+    why = "the checkpoint's tokenizer has no token for anything in it"
+    raise RecordError(f"{called} has no tokens: {why}; check the tokenizer files of the checkpoint")
 
 
 def _check_known(sequences: Sequence[np.ndarray], room: Room) -> None:

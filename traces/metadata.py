@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from traces.faults import first_fault
 from traces.schema import (
     FORMAT_VERSION,
     LOOKAHEAD,
@@ -66,11 +67,8 @@ def read_attributes(path: Path) -> Attributes:
     try:
         attributes = Attributes.model_validate(stored)
     except ValidationError as invalid:
-        first = invalid.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "attributes"
-        raise TraceError(
-            f"{path}: {field}: {first['msg']}; attributes were edited or damaged, restore the trace"
-        ) from None
+        wrong = first_fault(invalid)
+        raise TraceError(f"{path}: attributes: {wrong}; they were edited or damaged, restore the trace") from None
     if metadata_digest(path, group) != attributes.digest:
         raise TraceError(f"{path}: attributes or metadata were edited or damaged; restore the trace from a copy")
     return attributes

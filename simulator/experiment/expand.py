@@ -14,7 +14,7 @@ from policies.contract import PolicyError
 from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
 from simulator.experiment.schema import Experiment, Range, Settings
-from simulator.experiment.settings import configuration, spelled
+from simulator.experiment.settings import PRESET, configuration, spelled
 from simulator.limits import check_count
 
 
@@ -144,6 +144,21 @@ def _matches(settings: Settings, pattern: Mapping[str, Any]) -> bool:
 
 def check_values(experiment: Experiment, file: Path) -> None:
     """Each value by itself, so that an error can name its key."""
+    for table, name, value in _values(experiment):
+        try:
+            configuration({name: value})
+        except (ConfigError, PolicyError) as error:
+            raise type(error)(f"{file}: {table} {name}: {str(error).removeprefix(f'{name}: ')}") from None
+
+
+def platforms(experiment: Experiment) -> set[str]:
+    """Every machine that a configuration may name, by itself or by a preset. Raises ConfigError."""
+    named = [{name: value} for _, name, value in _values(experiment) if name in ("platform", PRESET)]
+    return {configuration(settings).platform for settings in [{}, *named]}
+
+
+def _values(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
+    """Every value of a setting without a dot: its table, its name, and itself."""
     tables: list[tuple[str, Mapping[str, Any]]] = [("[base]", {k: [v] for k, v in experiment.base.items()})]
     tables.append(("[grid]", {k: v for k, v in experiment.grid.items() if not isinstance(v, Range)}))
     tables += [("[[zip]]", table) for table in experiment.zip]
@@ -151,10 +166,7 @@ def check_values(experiment: Experiment, file: Path) -> None:
     for table, settings in tables:
         for name, values in settings.items():
             for value in values if "." not in name else ():
-                try:
-                    configuration({name: value})
-                except (ConfigError, PolicyError) as error:
-                    raise type(error)(f"{file}: {table} {name}: {str(error).removeprefix(f'{name}: ')}") from None
+                yield table, name, value
 
 
 def _named(file: Path, settings: Settings) -> ReplayConfig:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from policies import files
 from simulator.errors import ConfigError
 from simulator.experiment.schema import Experiment, Range
 from simulator.experiment.settings import check_name
 from simulator.extras import extra
+from traces.faults import words
+from traces.spelling import hint
 
 TABLES = ("base", "grid", "zip", "include", "exclude")
 
@@ -22,7 +24,8 @@ TABLES = ("base", "grid", "zip", "include", "exclude")
 def read(path: Path, changes: Sequence[str] = ()) -> Experiment:
     """The experiment of a file; `changes` are `table.key=value`, values as in TOML.
 
-    Raises ConfigError naming the file, the key and the nearest valid word.
+    The policies of its files join the catalogue. Raises ConfigError naming the file, the key and the nearest valid
+    word, or PolicyError.
     """
     document = _document(path)
     for change in changes:
@@ -31,17 +34,28 @@ def read(path: Path, changes: Sequence[str] = ()) -> Experiment:
     for table in TABLES:
         _check_settings(path, document, table)
     try:
-        return Experiment.model_validate(document)
+        experiment = Experiment.model_validate(document)
     except ValidationError as error:
         raise ConfigError(f"{path}: {_complaint(error)}") from None
+    for name in experiment.policy_files:
+        _take(path, name)
+    return experiment
+
+
+def _take(path: Path, name: str) -> None:
+    try:
+        files.take(path.parent / name)
+    except OSError as error:
+        said = error.strerror or error
+        raise ConfigError(f"{path}: policy_files: {path.parent / name}: {said}; check the path") from None
 
 
 def _complaint(error: ValidationError) -> str:
     """The first thing that is wrong; of an axis, what is wrong with the list or the range that it looks like."""
     found = error.errors()
     first = next((each for each in found if each["type"] not in ("list_type", "model_type")), found[0])
-    words = takewhile(lambda word: "[" not in word and word != Range.__name__, map(str, first["loc"]))
-    return f"{'.'.join(words)}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})"
+    keys = takewhile(lambda word: "[" not in word and word != Range.__name__, map(str, first["loc"]))
+    return f"{'.'.join(keys)}: {words(first)}"
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -91,9 +105,7 @@ def _value(text: str) -> Any:
 def _check_tables(path: Path, document: Mapping[str, Any]) -> None:
     for name in document:
         if name not in Experiment.model_fields:
-            near = get_close_matches(name, Experiment.model_fields, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(Experiment.model_fields)}"
-            raise ConfigError(f"{path}: nothing is called {name!r}: {hint}")
+            raise ConfigError(f"{path}: nothing is called {name!r}: {hint(name, Experiment.model_fields)}")
 
 
 def _check_settings(path: Path, document: dict[str, Any], table: str) -> None:

@@ -1,6 +1,7 @@
 """What may stand in an experiment file, as types and as the JSON Schema that editors complete from.
 
 traces = ["runs/*.zarr"]            # paths or globs, relative to this file
+policy_files = ["newest.py"]        # policies of your own, relative to this file
 
 [base]                              # settings of every configuration: those of `moereplay replay`
 capacity = "5%"
@@ -81,6 +82,7 @@ class Experiment(Frozen):
     model_config = ConfigDict(title=TITLE)
 
     traces: list[str] = Field(min_length=1, description="Paths or globs, relative to this file, or URLs.")
+    policy_files: list[str] = Field(default=[], description="Policies of your own, relative to this file.")
     base: Settings = Field(default={}, description="Settings of every configuration.")
     grid: dict[str, Axis | Range] = Field(default={}, description="Every combination of these lists.")
     zip: list[dict[str, Axis]] = Field(default=[], description="Lists that move in step; each table is one axis.")

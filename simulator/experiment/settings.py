@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from simulator.config import KINDS, ReplayConfig, configure
@@ -12,6 +11,7 @@ from simulator.errors import ConfigError
 from simulator.experiment.schema import DOTTED
 from simulator.platform import platform
 from simulator.preset import preset
+from traces.spelling import nearest
 
 PRESET = "preset"  #: settings of a paper under one name, below all others
 NAMES = (*ReplayConfig.model_fields, PRESET)
@@ -22,9 +22,9 @@ def check_name(where: str, name: str) -> None:
     if name in NAMES or re.fullmatch(DOTTED, name):
         return
     owner, dot, rest = name.partition(".")
-    near = get_close_matches(owner, NAMES, n=1)
-    if near and near != [owner]:
-        hint = f"did you mean {near[0]}{dot}{rest}?"
+    near = nearest(owner, NAMES)
+    if near not in (None, owner):
+        hint = f"did you mean {near}{dot}{rest}?"
     elif dot:
         hint = f"parameters are those of {', '.join(KINDS)} and of platform.link, platform.compute, platform.cpu"
     else:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from policies import files
 from policies.contract import PolicyError
-from policies.files import blamed
 from simulator.errors import ConfigError
 from simulator.replay import replay
 from simulator.result import Result
@@ -30,6 +30,7 @@ class Batch:
     jobs: tuple[Job, ...]
     engine: str
     requests: bool
+    policies: tuple[tuple[str, bytes], ...] = ()  #: files of the user's own, as `policies.files.retake` takes them
 
 
 class Headline(NamedTuple):
@@ -55,7 +56,7 @@ def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) 
     for position, job in enumerate(batch.jobs):
         began(position)
         start = time.perf_counter()
-        result, error = _attempt(job, batch.engine)
+        result, error = _attempt(job, batch)
         for table, rows in rows_of(job, result, error, batch.requests).items():
             tables.setdefault(table, []).extend(rows)
         headlines.append(_headline(job, time.perf_counter() - start, result, error))
@@ -63,13 +64,14 @@ def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) 
     return Made(Part(files, _holds(batch, headlines)), headlines)
 
 
-def _attempt(job: Job, engine: str) -> tuple[Result | None, str | None]:
+def _attempt(job: Job, batch: Batch) -> tuple[Result | None, str | None]:
     try:
-        return replay(opened(job.trace, job.digest), job.config, engine=engine), None
+        files.retake(batch.policies)
+        return replay(opened(job.trace, job.digest), job.config, engine=batch.engine), None
     except (ConfigError, PolicyError, TraceError) as error:
         return None, str(error)
     except Exception as error:  # one bad configuration is a row, not the end
-        return None, blamed(error) or f"unexpected {type(error).__name__}: {error}"
+        return None, files.blamed(error) or f"unexpected {type(error).__name__}: {error}"
 
 
 _traces: dict[str, Trace] = {}

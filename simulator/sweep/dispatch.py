@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from policies import files
 from simulator.errors import ConfigError
 from simulator.sweep.batches import Batch, Headline
 from simulator.sweep.executor import Event, Executor, Lost, Stored, Unwritable
@@ -104,7 +105,7 @@ class Dispatcher:
         return any(job.key in self._struck for batch in self._running.values() for job in batch.jobs)
 
     def _submit(self, jobs: list[Job], alone: bool) -> None:
-        batch = Batch(self._numbers, tuple(jobs), self._engine, self._requests)
+        batch = Batch(self._numbers, tuple(jobs), self._engine, self._requests, tuple(files.taken()))
         self._numbers += 1
         self._running[batch.number] = batch
         self._executor.submit(batch, alone)

@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simulator.capacity import surplus
 from simulator.errors import ConfigError
 from simulator.experiment.expand import configurations
 from simulator.experiment.file import read
 from simulator.experiment.schema import Experiment
 from simulator.limits import check_count
-from simulator.replay import ENGINES, check_engine
+from simulator.replay import ENGINES, check_engine, plan
 from simulator.sweep.dispatch import Dispatcher, Standing
 from simulator.sweep.executor import Executor
 from simulator.sweep.jobs import Job, Refusal, jobs_of, open_traces
 from simulator.sweep.parts import stored
 from simulator.sweep.place import Place
-from simulator.sweep.provenance import provenance
+from simulator.sweep.provenance import sweep_provenance
 from traces.demand import demand_of
 from traces.schema import Trace
 
@@ -60,6 +61,22 @@ def planned(file: Path, changes: Sequence[str] = (), keep_going: bool = False) -
     return Sweep(file, experiment, traces, jobs, refusals)
 
 
+def surpluses(sweep: Sweep) -> list[str]:
+    """A line for each capacity above everything that there is to cache on a trace."""
+    traces, refused = {trace.digest: trace for trace in sweep.traces}, {refusal.job.key for refusal in sweep.refusals}
+    above: dict[str, None] = {}
+    asked = set()
+    for job in sweep.jobs:
+        what = (job.digest, job.config.capacity, job.config.scope, job.config.miss, job.config.prefetch)
+        if job.kind == "bound" or job.key in refused or what in asked:
+            continue
+        asked.add(what)
+        ready = plan(traces[job.digest], job.config)
+        if said := surplus(ready.capacity, ready.shape.geometry, ready.shape.tiers):
+            above[f"capacity {job.config.capacity}: {said}"] = None
+    return list(above)
+
+
 def left_to_do(sweep: Sweep, out: Place, jobs: Iterable[Job]) -> list[Job]:
     """Jobs without a result in `out`. Raises ConfigError if its parts cannot be read."""
     done = stored(out.provenances(), sweep.experiment.requests)
@@ -74,8 +91,12 @@ def execute(
     start: Start,
     watch: Callable[[Standing], None] = lambda standing: None,
     stopping: Callable[[], bool] = lambda: False,
+    command: Sequence[str] | None = None,
 ) -> Standing:
-    """Run jobs on an executor, which is closed whatever happens. Raises ConfigError if parts cannot be written."""
+    """Run jobs on an executor, which is closed whatever happens. Raises ConfigError if parts cannot be written.
+
+    `command` is the command line that asked for it, if it is not that of this process.
+    """
     check_engine(engine)
     if not jobs:
         return Standing(0)
@@ -83,7 +104,8 @@ def execute(
     for trace in sweep.traces:
         for passes in {job.config.passes for job in jobs if job.digest == trace.digest}:
             demand_of(trace, passes)  # once, so that workers only map it
-    executor = start(out, provenance(sweep.traces, engine, sweep.file.name))
+    machines = {job.config.platform for job in jobs if job.kind == "configuration"}
+    executor = start(out, sweep_provenance(sweep.file.name, sweep.traces, engine, machines, command))
     try:
         return Dispatcher(jobs, executor, engine, sweep.experiment.requests).run(watch, stopping)
     finally:

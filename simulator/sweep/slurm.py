@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from policies import files
 from simulator.errors import ConfigError
 from simulator.extras import extra
 from simulator.sweep.jobs import shard
@@ -26,6 +27,8 @@ class Shards(NamedTuple):
     workers: int
     nodes: int
     keep_going: bool
+    policies: tuple[tuple[str, bytes], ...]  #: files of the user's own, as they were when the shards were submitted
+    command: tuple[str, ...]  #: that submitted them
 
     @property
     def logs(self) -> Path:
@@ -35,11 +38,17 @@ class Shards(NamedTuple):
 
 def run_shard(shards: Shards, index: int) -> str:
     """On a node: shard `index` of the sweep; one line about how it ended."""
+    files.retake(shards.policies)
     sweep = planned(shards.file, shards.changes, shards.keep_going)
     jobs = left_to_do(sweep, shards.out, shard(sweep.jobs, (index, shards.nodes)))
     nogil = shards.engine == NOGIL
     ended = execute(
-        sweep, jobs, shards.out, shards.engine, lambda out, about: LocalExecutor(shards.workers, nogil, out, about)
+        sweep,
+        jobs,
+        shards.out,
+        shards.engine,
+        lambda out, about: LocalExecutor(shards.workers, nogil, out, about),
+        command=shards.command,
     )
     given_up = "".join(f"; given up: {reason}" for reason in ended.killers.values())
     return f"shard {index}/{shards.nodes}: {ended.done:,} replays, {len(ended.errors):,} error rows{given_up}"

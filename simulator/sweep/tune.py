@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+import policies
 from policies.contract import PolicyError
 from simulator.errors import ConfigError
 from simulator.experiment.expand import Choices, Interval, axes, check_values, grid_size, is_excluded
@@ -22,6 +23,7 @@ from simulator.sweep.figures import FIGURES
 from simulator.sweep.jobs import Job, job_of
 from simulator.sweep.journal import Drawn, Round, open_journal
 from traces.schema import Trace, canonical
+from traces.spelling import hint
 
 JOURNAL = "tune.journal"
 SAMPLERS = ("tpe", "nsgaii", "random")
@@ -52,7 +54,7 @@ def check(search: Search) -> None:
     check_values(search.experiment, search.file)
     for name, known in (*((one, FIGURES) for one in search.objectives), (search.sampler, SAMPLERS)):
         if name not in known:
-            raise ConfigError(f"tune knows no {name!r}; choose from {', '.join(known)}")
+            raise ConfigError(f"tune knows no {name!r}: {hint(name, known)}")
     check_count(search.trials, "--trials asks for", "a search needs hundreds")
     size = grid_size(axes(search.experiment, search.file))
     if size is not None and size <= search.trials:
@@ -95,9 +97,10 @@ def tune(
 
 def identity(search: Search) -> str:
     """What tells a search from others in one journal: all that its trials depend on but their number."""
-    space = search.experiment.model_dump(mode="json", exclude={"traces", "bounds", "requests"})
+    space = search.experiment.model_dump(mode="json", exclude={"traces", "bounds", "requests", "policy_files"})
     traces = [trace.digest for trace in search.traces]
-    content = canonical([space, traces, search.objectives, search.sampler, search.seed])
+    own = sorted(policy.label for given in policies.GIVEN.values() for policy in given.values())
+    content = canonical([space, traces, search.objectives, search.sampler, search.seed, *own])
     return hashlib.sha256(content).hexdigest()[:16]
 
 

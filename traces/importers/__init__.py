@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from pathlib import Path
 
 from traces.importers.contract import Foreign, Importer, Options
 from traces.importers.sources import refuse_unreadable
 from traces.schema import TraceError
+from traces.spelling import hint
 
 #: In the order of sniffing; `generic` claims every csv and jsonl, so it comes last.
 NAMES = ("gptoss_npz", "layers_npz", "gptoss_json", "route_trace", "generic")
@@ -24,8 +24,7 @@ def names() -> tuple[str, ...]:
 def load(name: str) -> Importer:
     """The importer of that name. Raises TraceError naming the nearest one."""
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
-        raise TraceError(f"no importer named {name!r}; did you mean {near}? known: {', '.join(NAMES)}")
+        raise TraceError(f"no importer called {name!r}: {hint(name, NAMES)}")
     return importlib.import_module(f"traces.importers.{name}").IMPORTER
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError, field_validator
 
+from traces.faults import first_fault
 from traces.geometry import MODELS
 from traces.importers.sources import digest_of
 from traces.schema import (
@@ -21,7 +22,6 @@ from traces.schema import (
     Router,
     TraceError,
     check_bits,
-    shown,
 )
 
 
@@ -168,12 +168,6 @@ def _geometry(fields: dict[str, object], source: Path) -> Geometry:
         return Geometry.model_validate(fields)
     except ValidationError as wrong:
         raise TraceError(f"{source}: {first_fault(wrong)}; check the sizes given") from wrong
-
-
-def first_fault(wrong: ValidationError) -> str:
-    """The first thing pydantic found wrong, in one line: where, and what."""
-    fault = wrong.errors()[0]
-    return ": ".join([*map(shown, fault["loc"]), fault["msg"].removeprefix("Value error, ")])
 
 
 def _size_notes(shape: Shape, base: Geometry | None, bits: float | None, geometry: Geometry) -> list[str]:

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, first_fault, header_for
+from traces.faults import first_fault
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from traces.importers.rows import Rows, from_jsonl, from_table, requests_of
 from traces.importers.table import read_table
 from traces.importers.text import blocks, parse_json, start_of, suffix_of

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
+from traces.faults import first_fault
 from traces.importers import archive
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, first_fault, header_for, prompt_tokens
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
 from traces.importers.sources import files_of
 from traces.importers.text import parse_json
 from traces.overlap import overlap, reset_stride

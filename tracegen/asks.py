@@ -1,0 +1,44 @@
+"""Requests for a live run, and what none can be asked: checked before torch is imported and a model is loaded."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from simulator.config import ReplayConfig
+from simulator.errors import ConfigError
+from simulator.platform import platform
+from tracegen.errors import RecordError
+from traces.schema import Trace
+
+CAPABILITIES = frozenset({"ids", "weights", "logits", "lookahead"})  #: all that a model can be asked; not the future
+
+
+class Ask(NamedTuple):
+    """One request: tokens to run, the first `prompt_length` in one pass, the rest one by one."""
+
+    token_ids: tuple[int, ...]
+    prompt_length: int
+
+
+def requests_of(trace: Trace, limit: int | None = None) -> list[Ask]:
+    """The requests of a trace (the first `limit`), to run again. Raises RecordError if it holds no token ids."""
+    if "token_ids" not in trace.arrays:
+        raise RecordError(f"{trace.path or 'this trace'} has no token ids, so its text cannot be run; give --text FILE")
+    asks = []
+    for number in range(trace.requests if limit is None else min(limit, trace.requests)):
+        first, last = (int(offset) for offset in trace.request_offsets[number : number + 2])
+        ids = trace.read("token_ids", first, last).tolist()
+        asks.append(Ask(tuple(ids), int(trace.prompt_lengths[number])))
+    return asks
+
+
+def check_live(config: ReplayConfig) -> None:
+    """Raises ConfigError or PolicyError for a configuration that no model can run under, whichever it is."""
+    if config.passes != "recorded":
+        raise ConfigError(f"passes {config.passes!r}: a live run's passes are the model's own; leave passes recorded")
+    if config.lookahead != "recorded":
+        fix = "replay a trace of it instead"
+        raise ConfigError(f"lookahead {config.lookahead!r} shuffles tokens that a live run has yet to see; {fix}")
+    platform(config.platform)
+    config.policy_set().check(CAPABILITIES, sys.maxsize)
