@@ -263,8 +263,8 @@ def test_resume_begins_where_there_is_nothing(loaded, tmp_path):
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_recording_is_refused_before_its_model_is_loaded_while_another_writes_the_trace(tmp_path, resume):
     header = Header(geometry=Geometry(layers=1, experts=4, k=1, expert_bytes=(1,)))
-    held = pytest.raises(TraceError, match=rf"a\.zarr\.partial is being written by process {os.getpid()} ")
-    with TraceWriter.create(tmp_path / "a.zarr", header), held:
+    busy = pytest.raises(TraceError, match=rf"a\.zarr\.partial is being written by process {os.getpid()} ")
+    with TraceWriter.create(tmp_path / "a.zarr", header), busy:
         refuse_taken(tmp_path / "a.zarr", resume)
     refuse_taken(tmp_path / "a.zarr", resume)
 
