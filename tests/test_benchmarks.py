@@ -20,6 +20,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
 
 
+@pytest.mark.long
 def test_engine_speed_measures_every_part(tmp_path: Path) -> None:
     """Part (h) compiles the engine a second time, and is left to `make bench`; its patches are checked below."""
     out = tmp_path / "speed.json"
@@ -40,6 +41,7 @@ def test_engine_speed_beside_libcachesim(tmp_path: Path) -> None:
     assert [row["under"] for row in json.loads(out.read_text())["rows"]] == ["libCacheSim"] * 18
 
 
+@pytest.mark.long
 def test_sweep_speed_measures_what_it_says(tmp_path: Path) -> None:
     done = run(ROOT / "benchmarks" / "sweep_speed.py", "--quick", "--rounds", 1, "--drawn", 2, "--folder", tmp_path)
     assert done.returncode == 0, done.stderr

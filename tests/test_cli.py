@@ -18,6 +18,7 @@ from simulator.compiled.kernel import kernel
 from simulator.compiled.plain.kernel import plain
 from simulator.config import ReplayConfig
 from simulator.result import COUNTERS
+from tests.kit.command import moereplay_here
 from traces.store import open_trace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -121,24 +122,24 @@ def test_open_loop_is_labelled(small):
 
 
 def test_lists_explain_themselves():
-    assert "least_stale" in moereplay("policies").stdout
-    assert "order" in moereplay("policies", "least_stale").stdout
-    assert "a100-5gbps" in moereplay("platforms").stdout
-    assert "SpecMD" in moereplay("platforms", "a100-5gbps").stdout
-    assert "deepseek-v3" in moereplay("models").stdout
+    assert "least_stale" in moereplay_here("policies").stdout
+    assert "order" in moereplay_here("policies", "least_stale").stdout
+    assert "a100-5gbps" in moereplay_here("platforms").stdout
+    assert "SpecMD" in moereplay_here("platforms", "a100-5gbps").stdout
+    assert "deepseek-v3" in moereplay_here("models").stdout
 
 
 def test_inspect_prints_a_table_or_a_document(small):
-    assert "reuse" in moereplay("inspect", small).stdout
-    document = json.loads(moereplay("inspect", small, "--full", "--json").stdout)
+    assert "reuse" in moereplay_here("inspect", small).stdout
+    document = json.loads(moereplay_here("inspect", small, "--full", "--json").stdout)
     assert document["summary"]["tokens"] == 20
 
 
 def test_warm_start_saves_compulsory_misses(small, tmp_path):
     (tmp_path / "warm.json").write_text(json.dumps([[0, expert] for expert in range(8)]))
-    cold = json.loads(moereplay("replay", small, "--capacity", "30%", "--json").stdout)["totals"]
+    cold = json.loads(moereplay_here("replay", small, "--capacity", "30%", "--json").stdout)["totals"]
     arguments = ("--capacity", "30%", "--json", "--warm", tmp_path / "warm.json")
-    warm = json.loads(moereplay("replay", small, *arguments).stdout)["totals"]
+    warm = json.loads(moereplay_here("replay", small, *arguments).stdout)["totals"]
     demanded = len(np.unique(open_trace(small).read("chosen")[:, 0]))
     assert warm["compulsory"] == cold["compulsory"] - demanded
 
@@ -175,19 +176,35 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_bad_input_is_one_line_and_exit_code_two(name, small, ids_only, tmp_path):
-    arguments, said = REFUSALS[name]
+@pytest.fixture
+def refused(small, ids_only, tmp_path):
+    """Refuse one of REFUSALS by a command."""
+
+    def refuse(name, command):
+        paths = {"TRACE": small, "IDS": ids_only, "FOREIGN": tmp_path / "foreign.bin", "WARM": tmp_path / "warm.json"}
+        paths["CSV"] = ids_only.parent / "rows.csv"
+        return command(*(paths.get(word, word) for word in REFUSALS[name][0]), cwd=tmp_path)
+
     (tmp_path / "foreign.bin").write_bytes(b"\x80\x05not a trace")
     (tmp_path / "warm.json").write_text("[[0, 99]]")
-    paths = {"TRACE": small, "IDS": ids_only, "FOREIGN": tmp_path / "foreign.bin", "WARM": tmp_path / "warm.json"}
-    paths["CSV"] = ids_only.parent / "rows.csv"
+    return refuse
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_bad_input_is_one_line_and_exit_code_two(name, refused, tmp_path):
     before = sorted(tmp_path.iterdir())
-    refused = moereplay(*(paths.get(word, word) for word in arguments), cwd=tmp_path)
-    assert refused.returncode == 2, refused.stderr
-    assert len(refused.stderr.strip().splitlines()) == 1
-    assert said.replace("FOREIGN", "foreign.bin") in refused.stderr
+    answer = refused(name, moereplay_here)
+    assert answer.returncode == 2, answer.stderr
+    assert answer.stdout == ""
+    assert len(answer.stderr.strip().splitlines()) == 1
+    assert REFUSALS[name][1].replace("FOREIGN", "foreign.bin") in answer.stderr
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["missing trace", "unknown policy", "no sizes"])
+def test_a_process_of_its_own_gives_the_same_answer(name, refused):
+    alone, here = (refused(name, command) for command in (moereplay, moereplay_here))
+    assert (alone.returncode, alone.stdout, alone.stderr) == (2, here.stdout, here.stderr)
 
 
 def test_a_damaged_chunk_is_refused_and_nothing_is_written(small, tmp_path):
@@ -231,7 +248,8 @@ def test_a_read_only_trace_is_replayed_from_the_user_cache(small, tmp_path):
 def test_both_engines_print_the_same(small):
     arguments = ("replay", small, "--capacity", "10%,30%", "--prefetch", "none,top_k", "--workers", 2)
     shown = [
-        moereplay(*arguments, *engine).stdout for engine in ((), ("--engine", "compiled"), ("--engine", "reference"))
+        moereplay_here(*arguments, *engine).stdout
+        for engine in ((), ("--engine", "compiled"), ("--engine", "reference"))
     ]
     assert "lru" in shown[0]
     assert shown[0] == shown[1] == shown[2]

@@ -105,15 +105,6 @@ def test_a_generated_text_closes_the_loop_too(settings: dict[str, Any]) -> None:
     assert [len(request.chosen) for request in ran.requests] == [5 + 8 - 1, 3 + 8 - 1]
 
 
-@pytest.fixture
-def torch_threads() -> Iterator[None]:
-    """Two, as on users' machines; other tests have one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -123,8 +114,25 @@ def torch_threads() -> Iterator[None]:
     ],
     ids=lambda settings: ",".join(settings.values()),
 )
-def test_the_trained_miniature_closes_the_loop(settings: dict[str, Any], torch_threads: None) -> None:
+def test_the_trained_miniature_closes_the_loop(settings: dict[str, Any]) -> None:
+    assert_miniature_closes(settings)
+
+
+def test_threads_of_torch_leave_it_closed(two_threads: None) -> None:
+    assert_miniature_closes({"routing": "cache_prior:lam=.5", "prefetch": "top_k"}, tokens=12)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """As on users' machines; other tests have one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_miniature_closes(settings: dict[str, Any], tokens: int = 24) -> None:
     model = load("miniature", device="cpu", dtype="float32")
-    ids = model.tokenizer("The experts that do not fit fast memory are cached there.")["input_ids"][:24]
+    ids = model.tokenizer("The experts that do not fit fast memory are cached there.")["input_ids"][:tokens]
     ran = run(model, [Ask(tuple(ids), 8)], configure(capacity="25%", **settings), log=True)
     assert_closed(ran, {"capacity": "25%", **settings})

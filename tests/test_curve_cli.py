@@ -15,6 +15,7 @@ import pytest
 from simulator.config import configure
 from simulator.replay import replay
 from tests.cases import sizes
+from tests.kit.command import moereplay_here
 from tests.test_cli import ROOT, moereplay
 from tests.tiny_runs import small_trace
 from traces.schema import Trace
@@ -64,7 +65,7 @@ def test_the_table_has_the_misses_of_replays_and_a_dash_where_times_decide(trace
 
 def test_a_platform_closes_the_gaps_with_its_own_replays(trace: Path) -> None:
     told = ("curve", trace, "--eviction", "belady", "--platform", "phone-ufs4", "--engine", "reference", "--json")
-    document = json.loads(moereplay(*told).stdout)
+    document = json.loads(moereplay_here(*told).stdout)
     assert [at + 1 for at, replayed in enumerate(document["replayed"]) if replayed] == [2, 3, 4, 5]
     config = configure(eviction="belady", capacity="3experts", platform="phone-ufs4")
     assert document["misses"][2] == replay(open_trace(trace), config, engine="reference").totals["misses"]
@@ -137,7 +138,7 @@ def test_bad_input_is_one_line_and_exit_code_two(name: str, trace: Path, tmp_pat
     arguments, said = REFUSALS[name]
     (tmp_path / "file").write_text("in the way")
     paths = {"TRACE": trace, "FILE": tmp_path / "file"}
-    refused = moereplay("curve", *(paths.get(word, word) for word in arguments), cwd=tmp_path)
+    refused = moereplay_here("curve", *(paths.get(word, word) for word in arguments), cwd=tmp_path)
     assert refused.returncode == 2, refused.stderr
     lines = [line for line in refused.stderr.strip().splitlines() if not re.search(r"steps, |^compiling ", line)]
     assert len(lines) == 1 and said in lines[0]

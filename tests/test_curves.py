@@ -323,6 +323,7 @@ def test_curves_of_real_streams_hit_as_often_as_two_scripts_agree(model: str, po
     assert made.accesses == ACCESSES[model]
 
 
+@pytest.mark.long
 @needs_recording("gpt-oss-20b", "qwen3-30b-a3b", claim="curves")
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 def test_a_slice_of_a_real_stream_equals_the_replays_at_every_capacity(policy: str) -> None:

@@ -14,6 +14,7 @@ from simulator.preset import ALWAYS, NAMES, explain, preset, settings
 from simulator.presets import NAMES as FILES
 from simulator.presets import SPECMD
 from simulator.replay import replay
+from tests.kit.command import moereplay_here
 from tests.policy_runs import Sizes, random_trace
 from tests.test_cli import ROOT, moereplay
 from traces.writer import write_trace
@@ -132,23 +133,25 @@ def test_an_unknown_preset_names_the_nearest(asked: str, meant: str) -> None:
 
 
 def test_presets_are_listed_and_explained() -> None:
-    listed = moereplay("presets").stdout
+    listed = moereplay_here("presets").stdout
     assert all(name in listed for name in NAMES)
-    explained = moereplay("presets", "specmd-4").stdout
+    explained = moereplay_here("presets", "specmd-4").stdout
     assert "cache_prior:lam=0.3" in explained and "source: SpecMD eq. 1" in explained and "assumed: " in explained
 
 
 def test_options_on_the_command_line_override_a_preset(small: Path) -> None:
     arguments = ("replay", small, "--preset", "specmd-5", "--json")
-    plain = json.loads(moereplay(*arguments).stdout)["config"]
-    changed = json.loads(moereplay(*arguments, "--prefetch", "none", "--capacity", "30%", "--seed", 3).stdout)["config"]
+    plain = json.loads(moereplay_here(*arguments).stdout)["config"]
+    changed = json.loads(moereplay_here(*arguments, "--prefetch", "none", "--capacity", "30%", "--seed", 3).stdout)[
+        "config"
+    ]
     assert plain["contract"] == "sequential" and plain["eviction"] == "least_stale"
     assert changed == plain | {"prefetch": "none", "capacity": "30%", "seed": 3}
 
 
 def test_an_option_typed_as_its_default_overrides_too(small: Path) -> None:
     arguments = ("replay", small, "--preset", "specmd-5", "--contract", "atomic", "--json")
-    assert json.loads(moereplay(*arguments).stdout)["config"]["contract"] == "atomic"
+    assert json.loads(moereplay_here(*arguments).stdout)["config"]["contract"] == "atomic"
 
 
 def test_several_presets_are_rows_side_by_side(small: Path) -> None:
@@ -161,6 +164,6 @@ def test_several_presets_are_rows_side_by_side(small: Path) -> None:
 
 def test_a_preset_that_does_not_exist_is_one_line(small: Path) -> None:
     for arguments in (("presets", "specmd-6"), ("replay", small, "--preset", "lru,specmd-1")):
-        refused = moereplay(*arguments)
+        refused = moereplay_here(*arguments)
         assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
         assert "no preset called" in refused.stderr

@@ -34,7 +34,8 @@ ACCESSES = {"gpt-oss-20b": 588672, "qwen3-30b-a3b": 786432}
 def cases(column: int) -> list:
     """(model, experts per layer, hits, engine) for one column of HITS; the reference, being slow, has the first row."""
     every = [(model, slots, row[column], "compiled") for model, rows in HITS.items() for slots, row in rows.items()]
-    return [*every, *({model: (model, slots, hits, "reference") for model, slots, hits, _ in reversed(every)}.values())]
+    firsts = {model: (model, slots, hits, "reference") for model, slots, hits, _ in reversed(every)}
+    return [*every, *(pytest.param(*first, marks=pytest.mark.long) for first in firsts.values())]
 
 
 @cache

@@ -18,7 +18,7 @@ from simulator.replay import replay
 from tests.kit.recordings import ROOT
 from traces.store import open_trace
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 PACKAGES = ("analysis", "commands", "policies", "simulator", "tracegen", "traces")
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"

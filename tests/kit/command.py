@@ -1,0 +1,28 @@
+"""The command line in the process of the test: the same answers without a second of imports each."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from moereplay import main
+
+
+def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProcess[str]:
+    """Run the command in a folder. What it does not expect is raised."""
+    words, out, said, code = ["moereplay", *map(str, arguments)], StringIO(), StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(said):
+        patch.setattr(sys, "argv", words)
+        patch.setattr(sys, "excepthook", sys.excepthook)  # it is set, and put back at the end
+        patch.setenv("NO_COLOR", "1")
+        patch.chdir(cwd or Path.cwd())
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return CompletedProcess(words, code, out.getvalue(), said.getvalue())
