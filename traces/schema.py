@@ -30,6 +30,9 @@ TOKEN_ARRAYS: dict[str, tuple[str, tuple[str, ...]]] = {
 LOOKAHEAD = "lookahead/"
 LOOKAHEAD_AXES = ("<f4", ("layers", "experts"))
 
+WEIGHT_LIMIT = 1 << 16  #: of a gate weight: sums over a pass's tokens stay integers of 64 bits (`demand.to_units`)
+BIAS_LIMIT = 126  #: of a correction bias: scores, at most 1 before it, stay integers of 32 bits
+
 
 class TraceError(Exception):
     """A trace, or a file on its way to becoming one, cannot be used; the message names the thing and the fix."""
@@ -181,7 +184,7 @@ class Trace:
         stop = self.tokens if stop is None else stop
         try:
             return np.asarray(self.arrays[name][start:stop])
-        except (ValueError, RuntimeError, OSError) as broken:  # a crc32c, blosc, or the disk
+        except (ValueError, RuntimeError, OSError, MemoryError) as broken:  # a crc32c, blosc, the disk, false sizes
             where = f"{self.path}: {name} rows {start}-{stop}"
             raise TraceError(f"{where} are damaged ({broken}); restore the trace from a copy") from broken
 
@@ -205,41 +208,72 @@ def row_shape(name: str, geometry: Geometry) -> tuple[int, ...]:
 
 
 def check_request(request: Request, header: Header, index: int) -> dict[str, np.ndarray]:
-    """The request's arrays: shapes, ids in range and distinct, finite. Raises TraceError naming array and row."""
+    """The request's arrays: shapes, and rows as `check_rows` wants them. Raises TraceError naming array and row."""
     arrays = request.arrays()
-    tokens = len(request.chosen)
+    tokens, where = len(request.chosen), f"request {index}"
     if tokens == 0 or not 0 <= request.prompt_length <= tokens:
         raise TraceError(
-            f"request {index}: {request.prompt_length} prompt tokens of {tokens}; a request needs at least one token"
+            f"{where}: {request.prompt_length} prompt tokens of {tokens}; a request needs at least one token"
         )
     for name, rows in arrays.items():
         expected = (tokens, *row_shape(name, header.geometry))
         if rows.shape != expected:
-            raise TraceError(f"request {index}: {name} has shape {rows.shape}, expected {expected}")
-        if rows.dtype.kind == "f":
-            _check_finite(rows, name, index)
-    _check_ids(arrays["chosen"], request.chosen, header.geometry.experts, index)
+            raise TraceError(f"{where}: {name} has shape {rows.shape}, expected {expected}")
+    _check_ids(request.chosen, header.geometry.experts, where, 0)  # as given: the stored dtype would wrap them
+    for name, rows in arrays.items():
+        check_rows(name, rows, header.geometry, where)
     return arrays
 
 
-def _check_finite(rows: np.ndarray, name: str, index: int) -> None:
-    bad = np.argwhere(~np.isfinite(rows))
-    if len(bad):
-        raise TraceError(f"request {index}: {name}{bad[0].tolist()} is {rows[tuple(bad[0])]}; expected a finite number")
+def check_rows(name: str, rows: np.ndarray, geometry: Geometry, where: str, first: int = 0) -> None:
+    """Raise TraceError unless rows of a token array (T, ...) hold what its name says; `first` is the first one's token.
+
+    Ids lie in [-1, E) and do not repeat within a row, floats are finite, gate weights lie in [0, WEIGHT_LIMIT].
+    """
+    if name == "chosen":
+        _check_ids(rows, geometry.experts, where, first)
+        _check_distinct(rows, where, first)
+    if rows.dtype.kind == "f":
+        _refuse(~np.isfinite(rows), name, rows, where, first, "expected a finite number")
+    if name == "weights":
+        wrong = (rows < 0) | (rows > WEIGHT_LIMIT)
+        _refuse(wrong, name, rows, where, first, f"gate weights are 0 to {WEIGHT_LIMIT:,}")
+    if name == "residency":
+        _refuse((rows < -1) | (rows > 2), name, rows, where, first, "0 is a miss, 1 a hit, 2 prefetched, -1 unknown")
 
 
-def _check_ids(ids: np.ndarray, given: np.ndarray, experts: int, index: int) -> None:
-    bad = np.argwhere((given < -1) | (given >= experts))
+def check_bias(bias: np.ndarray, where: str) -> None:
+    """Raise TraceError unless a router's correction bias (L, E) is finite and small enough for scores in UNITs."""
+    bad = np.argwhere(~(np.abs(bias) <= BIAS_LIMIT))
     if len(bad):
-        at = tuple(bad[0])
+        layer, expert = bad[0].tolist()
         raise TraceError(
-            f"request {index}: chosen{bad[0].tolist()} is {given[at]}; ids are 0 to {experts - 1}, or -1 for not routed"
+            f"{where}: router_bias of layer {layer}, expert {expert} is {bias[layer, expert]}; "
+            f"expected a number between -{BIAS_LIMIT} and {BIAS_LIMIT}"
         )
+
+
+def _check_ids(ids: np.ndarray, experts: int, where: str, first: int) -> None:
+    wrong = (ids < -1) | (ids >= experts)
+    _refuse(wrong, "chosen", ids, where, first, f"ids are 0 to {experts - 1}, or -1 for not routed")
+
+
+def _check_distinct(ids: np.ndarray, where: str, first: int) -> None:
     ordered = np.sort(ids, axis=-1)
-    bad = np.argwhere((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0))
-    if len(bad):
-        token, layer, _ = bad[0]
-        raise TraceError(f"request {index}: chosen[{token}, {layer}] repeats an expert: {ids[token, layer].tolist()}")
+    bad = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    if bad.any():
+        token, layer, _ = np.argwhere(bad)[0].tolist()
+        row = ids[token, layer].tolist()
+        raise TraceError(f"{where}: chosen of token {first + token}, layer {layer} repeats an expert: {row}")
+
+
+def _refuse(wrong: np.ndarray, name: str, rows: np.ndarray, where: str, first: int, expected: str) -> None:
+    """Name the first of the wrong values by its token, and its layer where the array has that axis."""
+    if not wrong.any():
+        return
+    at = np.argwhere(wrong)[0].tolist()
+    place = f"token {first + at[0]}" + (f", layer {at[1]}" if len(at) > 1 else "")
+    raise TraceError(f"{where}: {name} of {place} is {rows[tuple(at)]}; {expected}")
 
 
 def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarray | None = None) -> Trace:
