@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from threading import RLock
 
@@ -91,10 +92,13 @@ def _written(folder: Path, key: str, columns: Columns, fill: Fill) -> Manifest:
     try:
         if not is_private(scratch):
             raise PermissionError(f"{folder.parent} does not keep others out of a folder made there")
-        files = {name: InFile(scratch / f"{name}.npy", rows) for name, rows in columns.items()}
-        fill(files)
-        for file in files.values():
-            file.close()
+        with ExitStack() as opened:
+            files = {
+                name: opened.enter_context(InFile(scratch / f"{name}.npy", rows)) for name, rows in columns.items()
+            }
+            fill(files)
+            for file in files.values():
+                file.finish()
         manifest = describe(key, folder, files)
         keep(manifest)
         _replace(folder, scratch)

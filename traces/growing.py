@@ -6,7 +6,7 @@ Files are written with plain writes: pages of a memory map would count as memory
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def append(array: Growing, rows: np.ndarray) -> None:
 
 
 class InFile:
-    """In a .npy file; numpy's header has room for any length, so `close` writes the true one in its place."""
+    """In a .npy file, open within `with`; numpy's header has room for any length, `finish` writes the true one."""
 
     def __init__(self, path: Path, of: Rows) -> None:
         """Raises OSError."""
@@ -66,10 +66,16 @@ class InFile:
         found = self._file.read((last - first) * self._row_bytes)
         return np.frombuffer(found, self._dtype).reshape(last - first, *self.of.shape)
 
-    def close(self) -> None:
-        """Raises OSError."""
+    def finish(self) -> None:
+        """Everything is in the file. Raises OSError."""
         self._file.seek(0)
         self._write_header()
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def _write_header(self) -> None:

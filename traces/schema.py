@@ -263,17 +263,23 @@ def _check_distinct(ids: np.ndarray, where: str, first: int) -> None:
     bad = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
     if bad.any():
         token, layer, _ = np.argwhere(bad)[0].tolist()
-        row = ids[token, layer].tolist()
-        raise TraceError(f"{where}: chosen of token {first + token}, layer {layer} repeats an expert: {row}")
+        place, row = _place("chosen", [first + token, layer]), ids[token, layer].tolist()
+        raise TraceError(f"{where}: {place[0]} repeats an expert: {row} ({place[1]})")
 
 
 def _refuse(wrong: np.ndarray, name: str, rows: np.ndarray, where: str, first: int, expected: str) -> None:
-    """Name the first of the wrong values by its token, and its layer where the array has that axis."""
+    """Name the first of the wrong values."""
     if not wrong.any():
         return
     at = np.argwhere(wrong)[0].tolist()
-    place = f"token {first + at[0]}" + (f", layer {at[1]}" if len(at) > 1 else "")
-    raise TraceError(f"{where}: {name} of {place} is {rows[tuple(at)]}; {expected}")
+    place = _place(name, [first + at[0], *at[1:]])
+    raise TraceError(f"{where}: {place[0]} is {rows[tuple(at)]} ({place[1]}); {expected}")
+
+
+def _place(name: str, index: list[int]) -> tuple[str, str]:
+    """An element of a token array, and what its first two indices are."""
+    layer = f", layer {index[1]}" if len(index) > 1 else ""
+    return f"{name}{index}", f"token {index[0]}{layer}"
 
 
 def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarray | None = None) -> Trace:
