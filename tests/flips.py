@@ -1,8 +1,8 @@
-"""`python -m tests.flips FOLDER WHAT COUNT SEED`: replays after single flipped bits, each in a process of its own.
+"""`python -m tests.flips FOLDER COUNT SEED`: replays after single flipped bits, each in a process of its own.
 
-FOLDER is made anew. WHAT is `trace` or `derived`: in whose files the bits are flipped. One line of JSON says how every
-replay ended, by its exit code: `same` totals as undamaged, `refused` with a line for the user, `other` totals,
-`unexpected`, or the number of the signal that ended it. A replay forks from a process that has loaded all machine code
+COUNT bits are flipped in a trace that is written to FOLDER, and COUNT in what is derived from it. One line of JSON says
+for both how replays ended: `same` totals as undamaged, `refused` with a line for the user, `other` totals,
+`unexpected`, or the number of the signal. A replay forks from a process that has loaded all machine code
 and opened nothing: zarr starts threads, which do not survive a fork.
 """
 
@@ -91,12 +91,19 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file() and file.stat().st_size)
 
 
-def run(folder: Path, what: str, count: int, seed: int) -> Counter[str]:
-    """`count` flips, each undone before the next."""
-    expected, path, rng = totals(drawn()), folder / "a.zarr", np.random.Generator(np.random.PCG64(seed))
-    beside, work = path.with_name("a.zarr.derived"), partial(compare, path, expected)
+def run(folder: Path, count: int, seed: int) -> dict[str, Counter[str]]:
+    """How replays of a trace ended, by what was flipped."""
+    path, rng = folder / "a.zarr", np.random.Generator(np.random.PCG64(seed))
+    work = partial(compare, path, totals(drawn()))
     assert [in_child(partial(write, path)), in_child(work)] == ["same", "same"]
-    ends = Counter[str]()
+    return {what: flip_one_by_one(path, what, count, rng, work) for what in ("derived", "trace")}
+
+
+def flip_one_by_one(
+    path: Path, what: str, count: int, rng: np.random.Generator, work: Callable[[], int]
+) -> Counter[str]:
+    """Each flip is undone before the next; a trace with nothing derived is read anew."""
+    ends, beside = Counter[str](), path.with_name("a.zarr.derived")
     for _ in range(count):
         if what == "trace":
             shutil.rmtree(beside)
@@ -110,4 +117,4 @@ def run(folder: Path, what: str, count: int, seed: int) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    print(json.dumps(run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
