@@ -26,9 +26,8 @@ from traces.schema import Frozen, canonical
 
 State = tuple[int, int, int, int]  # inode, bytes, and when content and anything else about the file last changed
 SETTLED_NS = 20_000_000  #: two of the longest ticks
-SAFELY = (
-    getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
-)  # a pipe is opened at once, a link never
+#: How a file that may be anything is opened: a pipe at once, a link never.
+SAFELY = sum(getattr(os, flag, 0) for flag in ("O_BINARY", "O_NONBLOCK", "O_NOFOLLOW"))
 
 
 class Described(Frozen):
