@@ -75,8 +75,8 @@ def _size(text: str) -> int:
     from simulator.capacity import parse_size
     from simulator.errors import ConfigError
 
-    size = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else parse_size(text[:40])
+    size = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else parse_size(text) if len(text) < 40 else None
     if not size or size != int(size):
         forms = "whole bytes as 1000000, or a size as 10MB or 1.5MiB, one for all layers or one per layer with /"
-        raise ConfigError(f"--expert-bytes {text!r} is no size of an expert; write {forms}")
+        raise ConfigError(f"--expert-bytes {text[:40]!r} is no size of an expert; write {forms}")
     return int(size)

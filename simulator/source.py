@@ -160,7 +160,7 @@ class TraceSource:
         """`look` is the control of the look-ahead and its seed, see `traces.lookahead`."""
         self._trace, self._plan = trace, schedule(trace, passes)
         self._demand = demand_of(trace, passes)
-        self._begins = self._demand.offsets[:: trace.geometry.layers].tolist()
+        self._begins = np.asarray(self._demand.offsets)[:: trace.geometry.layers]  # a view: no list of all passes
         self._ids = Window(trace, "chosen")
         self._weights = Window(trace, "weights") if "weights" in trace.arrays else None
         self._logits = Window(trace, "logits") if "logits" in needs else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from traces import blocks, growing, routers
 from traces import demand as demand_module
-from traces import derived as derived_module
-from traces import routers
-from traces.demand import NEVER, Demand, Union, demand_of, to_units, unite
+from traces.demand import NEVER, Demand, Union, demand_of, next_passes, to_units, unite
 from traces.lookahead import predicted
 from traces.passes import schedule
 from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
@@ -105,8 +105,15 @@ def test_the_next_use_is_where_the_expert_is_demanded_again(trace: Trace, passes
 def test_blocks_of_tokens_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = memory_trace(HEADER, [request(seed, 5, 9, weighted=True) for seed in range(4)])
     whole = demand_of(trace, "recorded")
-    monkeypatch.setattr(demand_module, "TOKENS_AT_ONCE", 4)
-    assert_same(demand_of(trace, "recorded"), whole)
+    coming, seen = next_passes(trace, "token"), predicted(trace, 1)
+    monkeypatch.setattr(blocks, "SHARD", 1)
+    for values in (7, 40):  # less than a pass has, and some passes
+        monkeypatch.setattr(blocks, "VALUES_AT_ONCE", values)
+        monkeypatch.setattr(demand_module, "VALUES_AT_ONCE", values)
+        assert_same(demand_of(trace, "recorded"), whole)
+        np.testing.assert_array_equal(next_passes(trace, "token"), coming)
+        for ours, theirs in zip(predicted(trace, 1), seen, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_trace_that_routes_nothing_derives_to_nothing() -> None:
@@ -147,6 +154,11 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     return write_trace(tmp_path / "a.zarr", HEADER, [request(1, 3, 4, weighted=True)])
 
 
+def in_memory(trace: Trace, passes: str) -> Demand:
+    """Derived without a file."""
+    return demand_of(replace(trace, path=None), passes)
+
+
 def files_of(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.npy"))
 
@@ -155,7 +167,7 @@ def test_derived_arrays_lie_beside_the_trace_and_are_memory_mapped(stored: Trace
     demand = demand_of(stored, "recorded")
     assert isinstance(demand.expert, np.memmap)
     assert len(files_of(tmp_path / "a.zarr.derived")) == len(vars(demand))
-    assert not (tmp_path / "cache").exists()
+    assert not files_of(tmp_path / "cache")
 
 
 def test_what_was_derived_once_is_not_derived_again(stored: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +217,9 @@ def test_where_the_traces_folder_cannot_be_written_the_users_cache_is_used(store
 def test_where_nothing_can_be_written_arrays_are_derived_in_memory(stored: Trace, tmp_path: Path) -> None:
     for blocked in ("a.zarr.derived", "cache"):
         (tmp_path / blocked).write_text("in the way")
-    assert_same(demand_of(stored, "recorded"), demand_module._derive(stored, "recorded"))
+    found = demand_of(stored, "recorded")
+    assert not isinstance(found.expert, np.memmap)
+    assert_same(found, in_memory(stored, "recorded"))
 
 
 def test_a_disk_that_fills_up_leaves_no_half_written_folder(
@@ -214,6 +228,6 @@ def test_a_disk_that_fills_up_leaves_no_half_written_folder(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(derived_module.np, "save", full)
-    assert_same(demand_of(stored, "recorded"), demand_module._derive(stored, "recorded"))
+    monkeypatch.setattr(growing.InFile, "put", full)
+    assert_same(demand_of(stored, "recorded"), in_memory(stored, "recorded"))
     assert not any((tmp_path / "a.zarr.derived").iterdir())

@@ -1,4 +1,7 @@
-"""A replay maps its arrays and copies none: it needs little beside what it reads, and less than all of that at once."""
+"""A replay maps its arrays and copies none: it needs little beside what it reads, and less than all of that at once.
+
+What it maps was derived from the trace a block at a time, in memory that does not grow with the trace.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from traces.schema import Geometry
+from traces.schema import Geometry, Header, Request
 from traces.synthetic import Synthetic, synthesise
-from traces.writer import write_trace
+from traces.writer import TraceWriter, write_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 GEOMETRY = Geometry(layers=8, experts=64, k=4, expert_bytes=(1_000_000,) * 8)
@@ -91,3 +95,76 @@ def test_a_trace_larger_than_memory_is_replayed(traces: tuple[Path, Path], setti
     assert found["accesses"] == LARGE * GEOMETRY.layers * GEOMETRY.k
     assert found["read"] > 2 * ROOM
     assert not found["held"]
+
+
+#: Blocks of `values` values; what a first, small trace needs once is not counted, and neither are pages of files.
+DERIVING = """
+import json, sys, threading, time
+from pathlib import Path
+from traces import blocks, demand, plain
+from traces.store import open_trace
+
+blocks.VALUES_AT_ONCE = demand.VALUES_AT_ONCE = int(sys.argv[3])
+
+def derive(name):
+    trace = open_trace(Path(name))
+    parts = [*vars(demand.demand_of(trace, "token")).values(), demand.next_passes(trace, "token")]
+    return sum(part.nbytes for part in [*parts, plain.rows(trace, "chosen"), plain.rows(trace, "weights")])
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+derive(sys.argv[2])
+before = peak = anonymous()
+
+def watch():
+    global peak
+    while True:
+        peak = max(peak, anonymous())
+        time.sleep(0.002)
+
+threading.Thread(target=watch, daemon=True).start()
+derived = derive(sys.argv[1])
+print(json.dumps({"grown": peak - before, "derived": derived}))
+"""
+
+
+def routed(path: Path, tokens: int, layers: int, requests: int) -> Path:
+    """A trace of 8 of 64 experts with weights, in little memory."""
+    geometry = Geometry(layers=layers, experts=64, k=8, expert_bytes=(1_000_000,) * layers)
+    rng = np.random.Generator(np.random.PCG64(0))
+    with TraceWriter.create(path, Header(geometry=geometry)) as writer:
+        for _ in range(requests):
+            starts = rng.integers(0, 64, (tokens // requests, layers, 1))
+            chosen = ((starts + 7 * np.arange(8)) % 64).astype(np.int16)
+            writer.append(Request(chosen, 0, weights=rng.random(chosen.shape, np.float32)))
+            writer.commit()
+        writer.finish()
+    return path
+
+
+def deriving(folder: Path, tokens: int, layers: int, values: int) -> dict[str, int]:
+    """What a process of its own needed to derive the demand of one-token passes."""
+    paths = [routed(folder / "large.zarr", tokens, layers, 10), routed(folder / "small.zarr", 40, layers, 1)]
+    command = [sys.executable, "-W", "error", "-c", DERIVING, *map(str, paths), str(values)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_what_is_derived_may_be_larger_than_memory(tmp_path: Path) -> None:
+    """With blocks of a hundredth of the trace."""
+    found = deriving(tmp_path, tokens=25_000, layers=4, values=8_000)
+    assert found["derived"] == 25_000 * 4 * (8 * (4 + 4 + 8 + 8 + 4 + 8 + 8 + 2 + 4) + 8) + 8 + 4 * 64 * 8
+    assert found["grown"] < found["derived"] / 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_200_000_tokens_of_16_layers_derive_in_less_than_500_mb(tmp_path: Path) -> None:
+    found = deriving(tmp_path, tokens=200_000, layers=16, values=1 << 20)
+    assert found["derived"] > 1 << 30
+    assert found["grown"] < 500 * 2**20

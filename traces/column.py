@@ -10,10 +10,7 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from traces.metadata import Attributes, layout
-
-CHUNKS_PER_SHARD = 8
-VECTOR_FACTOR = 16  #: arrays of one value per row get that many more rows per shard, or their files would be tiny
+from traces.metadata import Attributes, layout, rows_per_file
 
 
 class Column:
@@ -59,13 +56,13 @@ class Column:
 def create_column(root: Path, name: str, attributes: Attributes) -> Column:
     """An empty array of the store at `root`. Raises OSError."""
     dtype, row = layout(name, attributes.header.geometry)
-    shard = attributes.shard_tokens if row else attributes.shard_tokens * VECTOR_FACTOR
+    shard, chunk = rows_per_file(name, attributes)
     array = zarr.create_array(
         root,
         name=name,
         shape=(0, *row),
         shards=(shard, *row),
-        chunks=(shard // CHUNKS_PER_SHARD, *row),
+        chunks=(chunk, *row),
         dtype=dtype,
         filters=None,
         compressors=[BloscCodec(cname="zstd", clevel=3, shuffle="shuffle"), Crc32cCodec()],

@@ -1,135 +1,118 @@
 """Arrays derived once from a trace and kept as memory-mapped .npy files, keyed by the trace's digest.
 
-They lie beside the trace in `NAME.derived/`, or in the user's cache folder where that cannot be written.
+They lie beside the trace in `NAME.derived/`, or in the user's cache where that cannot be written, or where somebody
+else's lie there. They are used only as their manifest (`traces/manifest.py`) says; what is damaged is made anew.
 A trace in memory, or one still being recorded, is derived afresh.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from threading import RLock
 
 import numpy as np
 
+from traces.growing import Growing, InFile, InMemory, Rows
+from traces.manifest import Manifest, describe, keep, manifest_of, mapped
+from traces.private import is_private, user_cache
 from traces.schema import Trace
 
-VERSION = 1  # a change in the meaning of any derived array
+VERSION = 2  # a change in the meaning of any derived array
+LOG = logging.getLogger(__name__)
+MAKING = RLock()  #: replays of other threads want the same arrays: one makes them
+
+Columns = Mapping[str, Rows]
+Fill = Callable[[Mapping[str, Growing]], None]
 
 
-def derived(
-    trace: Trace, what: str, names: Sequence[str], make: Callable[[], Mapping[str, np.ndarray]]
-) -> dict[str, np.ndarray]:
-    """The arrays `names` of `what`, memory-mapped where they can be kept."""
+def derived(trace: Trace, what: str, columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
+    """The arrays of `what`, which `fill` makes a block at a time; memory-mapped where they can be kept.
+
+    Raises TraceError if the trace's rows are damaged.
+    """
     if trace.path is None or not trace.complete:
-        return dict(make())
-    key, folders = _key(trace, what), _folders(trace)
-    for folder in folders:
-        found = _load(folder / key, names)
-        if found is not None:
-            return found
-    arrays = dict(make())
-    for folder in folders:
-        if _save(folder / key, arrays):
-            return _load(folder / key, names) or arrays
-    return arrays
+        return _in_memory(columns, fill)
+    key = f"{trace.digest[:32]}-v{VERSION}-{what.replace(':', '').replace('/', '-')}"
+    folders = _folders(trace.path.absolute(), key)
+    with MAKING:
+        found = _found(folders, key)
+        return _made(folders, key, columns, fill) if found is None else found
 
 
-def filled(
-    trace: Trace,
-    what: str,
-    shapes: Mapping[str, tuple[str, tuple[int, ...]]],
-    fill: Callable[[Mapping[str, np.ndarray]], None],
-) -> dict[str, np.ndarray]:
-    """The same for arrays of known dtype and shape, which `fill` writes in place: they may be larger than memory."""
-    if trace.path is None or not trace.complete:
-        return _filled_in_memory(shapes, fill)
-    key = _key(trace, what)
-    for folder in _folders(trace):
-        found = _load(folder / key, list(shapes))
-        if found is not None:
-            return found
-    for folder in _folders(trace):
-        if _fill(folder / key, shapes, fill):
-            found = _load(folder / key, list(shapes))
-            if found is not None:
-                return found
-    return _filled_in_memory(shapes, fill)
+def _folders(path: Path, key: str) -> list[Path]:
+    """Where arrays of that key may lie, the best place first."""
+    beside, cache = path.with_name(path.name + ".derived") / key, user_cache()
+    return [beside] if cache is None else [beside, cache / "derived" / key]
 
 
-def _filled_in_memory(
-    shapes: Mapping[str, tuple[str, tuple[int, ...]]], fill: Callable[[Mapping[str, np.ndarray]], None]
-) -> dict[str, np.ndarray]:
-    arrays = {name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}
-    fill(arrays)
-    return arrays
-
-
-def _key(trace: Trace, what: str) -> str:
-    return f"{trace.digest[:32]}-v{VERSION}-{what.replace(':', '').replace('/', '-')}"
-
-
-def _folders(trace: Trace) -> list[Path]:
-    assert trace.path is not None
-    return [trace.path.with_name(trace.path.name + ".derived"), _user_cache()]
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moereplay"
-
-
-def _load(folder: Path, names: Sequence[str]) -> dict[str, np.ndarray] | None:
-    """The arrays, or None if any is missing or cannot be a whole .npy file."""
-    try:
-        return {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}
-    except (OSError, ValueError, EOFError):
+def _found(folders: list[Path], key: str) -> dict[str, np.ndarray] | None:
+    manifest = manifest_of(key)
+    if manifest is None:
         return None
+    for folder in folders:
+        arrays = mapped(folder, manifest)
+        if arrays is not None:
+            return arrays
+        if os.path.lexists(folder):
+            LOG.warning("%s is damaged or was changed; it is derived anew", folder)
+    return None
 
 
-def _save(folder: Path, arrays: Mapping[str, np.ndarray]) -> bool:
-    """Write all or nothing; False where the folder cannot be written."""
-
-    def write(scratch: Path) -> None:
-        for name, array in arrays.items():
-            np.save(scratch / f"{name}.npy", array)
-
-    return _written(folder, write)
-
-
-def _fill(
-    folder: Path,
-    shapes: Mapping[str, tuple[str, tuple[int, ...]]],
-    fill: Callable[[Mapping[str, np.ndarray]], None],
-) -> bool:
-    """The same, with the arrays written in place."""
-
-    def write(scratch: Path) -> None:
-        arrays = {
-            name: np.lib.format.open_memmap(scratch / f"{name}.npy", "w+", np.dtype(dtype), shape)
-            for name, (dtype, shape) in shapes.items()
-        }
-        fill(arrays)
-        for array in arrays.values():
-            array.flush()
-
-    return _written(folder, write)
+def _made(folders: list[Path], key: str, columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
+    for folder in folders:
+        # without a manifest, what lies beside a trace is another user's or machine's, who may have it mapped
+        if folder is folders[0] and os.path.lexists(folder) and manifest_of(key) is None:
+            continue
+        try:
+            manifest = _written(folder, key, columns, fill)
+        except OSError:
+            continue
+        arrays = mapped(folder, manifest)
+        if arrays is not None:
+            return arrays
+    return _in_memory(columns, fill)
 
 
-def _written(folder: Path, write: Callable[[Path], None]) -> bool:
-    """`write` into a folder beside it, then rename; False where that fails for reasons of the disk."""
+def _in_memory(columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
+    arrays = {name: InMemory(rows) for name, rows in columns.items()}
+    fill(arrays)
+    return {name: held.array for name, held in arrays.items()}
+
+
+def _written(folder: Path, key: str, columns: Columns, fill: Fill) -> Manifest:
+    """Fill a folder beside it, keep its manifest, then put it in its place. Raises OSError where the disk refuses."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=key, dir=folder.parent))
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
-    except OSError:
-        return False
-    try:
-        write(scratch)
-        shutil.rmtree(folder, ignore_errors=True)
-        scratch.rename(folder)
-    except OSError:
-        return False
+        if not is_private(scratch):
+            raise PermissionError(f"{folder.parent} does not keep others out of a folder made there")
+        with ExitStack() as opened:
+            files = {
+                name: opened.enter_context(InFile(scratch / f"{name}.npy", rows)) for name, rows in columns.items()
+            }
+            fill(files)
+            for file in files.values():
+                file.finish()
+        manifest = describe(key, folder, files)
+        keep(manifest)
+        _replace(folder, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return True
+    return manifest
+
+
+def _replace(folder: Path, scratch: Path) -> None:
+    """Put `scratch` in the place of a folder, or of whatever else is there."""
+    if os.path.lexists(folder):
+        aside = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
+        try:
+            folder.rename(aside / "old")
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    scratch.rename(folder)

@@ -10,17 +10,19 @@ to experts drawn at random (nothing remains).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from traces import routers
+from traces.blocks import token_blocks
 from traces.demand import to_units
 from traces.derived import derived
+from traces.growing import Growing, Rows, append
 from traces.schema import LOOKAHEAD, Trace
 
-TOKENS_AT_ONCE = 4096
+ID_BITS = 16  #: of an expert
 CONTROLS = ("recorded", "shuffled_tokens", "shuffled_experts")
 
 
@@ -36,44 +38,52 @@ def predicted(trace: Trace, depth: int, control: str = "recorded", seed: int = 0
 
     `control` is one of CONTROLS; a seed draws the same for every depth.
     """
+    order, score = look(trace, (depth,), control, seed)
+    return Predicted(order[0], score[0])
+
+
+def look(trace: Trace, depths: Sequence[int], control: str = "recorded", seed: int = 0) -> Predicted:
+    """The same of several depths, (D, T, L, E): depth d is for layer l + d."""
+    geometry = trace.geometry
+    rows = (geometry.layers, geometry.experts)
+
+    def fill(arrays: Mapping[str, Growing]) -> None:
+        for depth in depths:
+            for block in _blocks(trace, depth, control, seed):
+                append(arrays["order"], block.order)
+                append(arrays["score"], block.score)
+
+    name = "look-" + "-".join(map(str, depths)) + ("" if control == "recorded" else f"-{control}-{seed}")
+    made = derived(trace, name, {"order": Rows("<i2", rows), "score": Rows("<i4", rows)}, fill)
+    return Predicted(*(made[part].reshape(len(depths), -1, *rows) for part in Predicted._fields))
+
+
+def _blocks(trace: Trace, depth: int, control: str, seed: int) -> Iterator[Predicted]:
+    """A depth's predictions, a block of tokens at a time."""
+    spans = token_blocks(trace, trace.geometry.layers * trace.geometry.experts)
     if control == "recorded":
-        return _known(trace, f"lookahead-{depth}", lambda: _derive(trace, depth))
-    shuffle = _among_tokens if control == "shuffled_tokens" else _among_experts
-    rng = np.random.Generator(np.random.PCG64(seed))
-    return _known(trace, f"lookahead-{depth}-{control}-{seed}", lambda: shuffle(predicted(trace, depth), rng))
+        yield from (rank(_scores(trace, depth, first, last)) for first, last in spans)
+        return
+    known, rng = predicted(trace, depth), np.random.Generator(np.random.PCG64(seed))
+    if control == "shuffled_tokens":
+        other = rng.permutation(trace.tokens)
+        yield from (Predicted(*(part[other[first:last]] for part in known)) for first, last in spans)
+    else:
+        yield from (rank(rng.permuted(known.score[first:last], axis=-1)) for first, last in spans)
 
 
-def _known(trace: Trace, name: str, derive: Callable[[], Predicted]) -> Predicted:
-    return Predicted(**derived(trace, name, Predicted._fields, lambda: derive()._asdict()))
-
-
-def _among_tokens(known: Predicted, rng: np.random.Generator) -> Predicted:
-    other = rng.permutation(len(known.order))
-    return Predicted(known.order[other], known.score[other])
-
-
-def _among_experts(known: Predicted, rng: np.random.Generator) -> Predicted:
-    return rank(rng.permuted(known.score, axis=-1))
-
-
-def _derive(trace: Trace, depth: int) -> Predicted:
-    parts = [rank(units) for _, units in scores_of(trace, depth)]
-    return Predicted(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def scores_of(trace: Trace, depth: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Blocks of (tokens, L, E) scores in UNITs, each with its first token."""
-    name = f"{LOOKAHEAD}{depth}" if depth else "logits"
-    router, layers = trace.geometry.router, trace.geometry.layers
-    for start in range(0, trace.tokens, TOKENS_AT_ONCE):
-        logits = trace.read(name, start, min(start + TOKENS_AT_ONCE, trace.tokens))
-        units = np.zeros(logits.shape, np.int32)
-        for layer in range(layers - depth):
-            bias = None if trace.router_bias is None else trace.router_bias[layer + depth]
-            units[:, layer] = to_units(routers.scores(router, logits[:, layer], bias))
-        yield start, units
+def _scores(trace: Trace, depth: int, first: int, last: int) -> np.ndarray:
+    """Scores of tokens [first, last) in UNITs, (T, L, E)."""
+    logits = trace.read(f"{LOOKAHEAD}{depth}" if depth else "logits", first, last)
+    units = np.zeros(logits.shape, np.int32)
+    for layer in range(trace.geometry.layers - depth):
+        bias = None if trace.router_bias is None else trace.router_bias[layer + depth]
+        units[:, layer] = to_units(routers.scores(trace.geometry.router, logits[:, layer], bias))
+    return units
 
 
 def rank(units: np.ndarray) -> Predicted:
     """The prediction that scores (..., E) in UNITs make."""
-    return Predicted(np.argsort(-units, axis=-1, kind="stable").astype(np.int16), units)
+    keys = -units.astype(np.int64) << ID_BITS | np.arange(units.shape[-1])  # distinct: any sort gives the same order
+    keys.sort(axis=-1)
+    return Predicted((keys & ((1 << ID_BITS) - 1)).astype(np.int16), units)

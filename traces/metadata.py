@@ -26,6 +26,9 @@ from traces.schema import (
 FORMAT = "moereplay-trace"
 PARTIAL = ".partial"
 OFFSETS, PROMPTS, BIAS = "request_offsets", "prompt_lengths", "router_bias"
+CHUNKS_PER_SHARD = 8
+VECTOR_FACTOR = 16  #: arrays of one value per row get that many more rows per shard, or their files would be tiny
+MOST_SHARD_TOKENS = 1 << 20  #: so that a store that claims many tokens must have many files
 
 
 class Committed(Frozen):
@@ -39,7 +42,7 @@ class Attributes(Frozen):
     """The attributes of the group; `arrays` maps each array to the sha256 of its committed rows."""
 
     header: Header
-    shard_tokens: int = Field(ge=8, multiple_of=8)
+    shard_tokens: int = Field(ge=8, le=MOST_SHARD_TOKENS, multiple_of=8)
     format: str = FORMAT
     version: int = Field(default=FORMAT_VERSION, ge=1)
     committed: Committed = Committed()
@@ -94,6 +97,12 @@ def layout(name: str, geometry: Geometry) -> tuple[str, tuple[int, ...]]:
     return dtype_of(name), row_shape(name, geometry)
 
 
+def rows_per_file(name: str, attributes: Attributes) -> tuple[int, int]:
+    """Rows of an array's shard, and of a chunk in it."""
+    shard = attributes.shard_tokens * (1 if layout(name, attributes.header.geometry)[1] else VECTOR_FACTOR)
+    return shard, shard // CHUNKS_PER_SHARD
+
+
 def committed_rows(name: str, attributes: Attributes) -> int:
     """Length of an array's committed first axis."""
     committed = attributes.committed
@@ -124,6 +133,8 @@ def _check_version(path: Path, version: object) -> None:
 
 def _document(path: Path, name: str) -> dict[str, Any]:
     try:
+        if not (path / name).is_file():  # reading a pipe would wait for ever
+            raise OSError("no such file")
         document = json.loads((path / name).read_bytes())
     except (OSError, ValueError, RecursionError) as broken:
         raise TraceError(f"{path}: {name} is missing or damaged ({broken}); restore the trace from a copy") from None

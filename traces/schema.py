@@ -24,6 +24,7 @@ MOST_LAYERS = 4_096  #: layers x experts is an int32 index
 MOST_BYTES = 1 << 60  #: of all experts together: sums of bytes are int64
 LEAST_BITS, MOST_BITS = 0.1, 64.0  #: precision of an expert
 MOST_WEIGHT = 65_536  #: of a gate: sums over a pass are int64 multiples of 2**-24
+MOST_BIAS = 126  #: of a router's correction: scores, at most 1 before it, stay int32 multiples of 2**-24
 LARGEST = float(np.finfo(np.float32).max)
 
 #: Arrays along the token axis: name -> (dtype, axes after the token axis). `lookahead/d` follows `logits`.
@@ -232,7 +233,7 @@ class Trace:
         stop = self.tokens if stop is None else stop
         try:
             return np.asarray(self.arrays[name][start:stop])
-        except (ValueError, RuntimeError, OSError) as broken:  # a crc32c, blosc, or the disk
+        except (ValueError, RuntimeError, OSError, MemoryError) as broken:  # a crc32c, blosc, the disk, false sizes
             where = f"{self.path}: {name} rows {start}-{stop}"
             raise TraceError(f"{where} are damaged ({broken}); restore the trace from a copy") from broken
 
@@ -262,7 +263,7 @@ def values_of(name: str) -> Values:
 
 def first_refused(values: np.ndarray, allowed: Values) -> tuple[int, ...] | None:
     """Index of the first number outside the range, NaN among them; None if there is none."""
-    if allowed.least <= values.min().item() and values.max().item() <= allowed.most:
+    if not values.size or (allowed.least <= values.min().item() and values.max().item() <= allowed.most):
         return None
     wide = values.astype(np.float64) if values.dtype.kind == "f" else values
     bad = np.argwhere(~((wide >= allowed.least) & (wide <= allowed.most)))
@@ -285,7 +286,7 @@ def check_request(request: Request, header: Header, index: int) -> dict[str, np.
     try:
         _check_given(request, header.geometry)
         arrays = request.arrays()
-        _check_ids(arrays["chosen"], header.geometry.experts)
+        check_rows("chosen", arrays["chosen"], header.geometry)
     except TraceError as wrong:
         raise RowError(f"request {index}: {wrong}") from None
     return arrays
@@ -302,16 +303,49 @@ def _check_given(request: Request, geometry: Geometry) -> None:
         check_values(rows, name, name)
 
 
-def _check_ids(ids: np.ndarray, experts: int) -> None:
-    bad = np.argwhere(ids >= experts)
-    if len(bad):
-        at = tuple(bad[0])
-        raise TraceError(f"chosen{bad[0].tolist()} is {ids[at]}; ids are 0 to {experts - 1}, or -1 for not routed")
+def check_rows(name: str, rows: np.ndarray, geometry: Geometry, where: str = "", first: int = 0) -> None:
+    """Rows of a token array (T, ...) as stored: in range, ids below E and distinct within a token's layer.
+
+    `first` is the token of the first row, and `where` begins the message. Raises TraceError naming token and layer.
+    """
+    allowed, expected = values_of(name), f"expected {values_of(name).expected}"
+    if name == "chosen":
+        allowed = allowed._replace(most=geometry.experts - 1)
+        expected = f"ids are 0 to {geometry.experts - 1}, or -1 for not routed"
+    at = first_refused(rows, allowed)
+    if at is not None:
+        raise TraceError(f"{where}{_element(name, first, at)} is {rows[at]}{_place(first, at)}; {expected}")
+    if name == "chosen":
+        _check_distinct(rows, where, first)
+
+
+def _check_distinct(ids: np.ndarray, where: str, first: int) -> None:
     ordered = np.sort(ids, axis=-1)
-    bad = np.argwhere((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0))
-    if len(bad):
-        token, layer, _ = bad[0]
-        raise TraceError(f"chosen[{token}, {layer}] repeats an expert: {ids[token, layer].tolist()}")
+    bad = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    if bad.any():
+        at = tuple(np.argwhere(bad)[0, :2].tolist())
+        row = ids[at].tolist()
+        raise TraceError(f"{where}{_element('chosen', first, at)} repeats an expert: {row}{_place(first, at)}")
+
+
+def _element(name: str, first: int, at: tuple[int, ...]) -> str:
+    return f"{name}{[first + at[0], *at[1:]]}"
+
+
+def _place(first: int, at: tuple[int, ...]) -> str:
+    layer = f", layer {at[1]}" if len(at) > 1 else ""
+    return f" (token {first + at[0]}{layer})"
+
+
+def check_bias(bias: np.ndarray, where: str) -> None:
+    """Raise TraceError unless a router's correction bias (L, E) is finite and small enough for scores in UNITs."""
+    at = first_refused(bias, Values("f", -MOST_BIAS, MOST_BIAS))
+    if at is not None:
+        layer, expert = at
+        raise TraceError(
+            f"{where}: router_bias of layer {layer}, expert {expert} is {bias[at]}; "
+            f"expected a number from -{MOST_BIAS} to {MOST_BIAS}"
+        )
 
 
 def check_bits(bits: float) -> None:

@@ -25,18 +25,25 @@ from traces.metadata import (
     committed_rows,
     layout,
     read_attributes,
+    rows_per_file,
 )
-from traces.schema import Trace, TraceError
+from traces.schema import Geometry, Trace, TraceError, check_bias, check_rows
 
 BLOCK_TOKENS = 2048  #: rows hashed at a time; a multiple of the default shard, so that no chunk is decoded twice
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The committed rows of a stored array, (T, ...); a slice reads only the chunks it touches."""
+    """The committed rows of a stored array, (T, ...); a slice reads only the chunks it touches, and checks the rows.
+
+    A checksum says that rows are what somebody wrote; engines index by them, so what they hold is checked as well.
+    """
 
     array: zarr.Array
     tokens: int
+    name: str
+    geometry: Geometry
+    path: Path
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,8 +59,10 @@ class Rows:
         return self.tokens
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        start, stop, step = rows.indices(self.tokens)
-        return np.asarray(self.array[start : max(start, stop) : step])
+        start, stop, _ = slice(rows.start, rows.stop).indices(self.tokens)
+        read = np.asarray(self.array[start : max(start, stop)])
+        check_rows(self.name, read, self.geometry, f"{self.path}: ", start)
+        return read[:: rows.step]
 
 
 def open_trace(path: str | Path) -> Trace:
@@ -73,10 +82,14 @@ def open_trace(path: str | Path) -> Trace:
         header=attributes.header,
         request_offsets=offsets,
         prompt_lengths=prompts,
-        arrays={name: Rows(array, tokens) for name, array in arrays.items() if name not in (OFFSETS, PROMPTS, BIAS)},
+        arrays={
+            name: Rows(array, tokens, name, attributes.header.geometry, path)
+            for name, array in arrays.items()
+            if name not in (OFFSETS, PROMPTS, BIAS)
+        },
         digest=attributes.digest,
         path=path,
-        router_bias=_values(path, BIAS, arrays[BIAS]) if BIAS in arrays else None,
+        router_bias=_router_bias(path, arrays[BIAS]) if BIAS in arrays else None,
         complete=path.suffix != PARTIAL,
         array_digests=attributes.arrays,
     )
@@ -113,26 +126,35 @@ def _open_array(path: Path, name: str, attributes: Attributes) -> zarr.Array:
     if array.dtype != np.dtype(dtype) or array.shape[1:] != row or not grown:
         found, expected = f"{array.dtype} {array.shape}", f"{np.dtype(dtype)} {(rows, *row)}"
         raise TraceError(f"{path}: {name} is {found}, expected {expected}; restore the trace from a copy")
-    _check_files(path, name, array, rows)
+    shard, chunk = rows_per_file(name, attributes)
+    if (array.shards, array.chunks) != ((shard, *row), (chunk, *row)):
+        found, expected = f"{array.shards} of {array.chunks}", f"{(shard, *row)} of {(chunk, *row)}"
+        raise TraceError(f"{path}: {name} has shards {found}, expected {expected}; restore the trace from a copy")
+    _check_files(path, name, array, -(-rows // shard))
     return array
 
 
-def _check_files(path: Path, name: str, array: zarr.Array, rows: int) -> None:
-    """Zarr reads a missing file as zeros, so every file must be there."""
-    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(path / name)}
-    rows_per_file = (array.shards or array.chunks)[0]
-    for index in range(-(-rows // rows_per_file)):
+def _check_files(path: Path, name: str, array: zarr.Array, files: int) -> None:
+    """Zarr reads a missing file as zeros, and a folder of its name as well, so every file must be there."""
+    sizes = {entry.name: entry.stat().st_size if entry.is_file() else -1 for entry in os.scandir(path / name)}
+    for index in range(files):
         file = array.metadata.encode_chunk_key((index, *[0] * (array.ndim - 1)))
-        if not sizes.get(file):
-            state = "empty" if file in sizes else "missing"
+        if sizes.get(file, 0) <= 0:
+            state = {None: "missing", 0: "empty"}.get(sizes.get(file), "no file")
             raise TraceError(f"{path}: {name}/{file} is {state}; restore the trace from a copy")
 
 
 def _values(path: Path, name: str, array: zarr.Array, rows: int | None = None) -> np.ndarray:
     try:
         return np.asarray(array[:rows])
-    except (ValueError, RuntimeError, OSError) as broken:
+    except (ValueError, RuntimeError, OSError, MemoryError) as broken:
         raise TraceError(f"{path}: {name} is damaged ({broken}); restore the trace from a copy") from broken
+
+
+def _router_bias(path: Path, array: zarr.Array) -> np.ndarray:
+    bias = _values(path, BIAS, array)
+    check_bias(bias, str(path))
+    return bias
 
 
 def _request_ranges(path: Path, arrays: dict[str, zarr.Array], committed: Committed) -> tuple[np.ndarray, np.ndarray]:

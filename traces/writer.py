@@ -33,7 +33,7 @@ from traces.metadata import (
     metadata_digest,
     read_attributes,
 )
-from traces.schema import LOOKAHEAD, Header, Request, Trace, TraceError, check_request
+from traces.schema import LOOKAHEAD, Header, Request, Trace, TraceError, check_bias, check_request
 from traces.store import blocks, open_trace
 
 SHARD_TOKENS = 512
@@ -283,6 +283,7 @@ def _checked_bias(bias: np.ndarray | None, header: Header) -> np.ndarray | None:
     checked = np.ascontiguousarray(bias, "<f4")
     if checked.shape != expected or not np.isfinite(checked).all():
         raise TraceError(f"{BIAS} has shape {checked.shape}, expected finite numbers of shape {expected}")
+    check_bias(checked, "this model")
     return checked
 
 

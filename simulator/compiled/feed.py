@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policies.contract import NEVER, NONE, UNIT
+from policies.contract import NONE, UNIT
 from simulator.compiled.layout import FEED
 from simulator.compiled.world import Feed
 from simulator.config import ReplayConfig
 from simulator.source import Gate, Pass, Source
 from traces import plain, routers
-from traces.demand import Demand, demand_of
+from traces.demand import Demand, demand_of, next_passes
+from traces.lookahead import look
 from traces.passes import Passes, schedule
 from traces.schema import Geometry, Trace
 
@@ -33,7 +34,9 @@ def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], mentioned
     scores = _scores_of(trace) if "logits" in needs else {}
     weights = {"token_weights": plain.rows(trace, "weights")} if "weights" in trace.arrays else {}
     looks = _looks_of(trace, config)
-    demanded = _demand(demand) | (_coming(demand, geometry.layers) if "next_pass" in mentioned else {})
+    demanded = _demand(demand)
+    if "next_pass" in mentioned:
+        demanded["stream_pass"] = next_passes(trace, config.passes)
     return _feed(
         geometry, _plan(plan) | demanded | {"token_ids": plain.rows(trace, "chosen")} | weights | scores | looks
     )
@@ -59,17 +62,11 @@ def _demand(demand: Demand) -> dict[str, np.ndarray]:
     return {"offsets": demand.offsets} | {name: getattr(demand, field) for name, field in STREAM.items()}
 
 
-def _coming(demand: Demand, layers: int) -> dict[str, np.ndarray]:
-    """The passes of next uses."""
-    passes = np.searchsorted(demand.offsets[::layers], demand.next_use, "right") - 1
-    return {"stream_pass": np.where(demand.next_use == NEVER, NEVER, passes)}
-
-
 def _scores_of(trace: Trace) -> dict[str, np.ndarray]:
     return {
         "token_logits": plain.rows(trace, "logits"),
         "token_choice": plain.choice(trace),
-        "token_scores": plain.look(trace, (0,)).score[0],
+        "token_scores": look(trace, (0,)).score[0],
         "token_shares": plain.shares(trace),
     }
 
@@ -81,8 +78,8 @@ def _looks_of(trace: Trace, config: ReplayConfig) -> dict[str, np.ndarray]:
         return {}
     own = prefetch.policy.own_scores(prefetch.params)
     depths = (0,) * depth if own else tuple(range(1, depth + 1))
-    look = plain.look(trace, depths, config.lookahead, config.seed)
-    return {"look_order": look.order, "look_score": look.score}
+    order, score = look(trace, depths, config.lookahead, config.seed)
+    return {"look_order": order, "look_score": score}
 
 
 def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Feed:

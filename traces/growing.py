@@ -1,0 +1,110 @@
+"""Arrays that are made a block at a time along their first axis, in a .npy file or in memory.
+
+Files are written with plain writes: pages of a memory map would count as memory of this process until it ends.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+
+
+class Rows(NamedTuple):
+    """What an array's rows are."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()  #: of one row
+
+
+class Growing(Protocol):
+    """An array of `rows` rows so far."""
+
+    rows: int
+
+    def put(self, first: int, rows: np.ndarray) -> None:
+        """Write rows from `first` on; beyond the end, the array grows."""
+        ...
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Rows [first, last), which have been written."""
+        ...
+
+
+def append(array: Growing, rows: np.ndarray) -> None:
+    """Write rows behind the last one."""
+    array.put(array.rows, rows)
+
+
+class InFile:
+    """In a .npy file, open within `with`; numpy's header has room for any length, `finish` writes the true one."""
+
+    def __init__(self, path: Path, of: Rows) -> None:
+        """Raises OSError."""
+        self.path, self.of, self.rows = path, of, 0
+        self._dtype = np.dtype(of.dtype)
+        self._row_bytes = self._dtype.itemsize * int(np.prod(of.shape, dtype=np.int64))
+        self._file = path.open("xb+")
+        self._write_header()
+        self.offset = self._file.tell()  #: of the first row, in bytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows first."""
+        return (self.rows, *self.of.shape)
+
+    def put(self, first: int, rows: np.ndarray) -> None:
+        """Raises OSError."""
+        self._file.seek(self.offset + first * self._row_bytes)
+        self._file.write(np.ascontiguousarray(rows, self._dtype).tobytes())
+        self.rows = max(self.rows, first + len(rows))
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Raises OSError."""
+        self._file.seek(self.offset + first * self._row_bytes)
+        found = self._file.read((last - first) * self._row_bytes)
+        return np.frombuffer(found, self._dtype).reshape(last - first, *self.of.shape)
+
+    def finish(self) -> None:
+        """Everything is in the file. Raises OSError."""
+        self._file.seek(0)
+        self._write_header()
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _write_header(self) -> None:
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+
+class InMemory:
+    """In memory, which doubles when it is full."""
+
+    def __init__(self, of: Rows) -> None:
+        self.rows = 0
+        self._held = np.empty((0, *of.shape), of.dtype)
+
+    @property
+    def array(self) -> np.ndarray:
+        """All rows."""
+        return self._held[: self.rows]
+
+    def put(self, first: int, rows: np.ndarray) -> None:
+        """Write rows from `first` on."""
+        end = first + len(rows)
+        if end > len(self._held):
+            grown = np.empty((max(end, 2 * self.rows), *self._held.shape[1:]), self._held.dtype)
+            grown[: self.rows] = self.array
+            self._held = grown
+        self._held[first:end] = rows
+        self.rows = max(self.rows, end)
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Rows [first, last)."""
+        return self._held[first:last]
