@@ -31,8 +31,8 @@ Choices = list[Settings] | Interval
 
 def configurations(experiment: Experiment, file: Path) -> list[ReplayConfig]:
     """Every distinct configuration, in the file's order. Raises ConfigError or PolicyError naming the file."""
-    check_values(experiment, file)
     _check_size(experiment, file)
+    check_values(experiment, file)
     found: dict[ReplayConfig, None] = {}
     for settings in combinations(experiment, file):
         if not is_excluded(experiment, settings):
