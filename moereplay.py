@@ -8,10 +8,16 @@ import sys
 from importlib import import_module
 from typing import Annotated
 
-import typer
+try:
+    import typer
 
-import commands
-from commands.terminal import say
+    import commands
+    from commands.interrupt import INTERRUPTED, heard_twice, leave
+    from commands.terminal import say
+
+    VERBS = {name: getattr(import_module(f"commands.{name}"), name) for name in commands.NAMES}
+except KeyboardInterrupt:  # nothing has begun yet, and a traceback would say nothing
+    sys.exit(130)
 
 #: A disk, a quota or a largest file is reached.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -29,10 +35,10 @@ def options(
 groups = {name: typer.Typer(help=about, no_args_is_help=True) for name, about in commands.GROUPS.items()}
 for name, group in groups.items():
     app.add_typer(group, name=name)
-for name in commands.NAMES:
-    room, _, verb = name.partition("_")
-    where, typed = (groups[room], verb) if room in groups else (app, room)
-    where.command(typed)(getattr(import_module(f"commands.{name}"), name))
+for name, verb in VERBS.items():
+    room, _, rest = name.partition("_")
+    where, typed = (groups[room], rest) if room in groups else (app, room)
+    where.command(typed)(verb)
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
@@ -67,22 +73,26 @@ def _unexpected(kind: type[BaseException], error: BaseException, _: object) -> N
 def main() -> None:
     """Run a verb. Exit code 2 and one line for anything that the user can mend; tracebacks only with --debug."""
     command = typer.main.get_command(app)  # app() would install an excepthook of its own
-    if "--debug" in sys.argv:
+    debug = "--debug" in sys.argv
+    if debug:
         sys.argv.remove("--debug")
-        command()
-    sys.excepthook = _unexpected
+    else:
+        sys.excepthook = _unexpected
     try:
-        command()
-    except SystemExit:  # typer has said what there was to say
-        raise
+        with heard_twice():
+            command()
+    except SystemExit as end:  # typer has said what there was to say, but of Ctrl-C
+        if end.code == INTERRUPTED and isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
+            say("interrupted: what was written is whole")
+        leave(end.code)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        told = _told(error)
+        told = None if debug else _told(error)
         if told is None:
             raise
         say(f"moereplay: {told}")
-        sys.exit(2)
+        leave(2)
 
 
 if __name__ == "__main__":

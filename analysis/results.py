@@ -17,7 +17,6 @@ from simulator.result import COUNTERS, is_damaged, row_digest
 
 ROWS_VERSION = 1  #: the newest layout that this code reads
 RENAMED = {"capacity": "capacity_misses"}
-COUNTER_COLUMNS = tuple(RENAMED.get(name, name) for name in COUNTERS)
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
 #: Fields that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")

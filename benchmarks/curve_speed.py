@@ -18,7 +18,7 @@ import typer
 
 from analysis.tables import console, table
 from simulator.config import configure
-from simulator.curves import curve
+from simulator.curves.curve import curve
 from simulator.replay import replay
 from traces.geometry import known
 from traces.schema import Trace

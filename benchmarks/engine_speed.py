@@ -38,7 +38,7 @@ import policies
 import policies.eviction
 from analysis.tables import console, table
 from simulator.config import ReplayConfig, configure
-from simulator.curves import curve
+from simulator.curves.curve import curve
 from simulator.replay import replay
 from traces.geometry import known
 from traces.schema import Trace

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commands import options
+from commands.interrupt import keeping
 from commands.terminal import say, say_when_compiling, show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from simulator.curves import Curve
+    from simulator.curves.curve import Curve
     from traces.schema import Trace
 
 #: Capacities of the table; files and --json hold all.
@@ -47,11 +48,12 @@ def curve(
     if out:
         check_output(out / "curve")
     curves: list[Curve] = []
-    for name in names:
-        made = _decided(opened, _counted(opened, name, how), platform, engine, workers)
-        curves.append(made)
-        if out:  # at once: an interrupted run keeps what it has
-            say(f"wrote {write_curve(out, made)}")
+    with keeping(lambda: f"{len(curves)} of {len(names)} curves are whole"):
+        for name in names:
+            made = _decided(opened, _counted(opened, name, how), platform, engine, workers)
+            curves.append(made)
+            if out:  # at once: an interrupted run keeps what it has
+                say(f"wrote {write_curve(out, made)}")
     if as_json:
         print(json.dumps(to_row(curves[0]), indent=1))
     else:
@@ -60,7 +62,7 @@ def curve(
 
 def _names(trace: Trace, eviction: str, how: Mapping[str, str], as_json: bool) -> list[str]:
     """The policies to count, checked before the first is. Raises ConfigError or PolicyError."""
-    from simulator.curves import POLICIES, offered, settings
+    from simulator.curves.curve import POLICIES, offered, settings
     from simulator.errors import ConfigError
 
     listed = [name.strip() for name in eviction.split(",")] if eviction else offered(trace.geometry, how["scope"])
@@ -86,7 +88,7 @@ def _check_replays(machine: str, engine: str) -> None:
 
 def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
     from analysis.progress import progress
-    from simulator.curves import curve, is_ready
+    from simulator.curves.curve import curve, is_ready
     from traces.passes import schedule
 
     if not is_ready(policy):

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from commands.interrupt import keeping, left_of
 from commands.options import NewTrace, complaint
 from commands.terminal import say, say_wrote
 
@@ -34,8 +35,8 @@ def import_(
     from pydantic import ValidationError
 
     from simulator.errors import ConfigError
-    from traces import importers
     from traces.geometry import known
+    from traces.importers import registry as importers
     from traces.schema import RowError, TraceError
     from traces.writer import write_trace
 
@@ -51,12 +52,13 @@ def import_(
         )
     except ValidationError as error:
         raise ConfigError(complaint(error)) from None
-    foreign = importers.read(source, settings, format)
-    requests = foreign.requests if limit is None else islice(foreign.requests, min(limit, sys.maxsize))
-    try:
-        trace = write_trace(out, foreign.header, requests, resume=resume)
-    except RowError as error:
-        raise TraceError(f"{source}: {error}") from error
+    with keeping(lambda: left_of(out, "imported")):
+        foreign = importers.read(source, settings, format)
+        requests = foreign.requests if limit is None else islice(foreign.requests, min(limit, sys.maxsize))
+        try:
+            trace = write_trace(out, foreign.header, requests, resume=resume)
+        except RowError as error:
+            raise TraceError(f"{source}: {error}") from error
     for note in foreign.notes:
         say(f"note: {note}")
     say_wrote(out, trace)

@@ -1,23 +1,70 @@
-"""Ctrl-C in a long run: the first finishes what is in flight, the second ends at once."""
+"""Ctrl-C: one line answers it, and a second one ends the process at once."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
 
 from commands.terminal import say
+
+INTERRUPTED = 130  #: what a shell reports of a program that Ctrl-C has ended
+#: For threads to remove what they have half written, or to come to the end of a step.
+SECONDS_TO_END = 0.3
+
+
+@contextmanager
+def heard_twice() -> Iterator[None]:
+    """The first Ctrl-C in here is a KeyboardInterrupt; the second is the end, whatever the process does then."""
+
+    def hear(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored: in the background of a script
+        yield
+        return
+    signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def keeping(what: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C in here ends the verb, with one line that says what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"interrupted: {what()}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def left_of(out: Path, done: str) -> str:
+    """What there is of a trace that was being written, and how to go on; `done` is what was done to it."""
+    partial = out.with_name(f"{out.name}.partial")
+    if not partial.exists():
+        return f"nothing was {done}"
+    return f"what was {done} is kept in {partial}, the same command with --resume continues"
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether somebody has asked to stop: Ctrl-C or SIGTERM; the second time ends at once."""
+    """Whether somebody has asked to stop, by Ctrl-C or SIGTERM, once; the second time is a KeyboardInterrupt."""
     asked = False
 
     def ask(number: int, frame: Any) -> None:
         nonlocal asked
         if asked:
+            signal.signal(number, signal.SIG_DFL)
             raise KeyboardInterrupt
         asked = True
         say("stopping: finishing what is in flight; once more to end at once")
@@ -28,3 +75,16 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def leave(code: Any) -> NoReturn:
+    """End the process, though a thread may be compiling: nothing can stop that, and nobody waits for it any more."""
+    if threading.active_count() > 1:
+        from simulator.threads import end_all
+
+        if not end_all(SECONDS_TO_END):
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError):
+                    stream.flush()
+            os._exit(code if isinstance(code, int) else 1)
+    sys.exit(code)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from commands import options, record
+from commands.interrupt import keeping
 from commands.meter import Meter
 from commands.terminal import say, say_wrote, show
 
@@ -98,8 +99,8 @@ def live(
     given = _checked(context.params)
     config = _config(context, preset, warm, profile, seed)
     require_torch()
-    ready = _prepared(given, config, _read(given, config))
-    ran = _run(ready, given)
+    with keeping(lambda: "nothing was written"):
+        ran = _run(_prepared(given, config, _read(given, config)), given)
     if events:
         _write_events(events, ran)
     if as_json:
@@ -254,12 +255,9 @@ def _run(ready: Prepared, given: dict[str, Any]) -> Live:
     pace, out = _Pace(len(ready.asks)), given["record_to"]
     try:
         ran = _recorded(ready, given, pace, out) if out else _kept(ready, given, pace, lambda request: None)
-    except BaseException as failure:
+    except BaseException:
         if out:
             shutil.rmtree(partial_of(out), ignore_errors=True)
-        if isinstance(failure, KeyboardInterrupt):
-            say("interrupted: nothing was written")
-            raise typer.Exit(record.INTERRUPTED) from None
         raise
     seconds = time.monotonic() - pace.began
     say(f"ran {pace.tokens:,} tokens in {seconds:.1f} s, {pace.tokens / seconds:.1f} tokens/s")

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from commands.terminal import say
+from commands.terminal import clock, say
 
 if TYPE_CHECKING:
     from tracegen.record import Progress
@@ -44,6 +44,4 @@ def _status(at: Progress) -> str:
     """One line: 12/80 requests, 431 tokens/s, 0:02:41 left."""
     if at.done == at.skipped:
         return f"{at.done}/{at.total} requests"
-    minutes, seconds = divmod(round(at.seconds_left), 60)
-    left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-    return f"{at.done}/{at.total} requests, {at.tokens_per_second:,.0f} tokens/s, {left} left"
+    return f"{at.done}/{at.total} requests, {at.tokens_per_second:,.0f} tokens/s, {clock(at.seconds_left)} left"

@@ -110,7 +110,7 @@ def named_experts(option: str, path: Path | None) -> Any:
     from simulator.errors import ConfigError
 
     try:
-        return json.loads(path.read_text()) if path else ()
+        return json.loads(path.read_text("utf-8")) if path else ()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{option} {path}: {error}; expected a JSON list of [layer, expert]") from None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from commands.interrupt import keeping, left_of
 from commands.meter import Meter
 from commands.options import NewTrace, complaint
 from commands.terminal import say, say_wrote
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from tracegen.plan import Plan
     from tracegen.tokens import Work
 
-INTERRUPTED = 130  #: what a shell reports of a program that Ctrl-C has ended
 NEW_TOKENS, WINDOW = 64, 1024
 #: Options that mean something only beside one of the three sources; None or False is "not given".
 FOR_TEXT = ("window", "prompt_tokens")
@@ -90,11 +90,8 @@ def record(
 
     given = _checked(context.params)
     require_torch()
-    try:
+    with keeping(lambda: left_of(out, "recorded")):
         _record(given)
-    except KeyboardInterrupt:
-        say(f"interrupted: {_kept(out)}")
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def _record(given: dict[str, Any]) -> None:
@@ -116,7 +113,7 @@ def _record(given: dict[str, Any]) -> None:
     try:
         trace = run(loaded, work, out, plan, given["resume"], meter.show)
     except RecordError as error:
-        raise RecordError(f"{error}; {_kept(out)}") from error
+        raise RecordError(f"{error}; {left_of(out, 'recorded')}") from error
     finally:
         meter.close()
     say_wrote(out, trace)
@@ -197,11 +194,3 @@ def _work(given: dict[str, Any], texts: Any, loaded: Loaded) -> Work:
         return windows(texts, loaded.tokenizer, room_of(loaded), given["window"] or WINDOW, given["limit"])
     new = given["max_new_tokens"] or NEW_TOKENS
     return encode(texts, loaded.tokenizer, room_of(loaded), new, given["chat"], given["truncate"])
-
-
-def _kept(out: Path) -> str:
-    """What is left of a recording that did not finish, and how to go on."""
-    partial = out.with_name(f"{out.name}.partial")
-    if not partial.exists():
-        return "nothing was recorded"
-    return f"what was recorded is kept in {partial}, the same command with --resume continues"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from commands import options
+from commands.interrupt import keeping
 from commands.terminal import say, say_when_compiling, show
 
 if TYPE_CHECKING:
@@ -65,10 +66,10 @@ def replay(
     called = _called(context, preset, {"seed": seed} | named)
     configs = list(called)
     _one_only(configs, as_json, events)
-    with _progress(configs) as advance:
+    with keeping(lambda: _kept_in(out)), _progress(configs) as advance:
         outcomes = run_grid(opened, configs, workers, bool(events), not as_json, advance, engine)
         say_when_compiling()
-        outcomes = list(_kept(outcomes, out, provenance([opened], engine, {config.platform for config in configs})))
+        outcomes = list(_written(outcomes, out, provenance([opened], engine, {config.platform for config in configs})))
     if events:
         write_events(events, outcomes[0][0].events)
     if as_json:
@@ -107,14 +108,21 @@ def _progress(configs: list[ReplayConfig]) -> Any:
     return progress(replays_needed(configs), "replays")
 
 
-def _kept(outcomes: Iterator[Outcome], out: Path | None, provenance: Mapping[str, Any]) -> Iterator[Outcome]:
+def _written(outcomes: Iterator[Outcome], out: Path | None, provenance: Mapping[str, Any]) -> Iterator[Outcome]:
     """Every outcome, written as soon as it is there: an interrupted grid keeps what it has."""
-    from simulator.rows import write_part
+    from simulator.result_part import write_part
 
     for outcome in outcomes:
         if out:
             write_part(out, *outcome, provenance)
         yield outcome
+
+
+def _kept_in(out: Path | None) -> str:
+    """What is left of a grid that was interrupted."""
+    if not (out and any(out.glob("part-*.parquet"))):
+        return "nothing was written"
+    return f"what was replayed is kept, one part each, in {out}"
 
 
 def _report(trace: Trace, outcomes: list[Outcome], presets: list[str]) -> None:

@@ -6,8 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from commands.sweep_run import clock
-from commands.terminal import say
+from commands.terminal import clock, say
 
 if TYPE_CHECKING:
     from simulator.sweep.dispatch import Standing

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.interrupt import interruptible
+from commands.interrupt import INTERRUPTED, interruptible, keeping
 from commands.options import PolicyFiles
-from commands.terminal import say
+from commands.terminal import clock, say
 
 if TYPE_CHECKING:
     from simulator.sweep.dispatch import Standing
@@ -71,10 +71,12 @@ def sweep_run(
 
 def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -> None:
     from commands.sweep_meter import Meter
-    from simulator.sweep.run import execute
+    from simulator.sweep.run import derive, execute
 
-    meter = Meter()
-    with interruptible() as stopping:
+    meter, kept = Meter(), f"what is stored in {out} stays; run the same command to resume"
+    with keeping(lambda: kept):
+        derive(sweep, jobs)  # may take a minute, and nothing is in flight yet
+    with keeping(lambda: kept), interruptible() as stopping:
         try:
             standing = execute(sweep, jobs, out, engine, start, meter.show, stopping)
         finally:
@@ -128,7 +130,8 @@ def _say_estimate(jobs: list[Job], engine: str, workers: int) -> None:
     cost = estimate(jobs, engine, workers)
     print(f"replays      {len(jobs):,} to run, {cost.replay_seconds:.3g} s each (mean, from {cost.sampled} timed)")
     print(f"time         about {clock(cost.seconds)} with {min(workers, len(jobs))} workers, engine {engine}")
-    print(f"memory       about {cost.process_bytes / 2**20:,.0f} MiB per process")
+    if cost.process_bytes is not None:
+        print(f"memory       about {cost.process_bytes / 2**20:,.0f} MiB per process")
 
 
 def _say_ending(standing: Standing) -> None:
@@ -141,12 +144,6 @@ def _say_ending(standing: Standing) -> None:
         say(f"and {len(errors) - MOST_NAMED:,} more error rows; `sweep show --errors` lists them")
     if standing.stopped:
         say(f"stopped with {standing.done:,} of {standing.total:,} done; run the same command to resume")
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
     if standing.killers:
         raise typer.Exit(1)
-
-
-def clock(seconds: float) -> str:
-    """1:02:03."""
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

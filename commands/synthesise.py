@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from commands.interrupt import keeping
 from commands.options import NewTrace, complaint
 from commands.terminal import say_wrote
 
@@ -56,6 +59,13 @@ def synthesise(
         raise ConfigError(complaint(error)) from None
     except ValueError:
         raise ConfigError(f"--recall {recall!r}: write one number per depth, as .87/.80") from None
-    made = make(settings)
-    trace = write_trace(out, made.header, map(made.request, range(made.requests)), made.router_bias)
+    with keeping(lambda: _discarded(out)):
+        made = make(settings)
+        trace = write_trace(out, made.header, map(made.request, range(made.requests)), made.router_bias)
     say_wrote(out, trace)
+
+
+def _discarded(out: Path) -> str:
+    """A trace that is made in one go is not resumed."""
+    shutil.rmtree(out.with_name(f"{out.name}.partial"), ignore_errors=True)
+    return "nothing was written"

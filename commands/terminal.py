@@ -16,6 +16,12 @@ def say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
+def clock(seconds: float) -> str:
+    """1:02:03."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
 def say_wrote(path: Path, trace: Trace) -> None:
     """Where a trace is, how much is in it, and its name in results."""
     say(f"wrote {path}: {trace.requests:,} requests, {trace.tokens:,} tokens, digest {trace.digest[:12]}")

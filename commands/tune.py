@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from commands.interrupt import interruptible
+from commands.interrupt import INTERRUPTED, interruptible, keeping
 from commands.options import PolicyFiles
 from commands.sweep_run import CORES
 from commands.terminal import say, show
@@ -58,8 +58,12 @@ def tune(
     about = sweep_provenance(file.name, traces, engine, platforms(experiment))
     executor = LocalExecutor(workers, engine == NOGIL, folder, about)
     try:
-        with progress(trials, "trials") as advance, interruptible() as stopping:
+        kept = f"every replay that was stored stays in {out}; run the same command to resume"
+        with keeping(lambda: kept), progress(trials, "trials") as advance, interruptible() as stopping:
             found = search_by(search, folder.path, executor, advance, stopping)
+            if stopping():
+                say(f"stopped: {kept}")
+                raise typer.Exit(INTERRUPTED)
     finally:
         executor.close()
     say(f"wrote {out}/part-*/, every replay; run the same command with more --trials to go on")

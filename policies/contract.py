@@ -29,6 +29,8 @@ PREFILL, DECODE = 0, 1
 DROP, CPU, PER_TOKEN = -1, -2, -3
 #: Stamps that a queue may go by: none, `experts[x]["last_use"]`, `copies[y]["entered"]`.
 QUEUES = ("", "last_use", "entered")
+#: When the key of an untouched copy may change, the least often first; Eviction says what each promises.
+REKEY = ("touch", "layer", "step", "pass")
 #: No victim, no substitute.
 NONE = -1
 #: Next use of an expert that is never demanded again; place of one that a profile does not list.

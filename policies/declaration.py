@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from policies.contract import (
     PAR_SLOTS,
     QUEUES,
+    REKEY,
     Choice,
     Eviction,
     Memory,
@@ -25,7 +26,6 @@ from policies.contract import (
 
 KINDS = (Routing, Prefetch, Eviction, Miss)
 CAPABILITIES = frozenset({"weights", "logits", "lookahead", "future"})
-REKEY = ("touch", "pass", "step", "layer")
 TABLES = ("now", "experts", "copies", "own")
 AT_GATE = ("now", "step", "experts", "copies", "own")
 

@@ -35,17 +35,6 @@ def is_among(names, count, e):
     return False
 
 
-def keep_best(names, scores, e, score):
-    """Enter e into a list by descending score, behind its equals; the last falls out."""
-    place = len(names) - 1
-    if not score > scores[place]:
-        return
-    while place > 0 and scores[place - 1] < score:
-        names[place], scores[place] = names[place - 1], scores[place - 1]
-        place -= 1
-    names[place], scores[place] = e, score
-
-
 def write_by_rank(row, count, ids, scores):
     """Put the first `count` names of a row (-1 none) in order: as recorded, then by descending score, ties by id."""
     own = runs(row, count, ids)

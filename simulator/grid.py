@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +15,10 @@ from policies.grammar import parse
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
 from simulator.limits import check_count
+from simulator.processes import in_processes
 from simulator.replay import ENGINES, check_engine, plan, replay
 from simulator.result import Result
+from simulator.threads import in_threads
 from traces.demand import demand_of
 from traces.schema import Trace
 from traces.store import open_trace
@@ -113,18 +113,15 @@ def _replays(run: Run, configs: Sequence[ReplayConfig], workers: int, done: Call
 def _mapped(run: Run, configs: Sequence[ReplayConfig], workers: int) -> Iterator[Result]:
     """Results in order: machine code runs in threads, Python in processes, and what is in memory only in this one."""
     if run.engine == "compiled" and workers > 1:
-        with ThreadPoolExecutor(workers) as threads:
-            yield from threads.map(run, configs)
+        yield from in_threads(run, configs, workers)
     elif workers > 1 and run.trace.path is not None:
-        path, log, engine = itertools.repeat(run.trace.path), itertools.repeat(run.log), itertools.repeat(run.engine)
-        own = (files.retake, (files.taken(),))  # policies of the user's own
-        with ProcessPoolExecutor(workers, get_context("spawn"), *own) as pool:  # not fork: polars and zarr run threads
-            yield from pool.map(_replay_in_worker, path, configs, log, engine)
+        work = partial(_replay_in_worker, run.trace.path, run.log, run.engine)
+        yield from in_processes(work, configs, workers, partial(files.retake, files.taken()))  # the user's own policies
     else:
         yield from map(run, configs)
 
 
-def _replay_in_worker(path: Path, config: ReplayConfig, log: bool, engine: str) -> Result:
+def _replay_in_worker(path: Path, log: bool, engine: str, config: ReplayConfig) -> Result:
     try:
         return replay(_open_once(path), config, log, engine)
     except Exception as error:  # where it was raised is lost between processes

@@ -228,7 +228,7 @@ def _unchanged(name: str) -> Platform:
 
 @cache  # a sweep asks for the same preset thousands of times
 def _preset(name: str) -> Platform:
-    return _parse(files("simulator.platforms").joinpath(f"{name}.toml").read_text(), name)
+    return _parse(files("simulator.platforms").joinpath(f"{name}.toml").read_text("utf-8"), name)
 
 
 def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
@@ -247,7 +247,7 @@ def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
 
 def _read(path: Path) -> Platform:
     try:
-        return _parse(path.read_text(), str(path))
+        return _parse(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read platform file {path}: {error}") from None
 

@@ -54,7 +54,7 @@ def named_sets(sets: Mapping[str, Settings], base: Settings) -> dict[str, Replay
 def read_sets(path: Path) -> tuple[dict[str, Settings], Settings]:
     """The sets and the base of a TOML file. Raises ConfigError."""
     try:
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"policy sets {path}: {error}; expected TOML with [base] and [sets.NAME] tables") from None
     sets, base = document.get("sets"), document.get("base", {})

@@ -54,7 +54,7 @@ def preset(name: str) -> Preset:
         raise ConfigError(f"no preset called {name!r}: {hint(name, NAMES)}")
     if name.endswith(LEAST_STALE):
         return _with_least_stale(preset(name.removesuffix(LEAST_STALE)))
-    return _parse(files("simulator.presets").joinpath(f"{name}.toml").read_text(), name)
+    return _parse(files("simulator.presets").joinpath(f"{name}.toml").read_text("utf-8"), name)
 
 
 def settings(names: str) -> Iterator[tuple[str, dict[str, str]]]:

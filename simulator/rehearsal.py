@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from simulator import reference
+from simulator.reference import engine as reference
 from simulator.setting import Setting
 from simulator.source import Gate, Pass, Source, TraceSource
 

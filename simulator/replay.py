@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 
 from policies.contract import PolicyError
-from simulator import reference
 from simulator.capacity import Capacity, cliff, parse_capacity, surplus
 from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
 from simulator.errors import ConfigError
 from simulator.foreknown import check_profile
 from simulator.origin import Origin, origin_of
 from simulator.platform import Platform, Times, platform
+from simulator.reference import engine as reference
 from simulator.rehearsal import Opening, rehearse
 from simulator.result import Result, Row
 from simulator.setting import Ran, Setting, Shape

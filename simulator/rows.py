@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from simulator.config import KINDS
 from simulator.errors import ConfigError
 from simulator.result import COUNTERS, FILE_DIGEST, NO_DIGEST, Event, Result, row_digest, with_file_digest
-from simulator.sweep.parts import PROVENANCE, Part
 from traces.scratch import write_whole
 
 ROWS_VERSION = 1
@@ -59,24 +57,6 @@ def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int] | Non
     return frame.with_columns(pl.Series("digest", digests, pl.String))
 
 
-def write_part(
-    folder: Path, result: Result, bound: Mapping[str, int] | None, provenance: Mapping[str, Any] | None = None
-) -> Path:
-    """Write `part-<identity>.parquet` and then, beside it, its provenance in the form of a sweep's parts, if given.
-
-    The same configuration replaces its own part. Raises ConfigError.
-    """
-    identity = result.about["identity"]
-    path, frame = folder / f"part-{identity}.parquet", to_frame([result], [bound])
-    if provenance is None:
-        write_frame(frame, path)
-        return path
-    documents = Part({path.stem: _parquet(frame)}, {"configuration": [identity]}).documents(provenance)
-    write_file(path, documents[path.name])
-    write_file(folder / f"{path.stem}.{PROVENANCE}", documents[PROVENANCE])
-    return path
-
-
 def write_events(path: Path, events: Sequence[Event]) -> None:
     """The event log as Parquet, or as CSV if the name says so. Raises ConfigError."""
     frame = pl.DataFrame([vars(event) for event in events], schema=_event_schema(), orient="row")
@@ -85,7 +65,7 @@ def write_events(path: Path, events: Sequence[Event]) -> None:
 
 def write_frame(frame: pl.DataFrame, path: Path) -> None:
     """A file, CSV if its name says so. Raises ConfigError."""
-    write_file(path, frame.write_csv().encode() if path.suffix == ".csv" else _parquet(frame))
+    write_file(path, frame.write_csv().encode() if path.suffix == ".csv" else parquet(frame))
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -96,7 +76,7 @@ def write_file(path: Path, data: bytes) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; nothing was written") from None
 
 
-def _parquet(frame: pl.DataFrame) -> bytes:
+def parquet(frame: pl.DataFrame) -> bytes:
     """In memory first: polars calls a full disk by names of its own."""
     file = io.BytesIO()
     frame.write_parquet(file, metadata={FILE_DIGEST: NO_DIGEST})

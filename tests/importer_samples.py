@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers import Options
+from traces.importers.contract import Options
 from traces.schema import Request
 
 SAMPLES = Path(__file__).with_name("samples")

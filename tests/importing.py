@@ -8,8 +8,8 @@ import pytest
 
 from tests.kit.recordings import FOLDER as DATA
 from tests.kit.recordings import needs_recording
-from traces import importers
-from traces.importers import Options
+from traces.importers import registry as importers
+from traces.importers.contract import Options
 from traces.schema import Request, Trace, TraceError, memory_trace
 
 __all__ = ["DATA"]

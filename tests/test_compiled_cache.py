@@ -166,7 +166,7 @@ def test_the_folder_is_named_by_the_versions_that_compile(tree: Path, monkeypatc
     assert fresh_folder() != first
 
 
-def test_a_home_that_cannot_be_written_gives_way_to_a_private_folder(
+def test_a_home_that_cannot_be_written_gives_way_to_the_temporary_folder_for_every_process(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a file where the folder should be: permissions do not stop the superuser
@@ -174,19 +174,44 @@ def test_a_home_that_cannot_be_written_gives_way_to_a_private_folder(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     found = fresh_folder()
     assert found.parent == tmp_path / f"moereplay-{os.getuid()}"
-    assert found.parent.stat().st_mode & 0o777 == 0o700
+    assert [found.stat().st_mode & 0o777, found.parent.stat().st_mode & 0o777] == [0o700, 0o700]
+    assert fresh_folder() == found
 
 
-def test_a_folder_that_others_can_write_is_not_trusted(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_machine_code_that_others_could_have_written_is_not_read(tree: Path) -> None:
+    """As a umask of 002 left it, which many systems have."""
+    first = fresh_folder()
+    (first / "planted.nbi").write_text("")
+    first.chmod(0o775)
+    assert fresh_folder() == first
+    assert list(first.iterdir()) == []
+    assert first.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_folder_is_private_whatever_the_umask(tree: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        found = fresh_folder()
+    finally:
+        os.umask(before)
+    assert [found.stat().st_mode & 0o777, found.parent.stat().st_mode & 0o777] == [0o700, 0o755]
+
+
+def test_what_one_process_cannot_read_is_left_for_the_others(
+    folder: Path, double: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "home").write_text("")
-    (tmp_path / f"moereplay-{os.getuid()}").mkdir()
-    (tmp_path / f"moereplay-{os.getuid()}").chmod(0o777)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    found = fresh_folder()
-    assert found.parent != tmp_path / f"moereplay-{os.getuid()}"
-    assert found.parent.stat().st_mode & 0o777 == 0o700
+    """Too many open files, say: it compiles for itself."""
+    cache.compile_kept(INT_TO_INT, double)
+    before, kept = files(folder), cache._kept
+
+    def refused(*given: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(cache, "_kept", refused)
+    assert cache.compile_kept(INT_TO_INT, double)(21) == 42
+    assert files(folder) == before
+    monkeypatch.setattr(cache, "_kept", kept)
+    assert was_read(cache.compile_kept(INT_TO_INT, double))
 
 
 def test_folders_that_nobody_used_for_a_week_go(tree: Path) -> None:

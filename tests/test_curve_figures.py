@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from analysis.curves import load
 from analysis.errors import AnalysisError
 from analysis.figures import draw, draw_curves
-from simulator.curves import curve
+from simulator.curves.curve import curve
 from simulator.curves.rest import decide
 from simulator.curves.rows import write_curve
 from tests.tiny_runs import frame_of, small_trace

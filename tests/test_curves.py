@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from policies.contract import PolicyError
 from simulator.config import configure
-from simulator.curves import Curve, curve
+from simulator.curves.curve import Curve, curve
 from simulator.curves.rest import decide
 from simulator.curves.rows import to_row, write_curve
 from simulator.errors import ConfigError
@@ -347,7 +347,7 @@ def test_a_phones_trace_of_unequal_experts_equals_the_replays() -> None:
 # ---------------------------------------------------------------- files and interpreters
 
 SMALL = """
-from simulator.curves import curve
+from simulator.curves.curve import curve
 from tests.test_curves import small
 print([curve(small(), policy).layer_misses.tolist() for policy in ("lru", "belady")])
 """

@@ -18,7 +18,7 @@ from simulator.curves.rows import write_curve
 from simulator.errors import ConfigError
 from simulator.grid import run_grid
 from simulator.result import FILE_DIGEST
-from simulator.rows import write_part
+from simulator.result_part import write_part
 from simulator.sweep import parts, tables
 from simulator.sweep.batches import Batch, compute
 from simulator.sweep.folder import Folder

@@ -178,16 +178,16 @@ def test_manifests_lie_in_a_folder_closed_to_others(stored: Trace, tmp_path: Pat
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_of_manifests_that_others_may_write_is_not_trusted(
-    stored: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
+def test_a_folder_of_manifests_that_others_could_write_is_emptied(stored: Trace, tmp_path: Path) -> None:
     derived(stored)
-    (tmp_path / "cache" / "moereplay" / "derived").chmod(0o777)
+    manifests = tmp_path / "cache" / "moereplay" / "derived"
+    (manifests / "forged.json").write_text("{}")
+    manifests.chmod(0o777)
     manifest_module.KNOWN.clear()
     derived(stored)
-    assert [file.suffix for file in (tmp_path / "tmp").rglob("*token*")] == [".json"]
+    assert manifests.stat().st_mode & 0o777 == 0o700
+    assert [file.name for file in manifests.glob("*token*")] != []
+    assert not (manifests / "forged.json").exists()
 
 
 def test_the_pass_of_a_next_use_is_the_one_that_holds_it(stored: Trace) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.kit.recordings import FOLDER, needs_recording
-from traces import importers
 from traces.doctor import Finding, examine, take_sample
-from traces.importers import Options
+from traces.importers import registry as importers
+from traces.importers.contract import Options
 from traces.overlap import overlap, reset_stride, shared
 from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 from traces.summary import summarise

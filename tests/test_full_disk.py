@@ -21,7 +21,8 @@ from simulator.curves.curve import curve
 from simulator.curves.rows import write_curve
 from simulator.errors import ConfigError
 from simulator.grid import Outcome, run_grid
-from simulator.rows import to_frame, write_events, write_frame, write_part
+from simulator.result_part import write_part
+from simulator.rows import to_frame, write_events, write_frame
 from simulator.sweep.batches import Batch, compute
 from simulator.sweep.folder import Folder
 from simulator.sweep.jobs import job_of

@@ -17,7 +17,8 @@ from importing import imported, refusal, written
 from typer.testing import CliRunner
 
 import moereplay
-from traces.importers import Options, text
+from traces.importers import text
+from traces.importers.contract import Options
 from traces.schema import MOST_EXPERTS, Header, TraceError
 from traces.writer import TraceWriter
 

@@ -16,7 +16,7 @@ from importing import imported
 from typer.testing import CliRunner
 
 import moereplay
-from traces import importers
+from traces.importers import registry as importers
 from traces.schema import Request, TraceError
 from traces.store import open_trace, verify
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from importing import DATA, imported, on_real_data, refusal, written
 
-from traces import importers
 from traces.geometry import MODELS
-from traces.importers import Options
+from traces.importers import registry as importers
+from traces.importers.contract import Options
 from traces.schema import Geometry
 
 

@@ -21,8 +21,8 @@ import pytest
 
 from tests.kit.recordings import FOLDER, needs_recording
 from tests.policy_runs import Access, replayed
-from traces import importers
-from traces.importers import Options
+from traces.importers import registry as importers
+from traces.importers.contract import Options
 from traces.schema import Geometry, Header, Request, Trace, memory_trace
 from traces.store import open_trace
 

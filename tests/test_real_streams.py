@@ -13,9 +13,9 @@ from simulator.config import configure
 from simulator.replay import replay
 from simulator.result import Row
 from tests.kit.recordings import FOLDER, needs_recording
-from traces import importers
 from traces.geometry import known
-from traces.importers import Options
+from traces.importers import registry as importers
+from traces.importers.contract import Options
 from traces.schema import Trace, memory_trace
 
 of_scripts = needs_recording("gpt-oss-20b", "qwen3-30b-a3b", claim="scripts")

@@ -11,7 +11,7 @@ import pytest
 from importing import DATA, imported, on_real_data, refusal, written
 
 from traces.geometry import MODELS
-from traces.importers import Options
+from traces.importers.contract import Options
 
 GENERIC_CSV = "request,token,layer,expert_0,expert_1,weight_0,weight_1,phase\n"
 PREAMBLE = """# route_trace v1

@@ -11,7 +11,8 @@ import polars as pl
 from simulator.config import KINDS, configure
 from simulator.replay import replay
 from simulator.result import COUNTERS, Result, Row
-from simulator.rows import to_frame, write_part
+from simulator.result_part import write_part
+from simulator.rows import to_frame
 from traces.schema import Geometry, Trace
 from traces.synthetic import Synthetic, synthesise
 

@@ -23,7 +23,6 @@ from traces.growing import Growing, Rows, append
 from traces.schema import LOOKAHEAD, Trace
 
 ID_BITS = 16  #: of an expert
-CONTROLS = ("recorded", "shuffled_tokens", "shuffled_experts")
 
 
 class Predicted(NamedTuple):
@@ -36,7 +35,7 @@ class Predicted(NamedTuple):
 def predicted(trace: Trace, depth: int, control: str = "recorded", seed: int = 0) -> Predicted:
     """The predictions `depth` layers ahead; depth 0 scores each layer's own recorded logits.
 
-    `control` is one of CONTROLS; a seed draws the same for every depth.
+    `control` is recorded, shuffled_tokens or shuffled_experts; a seed draws the same for every depth.
     """
     order, score = look(trace, (depth,), control, seed)
     return Predicted(order[0], score[0])

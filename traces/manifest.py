@@ -70,11 +70,8 @@ KNOWN: dict[str, Manifest] = {}
 
 def manifest_of(key: str) -> Manifest | None:
     """The manifest of a key; None where there is none, or a damaged one."""
-    folder = private_folder("derived")
-    if folder is None:
-        return KNOWN.get(key)
     try:
-        found = Manifest.model_validate_json((folder / f"{key}.json").read_bytes())
+        found = Manifest.model_validate_json((private_folder("derived") / f"{key}.json").read_bytes())
     except (OSError, ValidationError):
         return KNOWN.get(key)
     return found if found.key == key and found.is_whole() else None
@@ -94,10 +91,8 @@ def describe(key: str, folder: Path, files: Mapping[str, InFile]) -> Manifest:
 def keep(manifest: Manifest) -> None:
     """Write a manifest, whole or not at all; without a place for it, this process remembers it."""
     KNOWN[manifest.key] = manifest
-    folder = private_folder("derived")
-    if folder is None:
-        return
     with suppress(OSError):
+        folder = private_folder("derived")
         handle, temporary = tempfile.mkstemp(prefix=f".{manifest.key}", dir=folder)
         with os.fdopen(handle, "w") as file:
             file.write(manifest.sealed().model_dump_json())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 import uuid
 from contextlib import suppress
 from functools import cache
@@ -56,6 +57,8 @@ def _clear(folder: Path) -> None:
 
 
 def _is_alive(pid: int) -> bool:
+    if sys.platform == "win32":  # to ask for a process there is to end it
+        return True
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +26,8 @@ import numba
 from llvmlite import binding
 from numba.core import config
 from numba.core.errors import NumbaError
+
+from traces.private import private_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Rooms whose sources end up in machine code, or decide what it means.
@@ -52,7 +52,9 @@ def compile_kept(signature: Any, function: Callable, **options: Any) -> Callable
             return _kept(signature, function, options)
         except NumbaError:
             raise
-        except Exception:  # a truncated file fails in as many ways as there are bytes in it; so does a full disk
+        except OSError:  # a full disk, too many open files: what is there may serve another process
+            break
+        except Exception:  # a truncated file fails in as many ways as there are bytes in it
             _throw_away(function)
     return compiler(function)
 
@@ -87,21 +89,14 @@ def is_kept(name: str) -> bool:
 
 @cache
 def folder() -> Path:
-    """Where this state of the sources keeps its machine code: below the user's cache, or a private folder in /tmp."""
-    name = f"compiled-{state_of_sources()}"
-    path = next((home / name for home in _homes() if _is_writable(home / name)), None) or _private_folder() / name
-    path.mkdir(parents=True, exist_ok=True)
+    """Where this state of the sources keeps its machine code: below the user's cache, or in the temporary folder.
+
+    It is the user's alone (traces/private.py), and every process of theirs finds the same.
+    """
+    path = private_folder(f"compiled-{state_of_sources()}")
     os.utime(path)
     _forget_unused(path.parent)
     return path
-
-
-def _homes() -> list[Path]:
-    """Below the user's cache, where there is a user."""
-    try:
-        return [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moereplay"]
-    except RuntimeError:
-        return []
 
 
 def _forget_unused(home: Path) -> None:
@@ -111,28 +106,6 @@ def _forget_unused(home: Path) -> None:
         with suppress(OSError):
             if path.stat().st_mtime < oldest:
                 shutil.rmtree(path)
-
-
-def _is_writable(path: Path) -> bool:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            return True
-    except OSError:
-        return False
-
-
-def _private_folder() -> Path:
-    """Machine code is run, so nobody else may be able to put it there."""
-    path = Path(tempfile.gettempdir()) / f"moereplay-{os.getuid()}"
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
-            return path
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="moereplay-"))
 
 
 @cache

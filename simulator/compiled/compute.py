@@ -19,6 +19,7 @@ from simulator.compiled.served import HIT, ON_CPU
 from simulator.compiled.state import (
     NO_CPU,
     NOT_SOON,
+    STOPPED,
     accesses,
     cost_row,
     cpu_ns,
@@ -38,6 +39,7 @@ from simulator.compiled.state import (
     ready,
     slot,
     slow_cpu_ns,
+    stop,
 )
 from simulator.compiled.substitution import add_stand_ins, reunite
 from simulator.compiled.tier import computed, end_step, release
@@ -92,6 +94,8 @@ def suggest_if(w, due, then):
 @called
 def begin_step(w):
     """The execution point moves on; compute spends the dense part."""
+    if stop(w)["asked"] == 1:
+        w["error"] = STOPPED
     index, layer = w["index"], w["layer"]
     if index == w["passes"]:
         w["place"], w["go"] = OVER, 0

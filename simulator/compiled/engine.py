@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numba
@@ -24,6 +24,7 @@ from simulator.config import KINDS, PolicySet
 from simulator.foreknown import Known, known_of
 from simulator.setting import Ran, Setting
 from simulator.source import Source, TraceSource
+from simulator.threads import waited_for
 from traces.schema import Trace
 
 #: Lines of the event log that a first run has room for; a second one has exactly enough.
@@ -70,7 +71,12 @@ def run_source(source: Source, setting: Setting, keep: bool = True) -> Run:
 
 
 def run_feed(feed: Feed, known: Known, setting: Setting, keep: bool = False) -> Run:
-    """Replay a feed; if the event log does not fit, once more with room for all of it."""
+    """Replay a feed, beside the thread that asks for it."""
+    return waited_for(partial(_run, feed, known, setting, keep))
+
+
+def _run(feed: Feed, known: Known, setting: Setting, keep: bool) -> Run:
+    """If the event log does not fit, once more with room for all of it."""
     chosen = setting.config.policy_set()
     world = world_of(feed, known, setting, LINES if setting.log else 0, keep)
     _start(world, chosen)

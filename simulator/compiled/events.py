@@ -5,8 +5,6 @@ from __future__ import annotations
 from simulator.compiled.jit import called, fast
 
 ROUTING, PREFETCH, EVICTION, MISS = 1, 2, 4, 8
-#: Listening to any of the events, by field of FIXED.
-EVENTS = {"use": "hears_use", "insert": "hears_insert", "evict": "hears_evict", "predict": "hears_predict"}
 
 
 @fast

@@ -73,6 +73,8 @@ OWNED = np.dtype(
 POOL = record("capacity used open scope")
 ACCESS = record("n x y tokens served")
 EVENT = record("t0 t1 kind pass layer expert precision cause")
+#: Whether a run has been told to stop (simulator/threads.py): another thread writes it while machine code reads it.
+STOP = record("asked")
 #: How a router makes weights of shares (traces/routers.py).
 RULE = np.dtype([("family", np.int64), ("shared", np.int64), ("scale", np.float64), ("band", np.float32)], align=True)
 
@@ -204,5 +206,5 @@ MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
     )
 }
 WORLD = record(
-    SETTING + STANDING + LENGTHS + "at_now at_rule " + " ".join(f"at_{n}" for n in (*ARRAYS, *FEED, *MEMORIES))
+    SETTING + STANDING + LENGTHS + "at_now at_rule at_stop " + " ".join(f"at_{n}" for n in (*ARRAYS, *FEED, *MEMORIES))
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from policies.contract import REKEY
 from simulator.compiled.jit import called, fast
 from simulator.compiled.state import (
     NO_KEY,
@@ -41,7 +42,6 @@ from simulator.compiled.state import (
     pools,
 )
 
-REKEY = ("touch", "layer", "step", "pass")
 TOUCH, LAYER, STEP, PASS = range(len(REKEY))
 
 

@@ -17,6 +17,7 @@ from simulator.compiled.state import (
     NO_ERROR,
     NO_HOOK,
     NO_LOGITS,
+    STOPPED,
     STUCK,
 )
 from simulator.compiled.world import World
@@ -99,11 +100,13 @@ def _cause(cause: int, setting: Setting) -> str:
 
 
 def check(world: World, chosen: PolicySet) -> None:
-    """Raises what the reference raises when a run cannot go on."""
+    """Raises what the reference raises when a run cannot go on; KeyboardInterrupt if it was told to stop."""
     error, eviction, miss = int(world["error"]), chosen.eviction.policy.name, chosen.miss.policy.name
     if error == NO_ERROR:
         return
     culprit = int(world["culprit"])
+    if error == STOPPED:
+        raise KeyboardInterrupt
     if error == NO_CPU:
         raise ConfigError("this platform has no [cpu] table, which miss policies that compute there need")
     raise AssertionError(

@@ -8,7 +8,7 @@ import numpy as np
 
 from policies.contract import NOW, Own
 from simulator.compiled.jit import array_reader, fast, record_reader
-from simulator.compiled.layout import ARRAYS, FEED, MEMORIES, RULE
+from simulator.compiled.layout import ARRAYS, FEED, MEMORIES, RULE, STOP
 
 #: No event: later than any time.
 NOT_SOON = (1 << 63) - 1
@@ -18,9 +18,11 @@ NEVER_LEFT = -1
 #: How a run may end.
 NO_ERROR, STUCK, NO_CPU, NO_LOGITS, NO_HOOK = range(5)
 BAD_VICTIM, BAD_CHOICE, BAD_NAME, BAD_WANT, BAD_VERDICT, BAD_STAND_IN = range(5, 11)
+STOPPED = 11
 
 now = record_reader("now", NOW)
 rule = record_reader("rule", RULE)
+stop = record_reader("stop", STOP)
 _reader = {name: array_reader(name, dtype, *axes) for name, (dtype, axes) in ARRAYS.items()}
 _reader |= {name: array_reader(name, dtype, *axes, readonly=True) for name, (dtype, axes) in FEED.items()}
 #: Of arrays that policies are given, or parts of which are.
@@ -124,7 +126,6 @@ token_ids = _reader["token_ids"]
 token_weights = _reader["token_weights"]
 token_logits = _reader["token_logits"]
 token_choice = _reader["token_choice"]
-token_scores = _reader["token_scores"]
 token_shares = _reader["token_shares"]
 look_order = _reader["look_order"]
 look_score = _reader["look_score"]

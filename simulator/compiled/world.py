@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from policies.contract import NEVER, NONE, NOW, QUEUES, Eviction, Memory
+from policies.contract import NEVER, NONE, NOW, QUEUES, REKEY, Eviction, Memory
 from policies.grammar import Chosen
 from simulator.compiled.hooks import mentioned, names_in
 from simulator.compiled.jit import IS_PYTHON
 from simulator.compiled.layout import ARRAYS, MEMORIES, RULE, WORLD
 from simulator.compiled.ledger import BUCKETS, NO_ROW, TIMES, WIDTH
-from simulator.compiled.order import REKEY, TOUCH
+from simulator.compiled.order import TOUCH
 from simulator.compiled.state import NEVER_LEFT, NO_KEY, NOT_SOON
 from simulator.compiled.weights import FAMILIES
 from simulator.config import KINDS, PolicySet, parse_reset
 from simulator.foreknown import Known
 from simulator.setting import Setting
+from simulator.threads import stop_flag
 from traces.routers import is_shared
 from traces.schema import Router
 
@@ -62,7 +63,8 @@ def world_of(feed: Feed, known: Known, setting: Setting, lines: int = 0, keep: b
     arrays = {
         name: _zeros(numbers, dtype, axes) for name, (dtype, axes) in (ARRAYS | MEMORIES).items() if name not in costs
     }
-    world = World(numbers, arrays | costs | dict(feed) | {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE)})
+    records = {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE), "stop": stop_flag()}
+    world = World(numbers, arrays | costs | dict(feed) | records)
     _describe(world, setting)
     _foresee(world, known)
     _remember(world, setting, chosen)

@@ -3,7 +3,3 @@
 `curve` counts; `curve.py` says what is exact. `lru` and `belady` are the two kernels over `stream`'s arrays;
 `rest` replays the capacities at which only a machine's times decide; `rows` writes Parquet.
 """
-
-from simulator.curves.curve import POLICIES, Curve, curve, is_ready, offered, settings
-
-__all__ = ["POLICIES", "Curve", "curve", "is_ready", "offered", "settings"]

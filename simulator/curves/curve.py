@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
 from simulator.compiled.cache import is_kept
 from simulator.config import ReplayConfig, configure
-from simulator.curves.stream import Cut, Tally, demands_of, tally
+from simulator.curves.stream import Cut, Demands, Tally, demands_of, tally
 from simulator.errors import ConfigError
+from simulator.threads import waited_for
 from traces.schema import Geometry, Trace
 
 POLICIES = ("lru", "belady")
@@ -119,7 +121,8 @@ def curve(
     cut = Cut(geometry.layers, geometry.experts, scope == "per_layer", contract == "atomic")
     counted = tally(geometry.layers, len(grid), None if equal else grid)
     weights = np.array([1 if equal else size for size in geometry.expert_bytes], np.int64)
-    _count(trace, config, cut, weights, counted, done)
+    demands = demands_of(trace, passes, reset)
+    waited_for(partial(_count, demands, config, cut, weights, counted, done))
     return _curve(trace, config, grid, equal, counted)
 
 
@@ -172,10 +175,9 @@ def _grid(geometry: Geometry, scope: str, more: Sequence[int]) -> np.ndarray:
 
 
 def _count(
-    trace: Trace, config: ReplayConfig, cut: Cut, weights: np.ndarray, into: Tally, done: Callable[[int], None]
+    demands: Demands, config: ReplayConfig, cut: Cut, weights: np.ndarray, into: Tally, done: Callable[[int], None]
 ) -> None:
     """Kernels are imported when they are needed: the first import of each compiles it."""
-    demands = demands_of(trace, config.passes, config.reset)
     if config.eviction == "lru":
         from simulator.curves import lru
 

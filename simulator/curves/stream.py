@@ -9,11 +9,12 @@ import numpy as np
 from numba import boolean, int32, int64, types
 
 from simulator.config import parse_reset
+from simulator.threads import check_stop
 from traces.demand import demand_of
 from traces.passes import Passes, schedule
 from traces.schema import Trace
 
-STEPS_AT_ONCE = 1 << 16  #: per call of a kernel, so that an interrupt is heard
+STEPS_AT_ONCE = 1 << 16  #: per call of a kernel, between which it may be stopped
 FIRST_USE = 1 << 62  #: the depth of an expert that has not been used since the start or the last reset
 NOWHERE = -1
 
@@ -90,9 +91,13 @@ def tally(layers: int, capacities: int, grid: np.ndarray | None = None) -> Tally
 
 
 def spans(demands: Demands, done: Callable[[int], None]) -> Iterator[tuple[int, int]]:
-    """Ranges of steps [first, last); `done` hears how long each was, once it has been counted."""
+    """Ranges of steps [first, last); `done` hears how long each was, once it has been counted.
+
+    Raises KeyboardInterrupt before a range if the count has been told to stop.
+    """
     steps = len(demands.offsets) - 1
     for first in range(0, steps, STEPS_AT_ONCE):
+        check_stop()
         last = min(first + STEPS_AT_ONCE, steps)
         yield first, last
         done(last - first)

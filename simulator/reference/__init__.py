@@ -3,7 +3,3 @@
 `engine` tells compute's story, `link` the link's, `tier` keeps what is resident; `gate` is one indivisible event.
 Events are ordered by (time, phase, issue number), LINK before CPU before COMPUTE.
 """
-
-from simulator.reference.engine import run
-
-__all__ = ["run"]

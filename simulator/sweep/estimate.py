@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NamedTuple
 
 from simulator.replay import replay
@@ -19,7 +19,7 @@ class Estimate(NamedTuple):
     sampled: int  #: replays that were timed
     replay_seconds: float  #: mean over all jobs
     seconds: float  #: of wall time on all workers
-    process_bytes: int  #: most that this process held at once while sampling
+    process_bytes: int | None  #: most that this process held at once while sampling; None where nothing says so
 
 
 def estimate(jobs: Sequence[Job], engine: str, workers: int) -> Estimate:
@@ -29,8 +29,14 @@ def estimate(jobs: Sequence[Job], engine: str, workers: int) -> Estimate:
     _timed(sample[0], engine)  # derives arrays and compiles; not part of the rate
     rate = sum(_timed(job, engine) for job in sample) / sum(job.work for job in sample)
     total = rate * sum(job.work for job in jobs)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return Estimate(len(sample), total / len(jobs), total / min(workers, len(jobs)), peak)
+    return Estimate(len(sample), total / len(jobs), total / min(workers, len(jobs)), _peak())
+
+
+def _peak() -> int | None:
+    if sys.platform == "win32":
+        return None
+    resource = import_module("resource")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _timed(job: Job, engine: str) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ def _rename(scratch: Path, final: Path) -> None:
 
 def _sync(folder: Path) -> None:
     """A rename is on disk once its folder is."""
+    if sys.platform == "win32":  # folders cannot be opened there
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -22,6 +22,9 @@ except ImportError:  # Windows: nobody hinders a second search there
     fcntl = None
 
 
+BINARY = getattr(os, "O_BINARY", 0)  # Windows would end lines in two characters
+
+
 class Drawn(NamedTuple):
     """A finished trial."""
 
@@ -73,7 +76,7 @@ class Journal:
 def open_journal(path: Path) -> Iterator[Journal]:
     """The journal of that name, made if need be. Raises ConfigError if it is damaged, in use, or cannot be written."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, 0o666)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --out") from None
     try:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection as connections
-from multiprocessing import get_context
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from simulator.errors import ConfigError
+from simulator.processes import ending, started
 from simulator.sweep.batches import Batch
 from simulator.sweep.executor import Event, Lost, Stored, Unwritable
 from simulator.sweep.jobs import Job
@@ -84,12 +84,12 @@ class LocalExecutor:
         return events
 
     def close(self) -> None:
-        """Let workers end; those still at work are killed."""
+        """Let workers end; those still at work, or still starting, are killed."""
         for worker in self._workers:
             with suppress(OSError):
                 worker.connection.send(None)
         for worker in self._workers:
-            if worker.batches:
+            if worker.batches or not worker.ready:
                 worker.process.kill()
             worker.process.join()
 
@@ -98,13 +98,8 @@ class LocalExecutor:
         return [worker.process.pid for worker in self._workers if worker.process.pid]
 
     def _start(self, threads: int) -> Worker:
-        ours, theirs = get_context("spawn").Pipe()  # spawn, not fork: polars and zarr run threads
-        arguments = theirs, threads, self._out, self._provenance
-        process = get_context("spawn").Process(target=work, args=arguments, daemon=True)
         with _one_thread():
-            process.start()
-        theirs.close()  # so that its death is the end of ours
-        return Worker(process, ours, threads)
+            return Worker(*started(work, threads, self._out, self._provenance), threads)
 
     def _hear(self, worker: Worker) -> list[Event]:
         """Everything that a worker has said, and its death if that came after."""
@@ -135,15 +130,10 @@ class LocalExecutor:
         self._workers.remove(worker)
         self._stillborn = 0 if worker.ready else self._stillborn + 1
         if self._stillborn >= MOST_STILLBORN:
-            raise ConfigError(f"workers end as they start ({_ending(worker)}); check memory, or lower --workers")
+            raise ConfigError(f"workers end as they start ({ending(worker.process)}); check memory, or lower --workers")
         if not worker.alone:
             self._workers.append(self._start(worker.threads))
-        return [Lost(batch, worker.in_progress(batch), _ending(worker)) for batch in worker.batches.values()]
-
-
-def _ending(worker: Worker) -> str:
-    code = worker.process.exitcode or 0
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return [Lost(batch, worker.in_progress(batch), ending(worker.process)) for batch in worker.batches.values()]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +19,7 @@ from simulator.sweep.batches import Batch, Made, compute
 from simulator.sweep.executor import Event, Lost, Stored, Unwritable
 from simulator.sweep.jobs import Job
 from simulator.sweep.place import Place
+from traces.private import temporary
 
 #: A trace as a folder of files, (n,) uint8 each: Ray maps them without a copy.
 Packed = Mapping[str, np.ndarray]
@@ -80,20 +81,23 @@ class RayExecutor:
 def pack(trace: Path) -> Packed:
     """The files of a stored trace."""
     files = (path for path in sorted(trace.rglob("*")) if path.is_file())
-    return {str(path.relative_to(trace)): np.fromfile(path, np.uint8) for path in files}
+    return {path.relative_to(trace).as_posix(): np.fromfile(path, np.uint8) for path in files}
 
 
 def place(packed: Packed, name: str, digest: str) -> Path:
     """The trace as a folder on this machine; made once, whole or not at all."""
-    final = Path(tempfile.gettempdir()) / f"moereplay-{os.getuid()}" / digest[:32] / name
+    final = temporary() / digest[:32] / name
     if final.exists():
         return final
     scratch = final.with_name(f"{name}.{uuid.uuid4().hex[:8]}.tmp")
-    for file, data in packed.items():
-        (scratch / file).parent.mkdir(parents=True, exist_ok=True)
-        data.tofile(scratch / file)
-    with suppress(OSError):  # another worker was first
-        scratch.rename(final)
+    try:
+        for file, data in packed.items():
+            (scratch / file).parent.mkdir(parents=True, exist_ok=True)
+            data.tofile(scratch / file)
+        with suppress(OSError):  # another worker was first
+            scratch.rename(final)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     return final
 
 

@@ -83,6 +83,13 @@ def left_to_do(sweep: Sweep, out: Place, jobs: Iterable[Job]) -> list[Job]:
     return [job for job in jobs if job.key not in done]
 
 
+def derive(sweep: Sweep, jobs: Sequence[Job]) -> None:
+    """The demand of the jobs' traces, once, so that workers only map it. Raises TraceError."""
+    for trace in sweep.traces:
+        for passes in {job.config.passes for job in jobs if job.digest == trace.digest}:
+            demand_of(trace, passes)
+
+
 def execute(
     sweep: Sweep,
     jobs: Sequence[Job],
@@ -101,9 +108,7 @@ def execute(
     if not jobs:
         return Standing(0)
     out.prepare()
-    for trace in sweep.traces:
-        for passes in {job.config.passes for job in jobs if job.digest == trace.digest}:
-            demand_of(trace, passes)  # once, so that workers only map it
+    derive(sweep, jobs)
     machines = {job.config.platform for job in jobs if job.kind == "configuration"}
     executor = start(out, sweep_provenance(sweep.file.name, sweep.traces, engine, machines, command))
     try:

@@ -1,0 +1,151 @@
+"""Python work in processes: results in order, and no process outlives the one that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import connection as connections
+from multiprocessing import get_context, parent_process
+from multiprocessing.context import SpawnProcess
+from typing import Any, NamedTuple, TypeVar
+
+from simulator.errors import ConfigError
+
+SECONDS = 0.2  #: of a wait: a system that cannot interrupt one hears Ctrl-C after it
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Worker(NamedTuple):
+    """A process, and this end of the line to it."""
+
+    process: SpawnProcess
+    connection: connections.Connection
+
+
+def started(work: Callable[..., None], *arguments: Any) -> Worker:
+    """A process that runs `work(connection, *arguments)`. Ctrl-C does not reach it: who started it decides.
+
+    A terminal sends the signal to every process of a command, also to one that is still importing.
+    """
+    ours, theirs = get_context("spawn").Pipe()  # spawn, not fork: polars and zarr run threads
+    process = get_context("spawn").Process(target=work, args=(theirs, *arguments), daemon=True)
+    try:
+        with _without_interrupts():
+            process.start()
+    except BaseException:  # another thread may have heard Ctrl-C for this one
+        if process.pid is not None:
+            process.kill()
+        raise
+    theirs.close()  # so that its death is the end of ours
+    return Worker(process, ours)
+
+
+def in_processes(
+    work: Callable[[T], R], items: Sequence[T], processes: int, prepare: Callable[[], None] | None = None
+) -> Iterator[R]:
+    """`work` of every item, in order, on so many processes, each of which runs `prepare` first, if there is one.
+
+    Everything must be fit to be pickled. Raises what the first to fail in that order raised, and ConfigError if a
+    process ends. However this ends, the processes are gone with it.
+    """
+    workers: list[Worker] = []
+    try:
+        for _ in range(processes):
+            workers.append(started(_serve, prepare, work))
+        yield from _in_order(workers, items)
+    finally:
+        for process, _ in workers:
+            process.kill()
+        for process, _ in workers:
+            process.join()
+
+
+class _Answer(NamedTuple):
+    result: Any
+    error: Exception | None
+
+
+def _in_order(workers: Sequence[Worker], items: Sequence[Any]) -> Iterator[Any]:
+    todo, answers = iter(enumerate(items)), {}
+    busy: dict[Any, tuple[Worker, int]] = {}
+
+    def hand_out(worker: Worker) -> None:
+        for at, item in todo:
+            with suppress(OSError):  # it has ended; who listens to it hears so
+                worker.connection.send(item)
+            busy[worker.connection] = worker, at
+            return
+
+    for worker in workers:
+        hand_out(worker)
+    for wanted in range(len(items)):
+        while wanted not in answers:
+            for ready in connections.wait(list(busy), SECONDS):
+                worker, at = busy.pop(ready)
+                answers[at] = _heard(worker)
+                hand_out(worker)
+        answer = answers.pop(wanted)
+        if answer.error is not None:
+            raise answer.error
+        yield answer.result
+
+
+def _heard(worker: Worker) -> _Answer:
+    try:
+        return worker.connection.recv()
+    except (EOFError, OSError):
+        worker.process.join()
+        raise ConfigError(f"a worker ended ({ending(worker.process)}); check memory, or lower --workers") from None
+
+
+def ending(process: SpawnProcess) -> str:
+    """How a process that has ended did."""
+    code = process.exitcode or 0
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _serve(connection: connections.Connection, prepare: Callable[[], None] | None, work: Callable[[Any], Any]) -> None:
+    """Answer until the process that asks is gone; it may go while `work` is busy."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if prepare is not None:
+        prepare()
+    while True:
+        try:
+            item = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = _Answer(work(item), None)
+        except Exception as error:
+            error.add_note(f"in a worker process:\n{traceback.format_exc()}")  # --debug shows it
+            answer = _Answer(None, error)
+        connection.send(answer)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """A process that is started in here never hears Ctrl-C; this one hears it afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # else it is started with the process, and lets signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,97 @@
+"""Work in threads beside the one that waits for it, so that Ctrl-C is heard at once.
+
+Python hears Ctrl-C between two instructions of its main thread, and a replay in machine code is one instruction, its
+compilation a few long ones. So neither runs there: the main thread only waits. When it is interrupted, or nobody wants
+more results, the work is told to stop by a flag that machine code reads at every step. A compilation reads none: its
+thread is a daemon, goes on by itself, and holds nobody up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import numpy as np
+
+from simulator.compiled.layout import STOP
+
+SECONDS = 0.2  #: of a wait: a system that cannot interrupt one hears Ctrl-C after it
+T = TypeVar("T")
+R = TypeVar("R")
+_here = threading.local()
+_started: WeakSet[threading.Thread] = WeakSet()
+
+
+def stop_flag() -> np.ndarray:
+    """(1,) `layout.STOP` of the work that this thread does; of other threads' work nobody asks that it stops."""
+    return _here.flag if hasattr(_here, "flag") else np.zeros(1, STOP)
+
+
+def check_stop() -> None:
+    """Raises KeyboardInterrupt if this thread's work has been told to stop."""
+    if stop_flag()["asked"][0]:
+        raise KeyboardInterrupt
+
+
+def waited_for(work: Callable[[], R]) -> R:
+    """What `work` returns or raises. Called in the main thread it runs beside it, and Ctrl-C interrupts the wait."""
+    if threading.current_thread() is not threading.main_thread():
+        return work()  # Ctrl-C is heard elsewhere
+    return next(in_threads(lambda called: called(), [work], 1))
+
+
+def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iterator[R]:
+    """`work` of every item, in order, `threads` at once. Raises what the first to fail in that order raised.
+
+    Once it has ended, however it does, what is still running is told to stop.
+    """
+    todo = deque((item, Future[R]()) for item in items)
+    futures, flag = deque(future for _, future in todo), np.zeros(1, STOP)
+    try:
+        for _ in range(threads):
+            thread = threading.Thread(target=_run, args=(work, todo, flag), daemon=True)
+            _started.add(thread)
+            thread.start()
+        while futures:
+            yield _result(futures.popleft())
+    finally:
+        flag["asked"] = 1
+
+
+def end_all(seconds: float) -> bool:
+    """Make every thread of this module end, for a process that is about to; whether all have within `seconds`.
+
+    Machine code ends by its flag. Python is made to raise, so that it removes what it has half written.
+    """
+    deadline = time.monotonic() + seconds
+    running = [thread for thread in _started if thread.is_alive()]
+    for thread in running:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+    for thread in running:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in running)
+
+
+def _run(work: Callable[[Any], Any], todo: deque[tuple[Any, Future[Any]]], flag: np.ndarray) -> None:
+    _here.flag = flag
+    while not flag["asked"][0]:
+        try:
+            item, future = todo.popleft()
+        except IndexError:
+            return
+        try:
+            future.set_result(work(item))
+        except BaseException as error:  # raised again where the result is waited for
+            future.set_exception(error)
+
+
+def _result(future: Future[R]) -> R:
+    while not wait([future], SECONDS).done:
+        pass
+    return future.result()

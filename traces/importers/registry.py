@@ -1,0 +1,42 @@
+"""Which importer reads a foreign trace: the one that is named, or the first that recognises it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from traces.importers import NAMES
+from traces.importers.contract import Foreign, Importer, Options
+from traces.importers.sources import refuse_unreadable
+from traces.schema import TraceError
+from traces.spelling import hint
+
+
+def names() -> tuple[str, ...]:
+    """The formats that can be imported, in the order in which they are tried."""
+    return NAMES
+
+
+def load(name: str) -> Importer:
+    """The importer of that name. Raises TraceError naming the nearest one."""
+    if name not in NAMES:
+        raise TraceError(f"no importer called {name!r}: {hint(name, NAMES)}")
+    return importlib.import_module(f"traces.importers.{name}").IMPORTER
+
+
+def detect(path: Path) -> Importer:
+    """The first importer that recognises the file or folder. Raises TraceError if none does, or nothing can be read."""
+    refuse_unreadable(path)
+    for name in NAMES:
+        importer = load(name)
+        if importer.sniff(path):
+            return importer
+    formats = "; ".join(f"{name}: {load(name).formats}" for name in NAMES)
+    raise TraceError(f"{path}: no importer recognises it; name one with --format, or bring it into one of: {formats}")
+
+
+def read(path: Path, options: Options, format: str | None = None) -> Foreign:
+    """Header and lazily read requests of a foreign trace, by the importer named or detected. Raises TraceError."""
+    refuse_unreadable(path)
+    importer = load(format) if format else detect(path)
+    return importer.read(path, options)
