@@ -1,8 +1,9 @@
 """How hooks are asked: what the contract hands them, taken from the world where they are compiled.
 
 A kernel knows of a hook that it takes the world and a few numbers. Tables that came as arguments would be twenty
-arrays, written out and read back at every call; so a hook reads what it looks at. `hook` and `own`, the memory of its
-policy, are globals that `hooks` gives when it compiles one of these.
+arrays, written out and read back at every call; so a hook reads what it looks at. Globals that
+`hooks` gives when it compiles one of these are `hook`, `own`, the memory of its policy, and, with what it may read,
+`all_experts` and `step_of`.
 """
 # ruff: noqa: F821
 # pyright: reportUndefinedVariable=false
@@ -13,14 +14,12 @@ from simulator.compiled.state import (
     all_chosen,
     all_copies,
     all_eligible,
-    all_experts,
     all_missing,
     all_suggested,
     all_verdict,
     all_wants,
     now,
 )
-from simulator.compiled.step import step_of
 
 
 def choose(w):

@@ -4,6 +4,6 @@
 Events are ordered by (time, phase, issue number), LINK before CPU before COMPUTE.
 """
 
-from simulator.reference.engine import run
+from simulator.reference.engine import run, run_and_leave
 
-__all__ = ["run"]
+__all__ = ["run", "run_and_leave"]

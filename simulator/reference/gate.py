@@ -83,7 +83,7 @@ class Gatekeeper:
         self._tier, self._link, self._ledger, self._log = tier, link, ledger, log
         self._precisions = tables.now["precisions"]
         self._named: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
-        self._out = [0] * len(tables.copies)
+        self._out = hands.prefetch.output(len(tables.copies))
 
     # 2: routing
 

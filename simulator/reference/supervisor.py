@@ -37,6 +37,8 @@ class Supervisor:
     def _check_resolve(self, _: None, missing: Sequence[int], free: int, verdict: Sequence[int]) -> None:
         per_token = [PER_TOKEN] if getattr(self._policy, "substitute", None) else []
         allowed = [*range(self._now["precisions"]), DROP, CPU, *per_token]
+        if getattr(self._policy, "fetches_all", False) and any(verdict):
+            raise ValueError(f"hook resolve gave verdict {next(filter(None, verdict))}; fetches_all promises 0 alone")
         for each in verdict:
             self._within("resolve gave verdict", each, allowed)
 
