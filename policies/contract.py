@@ -25,7 +25,7 @@ import numpy as np
 ABSENT, QUEUED, IN_FLIGHT, RESIDENT = 0, 1, 2, 3
 #: Phases of a pass.
 PREFILL, DECODE = 0, 1
-#: Verdicts of a miss policy: a precision index (0, 1, ...) to fetch at, or one of these.
+#: Verdicts of a miss policy: a precision index (0, 1, ...) up to the wanted one to fetch at, or one of these.
 DROP, CPU, PER_TOKEN = -1, -2, -3
 #: Stamps that a queue may go by: none, `experts[x]["last_use"]`, `copies[y]["entered"]`.
 QUEUES = ("", "last_use", "entered")

@@ -19,7 +19,7 @@ from policies.contract import Eviction, Miss, Policy, PolicyError
 from policies.declaration import hooks
 from simulator import reference
 from simulator.config import KINDS, PolicySet
-from simulator.setting import Left, Setting
+from simulator.setting import EndState, Setting
 from simulator.source import TraceSource
 from traces.schema import LOOKAHEAD, Request, Trace, memory_trace
 
@@ -45,11 +45,11 @@ def dry_run(trace: Trace, setting: Setting, needs: frozenset[str]) -> None:
             _passed.add(case)
 
 
-def opening(trace: Trace, enough: int = ENOUGH) -> Trace:
+def opening(trace: Trace) -> Trace:
     """The first tokens of the first requests, of their prompts and of what follows those, as a trace of its own."""
     requests = min(REQUESTS, trace.requests)
     geometry = trace.geometry
-    tokens = max(1, enough // (requests * geometry.layers * (geometry.k + 1)))
+    tokens = max(1, ENOUGH // (requests * geometry.layers * (geometry.k + 1)))
     return memory_trace(trace.header, [_begin(trace, at, tokens) for at in range(requests)], trace.router_bias)
 
 
@@ -70,17 +70,21 @@ def _rows(trace: Trace, name: str, spans: Sequence[tuple[int, int]]) -> np.ndarr
 
 
 def _compare(short: Trace, setting: Setting, needs: frozenset[str]) -> None:
+    chosen = setting.config.policy_set()
+    found = difference(*end_states(short, replace(setting, pools=_tight(short, setting)), needs))
+    if found:
+        raise PolicyError(_disagreement(chosen, found))
+
+
+def end_states(trace: Trace, setting: Setting, needs: frozenset[str]) -> tuple[EndState, EndState]:
+    """A whole run by the reference, then compiled. Raises PolicyError, and what a hook raises in the reference."""
     from simulator.compiled import engine as compiled  # numba takes half a second to import
 
     config, chosen = setting.config, setting.config.policy_set()
-    setting = replace(setting, pools=_tight(short, setting))
-    source = TraceSource(short, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
-    expected = reference.run_and_leave(source, setting)
+    source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
+    expected = reference.run_with_state(source, setting)
     with named_by_machine_code(chosen):
-        found = compiled.run_and_leave(short, setting)
-    difference = _difference(expected, found)
-    if difference:
-        raise PolicyError(_disagreement(chosen, difference))
+        return expected, compiled.run_with_state(trace, setting)
 
 
 def _tight(short: Trace, setting: Setting) -> tuple[int, ...]:
@@ -109,7 +113,7 @@ def named_by_machine_code(chosen: PolicySet) -> Iterator[None]:
 # differences
 
 
-def _difference(expected: Left, found: Left) -> str:
+def difference(expected: EndState, found: EndState) -> str:
     """The first in which two engines differ, or nothing."""
     totals, others = expected.ran.ledger.totals(expected.ran.end_ns), found.ran.ledger.totals(found.ran.end_ns)
     for name, count in totals.items():

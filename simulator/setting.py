@@ -66,7 +66,7 @@ class Ran(NamedTuple):
     events: Sequence[Event]
 
 
-class Left(NamedTuple):
+class EndState(NamedTuple):
     """A finished run with the state that it ended in, for comparing engines."""
 
     ran: Ran

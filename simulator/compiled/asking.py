@@ -8,6 +8,7 @@ arrays, written out and read back at every call; so a hook reads what it looks a
 # ruff: noqa: F821
 # pyright: reportUndefinedVariable=false
 
+from simulator.compiled.jit import whole_number
 from simulator.compiled.state import (
     all_answers,
     all_asked,
@@ -29,14 +30,16 @@ def choose(w):
 
 def suggest(w):
     """Into `suggested`."""
-    return hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w), all_suggested(w))
+    return whole_number(
+        hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w), all_suggested(w))
+    )
 
 
 def want(w):
     """Of every demanded expert, into `wants`."""
     step, wants = step_of(w, w["demanded"]), all_wants(w)
     for n in range(w["demanded"]):
-        wants[n] = hook(now(w), step, all_experts(w), all_copies(w), own(w), n)
+        wants[n] = whole_number(hook(now(w), step, all_experts(w), all_copies(w), own(w), n))
 
 
 def resolve(w, absent, free):
@@ -47,24 +50,26 @@ def resolve(w, absent, free):
 
 def substitute(w, t, j):
     """Among the `eligible`."""
-    return hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w), t, j, all_eligible(w))
+    return whole_number(
+        hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w), t, j, all_eligible(w))
+    )
 
 
 def key(w, count):
     """Of the first of `asked`, into `answers`."""
     asked, answers = all_asked(w), all_answers(w)
     for i in range(count):
-        answers[i] = hook(now(w), all_experts(w), all_copies(w), own(w), asked[i])
+        answers[i] = whole_number(hook(now(w), all_experts(w), all_copies(w), own(w), asked[i]))
 
 
 def victim(w, pool, y_in):
     """A copy."""
-    return hook(now(w), all_experts(w), all_copies(w), own(w), pool, y_in)
+    return whole_number(hook(now(w), all_experts(w), all_copies(w), own(w), pool, y_in))
 
 
 def admit(w, y_in, prefetched, y_out):
     """Yes or no."""
-    return hook(now(w), all_experts(w), all_copies(w), own(w), y_in, prefetched, y_out)
+    return whole_number(hook(now(w), all_experts(w), all_copies(w), own(w), y_in, prefetched, y_out))
 
 
 def on_gate(w):

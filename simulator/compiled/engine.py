@@ -23,7 +23,7 @@ from simulator.compiled.plain.kernel import is_plain, plain
 from simulator.compiled.world import Feed, World, world_of
 from simulator.config import KINDS, PolicySet, ReplayConfig
 from simulator.foreknown import Known, known_of
-from simulator.setting import Left, Ran, Setting
+from simulator.setting import EndState, Ran, Setting
 from simulator.source import Source, TraceSource
 from traces.schema import Trace
 
@@ -52,12 +52,12 @@ def run(trace: Trace, setting: Setting) -> Ran:
     return run_feed(*_given(trace, setting.config), setting).ran
 
 
-def run_and_leave(trace: Trace, setting: Setting) -> Left:
+def run_with_state(trace: Trace, setting: Setting) -> EndState:
     """The same, with the state at the end."""
     world = _finished(*_given(trace, setting.config), setting)
     memories = [[world.arrays[f"own_{of}_{i}"] for of in ("rows", "regs", "reals")] for i in range(len(KINDS))]
     residents = np.flatnonzero(world.arrays["copies"]["state"] == RESIDENT).tolist()
-    return Left(_ran(world, setting), residents, memories)
+    return EndState(_ran(world, setting), residents, memories)
 
 
 def _given(trace: Trace, config: ReplayConfig) -> tuple[Feed, Known]:

@@ -4,6 +4,6 @@
 Events are ordered by (time, phase, issue number), LINK before CPU before COMPUTE.
 """
 
-from simulator.reference.engine import run, run_and_leave
+from simulator.reference.engine import run, run_with_state
 
-__all__ = ["run", "run_and_leave"]
+__all__ = ["run", "run_with_state"]

@@ -20,7 +20,7 @@ from simulator.reference.jobs import Job
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
 from simulator.reference.tier import Tier
-from simulator.setting import Left, Ran, Setting
+from simulator.setting import EndState, Ran, Setting
 from simulator.source import Gates, Pass, Source
 
 Story = Generator[simpy.Event, None, None]
@@ -31,10 +31,10 @@ def run(source: Source, setting: Setting) -> Ran:
     return _finished(source, setting).close_books()
 
 
-def run_and_leave(source: Source, setting: Setting) -> Left:
+def run_with_state(source: Source, setting: Setting) -> EndState:
     """The same, with the state at the end."""
     engine = _finished(source, setting)
-    return Left(engine.close_books(), *engine.state())
+    return EndState(engine.close_books(), *engine.state())
 
 
 def _finished(source: Source, setting: Setting) -> Engine:
@@ -241,7 +241,7 @@ class Engine:
         return Ran(self.ledger, self._now, self.log.events)
 
     def state(self) -> tuple[list[int], list[Sequence[Any]]]:
-        """The copies that are resident, and the memories of the four policies, as `Left` has them."""
+        """The copies that are resident, and the memories of the four policies, as `EndState` has them."""
         residents = [y for y, copy in enumerate(self._tables.copies) if copy["state"] == RESIDENT]
         return residents, [(own.rows, own.regs, own.reals) for own in self._hands.memories]
 

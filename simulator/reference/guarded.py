@@ -13,6 +13,10 @@ from policies.declaration import BITS, fits
 from policies.files import complaint_here
 
 
+#: Arrays of `step` that the engine goes on with.
+FROZEN = ("ids", "weight", "expert", "rank", "mass", "tokens")
+
+
 class Rows(Protocol):
     """The tables that every policy sees."""
 
@@ -84,10 +88,14 @@ class Guard:
         self.experts = [Row(row, hidden) for row in tables.experts]
         self.copies = [Row(row, frozenset()) for row in tables.copies]
         self._arrays = {name: Hidden(name) for name in hidden & OPTIONAL_ARRAYS}
+        self._gate = self._shown = Step(*[()] * len(Step._fields))
 
     def step(self, step: Step) -> Step:
-        """The arrays of a gate."""
-        return step._replace(**self._arrays)
+        """The arrays of a gate; those that an engine goes on with are not to be written."""
+        if step is not self._gate:
+            frozen = {name: _frozen(getattr(step, name)) for name in FROZEN}
+            self._gate, self._shown = step, step._replace(**frozen | self._arrays)
+        return self._shown
 
     def memory(self, name: str, rows: Sequence[Sequence[float]]) -> tuple[Cells, ...]:
         """A table of `own`."""
@@ -96,6 +104,10 @@ class Guard:
     def output(self, length: int) -> Cells:
         """A list for a hook to write to."""
         return Cells("out", [0] * length, self)
+
+
+def _frozen(rows: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
 
 
 def undeclared(name: str) -> PolicyError:
