@@ -12,7 +12,6 @@ from policies.contract import OPTIONAL, OPTIONAL_ARRAYS, Policy, PolicyError, St
 from policies.declaration import BITS, fits
 from policies.files import complaint_here
 
-
 #: Arrays of `step` that the engine goes on with.
 FROZEN = ("ids", "weight", "expert", "rank", "mass", "tokens")
 
