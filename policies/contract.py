@@ -9,8 +9,8 @@ A policy is written once and runs in every engine. Its hooks are plain functions
     step      the gate's arrays (routing, miss and prefetch hooks only), see Step
 
 Rows are read as `experts[x]["last_use"]`: a dict row in the reference engine, a structured array in the compiled one.
-A hook sees no time, link, queue or torch; it writes only `own` and its outputs, and uses integers or + - * / and the
-square root, which is rounded correctly everywhere, on floats.
+A hook sees no time, link, queue or torch. It writes only `own` and its outputs, and `key` nothing. It uses integers of
+64 bits, or + - * / and the square root, which is rounded correctly everywhere, on floats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 ABSENT, QUEUED, IN_FLIGHT, RESIDENT = 0, 1, 2, 3
 #: Phases of a pass.
 PREFILL, DECODE = 0, 1
-#: Verdicts of a miss policy: a precision index (0, 1, ...) to fetch at, or one of these.
+#: Verdicts of a miss policy: a precision index (0, 1, ...) up to the wanted one to fetch at, or one of these.
 DROP, CPU, PER_TOKEN = -1, -2, -3
 #: Stamps that a queue may go by: none, `experts[x]["last_use"]`, `copies[y]["entered"]`.
 QUEUES = ("", "last_use", "entered")
@@ -99,10 +99,7 @@ class Own(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What the gate knows. T tokens, n demanded experts in demand order; absent arrays are empty.
-
-    Read them by name: an engine need not fill in what no hook of the four policies names.
-    """
+    """What the gate knows. T tokens, n demanded experts in demand order; absent arrays are empty."""
 
     ids: Any  #: (T, k) chosen expert of the layer, -1 none
     logits: Any  #: (T, E) raw router logits
@@ -115,6 +112,12 @@ class Step(NamedTuple):
     mass: Any  #: (n,) its largest gate weight over the tokens, in UNITs
     tokens: Any  #: (n,) tokens routed to it
     weight: Any = ()  #: (T, k) gate weight of each of `ids` in UNITs
+
+
+#: What costs something to keep current: columns of `experts`, and arrays of `step`. `Policy.reads` may name them.
+OPTIONAL_COLUMNS = frozenset({"hint_pass", "last_hint", "mass_ever", "needed", "next_pass", "next_use"})
+OPTIONAL_ARRAYS = frozenset({"ids", "logits", "choice", "weight", "rank", "mass"})
+OPTIONAL = OPTIONAL_COLUMNS | OPTIONAL_ARRAYS
 
 
 class Costs(NamedTuple):
@@ -271,8 +274,15 @@ class Policy:
     on_insert: Callable[..., None] | None = None  #: (now, experts, copies, own, y, prefetched)
     on_evict: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
     on_predict: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
+    #: which of OPTIONAL the hooks read; no other one is kept current, or can be read. None: all are, at some cost
+    reads: frozenset[str] | None = None
     version: str = ""  #: of a user's own file: the first digits of its sha256, set by `policies/files.py`
     kind: str = field(init=False, default="")
+
+    @property
+    def may_read(self) -> frozenset[str]:
+        """What `reads` declares, or all that it could."""
+        return OPTIONAL if self.reads is None else self.reads
 
     @property
     def label(self) -> str:

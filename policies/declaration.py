@@ -9,6 +9,7 @@ from types import FunctionType, NoneType
 from typing import Any, NamedTuple
 
 from policies.contract import (
+    OPTIONAL,
     PAR_SLOTS,
     QUEUES,
     REKEY,
@@ -26,6 +27,7 @@ from policies.contract import (
 
 KINDS = (Routing, Prefetch, Eviction, Miss)
 CAPABILITIES = frozenset({"weights", "logits", "lookahead", "future"})
+BITS = 64
 TABLES = ("now", "experts", "copies", "own")
 AT_GATE = ("now", "step", "experts", "copies", "own")
 
@@ -75,6 +77,7 @@ def check(policy: object) -> Policy:
         _check_hook(name, hook)
     _check_kind(policy)
     _check_needs(policy)
+    _check_reads(policy)
     return policy
 
 
@@ -84,6 +87,13 @@ def check_result(name: str, result: object) -> None:
     if type(result) is not wanted:
         expected = "nothing" if wanted is NoneType else f"an {wanted.__name__}" if wanted is int else "True or False"
         raise ValueError(f"hook {name} returned {result!r}; {expected} was expected")
+    if wanted is int and not fits(result):
+        raise ValueError(f"hook {name} returned {result}, which is no integer of {BITS} bits")
+
+
+def fits(number: Any) -> bool:
+    """Whether machine code can keep an integer as it is."""
+    return -(1 << BITS - 1) <= number < 1 << BITS - 1
 
 
 def _check_words(policy: Policy) -> None:
@@ -154,3 +164,10 @@ def _check_needs(policy: Policy) -> None:
     if not isinstance(needed, frozenset) or needed - CAPABILITIES:
         choices = ", ".join(sorted(CAPABILITIES))
         raise ValueError(f"needs is {needed!r}; write needs=always(...) with any of {choices}")
+
+
+def _check_reads(policy: Policy) -> None:
+    reads = policy.reads
+    if reads is not None and not (isinstance(reads, frozenset) and reads <= OPTIONAL):
+        choices = ", ".join(sorted(OPTIONAL))
+        raise ValueError(f"reads is {reads!r}; leave it out, or write reads=frozenset({{...}}) with any of {choices}")

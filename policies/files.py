@@ -62,6 +62,16 @@ def complaint(hook: Any, what: str, line: int = 0) -> PolicyError:
     return PolicyError(_at(hook.__code__.co_filename, line or hook.__code__.co_firstlineno, what))
 
 
+def complaint_here(what: str) -> PolicyError:
+    """An error about what the innermost line of a policy file in progress does, if there is one."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in _taken:
+            return PolicyError(_at(frame.f_code.co_filename, frame.f_lineno, what))
+        frame = frame.f_back
+    return PolicyError(what)
+
+
 def documentation(policy: Policy) -> str:
     """The docstring of the policy's file."""
     module = _module_name(policy.version) if policy.version else f"policies.{policy.kind}.{policy.name}"

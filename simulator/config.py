@@ -95,6 +95,11 @@ class PolicySet:
         return replace(self, miss=Chosen(policy, dict(policy.priced(params, times.costs))))
 
     @property
+    def reads(self) -> frozenset[str]:
+        """What any hook of the four may read of what is optional."""
+        return frozenset().union(*(getattr(self, kind).policy.may_read for kind in KINDS))
+
+    @property
     def own(self) -> list[str]:
         """The policies that are from files of the user's own."""
         chosen: list[Chosen] = [getattr(self, kind) for kind in KINDS]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from policies.contract import PolicyError
 from simulator.capacity import Capacity, cliff, parse_capacity, surplus
 from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
+from simulator.dry_run import dry_run, named_by_machine_code
 from simulator.errors import ConfigError
 from simulator.foreknown import check_profile
 from simulator.origin import Origin, origin_of
 from simulator.platform import Platform, Times, platform
 from simulator.reference import engine as reference
-from simulator.rehearsal import Opening, rehearse
 from simulator.result import Result, Row
 from simulator.setting import Ran, Setting, Shape
 from simulator.source import Source, TraceSource
@@ -91,24 +91,21 @@ def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = 
     return report(_run_compiled(trace, ready, log), ready)
 
 
-def _source(trace: Trace, ready: Plan, form: type[TraceSource] = TraceSource) -> TraceSource:
+def _source(trace: Trace, ready: Plan) -> TraceSource:
     config = ready.config
-    return form(trace, config.passes, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
+    return TraceSource(trace, config.passes, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
 
 
 def _run_compiled(trace: Trace, ready: Plan, log: bool) -> Ran:
-    """In machine code; a user's own policy is rehearsed first."""
+    """In machine code; after a dry run, if there is a user's own policy."""
     from simulator.compiled import engine as compiled  # numba takes half a second to import
 
-    own = ready.chosen.own
-    if not own:
-        return compiled.run(trace, ready.setting(log))
-    rehearse(_source(trace, ready, Opening), ready.setting(log=False))
-    try:
-        return compiled.run(trace, ready.setting(log))
-    except (AssertionError, IndexError, ArithmeticError) as error:  # machine code knows no lines
-        message = f"{', '.join(own)}: {error}; replay it with --engine reference, which names the line"
-        raise PolicyError(message) from error
+    setting = ready.setting(log)
+    if not ready.chosen.own:
+        return compiled.run(trace, setting)
+    dry_run(trace, setting, ready.needs)
+    with named_by_machine_code(ready.chosen):
+        return compiled.run(trace, setting)
 
 
 def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from simulator.config import ReplayConfig
 from simulator.platform import Times
@@ -64,3 +64,11 @@ class Ran(NamedTuple):
     ledger: Books
     end_ns: int
     events: Sequence[Event]
+
+
+class EndState(NamedTuple):
+    """A finished run with the state that it ended in, for comparing engines."""
+
+    ran: Ran
+    residents: Sequence[int]  #: copies y
+    memories: Sequence[Sequence[Any]]  #: own.rows, own.regs and own.reals of the four policies, in the order of KINDS

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from policies.contract import Prefetch
+from policies.contract import PolicyError, Prefetch
 from policies.grammar import Chosen
 from traces import routers
 from traces.demand import NEVER, Union, demand_of, to_units
@@ -123,9 +123,9 @@ def _scores(logits: np.ndarray, router: Router, bias: np.ndarray | None) -> dict
 
 
 def weigh(router: Router, logits: np.ndarray | None, ids: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Gate weights in UNITs (T, k) of any ids (T, k) by the router's own rule."""
+    """Gate weights in UNITs (T, k) of any ids (T, k) by the router's own rule. Raises PolicyError without logits."""
     if logits is None:
-        raise AssertionError("a policy that changes the mixture must declare that it needs logits")
+        raise PolicyError("a policy that changes the mixture must declare that it needs logits: needs=always('logits')")
     return to_units(routers.weigh(router, logits, np.asarray(ids))).tolist()
 
 

@@ -11,7 +11,6 @@ from policies.contract import Miss
 from policies.grammar import Chosen
 from simulator.compiled.engine import run_feed
 from simulator.compiled.feed import feed_of
-from simulator.compiled.hooks import mentioned
 from simulator.config import ReplayConfig, configure
 from simulator.foreknown import known_of
 from simulator.platform import Link, Measured, Platform, Times
@@ -160,7 +159,7 @@ def _compiled(source: Recording, trace: Trace, setting: Setting) -> Outcome:
     """The same by the compiled engine."""
     chosen = setting.config.policy_set()
     needs = frozenset().union(*(part.needs for part in vars(chosen).values()))
-    feed = feed_of(trace, setting.config, needs, mentioned(chosen))
+    feed = feed_of(trace, setting.config, needs, chosen.reads)
     ran, kept = run_feed(feed, known_of(source, setting.config, chosen.eviction), setting, keep=True)
     steps = [(step, layer) for step in source.passes() for layer in range(trace.geometry.layers)]
     return _outcome(ran, [kept[step.start : step.start + step.tokens, layer].tolist() for step, layer in steps])

@@ -17,8 +17,10 @@ from types import ModuleType
 import pytest
 from numba import int64
 
+from policies import catalogue
 from policies.contract import Eviction, PolicyError
 from simulator.compiled import cache, hooks
+from simulator.compiled.reached import digest, reached_from
 
 ROOT = Path(__file__).resolve().parents[1]
 INT_TO_INT = int64(int64)
@@ -328,6 +330,64 @@ def test_a_number_from_a_file_without_functions_changes_the_name(
         monkeypatch.delitem(sys.modules, "factors", raising=False)
         names.append(name_of(tmp_path, monkeypatch))
     assert names[0] != names[1]
+
+
+#: Ways to a number N of `another.py`, a file beside the policy's.
+WAYS_TO_A_NUMBER = {
+    "a module's constant": "import another\n{key}another.N",
+    "a constant of a module's module": "import between\n{key}between.another.N",
+    "a module's function": "import another\n{key}another.number()",
+    "an imported function": "from another import number\n{key}number()",
+    "a default argument": "from another import N\ndef key(now, experts, copies, own, y, n=N):\n    return n",
+    "a keyword's default": "from another import N\ndef of(*, n=N):\n    return n\n{key}of()",
+    "a closure": "from another import N\ndef made(n):\n    {inner}n\n    return key\nkey = made(N)",
+    "a function in a closure": "import another as a\ndef made(f):\n    {inner}f()\n    return key\nkey=made(a.number)",
+    "a tuple": "from another import N\nALL = (1, (2, N))\n{key}ALL[1][1]",
+    "an array": "from another import N\nimport numpy\nALL = numpy.array([N])\n{key}ALL[0]",
+    "an enumeration": "from another import N\nimport enum\nAll = enum.IntEnum('All', {{'A': N}})\n{key}All.A.value",
+    "a compiled function": "import numba\nfrom another import number\nof = numba.njit(number)\n{key}of()",
+}
+KEY = {
+    "key": "def key(now, experts, copies, own, y):\n    return ",
+    "inner": "def key(now, experts, copies, own, y):\n        return ",
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_A_NUMBER)
+def test_every_number_that_a_hook_reaches_is_part_of_the_name(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "between.py").write_text("import another\n")
+    (tmp_path / "mine.py").write_text(WAYS_TO_A_NUMBER[way].format(**KEY))
+    names = []
+    for number in (1, 1, 2):
+        (tmp_path / "another.py").write_text(f"N = {number}\ndef number():\n    return {number}\n")
+        for name in ("another", "between"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        names.append(digest(reached_from(module_at(tmp_path / "mine.py").key)))
+    assert names[0] == names[1] != names[2]
+    assert None not in names
+
+
+def test_an_edit_since_a_file_was_read_does_not_count(tmp_path: Path) -> None:
+    """Code of before the edit must not be kept under the name of the code after it."""
+    (tmp_path / "double.py").write_text("def double(n):\n    return 2 * n\n")
+    double = module_at(tmp_path / "double.py").double
+    before = digest(reached_from(double))
+    (tmp_path / "double.py").write_text("def double(n):\n    return 3 * n\n")
+    assert digest(reached_from(double)) == before != digest(reached_from(module_at(tmp_path / "double.py").double))
+
+
+def test_code_that_reaches_what_no_name_can_stand_for_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("ANY = object()\ndef key(now, experts, copies, own, y):\n    return y or ANY\n")
+    assert digest(reached_from(module_at(tmp_path / "mine.py").key)) is None
+
+
+def test_machine_code_of_every_hook_that_ships_has_a_name() -> None:
+    found = [digest(reached_from(hook)) for policy in catalogue() for _, hook in hooks.given_by(policy)]
+    assert found and None not in found
 
 
 def test_what_the_hash_leaves_out_cannot_be_reached_from_machine_code() -> None:

@@ -10,9 +10,9 @@ import pytest
 from policies import files
 from policies.contract import PolicyError
 from policies.declaration import HOOKS
+from simulator import dry_run
 from simulator.compiled.jit import IS_PYTHON
 from simulator.config import configure
-from simulator.rehearsal import Opening
 from simulator.replay import replay
 from simulator.sweep.batches import Batch, compute
 from simulator.sweep.jobs import job_of
@@ -91,11 +91,17 @@ def test_what_a_hook_raises_is_told_by_file_line_and_text(name: str, engine: str
     assert str(refused.value) == str(pickle.loads(pickle.dumps(refused.value))) == said(tmp_path)
 
 
+def begin_with_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dry run, so that it ends before the hook raises."""
+    monkeypatch.setattr(dry_run, "ENOUGH", 1)
+    monkeypatch.setattr(dry_run, "REQUESTS", 1)
+
+
 @pytest.mark.parametrize("name", ("key", "resolve"))
 def test_what_machine_code_raises_after_the_dry_run_is_told_as_well(
     name: str, small: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Opening, "_left", 1)
+    begin_with_one_token(monkeypatch)
     files.take(policy_file(tmp_path, name, after=5))
     with pytest.raises(Exception, match="of mine") as raised:
         replay(small, configure(**settings(name)), engine="compiled")
@@ -139,7 +145,7 @@ def test_a_worker_of_a_sweep_or_search_makes_it_an_error_row(
     name: str, small: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of machine code as well, after the dry run."""
-    monkeypatch.setattr(Opening, "_left", 1)
+    begin_with_one_token(monkeypatch)
     files.take(policy_file(tmp_path, name, after=5))
     job = job_of(small, configure(**settings(name)))
     for engine in ("reference", *(["compiled"] if not IS_PYTHON else [])):

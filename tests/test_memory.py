@@ -28,7 +28,6 @@ SCRIPT = """
 import json, resource, sys
 from pathlib import Path
 from simulator.compiled.feed import feed_of
-from simulator.compiled.hooks import mentioned
 from simulator.config import KINDS, configure
 from simulator.replay import replay
 from traces.store import open_trace
@@ -52,7 +51,7 @@ except MemoryError:
     held = None
 chosen = config.policy_set()
 needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
-read = sum(array.nbytes for array in feed_of(large, config, needs, mentioned(chosen)).values())
+read = sum(array.nbytes for array in feed_of(large, config, needs, chosen.reads).values())
 print(json.dumps({"grown": after - before, "read": read, "accesses": totals["accesses"], "held": held is not None}))
 """
 SETTINGS = ({"prefetch": "none"}, {"prefetch": "top_k"}, {"routing": "cache_prior"})

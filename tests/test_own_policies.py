@@ -17,11 +17,11 @@ from policies import files
 from policies.contract import Eviction, PolicyError
 from policies.declaration import HOOKS
 from policies.grammar import parse
+from simulator import dry_run
 from simulator.compiled import asking
 from simulator.compiled.hooks import SIGNATURES, compiled, given_by
 from simulator.compiled.jit import IS_PYTHON
 from simulator.config import configure
-from simulator.rehearsal import Opening
 from simulator.replay import replay
 from tests.policy_runs import Sizes, random_trace, replayed, trace_of
 from tests.test_cli import ROOT, moereplay
@@ -270,19 +270,19 @@ OF = """def of(experts, x):
 
 
 """
-#: What a hook returns, and what is said of it; the first gate alone is rehearsed. The index lies in foreign memory.
+#: What a hook returns from the third pass on, and what is said of it; the dry run has two. The index is far outside.
 LATE = {
-    "index": ("experts[y + (now['step'] << 40)]['last_use']", "index|range"),
-    "index of a function that it calls": ("of(experts, y + (now['step'] << 40))", "index|range"),
-    "division": ("y // (now['tokens'] - 1)", "by zero"),
+    "index": ("experts[y + (now['pass'] // 2 << 40)]['last_use']", "index|range"),
+    "index of a function that it calls": ("of(experts, y + (now['pass'] // 2 << 40))", "index|range"),
+    "division": ("y // min(1, max(0, 2 - now['pass']))", "by zero"),
 }
 
 
 @pytest.mark.parametrize("name", LATE)
-def test_what_goes_wrong_after_the_rehearsal_is_refused(
+def test_what_goes_wrong_after_the_dry_run_is_refused(
     small: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Opening, "_left", 1)
+    monkeypatch.setattr(dry_run, "ENOUGH", 1)
     body, said = LATE[name]
     text = NEWEST.replace(KEY, f"    return {body} #").replace("def key", f"{OF}def key")
     files.take(written(tmp_path, text))

@@ -7,10 +7,10 @@ replays give them; `test_policy_promises` gives them random ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import fields, replace
 from importlib import import_module
 from inspect import signature
+from typing import Any
 
 import pytest
 
@@ -24,6 +24,7 @@ from policies.contract import (
     Eviction,
     Miss,
     Policy,
+    PolicyError,
     Prefetch,
     Routing,
     slot,
@@ -57,7 +58,7 @@ RANKED = tuple((layer, e) for layer in range(SIZES.layers) for e in reversed(ran
 CONTRACTS = ("atomic", "sequential")
 
 
-def put_in_place(monkeypatch: pytest.MonkeyPatch, policy: Policy, **changed: Callable) -> None:
+def put_in_place(monkeypatch: pytest.MonkeyPatch, policy: Policy, **changed: Any) -> None:
     module = import_module(f"policies.{policy.kind}.{policy.name}")
     monkeypatch.setattr(module, "POLICY", replace(policy, **changed))
 
@@ -126,6 +127,31 @@ def test_hooks_take_the_documented_parameters(policy: Policy):
 def test_every_hook_of_the_contract_is_tested_here(kind: type[Policy]):
     asked = {field.name for field in fields(kind) if "Callable" in str(field.type)}
     assert asked - QUESTIONS <= set(HOOKS)
+
+
+# -- hooks in replays: what users' own policies are held to ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@every_policy
+def test_a_policy_reads_what_it_declares_and_keeps_what_it_promises(
+    policy: Policy, contract: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Checked by the reference as of a policy from a user's own file, to the same events."""
+    assert policy.reads is not None
+    plain = [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)]
+    put_in_place(monkeypatch, policy, version="0" * 12)
+    assert [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)] == plain
+
+
+@pytest.mark.parametrize("policy", [p for p in CATALOGUE if p.reads], ids=label)
+def test_a_policy_declares_nothing_that_it_does_not_read(policy: Policy, monkeypatch: pytest.MonkeyPatch):
+    """What is kept current for nobody costs time."""
+    for name in policy.reads or ():
+        with monkeypatch.context() as patched, pytest.raises(PolicyError, match=f"'{name}' is read"):
+            put_in_place(patched, policy, version="0" * 12, reads=(policy.reads or frozenset()) - {name})
+            for chosen in variants(policy):
+                replay_with(chosen, 1)
 
 
 # -- hooks in replays: compiled = Python, tables unharmed -------------------------------------------------------------

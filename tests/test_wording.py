@@ -26,7 +26,7 @@ from tests.cases import sizes
 from tests.policy_runs import Sizes, random_trace
 from tests.test_cli import ROOT, SAMPLE
 from traces.faults import first_fault
-from traces.importers import load as importer
+from traces.importers.registry import load as importer
 from traces.schema import TraceError
 from traces.spelling import hint
 from traces.store import open_trace

@@ -333,8 +333,9 @@ def _element(name: str, first: int, at: tuple[int, ...]) -> str:
 
 
 def _place(first: int, at: tuple[int, ...]) -> str:
-    layer = f", layer {at[1]}" if len(at) > 1 else ""
-    return f" (token {first + at[0]}{layer})"
+    token, *rest = at
+    layer = f", layer {rest[0]}" if rest else ""
+    return f" (token {first + token}{layer})"
 
 
 def check_bias(bias: np.ndarray, where: str) -> None:

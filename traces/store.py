@@ -136,7 +136,8 @@ def _open_array(path: Path, name: str, attributes: Attributes) -> zarr.Array:
 
 def _check_files(path: Path, name: str, array: zarr.Array, files: int) -> None:
     """Zarr reads a missing file as zeros, and a folder of its name as well, so every file must be there."""
-    sizes = {entry.name: entry.stat().st_size if entry.is_file() else -1 for entry in os.scandir(path / name)}
+    with os.scandir(path / name) as entries:
+        sizes = {entry.name: entry.stat().st_size if entry.is_file() else -1 for entry in entries}
     for index in range(files):
         file = array.metadata.encode_chunk_key((index, *[0] * (array.ndim - 1)))
         if sizes.get(file, 0) <= 0:

@@ -64,4 +64,5 @@ POLICY = Eviction(
     on_gate=on_gate,
     key=key,
     rekey="step",
+    reads=frozenset({"hint_pass"}),
 )

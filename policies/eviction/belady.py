@@ -54,5 +54,6 @@ POLICY = Eviction(
     rekey=scope,
     admit=admit,
     declines=declines,
-    decides_once=True,  # the first victim is the farthest of all
+    decides_once=True,  # the first victim is the farthest of all,
+    reads=frozenset({"next_pass", "next_use"}),
 )

@@ -59,4 +59,5 @@ POLICY = Eviction(
     on_predict=on_predict,
     key=key,
     rekey="pass",
+    reads=frozenset(),
 )

@@ -22,4 +22,5 @@ POLICY = Eviction(
     params=PARAMS,
     key=key,
     rekey="layer",
+    reads=frozenset(),
 )

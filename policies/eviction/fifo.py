@@ -13,4 +13,6 @@ def queue(params):
     return "entered"
 
 
-POLICY = Eviction(name="fifo", summary="oldest arrival leaves", source="Belady 1966", key=key, queue=queue)
+POLICY = Eviction(
+    name="fifo", summary="oldest arrival leaves", source="Belady 1966", key=key, queue=queue, reads=frozenset()
+)

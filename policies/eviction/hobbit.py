@@ -58,4 +58,5 @@ POLICY = Eviction(
     on_use=on_use,
     key=key,
     rekey="step",
+    reads=frozenset({"hint_pass"}),
 )

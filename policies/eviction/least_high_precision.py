@@ -44,4 +44,5 @@ POLICY = Eviction(
     on_use=on_use,
     key=key,
     rekey=scope,
+    reads=frozenset(),
 )

@@ -72,4 +72,5 @@ POLICY = Eviction(
     rekey=rekey,
     admit=admit,
     declines=declines,
+    reads=frozenset({"hint_pass", "needed"}),
 )

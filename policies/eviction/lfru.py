@@ -31,4 +31,5 @@ POLICY = Eviction(
     on_use=on_use,
     key=key,
     rekey="step",
+    reads=frozenset(),
 )

@@ -21,4 +21,5 @@ POLICY = Eviction(
     source="Aho, Denning & Ullman 1971; SpecMD §3 (history)",
     params=PARAMS,
     key=key,
+    reads=frozenset(),
 )

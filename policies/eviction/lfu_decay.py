@@ -36,4 +36,5 @@ POLICY = Eviction(
     memory=Memory(rows=2),
     on_use=on_use,
     key=key,
+    reads=frozenset(),
 )

@@ -24,5 +24,11 @@ def queue(params):
 
 
 POLICY = Eviction(
-    name="lru", summary="oldest last use leaves", source="Denning 1968; SpecMD §3", params=PARAMS, key=key, queue=queue
+    name="lru",
+    summary="oldest last use leaves",
+    source="Denning 1968; SpecMD §3",
+    params=PARAMS,
+    key=key,
+    queue=queue,
+    reads=frozenset({"last_hint"}),
 )

@@ -51,4 +51,5 @@ POLICY = Eviction(
     on_use=on_use,
     on_evict=on_evict,
     key=key,
+    reads=frozenset(),
 )

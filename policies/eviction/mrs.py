@@ -51,4 +51,5 @@ POLICY = Eviction(
     needs=always("logits"),
     on_gate=on_gate,
     key=key,
+    reads=frozenset(),
 )

@@ -12,4 +12,6 @@ def key(now, experts, copies, own, y):
     return -experts[expert_of(now, y)]["last_use"]
 
 
-POLICY = Eviction(name="mru", summary="newest last use leaves", source="Chou & DeWitt, VLDB 1985", key=key)
+POLICY = Eviction(
+    name="mru", summary="newest last use leaves", source="Chou & DeWitt, VLDB 1985", key=key, reads=frozenset()
+)

@@ -42,4 +42,5 @@ POLICY = Eviction(
     key=key,
     admit=admit,
     profile=profile,
+    reads=frozenset(),
 )

@@ -9,4 +9,6 @@ def key(now, experts, copies, own, y):
     return counter_hash(now["seed"], now["pass"], now["layer"], y)
 
 
-POLICY = Eviction(name="random", summary="a random one leaves", source="Belady 1966", key=key, rekey="step")
+POLICY = Eviction(
+    name="random", summary="a random one leaves", source="Belady 1966", key=key, rekey="step", reads=frozenset()
+)

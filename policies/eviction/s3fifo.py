@@ -131,4 +131,5 @@ POLICY = Eviction(
     on_insert=on_insert,
     on_evict=on_evict,
     victim=victim,
+    reads=frozenset(),
 )

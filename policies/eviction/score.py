@@ -53,4 +53,5 @@ POLICY = Eviction(
     on_gate=on_gate,
     key=key,
     rekey=scope,
+    reads=frozenset({"mass_ever"}),
 )

@@ -115,4 +115,5 @@ POLICY = Eviction(
     on_evict=on_evict,
     on_predict=on_predict,
     victim=victim,
+    reads=frozenset(),
 )

@@ -29,4 +29,5 @@ POLICY = Eviction(
     key=key,
     admit=admit,
     profile=profile,
+    reads=frozenset(),
 )

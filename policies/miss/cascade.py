@@ -71,4 +71,5 @@ POLICY = Miss(
     needs=needs,
     bits=bits,
     changes_output=True,
+    reads=frozenset(),
 )

@@ -20,4 +20,5 @@ POLICY = Miss(
     source="llama.cpp and KTransformers: experts outside of VRAM run where they are",
     resolve=resolve,
     uses_cpu=uses_cpu,
+    reads=frozenset(),
 )

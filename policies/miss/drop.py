@@ -19,4 +19,5 @@ POLICY = Miss(
     params=PARAMS,
     resolve=resolve,
     changes_output=True,
+    reads=frozenset({"rank"}),
 )

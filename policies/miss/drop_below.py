@@ -48,4 +48,5 @@ POLICY = Miss(
     needs=always("weights"),
     resolve=resolve,
     changes_output=True,
+    reads=frozenset({"ids", "mass", "weight"}),
 )

@@ -68,4 +68,5 @@ POLICY = Miss(
     needs=needs,
     bits=bits,
     changes_output=True,
+    reads=frozenset({"rank"}),
 )

@@ -24,4 +24,5 @@ POLICY = Miss(
     resolve=resolve,
     fetches_all=True,
     bits=bits,
+    reads=frozenset(),
 )

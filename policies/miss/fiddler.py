@@ -72,4 +72,5 @@ POLICY = Miss(
     resolve=resolve,
     priced=priced,
     uses_cpu=uses_cpu,
+    reads=frozenset(),
 )

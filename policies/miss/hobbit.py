@@ -64,4 +64,5 @@ POLICY = Miss(
     resolve=resolve,
     bits=bits,
     changes_output=True,
+    reads=frozenset({"ids", "weight"}),
 )

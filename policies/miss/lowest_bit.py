@@ -31,4 +31,5 @@ POLICY = Miss(
     resolve=resolve,
     bits=bits,
     changes_output=True,
+    reads=frozenset(),
 )

@@ -32,4 +32,5 @@ POLICY = Miss(
     resolve=resolve,
     priced=priced,
     uses_cpu=lambda params: True,
+    reads=frozenset(),
 )

@@ -41,4 +41,5 @@ POLICY = Miss(
     substitute=substitute,
     bits=bits,
     changes_output=True,
+    reads=frozenset({"ids"}),
 )

@@ -135,4 +135,5 @@ POLICY = Miss(
     uses_cpu=uses_cpu,
     priced=priced,
     changes_output=True,
+    reads=frozenset({"choice", "ids"}),
 )

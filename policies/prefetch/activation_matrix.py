@@ -116,4 +116,5 @@ POLICY = Prefetch(
     on_gate=on_gate,
     suggest=suggest,
     renews_queue=True,
+    reads=frozenset(),
 )

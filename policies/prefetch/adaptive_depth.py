@@ -85,4 +85,5 @@ POLICY = Prefetch(
     needs=always("lookahead"),
     suggest=suggest,
     depth=depth,
+    reads=frozenset(),
 )

@@ -55,4 +55,5 @@ POLICY = Prefetch(
     params=PARAMS,
     memory=Memory(rows=1, rows_per_expert=1, reals=1),
     suggest=suggest,
+    reads=frozenset({"ids"}),
 )

@@ -67,4 +67,5 @@ POLICY = Prefetch(
     needs=always("lookahead"),
     suggest=suggest,
     depth=depth,
+    reads=frozenset(),
 )

@@ -27,4 +27,5 @@ POLICY = Prefetch(
     source="a baseline; popularity as in Fiddler's placement (arXiv 2402.07033)",
     params=PARAMS,
     suggest=suggest,
+    reads=frozenset(),
 )

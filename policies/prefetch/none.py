@@ -2,4 +2,4 @@
 
 from policies.contract import Prefetch
 
-POLICY = Prefetch(name="none", summary="nothing is prefetched", source="the baseline of every paper")
+POLICY = Prefetch(name="none", summary="nothing is prefetched", source="the baseline of every paper", reads=frozenset())

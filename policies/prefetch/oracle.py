@@ -78,4 +78,5 @@ POLICY = Prefetch(
     params=PARAMS,
     needs=always("future"),
     suggest=suggest,
+    reads=frozenset({"next_pass", "next_use"}),
 )

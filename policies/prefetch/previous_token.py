@@ -48,4 +48,5 @@ POLICY = Prefetch(
     params=PARAMS,
     memory=Memory(rows=1, reals=1),
     suggest=suggest,
+    reads=frozenset({"ids"}),
 )

@@ -92,4 +92,5 @@ POLICY = Prefetch(
     needs=always("lookahead"),
     suggest=suggest,
     depth=depth,
+    reads=frozenset(),
 )

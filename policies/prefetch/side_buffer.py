@@ -46,4 +46,5 @@ POLICY = Prefetch(
     depth=depth,
     side_slots=side_slots,
     side_inside=side_inside,
+    reads=frozenset(),
 )

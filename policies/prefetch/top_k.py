@@ -43,4 +43,5 @@ POLICY = Prefetch(
     suggest=suggest,
     depth=depth,
     own_scores=own_scores,
+    reads=frozenset(),
 )

@@ -139,4 +139,5 @@ POLICY = Routing(
     memory=Memory(reals=2),
     needs=always("logits"),
     choose=choose,
+    reads=frozenset({"choice", "ids", "weight"}),
 )

@@ -41,4 +41,5 @@ POLICY = Routing(
     params=PARAMS,
     needs=always("logits"),
     choose=choose,
+    reads=frozenset({"choice", "ids"}),
 )

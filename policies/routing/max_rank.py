@@ -63,4 +63,5 @@ POLICY = Routing(
     params=PARAMS,
     needs=always("logits"),
     choose=choose,
+    reads=frozenset({"choice", "ids"}),
 )

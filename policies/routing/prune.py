@@ -24,4 +24,5 @@ POLICY = Routing(
     needs=always("logits"),
     choose=choose,
     drops=True,
+    reads=frozenset({"ids"}),
 )

@@ -82,4 +82,5 @@ POLICY = Routing(
     needs=always("logits"),
     choose=choose,
     drops=True,
+    reads=frozenset({"choice", "ids"}),
 )

@@ -2,4 +2,4 @@
 
 from policies.contract import Routing
 
-POLICY = Routing(name="standard", summary="the recorded choice", source="the trace")
+POLICY = Routing(name="standard", summary="the recorded choice", source="the trace", reads=frozenset())

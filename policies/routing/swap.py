@@ -65,4 +65,5 @@ POLICY = Routing(
     params=PARAMS,
     needs=always("logits"),
     choose=choose,
+    reads=frozenset({"choice", "ids"}),
 )

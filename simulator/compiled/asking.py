@@ -1,26 +1,26 @@
 """How hooks are asked: what the contract hands them, taken from the world where they are compiled.
 
 A kernel knows of a hook that it takes the world and a few numbers. Tables that came as arguments would be twenty
-arrays, written out and read back at every call; so a hook reads what it looks at. `hook` and `own`, the memory of its
-policy, are globals that `hooks` gives when it compiles one of these.
+arrays, written out and read back at every call; so a hook reads what it looks at. Globals that
+`hooks` gives when it compiles one of these are `hook`, `own`, the memory of its policy, and, with what it may read,
+`all_experts` and `step_of`.
 """
 # ruff: noqa: F821
 # pyright: reportUndefinedVariable=false
 
+from simulator.compiled.jit import whole_number
 from simulator.compiled.state import (
     all_answers,
     all_asked,
     all_chosen,
     all_copies,
     all_eligible,
-    all_experts,
     all_missing,
     all_suggested,
     all_verdict,
     all_wants,
     now,
 )
-from simulator.compiled.step import step_of
 
 
 def choose(w):
@@ -30,14 +30,16 @@ def choose(w):
 
 def suggest(w):
     """Into `suggested`."""
-    return hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w), all_suggested(w))
+    return whole_number(
+        hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w), all_suggested(w))
+    )
 
 
 def want(w):
     """Of every demanded expert, into `wants`."""
     step, wants = step_of(w, w["demanded"]), all_wants(w)
     for n in range(w["demanded"]):
-        wants[n] = hook(now(w), step, all_experts(w), all_copies(w), own(w), n)
+        wants[n] = whole_number(hook(now(w), step, all_experts(w), all_copies(w), own(w), n))
 
 
 def resolve(w, absent, free):
@@ -48,24 +50,26 @@ def resolve(w, absent, free):
 
 def substitute(w, t, j):
     """Among the `eligible`."""
-    return hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w), t, j, all_eligible(w))
+    return whole_number(
+        hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w), t, j, all_eligible(w))
+    )
 
 
 def key(w, count):
     """Of the first of `asked`, into `answers`."""
     asked, answers = all_asked(w), all_answers(w)
     for i in range(count):
-        answers[i] = hook(now(w), all_experts(w), all_copies(w), own(w), asked[i])
+        answers[i] = whole_number(hook(now(w), all_experts(w), all_copies(w), own(w), asked[i]))
 
 
 def victim(w, pool, y_in):
     """A copy."""
-    return hook(now(w), all_experts(w), all_copies(w), own(w), pool, y_in)
+    return whole_number(hook(now(w), all_experts(w), all_copies(w), own(w), pool, y_in))
 
 
 def admit(w, y_in, prefetched, y_out):
     """Yes or no."""
-    return hook(now(w), all_experts(w), all_copies(w), own(w), y_in, prefetched, y_out)
+    return whole_number(hook(now(w), all_experts(w), all_copies(w), own(w), y_in, prefetched, y_out))
 
 
 def on_gate(w):

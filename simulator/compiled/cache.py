@@ -59,6 +59,12 @@ def compile_kept(signature: Any, function: Callable, **options: Any) -> Callable
     return compiler(function)
 
 
+def compile_unkept(signature: Any, function: Callable, **options: Any) -> Callable:
+    """The same for what no name on disk can stand for."""
+    with COMPILING:
+        return numba.njit(signature, **options)(function)
+
+
 def _kept(signature: Any, function: Callable, options: dict[str, Any]) -> Callable:
     with COMPILING, _numba_keeps_in(folder()):
         return numba.njit(signature, cache=True, **options)(function)

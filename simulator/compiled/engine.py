@@ -11,6 +11,7 @@ import numba
 import numpy as np
 from numba import types
 
+from policies.contract import RESIDENT
 from simulator.compiled import hooks
 from simulator.compiled.cache import COMPILING, compile_kept, is_kept
 from simulator.compiled.feed import feed_from, feed_of
@@ -20,9 +21,9 @@ from simulator.compiled.layout import WORLD
 from simulator.compiled.outcome import books_of, check, events_of
 from simulator.compiled.plain.kernel import is_plain, plain
 from simulator.compiled.world import Feed, World, world_of
-from simulator.config import KINDS, PolicySet
+from simulator.config import KINDS, PolicySet, ReplayConfig
 from simulator.foreknown import Known, known_of
-from simulator.setting import Ran, Setting
+from simulator.setting import EndState, Ran, Setting
 from simulator.source import Source, TraceSource
 from simulator.threads import waited_for
 from traces.schema import Trace
@@ -49,12 +50,23 @@ LOG = logging.getLogger(__name__)
 
 def run(trace: Trace, setting: Setting) -> Ran:
     """Replay a trace. Raises TraceError, PolicyError or ConfigError."""
-    chosen = setting.config.policy_set()
+    return run_feed(*_given(trace, setting.config), setting).ran
+
+
+def run_with_state(trace: Trace, setting: Setting) -> EndState:
+    """The same, with the state at the end."""
+    world = waited_for(partial(_finished, *_given(trace, setting.config), setting))
+    memories = [[world.arrays[f"own_{of}_{i}"] for of in ("rows", "regs", "reals")] for i in range(len(KINDS))]
+    residents = np.flatnonzero(world.arrays["copies"]["state"] == RESIDENT).tolist()
+    return EndState(_ran(world, setting), residents, memories)
+
+
+def _given(trace: Trace, config: ReplayConfig) -> tuple[Feed, Known]:
+    """What there is to replay, and what is known of it beforehand."""
+    chosen = config.policy_set()
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
-    config = setting.config
     source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
-    feed = feed_of(trace, config, needs, hooks.mentioned(chosen))
-    return run_feed(feed, known_of(source, config, chosen.eviction), setting).ran
+    return feed_of(trace, config, needs, chosen.reads), known_of(source, config, chosen.eviction)
 
 
 class Run(NamedTuple):
@@ -76,7 +88,12 @@ def run_feed(feed: Feed, known: Known, setting: Setting, keep: bool = False) -> 
 
 
 def _run(feed: Feed, known: Known, setting: Setting, keep: bool) -> Run:
-    """If the event log does not fit, once more with room for all of it."""
+    world = _finished(feed, known, setting, keep)
+    return Run(_ran(world, setting), world.arrays["kept"])
+
+
+def _finished(feed: Feed, known: Known, setting: Setting, keep: bool = False) -> World:
+    """The world after its run; if the event log did not fit, after another with room for all of it."""
     chosen = setting.config.policy_set()
     world = world_of(feed, known, setting, LINES if setting.log else 0, keep)
     _start(world, chosen)
@@ -84,8 +101,11 @@ def _run(feed: Feed, known: Known, setting: Setting, keep: bool) -> Run:
         world = world_of(feed, known, setting, int(world["lines"]), keep)
         _start(world, chosen)
     check(world, chosen)
-    ran = Ran(books_of(world), int(world["time"]), events_of(world, setting))
-    return Run(ran, world.arrays["kept"])
+    return world
+
+
+def _ran(world: World, setting: Setting) -> Ran:
+    return Ran(books_of(world), int(world["time"]), events_of(world, setting))
 
 
 def _start(world: World, chosen: PolicySet) -> None:

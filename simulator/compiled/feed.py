@@ -28,14 +28,14 @@ STREAM = {
 }
 
 
-def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], mentioned: frozenset[str]) -> Feed:
-    """Only the arrays that the policies need; `mentioned` is what their hooks read. Raises TraceError."""
+def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Feed:
+    """Only the arrays that the policies need; `reads` is what they declare to read. Raises TraceError."""
     plan, geometry, demand = schedule(trace, config.passes), trace.geometry, demand_of(trace, config.passes)
     scores = _scores_of(trace) if "logits" in needs else {}
     weights = {"token_weights": plain.rows(trace, "weights")} if "weights" in trace.arrays else {}
     looks = _looks_of(trace, config)
     demanded = _demand(demand)
-    if "next_pass" in mentioned:
+    if "next_pass" in reads:
         demanded["stream_pass"] = next_passes(trace, config.passes)
     return _feed(
         geometry, _plan(plan) | demanded | {"token_ids": plain.rows(trace, "chosen")} | weights | scores | looks

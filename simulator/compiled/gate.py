@@ -207,7 +207,7 @@ def obey(w, hands, access, decided):
     elif decided == CPU:
         access["served"], access["y"] = ON_CPU, access["x"] * w["precisions"]
         count(w, ledger.CPU_EXECUTED, now(w)["layer"], 1)
-    elif 0 <= decided < w["precisions"]:
+    elif 0 <= decided <= wants(w)[access["n"]]:
         access["y"] = access["x"] * w["precisions"] + decided
     else:
         w["error"], w["culprit"] = BAD_VERDICT, decided

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from hashlib import sha256
-from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numba
-import numpy as np
 from numba import types
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from numba.extending import register_jitable
 
 from policies.contract import Policy
 from simulator.compiled import absent, asking, state
-from simulator.compiled.cache import compile_kept
+from simulator.compiled.cache import compile_kept, compile_unkept
 from simulator.compiled.layout import WORLD
-from simulator.compiled.own_hooks import bounds_checked, refusal
-from simulator.config import KINDS, PolicySet
+from simulator.compiled.own_hooks import bounds_checked, is_bounds_checked, refusal
+from simulator.compiled.reached import digest, reached_from
+from simulator.compiled.readable import readable
+from simulator.config import KINDS
 
 INT, NOTHING = types.int64, types.void
 
@@ -81,96 +80,32 @@ def compiled(hook: str, policy: Policy) -> Callable:
     """A policy's hook as machine code, or one that does nothing. Raises PolicyError if it does not compile."""
     given = getattr(policy, hook, None)
     if given is None:
-        return _machine(hook, getattr(absent, hook, absent.on_event), KINDS[0])
+        return _machine(hook, getattr(absent, hook, absent.on_event), KINDS[0], frozenset())
     try:
         with bounds_checked(policy):
-            return _machine(hook, given, policy.kind)
+            return _machine(hook, given, policy.kind, policy.may_read)
     except (NumbaError, UnsupportedBytecodeError) as error:
         raise refusal(policy, hook, given, str(error)) from error
 
 
 @cache
-def _machine(hook: str, given: FunctionType, kind: str) -> Callable:
-    """Machine code that is kept on disk under a name that changes with every source that went into it."""
+def _machine(hook: str, given: FunctionType, kind: str, reads: frozenset[str]) -> Callable:
+    """Machine code, kept on disk under a name that changes with everything that went into it."""
     reached, asks = reached_from(given), getattr(asking, hook)
     for function in reached:
         _part_of_callers(function)
-    code = FunctionType(asks.__code__, asks.__globals__ | {"hook": given, "own": MEMORY[kind]}, given.__name__)
-    code.__module__, code.__qualname__ = given.__module__, f"{hook}_{given.__qualname__}_{kind}_{_digest(reached)}"
+    tables = {"hook": given, "own": MEMORY[kind]} | readable(reads)
+    code = FunctionType(asks.__code__, asks.__globals__ | tables, given.__name__)
+    named = digest(reached, given.__module__, sorted(reads), is_bounds_checked())
+    code.__module__, code.__qualname__ = given.__module__, f"{hook}_{given.__name__}_{kind}_{named}"
+    compiler = compile_kept if named else compile_unkept
     try:  # without lists no references need be counted, which cost more than many a hook; the cache keeps either kind
-        return compile_kept(signature_of(hook), code, _nrt=False)
+        return compiler(signature_of(hook), code, _nrt=False)
     except NumbaError:
-        return compile_kept(signature_of(hook), code)
+        return compiler(signature_of(hook), code)
 
 
 @cache
 def _part_of_callers(function: FunctionType) -> None:
     """Known to Numba, for code that calls it; a call would hand over table by table."""
     register_jitable(forceinline=True)(function)
-
-
-def reached_from(function: FunctionType) -> list[FunctionType]:
-    """The function and all that it calls, however deep, but for libraries that numba knows."""
-    found, waiting = [function], [function]
-    while waiting:
-        caller = waiting.pop()
-        for name in sorted(_names(caller.__code__)):
-            called = caller.__globals__.get(name)
-            if isinstance(called, FunctionType) and called not in found and not _is_library(called):
-                found.append(called)
-                waiting.append(called)
-    return found
-
-
-@cache
-def names_in(function: FunctionType) -> frozenset[str]:
-    """Every text and name that the function or what it calls mentions, among them each column that they read."""
-    codes = [reached.__code__ for reached in reached_from(function)]
-    return frozenset(text for code in codes for text in (*_texts(code), *_names(code)))
-
-
-def mentioned(chosen: PolicySet) -> frozenset[str]:
-    """What any hook of the four policies mentions."""
-    policies = [getattr(chosen, kind).policy for kind in KINDS]
-    return frozenset().union(*(names_in(hook) for policy in policies for _, hook in given_by(policy)))
-
-
-def _texts(code: CodeType) -> Iterator[str]:
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, CodeType):
-            yield from _texts(constant)
-
-
-def _is_library(function: FunctionType) -> bool:
-    return function.__module__.split(".")[0] in ("numpy", "numba", "math")
-
-
-def _names(code: CodeType) -> set[str]:
-    """Global names used by code and by the comprehensions in it."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return set(code.co_names).union(*map(_names, inner))
-
-
-def _digest(functions: list[FunctionType]) -> str:
-    """Of the files that the functions come from, of the numbers that they find there or import, of the first one's
-    place, as two policies may share a name, and of its module: a policy file may have changed since it was read.
-    """
-    first = functions[0]
-    hasher = sha256(f"{first.__module__}:{first.__code__.co_filename}:{first.__code__.co_firstlineno}".encode())
-    for path in sorted({Path(function.__code__.co_filename) for function in functions}):
-        hasher.update(path.read_bytes() if path.is_file() else b"")
-    for function in functions:
-        hasher.update(repr(list(_constants(function))).encode())
-    return hasher.hexdigest()[:16]
-
-
-def _constants(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Globals that machine code keeps as they are when it is made."""
-    for name in sorted(_names(function.__code__)):
-        value = function.__globals__.get(name)
-        if isinstance(value, np.ndarray):
-            yield name, (value.dtype.str, value.shape, value.tobytes())
-        elif isinstance(value, (int, float, complex, str, bytes, tuple, np.generic)):
-            yield name, value

@@ -15,6 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils, config
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
@@ -100,6 +101,20 @@ def _bit_count(typing: Any, number: Any) -> Any:
 bit_count: Any = (
     (lambda number: (int(number) & (1 << WORD.width) - 1).bit_count()) if IS_PYTHON else intrinsic(_bit_count)
 )
+
+
+def _whole_number(typing: Any, answer: Any) -> Any:
+    """What a hook answers; one that may answer with a float does not compile, as it would be cut without a word."""
+    if not isinstance(answer, types.Integer | types.Boolean):
+        raise TypingError(f"it answers with {answer}, where an integer is expected")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return arguments[0]
+
+    return answer(answer), generate
+
+
+whole_number: Any = (lambda answer: answer) if IS_PYTHON else intrinsic(_whole_number)
 
 
 def _number(builder: Any, kind: Any, world: Any, name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from policies.contract import PolicyError
 from simulator.compiled.ledger import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
 from simulator.compiled.log import BY_RESET, CAUSES, KINDS
 from simulator.compiled.state import (
@@ -109,15 +110,16 @@ def check(world: World, chosen: PolicySet) -> None:
         raise KeyboardInterrupt
     if error == NO_CPU:
         raise ConfigError("this platform has no [cpu] table, which miss policies that compute there need")
+    if error == NO_LOGITS:
+        raise PolicyError("a policy that changes the mixture must declare that it needs logits: needs=always('logits')")
     raise AssertionError(
         {
             BAD_VICTIM: f"{eviction} named {int(world['culprit'])}, which may not leave its pool",
             STUCK: "nothing can happen any more: a demanded expert finds no room",
-            NO_LOGITS: "a policy that changes the mixture must declare that it needs logits",
             BAD_CHOICE: f"routing {chosen.routing.policy.name} chose {culprit}, which is no expert",
             BAD_NAME: f"prefetch {chosen.prefetch.policy.name} named {culprit}, which is no copy",
             BAD_WANT: f"miss {miss} wants precision {culprit}, which there is not",
-            BAD_VERDICT: f"miss {miss} decided {culprit}, which is no verdict",
+            BAD_VERDICT: f"miss {miss} decided {culprit}, which is no verdict, or less precise than wanted",
             BAD_STAND_IN: f"miss {miss} let {culprit} stand in, which may not",
             NO_HOOK: f"miss {miss} was asked for a hook that it does not give",
         }[error]

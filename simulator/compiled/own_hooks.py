@@ -30,11 +30,18 @@ def bounds_checked(policy: Policy) -> Iterator[None]:
             SETTINGS.BOUNDSCHECK = before
 
 
+def is_bounds_checked() -> bool:
+    """Whether what is compiled now is."""
+    return bool(SETTINGS.BOUNDSCHECK)
+
+
 def refusal(policy: Policy, hook: str, given: FunctionType, said: str) -> PolicyError:
     """The error, at the innermost line of a user's own file, and how to run the hook nevertheless."""
     name = re.escape(Path(given.__code__.co_filename).name)  # numba spells the folder in its own way
     place = re.search(rf'{name}(?:", line | \()(\d+)', said)
     reason = _reason(said[: place.end()] if place else said)
+    if policy.reads is not None:
+        reason += f"; it may read {', '.join(sorted(policy.reads)) or 'none'} of what reads may name"
     what = f"hook {hook} does not compile ({reason}); replay it with --engine reference"
     if policy.version:
         return complaint(given, what, int(place[1]) if place else 0)

@@ -28,6 +28,11 @@ _reader |= {name: array_reader(name, dtype, *axes, readonly=True) for name, (dty
 #: Of arrays that policies are given, or parts of which are.
 _whole = {name: array_reader(name, dtype, *axes, whole=True) for name, (dtype, axes) in (ARRAYS | MEMORIES).items()}
 _whole |= {name: array_reader(name, dtype, *axes, readonly=True, whole=True) for name, (dtype, axes) in FEED.items()}
+#: Those that hooks only read: one that writes to them does not compile.
+_INPUTS = ("ids", "logits", "choice", "weights", "missing")
+_INPUTS += ("demand_expert", "demand_rank", "demand_mass", "demand_tokens")
+for _name in _INPUTS:
+    _whole[_name] = array_reader(_name, ARRAYS[_name][0], *ARRAYS[_name][1], readonly=True, whole=True)
 
 experts = _reader["experts"]
 copies = _reader["copies"]

@@ -1,22 +1,11 @@
-"""A step as policies see it, and the demand that it starts from."""
+"""The demand of a step, and what policies may see of its gate."""
 
 from __future__ import annotations
 
-from policies.contract import NONE, Step
+from policies.contract import NONE
 from simulator.compiled.jit import called, fast
 from simulator.compiled.state import (
     BAD_CHOICE,
-    all_choice,
-    all_demand_expert,
-    all_demand_mass,
-    all_demand_rank,
-    all_demand_tokens,
-    all_ids,
-    all_logits,
-    all_look_order,
-    all_look_score,
-    all_token_scores,
-    all_weights,
     choice,
     chosen,
     demand_expert,
@@ -46,25 +35,6 @@ from simulator.compiled.state import (
     weights,
 )
 from simulator.compiled.weights import to_units, unite, weigh_run
-
-
-@fast
-def step_of(w, demanded):
-    """The gate's arrays; `demanded` experts, 0 while routing has not chosen yet."""
-    layer, tokens, first, last = now(w)["layer"], w["tokens"], w["start"], w["start"] + w["tokens"]
-    return Step(
-        all_ids(w)[:tokens],
-        all_logits(w)[:tokens],
-        all_choice(w)[:tokens],
-        all_token_scores(w)[first:last, layer],
-        all_look_order(w)[:, first:last, layer],
-        all_look_score(w)[:, first:last, layer],
-        all_demand_expert(w)[:demanded],
-        all_demand_rank(w)[:demanded],
-        all_demand_mass(w)[:demanded],
-        all_demand_tokens(w)[:demanded],
-        all_weights(w)[: tokens if w["weighted"] == 1 or w["changed"] == 1 else 0],
-    )
 
 
 @fast

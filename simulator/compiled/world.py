@@ -10,7 +10,6 @@ import numpy as np
 
 from policies.contract import NEVER, NONE, NOW, QUEUES, REKEY, Eviction, Memory
 from policies.grammar import Chosen
-from simulator.compiled.hooks import mentioned, names_in
 from simulator.compiled.jit import IS_PYTHON
 from simulator.compiled.layout import ARRAYS, MEMORIES, RULE, WORLD
 from simulator.compiled.ledger import BUCKETS, NO_ROW, TIMES, WIDTH
@@ -121,7 +120,7 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     given["has_resolve"] = not chosen.miss.policy.fetches_all
     given["has_admit"] = eviction.admit is not None and eviction.declines(chosen.eviction.params)
     given["asks_of_each"] = given["has_admit"] and not eviction.decides_once
-    named = mentioned(chosen)
+    named = chosen.reads
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
     reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
     reads |= {"reads_gate": bool(named & {"ids", "logits", "choice", "weight"})}
@@ -130,8 +129,8 @@ def _given(chosen: PolicySet) -> dict[str, int]:
 
 
 def _minds(eviction: Eviction) -> dict[str, int]:
-    """What may change a key: columns that `key` never names need no new one; a hook may write what it does name."""
-    named = names_in(eviction.key) if eviction.key else frozenset()
+    """What may change a key: one that may not read a column stays when that changes; a hook may write what it reads."""
+    named = eviction.may_read
     return {
         "minds_demand": bool(named & {"needed", "mass_ever"}),
         "minds_future": bool(named & {"next_use", "next_pass"}),

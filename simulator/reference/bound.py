@@ -9,6 +9,7 @@ from policies.contract import ABSENT, COPY, EXPERT, NEVER, NOW, Memory, Own, Ste
 from policies.grammar import Chosen, PolicyT
 from simulator.config import PolicySet
 from simulator.foreknown import Known
+from simulator.reference.guarded import Guard
 from simulator.reference.supervisor import Supervisor
 from simulator.setting import Shape
 
@@ -69,34 +70,48 @@ class Bound(Generic[PolicyT]):
         self._tables, self._pools = tables, list(pools)
         self._par = chosen.par()
         own_file = bool(chosen.policy.version)
+        self._guard = Guard(chosen.policy, tables) if own_file else None
         self._supervisor = Supervisor(chosen.policy, tables.now, tables.copies) if own_file else None
+        self._seen: Any = self._guard or tables
+        self._never_writes = getattr(chosen.policy, "key", None)
         self.clear()
 
     def clear(self) -> None:
         """Zero the memory."""
         memory: Memory = self.policy.memory
         rows, layers = len(self._tables.copies), self._tables.now["layers"]
-        self.own = Own(
-            rows=_zeros(rows, memory.rows + memory.rows_per_expert * self._tables.now["experts"], 0),
-            regs=_zeros(len(self._pools), memory.regs, 0),
-            reals=_zeros(layers, memory.reals, 0.0),
-            par=self._par,
-            capacity=self._pools,
-        )
+        tables: dict[str, Any] = {
+            "rows": _zeros(rows, memory.rows + memory.rows_per_expert * self._tables.now["experts"], 0),
+            "regs": _zeros(len(self._pools), memory.regs, 0),
+            "reals": _zeros(layers, memory.reals, 0.0),
+        }
+        if self._guard is not None:
+            tables = {name: self._guard.memory(name, table) for name, table in tables.items()}
+        self.own = Own(**tables, par=self._par, capacity=self._pools)
+
+    def output(self, length: int) -> list[int]:
+        """Numbers for a hook to write to."""
+        return [0] * length if self._guard is None else self._guard.output(length)
 
     def call(self, hook: Callable[..., Any] | None, *arguments: Any) -> Any:
         """hook(now, experts, copies, own, *arguments)."""
-        tables = self._tables
-        if self._supervisor is None:
-            return self._given(hook)(tables.now, tables.experts, tables.copies, self.own, *arguments)
-        return self._supervisor.call(hook, (tables.now, tables.experts, tables.copies, self.own), arguments)
+        seen = self._seen
+        if self._guard is not None:
+            self._guard.sealed = hook is self._never_writes
+        return self._called(hook, (seen.now, seen.experts, seen.copies, self.own), arguments)
 
     def call_at_gate(self, hook: Callable[..., Any] | None, step: Step, *arguments: Any) -> Any:
         """hook(now, step, experts, copies, own, *arguments)."""
-        tables = self._tables
+        seen = self._seen
+        if self._guard is not None:
+            step, self._guard.sealed = self._guard.step(step), False
+        return self._called(hook, (seen.now, step, seen.experts, seen.copies, self.own), arguments)
+
+    def _called(self, hook: Callable[..., Any] | None, tables: tuple[Any, ...], arguments: tuple[Any, ...]) -> Any:
+        given = self._given(hook)
         if self._supervisor is None:
-            return self._given(hook)(tables.now, step, tables.experts, tables.copies, self.own, *arguments)
-        return self._supervisor.call(hook, (tables.now, step, tables.experts, tables.copies, self.own), arguments)
+            return given(*tables, *arguments)
+        return self._supervisor.call(given, tables, arguments)
 
     def _given(self, hook: Callable[..., Any] | None) -> Callable[..., Any]:
         if hook is None:
@@ -132,6 +147,11 @@ class Hands:
                 bound.call(hook, *arguments)
 
         return tell
+
+    @property
+    def memories(self) -> list[Own]:
+        """Of the four, in the order of KINDS."""
+        return [bound.own for bound in self._all]
 
     def clear(self) -> None:
         """Zero every policy's memory."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
 
 import simpy
 
+from policies.contract import RESIDENT
 from simulator.config import parse_reset
 from simulator.foreknown import known_of
 from simulator.reference.bound import Hands, Tables
@@ -18,7 +20,7 @@ from simulator.reference.jobs import Job
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
 from simulator.reference.tier import Tier
-from simulator.setting import Ran, Setting
+from simulator.setting import EndState, Ran, Setting
 from simulator.source import Gates, Pass, Source
 
 Story = Generator[simpy.Event, None, None]
@@ -26,10 +28,20 @@ Story = Generator[simpy.Event, None, None]
 
 def run(source: Source, setting: Setting) -> Ran:
     """Replay the source."""
+    return _finished(source, setting).close_books()
+
+
+def run_with_state(source: Source, setting: Setting) -> EndState:
+    """The same, with the state at the end."""
+    engine = _finished(source, setting)
+    return EndState(engine.close_books(), *engine.state())
+
+
+def _finished(source: Source, setting: Setting) -> Engine:
     engine = Engine(source, setting)
     engine.env.process(engine.compute(source.passes()))
     engine.env.run(until=engine.finished)
-    return engine.close_books()
+    return engine
 
 
 class Engine:
@@ -227,6 +239,11 @@ class Engine:
         for layer, size in self._tier.unused_bytes():
             self.ledger.count("bytes_unused_at_end", layer, size)
         return Ran(self.ledger, self._now, self.log.events)
+
+    def state(self) -> tuple[list[int], list[Sequence[Any]]]:
+        """The copies that are resident, and the memories of the four policies, as `EndState` has them."""
+        residents = [y for y, copy in enumerate(self._tables.copies) if copy["state"] == RESIDENT]
+        return residents, [(own.rows, own.regs, own.reals) for own in self._hands.memories]
 
     @property
     def _now(self) -> int:

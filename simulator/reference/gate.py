@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from policies.contract import CPU, DROP, IN_FLIGHT, NEVER, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
+from policies.files import complaint
 from simulator.reference.bound import Hands, Tables
 from simulator.reference.event_log import EventLog
 from simulator.reference.fidelity import count_fidelity
@@ -83,7 +84,7 @@ class Gatekeeper:
         self._tier, self._link, self._ledger, self._log = tier, link, ledger, log
         self._precisions = tables.now["precisions"]
         self._named: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
-        self._out = [0] * len(tables.copies)
+        self._out = hands.prefetch.output(len(tables.copies))
 
     # 2: routing
 
@@ -200,8 +201,11 @@ class Gatekeeper:
         elif verdict == CPU:
             access.served, access.y = Served.CPU, access.x * self._precisions
             self._count("cpu_executed", access.x)
-        else:
+        elif verdict <= demanded.wants[access.n]:
             access.y = access.x * self._precisions + verdict
+        else:
+            what = f"gave verdict {verdict} for an expert that `want` wants at precision {demanded.wants[access.n]}"
+            raise complaint(self._hands.miss.policy.resolve, f"hook resolve {what}; say there that less is good enough")
 
     def _substitute(self, demanded: Demanded, access: Access) -> None:
         """Ask token by token; the expert is fetched, most precise, if any token still needs it."""

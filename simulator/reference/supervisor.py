@@ -19,12 +19,12 @@ class Supervisor:
         self._policy, self._now, self._copies = policy, now, copies
         self._names = {hook: name for name, hook in hooks(policy)}
 
-    def call(self, hook: Callable[..., Any] | None, tables: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    def call(self, hook: Callable[..., Any], tables: Sequence[Any], arguments: Sequence[Any]) -> Any:
         """What the hook returns. Raises PolicyError with file, line and text for what it raises or answers wrongly."""
-        if hook is None:
-            raise AssertionError(f"{self._policy.kind} {self._policy.name} was asked for a hook that it does not give")
         try:
             result = hook(*tables, *arguments)
+        except PolicyError:  # the guard names the line itself
+            raise
         except (Exception, SystemExit) as error:  # here, as SimPy raises a copy without the line
             said = f"{type(error).__name__}: {error}"
             raise PolicyError(blamed(error) or str(complaint(hook, said))) from error
@@ -47,6 +47,8 @@ class Supervisor:
     def _check_resolve(self, _: None, missing: Sequence[int], free: int, verdict: Sequence[int]) -> None:
         per_token = [PER_TOKEN] if getattr(self._policy, "substitute", None) else []
         allowed = [*range(self._now["precisions"]), DROP, CPU, *per_token]
+        if getattr(self._policy, "fetches_all", False) and any(verdict):
+            raise ValueError(f"hook resolve gave verdict {next(filter(None, verdict))}; fetches_all promises 0 alone")
         for each in verdict:
             self._within("resolve gave verdict", each, allowed)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from policies.contract import Eviction
 from policies.files import complaint
 from simulator.reference.bound import Bound, Tables
+from simulator.reference.promises import Promises
 
 Order = tuple[int, int, int]
 
@@ -17,18 +18,24 @@ class Victims:
     def __init__(self, tables: Tables, eviction: Bound[Eviction]) -> None:
         self._tables, self._eviction = tables, eviction
         self._precisions = tables.now["precisions"]
+        self._promises = Promises(eviction, tables) if eviction.policy.version else None
         self.clear()
 
     def clear(self) -> None:
         """Forget every order."""
         self._orders: dict[int, Order] = {}
         self._scope: object = None
+        self._pass = self._tables.now["pass"]
+        if self._promises:
+            self._promises.move_on({}, same_pass=False)
 
     def touch(self, x: int) -> None:
         """Something happened to expert x: the orders of its copies are worked out anew."""
         first = x * self._precisions
         for y in range(first, first + self._precisions):
             self._orders.pop(y, None)
+            if self._promises:
+                self._promises.forget(y)
 
     def choose(self, pool: int, y_in: int, candidates: Sequence[int]) -> int:
         """The copy among `candidates` that leaves for y_in. Raises PolicyError if the policy names another."""
@@ -44,16 +51,33 @@ class Victims:
     def admits(self, y_in: int, prefetched: bool, y_out: int) -> bool:
         """Whether the policy lets y_in push y_out out."""
         admit = self._eviction.policy.admit
-        return admit is None or self._eviction.call(admit, y_in, int(prefetched), y_out)
+        if admit is None or self._eviction.call(admit, y_in, int(prefetched), y_out):
+            return True
+        if self._promises and not self._eviction.policy.declines(self._eviction.params):
+            raise complaint(admit, f"hook admit declined copy {y_in}; `declines` promises that it never does")
+        return False
 
     def _smallest(self, candidates: Sequence[int]) -> int:
         """Smallest leaves: the policy's key, then the least recent stamp, then the lowest id."""
         self._rekey()
+        if self._promises:
+            self._promises.check_kept(self._orders, candidates)
         for y in candidates:
             if y not in self._orders:
-                key = self._eviction.call(self._eviction.policy.key, y)
-                self._orders[y] = (key, self._tables.experts[y // self._precisions]["last_use"], y)
-        return min(map(self._orders.__getitem__, candidates))[2]
+                self._orders[y] = self._order_of(y)
+        if self._promises:
+            self._promises.check_moved(self._orders)
+        least = min(map(self._orders.__getitem__, candidates))[2]
+        if self._tables.copies[least]["protected"]:  # the last resort: keys are others once that ends
+            for y in candidates:
+                del self._orders[y]
+        return least
+
+    def _order_of(self, y: int) -> Order:
+        key = self._eviction.call(self._eviction.policy.key, y)
+        if self._promises:
+            self._promises.check_new(y, key)
+        return key, self._tables.experts[y // self._precisions]["last_use"], y
 
     def _rekey(self) -> None:
         now = self._tables.now
@@ -61,7 +85,9 @@ class Victims:
         scopes["layer"] = scopes["step"]
         scope = scopes[self._eviction.policy.scope(self._eviction.params)]
         if scope != self._scope:
-            self._scope = scope
+            if self._promises:
+                self._promises.move_on(self._orders, same_pass=now["pass"] == self._pass)
+            self._scope, self._pass = scope, now["pass"]
             self._orders.clear()
 
     def _named(self, pool: int, y_in: int, candidates: Sequence[int]) -> int:

@@ -1,0 +1,163 @@
+"""A dry run: before a policy from a user's own file is replayed in machine code, both engines replay a short opening.
+
+Machine code says neither where a policy went wrong nor that an answer has the wrong type, and believes what a policy
+promises. The reference engine checks answers and promises, and what it raises names a line; what the engines then
+disagree about is a promise that nobody can check, or arithmetic that machine code does otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from policies.contract import Eviction, Miss, Policy, PolicyError
+from policies.declaration import hooks
+from simulator.config import KINDS, PolicySet
+from simulator.reference import engine as reference
+from simulator.setting import EndState, Setting
+from simulator.source import TraceSource
+from traces.schema import LOOKAHEAD, Request, Trace, memory_trace
+
+#: Demanded experts and tokens of the opening, summed over gates: under a second in Python.
+ENOUGH = 4096
+#: Requests that share it, so that there is a reset between them.
+REQUESTS = 2
+#: What has passed already in this process.
+_passed: set[tuple[object, ...]] = set()
+_trying = Lock()
+
+
+def dry_run(trace: Trace, setting: Setting, needs: frozenset[str]) -> None:
+    """Replay an opening by both engines, once for all capacities and seeds.
+
+    Raises PolicyError with file and line for a wrong answer or a broken promise, and what a hook raises.
+    """
+    chosen = setting.config.policy_set()
+    case = (trace.digest, tuple(chosen.own), setting.config.model_copy(update={"capacity": "", "seed": 0}))
+    with _trying:  # threads would only take turns in Python
+        if case not in _passed:
+            _compare(opening(trace), replace(setting, log=False), needs)
+            _passed.add(case)
+
+
+def opening(trace: Trace) -> Trace:
+    """The first tokens of the first requests, of their prompts and of what follows those, as a trace of its own."""
+    requests = min(REQUESTS, trace.requests)
+    geometry = trace.geometry
+    tokens = max(1, ENOUGH // (requests * geometry.layers * (geometry.k + 1)))
+    return memory_trace(trace.header, [_begin(trace, at, tokens) for at in range(requests)], trace.router_bias)
+
+
+def _begin(trace: Trace, index: int, tokens: int) -> Request:
+    """Up to so many tokens of a request: half of them of its prompt, if it has as many."""
+    first, last = (int(offset) for offset in trace.request_offsets[index : index + 2])
+    prompt = int(trace.prompt_lengths[index])
+    decoded = min(last - first - prompt, max(tokens - prompt, tokens // 2))
+    prefilled = min(prompt, tokens - decoded)
+    spans = [(first, first + prefilled), (first + prompt, first + prompt + decoded)]
+    rows = {name: _rows(trace, name, spans) for name in ("chosen", "weights", "logits") if name in trace.arrays}
+    looks = [_rows(trace, f"{LOOKAHEAD}{depth}", spans) for depth in range(1, trace.header.lookahead_depth + 1)]
+    return Request(prompt_length=prefilled, lookahead=tuple(looks), **rows)
+
+
+def _rows(trace: Trace, name: str, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    return np.concatenate([trace.read(name, first, last) for first, last in spans])
+
+
+def _compare(short: Trace, setting: Setting, needs: frozenset[str]) -> None:
+    chosen = setting.config.policy_set()
+    found = difference(*end_states(short, replace(setting, pools=_tight(short, setting)), needs))
+    if found:
+        raise PolicyError(_disagreement(chosen, found))
+
+
+def end_states(trace: Trace, setting: Setting, needs: frozenset[str]) -> tuple[EndState, EndState]:
+    """A whole run by the reference, then compiled. Raises PolicyError, and what a hook raises in the reference."""
+    from simulator.compiled import engine as compiled  # numba takes half a second to import
+
+    config, chosen = setting.config, setting.config.policy_set()
+    source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
+    expected = reference.run_with_state(source, setting)
+    with named_by_machine_code(chosen):
+        return expected, compiled.run_with_state(trace, setting)
+
+
+def _tight(short: Trace, setting: Setting) -> tuple[int, ...]:
+    """Pools of which something must leave: half of what the opening demands, but two experts at least."""
+    if setting.config.warm:
+        return setting.pools
+    chosen, sizes = short.read("chosen"), setting.shape.tiers[0]
+    demanded = [len(np.unique(chosen[:, layer][chosen[:, layer] >= 0])) * size for layer, size in enumerate(sizes)]
+    if len(setting.pools) == 1:
+        demanded, sizes = [sum(demanded)], (max(sizes),)
+    return tuple(
+        min(pool, max(demand // 2, 2 * size)) for pool, demand, size in zip(setting.pools, demanded, sizes, strict=True)
+    )
+
+
+@contextmanager
+def named_by_machine_code(chosen: PolicySet) -> Iterator[None]:
+    """What machine code raises under policies from users' own files, as PolicyError: it knows no lines."""
+    try:
+        yield
+    except (AssertionError, IndexError, ArithmeticError) as error:
+        message = f"{', '.join(chosen.own)}: {error}; replay it with --engine reference, which names the line"
+        raise PolicyError(message) from error
+
+
+# differences
+
+
+def difference(expected: EndState, found: EndState) -> str:
+    """The first in which two engines differ, or nothing."""
+    totals, others = expected.ran.ledger.totals(expected.ran.end_ns), found.ran.ledger.totals(found.ran.end_ns)
+    for name, count in totals.items():
+        if others[name] != count:
+            return f"{name} {count} by the reference and {others[name]} compiled"
+    if expected.ran.ledger.per_layer() != found.ran.ledger.per_layer():
+        return "other counts of single layers"
+    if expected.residents != found.residents:
+        return "other experts resident at the end"
+    for kind, mine, other in zip(KINDS, expected.memories, found.memories, strict=True):
+        if not all(map(_same, mine, other)):
+            return f"another memory `own` of the {kind} policy"
+    return ""
+
+
+def _same(one: Any, other: Any) -> bool:
+    one, other = np.asarray(one), np.asarray(other)
+    return (one.size == other.size == 0) or np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def _disagreement(chosen: PolicySet, difference: str) -> str:
+    own: list[Policy] = [policy for kind in KINDS if (policy := getattr(chosen, kind).policy).version]
+    told = [
+        f"{_file_of(policy)}: {policy.kind} {policy.label} promises {', '.join(_promises(policy))}" for policy in own
+    ]
+    return (
+        f"{'; '.join(told)}; the engines disagree, {difference} over the first tokens: check these promises, that "
+        "integers stay within 64 bits, and that floats are made by + - * / and sqrt alone, or use --engine reference"
+    )
+
+
+def _file_of(policy: Policy) -> str:
+    return next((hook.__code__.co_filename for _, hook in hooks(policy)), policy.name)
+
+
+def _promises(policy: Policy) -> Iterator[str]:
+    """What a policy says of itself that engines make use of."""
+    if isinstance(policy, Eviction):
+        yield f"rekey={policy.rekey!r}" if isinstance(policy.rekey, str) else "rekey"
+        yield from (name for name in ("queue", "declines") if name in vars(policy) and _is_given(policy, name))
+    if isinstance(policy, Miss) and policy.fetches_all:
+        yield "fetches_all"
+    yield "reads everything" if policy.reads is None else f"reads {', '.join(sorted(policy.reads)) or 'nothing'}"
+
+
+def _is_given(policy: Policy, name: str) -> bool:
+    return getattr(policy, name) is not type(policy).__dataclass_fields__[name].default

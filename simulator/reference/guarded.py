@@ -1,0 +1,114 @@
+"""What a policy from a user's own file is given: it refuses, at the line, what machine code would do otherwise.
+
+Machine code would keep half a number of 0.5, and reads columns that `reads` leaves out as they were long ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from policies.contract import OPTIONAL, OPTIONAL_ARRAYS, Policy, PolicyError, Step
+from policies.declaration import BITS, fits
+from policies.files import complaint_here
+
+#: Arrays of `step` that the engine goes on with.
+FROZEN = ("ids", "weight", "expert", "rank", "mass", "tokens")
+
+
+class Rows(Protocol):
+    """The tables that every policy sees."""
+
+    now: dict[str, int]
+    experts: list[dict[str, int]]
+    copies: list[dict[str, int]]
+
+
+class Row:
+    """A row of a table, to be read."""
+
+    __slots__ = ("_hidden", "_row")
+
+    def __init__(self, row: Mapping[str, int], hidden: frozenset[str]) -> None:
+        self._row, self._hidden = row, hidden
+
+    def __getitem__(self, column: str) -> int:
+        if column in self._hidden:
+            raise undeclared(column)
+        return self._row[column]
+
+    def __setitem__(self, column: str, value: object) -> None:
+        raise complaint_here(f"{column!r} of a table is written; a hook writes only `own` and its outputs")
+
+
+class Hidden:
+    """In place of an array of `step`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self, *_: object) -> Any:
+        raise undeclared(self._name)
+
+    __getitem__ = __setitem__ = __len__ = __iter__ = __contains__ = _refuse
+
+
+class Cells(list):
+    """Numbers of one type, as an array holds them, which are written one by one."""
+
+    __slots__ = ("_guard", "_name")
+
+    def __init__(self, name: str, values: Sequence[float], guard: Guard) -> None:
+        super().__init__(values)
+        self._name, self._guard = name, guard
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        if self._guard.sealed:
+            raise complaint_here(
+                "hook key writes; engines ask for keys as often as they like, so other hooks keep count"
+            )
+        super().__setitem__(at, self._kept(value))
+
+    def _kept(self, value: Any) -> float:
+        if self._name == "own.reals" and isinstance(value, int | float):
+            return float(value)
+        if isinstance(value, int) and fits(value):
+            return int(value)
+        raise complaint_here(f"{value!r} is written to {self._name}, which holds integers of {BITS} bits")
+
+
+class Guard:
+    """The tables as one policy sees them, and its memory."""
+
+    def __init__(self, policy: Policy, tables: Rows) -> None:
+        hidden = OPTIONAL - policy.may_read
+        self.sealed = False  #: while a hook runs that may not write
+        self.now = Row(tables.now, frozenset())
+        self.experts = [Row(row, hidden) for row in tables.experts]
+        self.copies = [Row(row, frozenset()) for row in tables.copies]
+        self._arrays = {name: Hidden(name) for name in hidden & OPTIONAL_ARRAYS}
+        self._gate = self._shown = Step(*[()] * len(Step._fields))
+
+    def step(self, step: Step) -> Step:
+        """The arrays of a gate; those that an engine goes on with are not to be written."""
+        if step is not self._gate:
+            frozen = {name: _frozen(getattr(step, name)) for name in FROZEN}
+            self._gate, self._shown = step, step._replace(**frozen | self._arrays)
+        return self._shown
+
+    def memory(self, name: str, rows: Sequence[Sequence[float]]) -> tuple[Cells, ...]:
+        """A table of `own`."""
+        return tuple(Cells(f"own.{name}", row, self) for row in rows)
+
+    def output(self, length: int) -> Cells:
+        """A list for a hook to write to."""
+        return Cells("out", [0] * length, self)
+
+
+def _frozen(rows: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
+
+
+def undeclared(name: str) -> PolicyError:
+    """Of a hook that reads what it must not."""
+    return complaint_here(f"{name!r} is read, which `reads` does not name; add it there, or leave `reads` out")
