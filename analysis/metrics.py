@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from analysis.errors import unknown
-from analysis.results import fields, layers, runs
+from analysis.results import fields, runs
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ RATIOS: dict[str, Ratio] = {
     "prefetch_precision": Ratio(("prefetch_used",), ("prefetch_started",)),
     "prefetch_recall": Ratio(("prefetch_used",), ("prefetch_used", "misses")),
     "predictor_precision": Ratio(("predicted_demanded",), ("predicted",)),
+    "predictor_recall": Ratio(("predicted_demanded",), ("predictable",)),
     "wasted_share": Ratio(("bytes_wasted",), ("bytes_prefetch",)),
     "choice_kept": Ratio(("assignments_kept",), ("assignments",)),
     "mass_share_kept": Ratio(("mass_kept",), ("mass",)),
@@ -53,7 +54,6 @@ RATIOS: dict[str, Ratio] = {
 #: Metrics that are no plain ratio of sums, for the same documentation.
 FORMULAS: dict[str, str] = {name: ratio.formula for name, ratio in RATIOS.items()} | {
     "compulsory_limit": "1 - bound_compulsory / bound_accesses: no cache without prefetch hits more",
-    "predictor_recall": "predicted_demanded / sum over layers of accesses x the layers it can be named from",
     "ttft_mean_ms": "mean over requests of request start to the end of its prefill",
     "ttft_median_ms": "median over requests of the same",
     "tpot_ms": "sum of decode_ns / sum of decode_passes, over requests",
@@ -84,9 +84,13 @@ def measured(frame: pl.DataFrame) -> pl.DataFrame:
     return with_ratios(runs(frame)).with_columns(
         (1 - _quotient(pl.col("bound_compulsory"), pl.col("bound_accesses"))).alias("compulsory_limit"),
         ((pl.col("bytes_demand") + pl.col("bytes_prefetch")) / 1e9).alias("gb_moved"),
-        _predictor_recall(frame),
         *frame.select(_latencies(frame)).get_columns(),
     )
+
+
+def figures_of(frame: pl.DataFrame) -> dict[str, float | None]:
+    """Every metric of `FORMULAS` for the one configuration of a frame; null where undefined."""
+    return measured(frame).select(*FORMULAS).row(0, named=True)
 
 
 def ranking(frame: pl.DataFrame, by: str = "hit_rate", called: Mapping[str, str] | None = None) -> pl.DataFrame:
@@ -169,21 +173,6 @@ def _decoding(decode_ns: pl.Expr, passes: pl.Expr) -> list[pl.Expr]:
         (_quotient(decode_ns, passes) / 1e6).alias("tpot_ms"),
         (_quotient(passes, decode_ns) * 1e9).alias("tokens_per_s"),
     ]
-
-
-def _predictor_recall(frame: pl.DataFrame) -> pl.Series:
-    """Each naming counts in `predicted_demanded`, so a look-ahead of depth d has min(layer, d) chances per access."""
-    depth = pl.col("about").struct.field("policies").struct.field("prefetch").str.extract(r"depth=(\d+)")
-    # a policy without a depth parameter looks one layer ahead
-    rows = layers(frame).join(
-        frame.select(pl.col("about").struct.field("identity"), depth.cast(pl.Int64).fill_null(1).alias("depth")),
-        on="identity",
-    )
-    chances = pl.min_horizontal("layer", "depth") * pl.col("accesses")
-    recall = rows.group_by("identity").agg(_quotient(pl.col("predicted_demanded").sum(), chances.sum()).alias("recall"))
-    return (
-        runs(frame).join(recall, on="identity", how="left", maintain_order="left")["recall"].alias("predictor_recall")
-    )
 
 
 def _total(names: tuple[str, ...]) -> pl.Expr:

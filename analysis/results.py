@@ -13,22 +13,24 @@ from pathlib import Path
 import polars as pl
 
 from analysis.errors import AnalysisError, unknown
-from simulator.result import COUNTERS, is_damaged, row_digest
+from simulator.result import ADDED, COUNTERS, is_damaged, row_digest
 
 ROWS_VERSION = 1  #: the newest layout that this code reads
 RENAMED = {"capacity": "capacity_misses"}
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
 #: Fields that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
+COUNTED = ("totals", "per_layer", "per_request")  #: nested columns with a field per counter
 #: What every part must hold: nested column -> the fields that are read by name.
 NEEDED: dict[str, tuple[str, ...]] = {
     "config": ("eviction", "prefetch", "miss", "routing", "capacity", "platform", "contract", "scope", "passes"),
     "about": (*ABOUT_FIELDS, "policies"),
-    "totals": (*COUNTERS, "time_ns"),
+    "totals": ("time_ns",),
     "bounds": ("belady_hits", "accesses", "compulsory"),
-    "per_layer": ("layer", "phase", *COUNTERS),
-    "per_request": ("request", "ttft_ns", "decode_ns", "decode_passes", *COUNTERS),
+    "per_layer": ("layer", "phase"),
+    "per_request": ("request", "ttft_ns", "decode_ns", "decode_passes"),
 }
+NEEDED |= {column: (*NEEDED[column], *(name for name in COUNTERS if name not in ADDED)) for column in COUNTED}
 
 
 def load(folder: Path) -> pl.DataFrame:
@@ -39,14 +41,38 @@ def load(folder: Path) -> pl.DataFrame:
     paths = sorted(folder.glob("part-*.parquet"))
     if not paths:
         raise AnalysisError(f"no results in {folder}; make some with: moereplay replay TRACE --out {folder}")
-    parts = [read_rows(path) for path in paths]
-    check_columns(paths[0], parts[0].schema, NEEDED)
-    for path, part in zip(paths, parts, strict=True):
-        if part.schema != parts[0].schema:
-            check_columns(path, part.schema, NEEDED)
+    parts: list[pl.DataFrame] = []
+    for path in paths:
+        part = read_rows(path)
+        check_columns(path, part.schema, NEEDED)
+        parts.append(with_added(part))
+        if parts[-1].schema != parts[0].schema:
             raise AnalysisError(f"{path} has other columns than {paths[0].name}; keep one version's results per folder")
         check_digests(path, part)
     return pl.concat(parts)
+
+
+def with_added(part: pl.DataFrame) -> pl.DataFrame:
+    """Results of any version with the counters of this one: null where they were not counted."""
+    return part.with_columns(_with_added(part.schema, column) for column in COUNTED)
+
+
+def _with_added(schema: pl.Schema, column: str) -> pl.Expr:
+    found = _inner(schema[column])
+    counted = [name for name in COUNTERS if name in found or name in ADDED]
+    names = list(dict.fromkeys([*_until(found, counted[0]), *counted, *found]))
+
+    def filled(of: pl.Expr) -> pl.Expr:
+        null = pl.lit(None, pl.Int64)
+        return pl.struct((of.struct.field(name) if name in found else null).alias(name) for name in names)
+
+    if isinstance(schema[column], pl.List):
+        return pl.col(column).list.eval(filled(pl.element()))
+    return filled(pl.col(column)).alias(column)
+
+
+def _until(names: Sequence[str], end: str) -> list[str]:
+    return list(names[: names.index(end)])
 
 
 def runs(frame: pl.DataFrame) -> pl.DataFrame:

@@ -11,7 +11,7 @@ import polars as pl
 
 from analysis.errors import AnalysisError
 from analysis.results import ABOUT_FIELDS, RENAMED, ROWS_VERSION
-from simulator.result import COUNTERS
+from simulator.result import ADDED, COUNTERS
 from simulator.sweep.parts import PARTS, PartError, StoredPart, stored_parts
 
 KINDS = ("routing", "prefetch", "eviction", "miss")
@@ -116,11 +116,22 @@ def _parts(folder: Path) -> Iterator[StoredPart]:
 def _read(part: StoredPart, name: str) -> pl.DataFrame | None:
     try:
         data = part.table(name)
-        return None if data is None else pl.read_parquet(io.BytesIO(data))
+        return None if data is None else _with_added(pl.read_parquet(io.BytesIO(data)))
     except PartError as error:
         raise AnalysisError(str(error)) from None
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
         raise AnalysisError(f"{part.path}: its {name} are no Parquet table; remove it and sweep again") from None
+
+
+def _with_added(table: pl.DataFrame) -> pl.DataFrame:
+    """A table of any version with the counters of this one, null where they were not counted."""
+    counters = [_renamed(name) for name in COUNTERS]
+    found = table.columns
+    if not set(counters) - set(ADDED) <= set(found):  # a table without counters
+        return table
+    null = [pl.lit(None, pl.Int64).alias(name) for name in ADDED if name not in found]
+    first = found.index(counters[0])
+    return table.with_columns(null).select(list(dict.fromkeys([*found[:first], *counters, *found])))
 
 
 def _renamed(name: str) -> str:

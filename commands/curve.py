@@ -26,7 +26,10 @@ WORKERS = os.cpu_count() or 1
 
 def curve(
     trace: options.TracePath,
-    eviction: Annotated[str, typer.Option(help="Comma list of lru, belady; empty: all with a curve here.")] = "",
+    eviction: Annotated[
+        str,
+        typer.Option(help="Comma list of lru, belady, relaxed_belady; empty: lru, belady."),
+    ] = "",
     contract: options.Contract = "atomic",
     scope: options.Scope = "global",
     passes: options.Passes = "recorded",
@@ -62,16 +65,17 @@ def curve(
 
 def _names(trace: Trace, eviction: str, how: Mapping[str, str], as_json: bool) -> list[str]:
     """The policies to count, checked before the first is. Raises ConfigError or PolicyError."""
-    from simulator.curves.curve import POLICIES, offered, settings
+    from simulator.curves.curve import REPLAYED, offered, settings
     from simulator.errors import ConfigError
 
-    listed = [name.strip() for name in eviction.split(",")] if eviction else offered(trace.geometry, how["scope"])
+    usual = [name for name in REPLAYED if name in offered(trace.geometry, how["scope"])]
+    listed = [name.strip() for name in eviction.split(",")] if eviction else usual
     names = list(dict.fromkeys(listed))
     for name in names:
         settings(trace.geometry, name, **how)
     if as_json and len(names) > 1:
         raise ConfigError(f"--json takes one policy, not {len(names)}; add --eviction {names[0]}, or use --out DIR")
-    if not eviction and len(names) < len(POLICIES):
+    if not eviction and len(names) < len(REPLAYED):
         say("no curve of belady: experts of a pool differ in bytes, so that more room can cost it hits; see per_layer")
     return names
 

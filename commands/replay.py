@@ -67,15 +67,15 @@ def replay(
     configs = list(called)
     _one_only(configs, as_json, events)
     with keeping(lambda: _kept_in(out)), _progress(configs) as advance:
-        outcomes = run_grid(opened, configs, workers, bool(events), not as_json, advance, engine)
+        outcomes = run_grid(opened, configs, workers, bool(events), done=advance, engine=engine)
         say_when_compiling()
         outcomes = list(_written(outcomes, out, provenance([opened], engine, {config.platform for config in configs})))
     if events:
         write_events(events, outcomes[0][0].events)
     if as_json:
-        print(json.dumps(outcomes[0][0].to_json(), indent=1))
+        print(json.dumps(_document(opened, configs[0], outcomes[0]), indent=1))
         return
-    _report(opened, outcomes, list(called.values()))
+    _report(opened, configs, outcomes, list(called.values()))
     for path in filter(None, (out and out / "part-*.parquet", events)):
         say(f"wrote {path}")
 
@@ -103,9 +103,8 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 def _progress(configs: list[ReplayConfig]) -> Any:
     from analysis.progress import progress
-    from simulator.grid import replays_needed
 
-    return progress(replays_needed(configs), "replays")
+    return progress(len(configs), "replays")
 
 
 def _written(outcomes: Iterator[Outcome], out: Path | None, provenance: Mapping[str, Any]) -> Iterator[Outcome]:
@@ -125,13 +124,25 @@ def _kept_in(out: Path | None) -> str:
     return f"what was replayed is kept, one part each, in {out}"
 
 
-def _report(trace: Trace, outcomes: list[Outcome], presets: list[str]) -> None:
+def _document(trace: Trace, config: ReplayConfig, outcome: Outcome) -> dict[str, object]:
+    """What `--json` prints: the result, what is derived from it, and what is to be said of that."""
+    from analysis.metrics import figures_of
+    from simulator.bounds import remarks
+    from simulator.rows import to_frame
+
+    result, bound = outcome
+    derived = {"metrics": figures_of(to_frame([result], [bound])), "remarks": remarks(trace, [config])}
+    return result.to_json() | derived
+
+
+def _report(trace: Trace, configs: list[ReplayConfig], outcomes: list[Outcome], presets: list[str]) -> None:
     from analysis.metrics import ranking
     from analysis.tables import table
+    from simulator.bounds import remarks
     from simulator.report import heading
     from simulator.rows import to_frame
 
     results, bounds = zip(*outcomes, strict=True)
     show(*heading(trace, results))
     called = {result.about["identity"]: name for result, name in zip(results, presets, strict=True) if name}
-    show(table(ranking(to_frame(results, bounds), called=called).to_dicts()))
+    show(table(ranking(to_frame(results, bounds), called=called).to_dicts()), *remarks(trace, configs))

@@ -58,7 +58,8 @@ EXPERT = np.dtype(
         ("hint_pass", np.int64),  # pass in which a prefetch policy last named it while resident
         ("last_hint", np.int64),  # stamp of that naming, which advances the counter of `last_use`
         ("uses_ever", np.int64),
-        # uses since it became resident; a prefetch that finds no copy arrives with 1, and its first use leaves it at 1
+        # uses since it last had no copy, the one that fetched it included; a prefetch that finds none arrives with 1,
+        # and its first use leaves it at 1
         ("uses_here", np.int64),
         ("mass_ever", np.int64),  # sum of the gate weights (in UNITs) of all its assignments
         ("next_use", np.int64),  # position of its next demand not yet looked up, or NEVER; needs `future`
@@ -309,12 +310,19 @@ class Prefetch(Policy):
     """Names copies of later layers of this pass, in queue order."""
 
     suggest: Callable[..., int] | None = None  #: (now, step, experts, copies, own, out) -> count; out[i] = copy y
-    depth: Callable[[Params], int] = lambda params: 0  #: how many layers ahead it looks
+    depth: Callable[[Params], int] = lambda params: 0  #: how many layers of look-ahead it reads
+    reach: Callable[[Params], int] | None = None  #: how many layers ahead it may name; None: `depth`, at least the next
     own_scores: Callable[[Params], bool] = lambda params: False  #: whether by this layer's own scores
     side_slots: Callable[[Params], int] = lambda params: 0  #: buffers of its own that never evict a cached expert
     side_inside: Callable[[Params], bool] = lambda params: False  #: whether their bytes are taken from the capacity
     renews_queue: bool = False  #: what it named before and is still queued is cancelled when it names anew
     kind: str = field(init=False, default="prefetch")
+
+    def names_ahead(self, params: Params) -> int:
+        """How many layers ahead it may name under these parameters; 0 if it names nothing."""
+        if self.suggest is None:
+            return 0
+        return max(1, self.depth(params)) if self.reach is None else self.reach(params)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,6 +153,10 @@ def _check_kind(policy: Policy) -> None:
         raise ValueError("a routing policy gives a hook choose")
     elif isinstance(policy, Prefetch) and policy.suggest is None:
         raise ValueError("a prefetch policy gives a hook suggest")
+    elif isinstance(policy, Prefetch):
+        ahead = policy.names_ahead(_defaults(policy))
+        if type(ahead) is not int or ahead < 0:
+            raise ValueError(f"reach or depth gives {ahead!r}; return how many layers ahead it may name, an integer")
 
 
 def _defaults(policy: Policy) -> dict[str, Any]:

@@ -121,11 +121,19 @@ def surplus(capacity: Capacity, geometry: Geometry, tiers: tuple[tuple[int, ...]
     return f"capacity is {capacity.total / sum(needed):.4g} times {every}: everything fits and nothing is ever evicted"
 
 
-def cliff(capacity: Capacity, geometry: Geometry) -> str | None:
-    """The warning for a capacity below one token's demand, or None."""
+def cliff(capacity: Capacity, geometry: Geometry, sizes: tuple[int, ...]) -> str | None:
+    """The warning for a capacity below one token's demand, or None; `sizes` are the fewest bytes of an expert by layer.
+
+    Between two uses of an expert a token uses k experts of every other layer. A global LRU that has fetched them all
+    still holds it only if they fit beside it, which asks for least where the expert is of the largest layer.
+    """
     if capacity.token_cycles >= 1:
         return None
     text = f"capacity holds {capacity.token_cycles:.2f} token cycles, less than one token's demand over all layers"
-    if len(capacity.pools) == 1 and capacity.experts <= (geometry.layers - 1) * geometry.k:
-        text += "; a global LRU without prefetch then hits nothing on one-token passes"
+    least = geometry.k * sum(sizes) - (geometry.k - 1) * max(sizes)
+    if len(capacity.pools) == 1 and capacity.total < least:
+        text += (
+            "; a global LRU that starts cold, fetches every miss and prefetches nothing then hits nothing "
+            f"on one-token passes that use {geometry.k} experts per layer"
+        )
     return text

@@ -1,4 +1,4 @@
-"""Many configurations over one trace: expand comma lists, check them all, replay, each beside its Belady bound."""
+"""Many configurations over one trace: expand comma lists, check them all, replay, each beside its bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from policies import files
 from policies.contract import PolicyError
-from policies.grammar import parse
+from simulator.bounds import Bound, Counted, bound_of, count
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
 from simulator.limits import check_count
@@ -23,8 +23,7 @@ from traces.demand import demand_of
 from traces.schema import Trace
 from traces.store import open_trace
 
-Bound = Mapping[str, int]
-Outcome = tuple[Result, Bound | None]
+Outcome = tuple[Result, Counted | None]
 
 
 def expand(lists: Mapping[str, str], fixed: Mapping[str, object]) -> list[ReplayConfig]:
@@ -38,17 +37,6 @@ def expand(lists: Mapping[str, str], fixed: Mapping[str, object]) -> list[Replay
     check_count(prod(map(len, axes)), "these lists make", "shorten them")
     configs = [configure(**dict(zip(lists, values, strict=True)), **fixed) for values in itertools.product(*axes)]
     return list(dict.fromkeys(configs))
-
-
-def bound_of(config: ReplayConfig) -> ReplayConfig:
-    """The replay that bounds a configuration's hit rate without prefetch: Belady on the recorded demand."""
-    miss = parse("miss", config.miss)
-    bits = miss.policy.bits(miss.params)
-    fetch = f"fetch:bits={bits[0]:g}" if bits else "fetch"
-    changes = {"eviction": "belady", "prefetch": "none", "routing": "standard", "miss": fetch, "seed": 0, "profile": ()}
-    defaults = {"prefetch_at": "gate", "prefetch_admission": "evict", "lookahead": "recorded"}
-    defaults |= {"platform": "a100-5gbps"}
-    return config.model_copy(update=changes | defaults)
 
 
 def run_grid(
@@ -65,29 +53,18 @@ def run_grid(
     All are checked at once, and replayed as they are asked for. Raises ConfigError, PolicyError or TraceError.
     """
     check_engine(engine)
-    bounds = list(dict.fromkeys(bound_of(config) for config in configs)) if bounded else []
-    for config in [*configs, *bounds]:
+    for config in configs:
         plan(trace, config)
-    run = Run(trace, log, engine)
-    return _outcomes(configs, bounds, _replays(run, [*bounds, *configs], workers, done))
+    bounds = [bound_of(trace, config) if bounded else None for config in configs]
+    return _outcomes(trace, bounds, _replays(Run(trace, log, engine), configs, workers, done))
 
 
-def replays_needed(configs: Sequence[ReplayConfig]) -> int:
-    """How many replays `run_grid` runs, for a progress bar."""
-    return len(configs) + len(dict.fromkeys(map(bound_of, configs)))
-
-
-def _outcomes(
-    configs: Sequence[ReplayConfig], bounds: Sequence[ReplayConfig], results: Iterator[Result]
-) -> Iterator[Outcome]:
-    known = {config: _bound(next(results)) for config in bounds}
-    for config, result in zip(configs, results, strict=True):
-        yield result, known.get(bound_of(config))
-
-
-def _bound(belady: Result) -> Bound:
-    totals = belady.totals
-    return {"belady_hits": totals["hits"], "accesses": totals["accesses"], "compulsory": totals["compulsory"]}
+def _outcomes(trace: Trace, bounds: Sequence[Bound | None], results: Iterator[Result]) -> Iterator[Outcome]:
+    known: dict[Bound | None, Counted | None] = {None: None}
+    for bound, result in zip(bounds, results, strict=True):
+        if bound is not None and bound not in known:
+            known[bound] = count(trace, bound)
+        yield result, known[bound]
 
 
 class Run(NamedTuple):

@@ -44,7 +44,8 @@ class Plan:
     def warning(self) -> str | None:
         """What a reader should know of the capacity: that it is below one token's demand, or above everything."""
         geometry = self.shape.geometry
-        return cliff(self.capacity, geometry) or surplus(self.capacity, geometry, self.shape.tiers)
+        tiers = self.shape.tiers
+        return cliff(self.capacity, geometry, tiers[-1]) or surplus(self.capacity, geometry, tiers)
 
     def setting(self, log: bool) -> Setting:
         """What an engine needs beside its source."""

@@ -26,6 +26,8 @@ COUNTERS: dict[str, str] = {
     "prefetch_used": "prefetch hits and lates",
     "predicted": "experts named by the prefetch policy, each naming",
     "predicted_demanded": "of those, how many the target step demanded",
+    "predictable": "how often these could have been: per access, the gates before it that may name its layer, "
+    "or its namings if they are more",
     "evictions": "victims",
     "insertions": "arrivals that became resident",
     "declined": "demands streamed through the staging buffer",
@@ -50,6 +52,8 @@ COUNTERS: dict[str, str] = {
     "rank_displacement": "sum over assignments of how far their rank is from the slot they fill",
     "variation": "sum over tokens and layers of half |w - w'| between original and used mixture, in 2**-24",
 }
+#: Counters that results written by earlier versions lack; they are null there.
+ADDED = ("predictable",)
 #: In the metadata of a Parquet file: sha256 of the file, with zeros where the digest stands.
 FILE_DIGEST = "moereplay.sha256"
 NO_DIGEST = "0" * 64

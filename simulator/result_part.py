@@ -12,7 +12,7 @@ from simulator.sweep.parts import PROVENANCE, Part
 
 
 def write_part(
-    folder: Path, result: Result, bound: Mapping[str, int] | None, provenance: Mapping[str, Any] | None = None
+    folder: Path, result: Result, bound: Mapping[str, int | None] | None, provenance: Mapping[str, Any] | None = None
 ) -> Path:
     """Write `part-<identity>.parquet` and then, beside it, its provenance in the form of a sweep's parts, if given.
 

@@ -31,7 +31,7 @@ ABOUT = pl.Struct(
 COUNTS = dict.fromkeys(COUNTERS, pl.Int64)
 LIFETIME = {"lifetime": pl.List(pl.Int64)}
 TIMES = dict.fromkeys(("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens"), pl.Int64)
-#: What the same demand would cost under Belady, and at least: hits and accesses of a Belady replay, distinct experts.
+#: What bounds the hits (`simulator/bounds.py`): null where Belady's are no bound; accesses; misses at any capacity.
 BOUNDS = pl.Struct(dict.fromkeys(("belady_hits", "accesses", "compulsory"), pl.Int64))
 SCHEMA = pl.Schema(
     {
@@ -46,7 +46,7 @@ SCHEMA = pl.Schema(
 )
 
 
-def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int] | None]) -> pl.DataFrame:
+def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int | None] | None]) -> pl.DataFrame:
     """One row per result, with a digest of its content."""
     rows = [
         result.to_json() | {"rows_version": ROWS_VERSION, "bounds": bound}

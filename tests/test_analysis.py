@@ -11,6 +11,7 @@ from analysis.errors import AnalysisError
 from analysis.metrics import FORMULAS, RANKED, RATIOS, measured, ranking, with_ratios
 from analysis.results import NEEDED, ROWS_VERSION, fields, layers, load, only, requests, runs
 from simulator import rows
+from simulator.result import row_digest
 from tests.tiny_runs import by_hand, frame_of, replayed, small_trace, written_to
 
 
@@ -93,6 +94,25 @@ def test_parts_of_two_layouts_are_not_mixed(folder: Path) -> None:
     assert f"{part} has other columns than " in refusal(folder)
 
 
+def test_parts_of_before_a_counter_was_added_have_null_for_it(folder: Path) -> None:
+    """A field that later versions have is not missed; nor does it keep old and new parts apart."""
+    old = sorted(folder.iterdir())[0]
+    older = load(folder)[:1].drop("digest")
+    for column in ("totals", "per_layer", "per_request"):
+        rows = older[column].to_list()
+        for row in rows if column == "totals" else rows[0]:
+            del row["predictable"]
+        older = older.with_columns(pl.Series(column, rows))
+    digest = [row_digest(row) for row in older.iter_rows(named=True)]
+    older.with_columns(pl.Series("digest", digest)).write_parquet(old)
+    loaded = load(folder)
+    for tidy in (runs(loaded), layers(loaded), requests(loaded)):
+        first = tidy["identity"] == tidy["identity"][0]
+        assert tidy.filter(first)["predictable"].null_count() == first.sum()
+        assert tidy.filter(~first)["predictable"].null_count() == 0
+    assert measured(loaded)["hit_rate"].null_count() == 0
+
+
 def test_the_layout_that_is_read_is_the_layout_that_is_written() -> None:
     assert ROWS_VERSION == rows.ROWS_VERSION
     for column, names in NEEDED.items():
@@ -153,12 +173,17 @@ def test_ratios_of_counters() -> None:
     assert value(seen, "predictor_precision") == 0.6
 
 
-@pytest.mark.parametrize(("prefetch", "recall"), [("top_k", 12 / (10 + 20)), ("top_k:depth=2", 12 / (10 + 2 * 20))])
-def test_predictor_recall_counts_the_layers_that_could_name_an_expert(prefetch: str, recall: float) -> None:
-    # layer 0 is nobody's next layer; layer 1 has one layer before it; layer 2 is seen from two by a depth of two
-    accesses = {0: (10, 0), 1: (10, 4), 2: (20, 8)}
-    cells = [{"layer": at, "accesses": all_, "predicted_demanded": hit} for at, (all_, hit) in accesses.items()]
-    assert value(measured(by_hand({"accesses": 40}, cells, prefetch=prefetch)), "predictor_recall") == recall
+def test_an_oracle_recalls_everything_from_however_far_it_looks() -> None:
+    prefetches = ["oracle", "oracle:horizon=2", "oracle:horizon=3", "oracle:recall=0.5:horizon=3", "top_k:depth=1"]
+    seen = measured(frame_of(small_trace(), prefetch=prefetches, capacity=["50%"]))
+    recalls = seen["predictor_recall"].to_list()
+    assert recalls[:3] == [1.0] * 3
+    assert 0.4 < recalls[3] < 0.6 and 0.7 < recalls[4] < 0.9
+
+
+def test_who_predicts_nothing_has_no_recall(frame: pl.DataFrame) -> None:
+    seen = measured(frame).filter(pl.col("prefetch") == "none")
+    assert seen["predictor_recall"].null_count() == len(seen) > 0
 
 
 def test_bounds_as_hit_rates() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_capacity_is_echoed_in_every_form() -> None:
 
 def warning(text: str, scope: str = "global") -> str | None:
     geometry = sizes(4, 16, 2, 1000)
-    return cliff(parse_capacity(text, geometry, scope, (geometry.expert_bytes,)), geometry)
+    return cliff(parse_capacity(text, geometry, scope, (geometry.expert_bytes,)), geometry, geometry.expert_bytes)
 
 
 def test_a_token_cycle_is_enough() -> None:
@@ -122,3 +123,37 @@ def test_the_warning_is_true() -> None:
     # 4 layers of 2 experts, always the same: 6 slots hit nothing, 8 hit everything after the first pass
     source = ListSource(sizes(4, 16), [Prompted(tokens(*[[[3, 5]] * 4] * 10))])
     assert [replay_lists(source, slots, machine())["hits"] for slots in (6, 8)] == [0, 72]
+
+
+def is_said(geometry: Geometry, capacity: int) -> bool:
+    """Whether the warning says that nothing can hit."""
+    found = parse_capacity(f"{capacity}B", geometry, "global", (geometry.expert_bytes,))
+    return "hits nothing" in str(cliff(found, geometry, geometry.expert_bytes))
+
+
+def lru_hits(geometry: Geometry, capacity: int, rows: list) -> int:
+    return replay_lists(ListSource(geometry, [Prompted(tokens(*rows))]), capacity, machine(), log=False)["hits"]
+
+
+def test_a_layer_of_large_experts_can_hit_where_experts_of_mean_size_could_not() -> None:
+    # ten tokens that are all alike: a token's 20 bytes do not fit 16, but one of the two large experts stays beside
+    # the other layers' 8 bytes
+    geometry = sizes(5, 8, 2, (1, 1, 1, 1, 6))
+    assert lru_hits(geometry, 16, [[[0, 1]] * 5] * 10) == 9
+    assert not is_said(geometry, 16)
+    assert (is_said(geometry, 14), is_said(geometry, 13)) == (False, True)
+
+
+def test_nothing_hits_exactly_where_it_is_said() -> None:
+    """Tokens that are all alike hit as soon as any can; where it is said, none of many do."""
+    dice, said = random.Random(5), 0
+    for _ in range(60):
+        layers, k = dice.randint(1, 4), dice.randint(1, 3)
+        geometry = sizes(layers, k + 2, k, [dice.randint(1, 6) for _ in range(layers)])
+        capacity = dice.randint(max(geometry.expert_bytes), k * sum(geometry.expert_bytes))
+        same = [[list(range(k))] * layers] * 3
+        others = [[[dice.sample(range(k + 2), k) for _ in range(layers)] for _ in range(8)] for _ in range(3)]
+        hits = [lru_hits(geometry, capacity, rows) for rows in (same, *others)]
+        assert not any(hits) if is_said(geometry, capacity) else hits[0] > 0
+        said += is_said(geometry, capacity)
+    assert 10 < said < 50

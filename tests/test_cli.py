@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from analysis.metrics import FORMULAS
 from commands import options
 from commands.terminal import say_when_compiling
 from simulator.compiled import cache, engine
@@ -70,10 +71,23 @@ def test_replay_prints_every_combination_beside_its_bound(small):
 
 def test_json_is_one_document_with_every_counter(small):
     document = json.loads(moereplay("replay", small, "--capacity", "30%", "--json").stdout)
-    assert set(document) == {"config", "about", "totals", "per_layer", "per_request"}
+    assert set(document) == {"config", "about", "totals", "per_layer", "per_request", "metrics", "remarks"}
     assert set(COUNTERS) | {"time_ns", "lifetime"} == set(document["totals"])
     assert document["totals"]["accesses"] == sum(row["accesses"] for row in document["per_layer"])
     assert len(document["per_request"]) == 2
+
+
+def test_json_has_every_ratio_and_time_null_where_undefined(small):
+    arguments = ("replay", small, "--capacity", "30%", "--json", "--prefetch", "oracle:horizon=2")
+    document = json.loads(moereplay(*arguments).stdout)
+    metrics, totals = document["metrics"], document["totals"]
+    assert set(metrics) == set(FORMULAS)
+    assert metrics["hit_rate"] == totals["hits"] / totals["accesses"]
+    assert metrics["predictor_recall"] == 1
+    assert metrics["tpot_ms"] > 0 and 0 < metrics["belady_hit_rate"] <= metrics["compulsory_limit"]
+    blank = json.loads(moereplay("replay", small, "--capacity", "30%", "--json", "--miss", "cascade").stdout)
+    assert blank["metrics"]["predictor_recall"] is blank["metrics"]["belady_hit_rate"] is None
+    assert ["several precisions" in line for line in blank["remarks"]] == [True]
 
 
 def test_out_and_events_are_parquet_and_the_same_from_run_to_run(small, tmp_path):

@@ -48,6 +48,17 @@ def test_every_queued_prefetch_starts_is_cancelled_or_dropped(world: World) -> N
 
 @searched
 @given(worlds())
+def test_an_expert_could_be_named_once_at_every_gate_that_reaches_its_layer(world: World) -> None:
+    # so what was named and demanded is a share of it: no policy that ships names farther, or one expert twice at a gate
+    chosen = parse("prefetch", world.settings["prefetch"])
+    reach = chosen.policy.names_ahead(chosen.params)
+    for row in world.replay().layers:
+        assert row["predictable"] == row["accesses"] * min(row["layer"], reach)
+        assert 0 <= row["predicted_demanded"] <= row["predictable"]
+
+
+@searched
+@given(worlds())
 def test_time_is_dense_and_expert_compute_and_stall(world: World) -> None:
     outcome = world.replay()
     assert outcome["time_ns"] == sum(outcome.counts("dense_ns", "expert_ns", "stall_ns"))

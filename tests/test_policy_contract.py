@@ -43,6 +43,7 @@ QUESTIONS = {
     "own_scores",
     "needs",
     "depth",
+    "reach",
     "side_slots",
     "side_inside",
     "uses_cpu",

@@ -9,9 +9,10 @@ import pytest
 
 from policies import files
 from policies.contract import OPTIONAL, OPTIONAL_COLUMNS, Policy, PolicyError
-from simulator import dry_run, reference
+from simulator import dry_run
 from simulator.compiled.jit import IS_PYTHON
 from simulator.config import configure
+from simulator.reference import engine as reference
 from simulator.replay import plan, replay
 from simulator.result import Result
 from tests.policy_runs import Sizes, random_trace

@@ -9,7 +9,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from simulator.bounds import FORCED, RELAXED, Bound, count
 from simulator.config import configure
+from simulator.curves.curve import curve
 from simulator.replay import replay
 from simulator.result import Row
 from tests.kit.recordings import FOLDER, needs_recording
@@ -88,6 +90,33 @@ def test_belady_that_bypasses_hits_as_often_as_two_scripts_agree(
     # the scripts decline at equality too, and their future ends with the request: an expert that is never demanded
     # again does not replace another such one, which would pin it for the rest of the step
     assert sum(totals(trace, slots, "belady:bypass=ties", engine)["hits"] for trace in requests(model)) == hits
+
+
+#: Experts per layer -> hits of the bounds by forced admission and relaxed, on the first of Qwen3's texts alone, and on
+#: all runs of gpt-oss: two scripts agree on the relaxed, two on the forced ones.
+BOUNDS = {
+    "qwen3-30b-a3b": (196608, {32: (173305, 174665), 64: (189582, 189694), 96: (191658, 191667)}),
+    "gpt-oss-20b": (588672, {8: (0.7696, 0.8058), 16: (0.9409, 0.9455), 24: (0.9803, 0.9808)}),
+}
+
+
+@pytest.mark.parametrize(("model", "slots"), [(model, slots) for model, (_, rows) in BOUNDS.items() for slots in rows])
+def test_both_bounds_hit_as_often_as_two_scripts_agree(model: str, slots: int) -> None:
+    trace = requests(model)[0] if model == "qwen3-30b-a3b" else stream(model)
+    accesses, rows = BOUNDS[model]
+    for admission, expected in zip((FORCED, RELAXED), rows[slots], strict=True):
+        pools = (slots,) * trace.geometry.layers
+        found = count(trace, Bound(admission, "token", "request", "per_layer", "atomic", pools, ()))
+        hits = found["belady_hits"] or 0
+        assert found["accesses"] == accesses
+        assert (hits if expected > 1 else round(hits / accesses, 4)) == expected
+
+
+@pytest.mark.parametrize("model", list(HITS))
+def test_declining_one_by_one_is_worth_less_than_the_relaxed_bound(model: str) -> None:
+    relaxed = curve(stream(model), "relaxed_belady", scope="per_layer", passes="token", reset="request")
+    for slots, (_, forced, bypassed) in HITS[model].items():
+        assert forced < bypassed < relaxed.accesses - relaxed.misses[slots - 1]
 
 
 #: Rows (token, MoE layer, expert) whose residency the phone recorded otherwise: 13 of 28,260, soon after the prompt of

@@ -30,6 +30,7 @@ from simulator.sweep.estimate import estimate
 from simulator.sweep.folder import Folder
 from simulator.sweep.jobs import Job, job_of
 from simulator.sweep.merge import merge
+from simulator.sweep.parts import Part
 from simulator.sweep.run import Sweep, left_to_do, planned
 from tests.sweeping import GRID, experiment, merged, store_trace
 from traces.schema import TraceError
@@ -99,6 +100,21 @@ def test_a_sweep_reads_like_replays(sweep, whole, tmp_path):
     ours, theirs = (measured(frame).sort("identity") for frame in (sweeps.load(whole), results.load(tmp_path)))
     assert ours.select(sorted(ours.columns)).equals(theirs.select(sorted(theirs.columns)))
     assert [name for name, _ in draw_all(sweeps.load(whole))] == list(FIGURES)
+
+
+def test_parts_of_before_a_counter_was_added_are_read_and_merged(whole, tmp_path):
+    """Null where it was not counted; beside new parts, too."""
+    for part in Folder(whole).parts():
+        found = {path.stem: pl.read_parquet(path) for path in part.path.glob("*.parquet")}
+        files = {name: tables.frame_bytes(rows.drop("predictable", strict=False)) for name, rows in found.items()}
+        own = {name: part.provenance[name] for name in part.provenance.keys() - {"holds", "sha256", "digest"}}
+        Folder(tmp_path / "old").store(Part(files, part.provenance["holds"]), own)
+    new, old = (measured(sweeps.load(folder)).sort("identity") for folder in (whole, tmp_path / "old"))
+    assert old["predictor_recall"].null_count() == len(old) > new["predictor_recall"].null_count()
+    changed = ["predictable", "predictor_recall"]
+    assert old.drop(changed).equals(new.drop(changed))
+    both = merge([Folder(tmp_path / "old"), Folder(whole)], Folder(tmp_path / "both"))
+    assert both.configurations == len(new) == len(sweeps.load(tmp_path / "both"))
 
 
 def test_latencies_do_not_need_the_rows_of_requests(sweep, whole, tmp_path):

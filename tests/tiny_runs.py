@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 import polars as pl
 
+from simulator.bounds import Counted
 from simulator.config import KINDS, configure
-from simulator.replay import replay
+from simulator.grid import run_grid
 from simulator.result import COUNTERS, Result, Row
 from simulator.result_part import write_part
 from simulator.rows import to_frame
@@ -19,7 +20,6 @@ from traces.synthetic import Synthetic, synthesise
 SMALL = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)
 NO_COUNT: Row = dict.fromkeys(COUNTERS, 0)
 NO_TIME: Row = {"start_ns": 0, "ttft_ns": None, "decode_ns": 0, "decode_passes": 0, "end_ns": 0, "tokens": 0}
-Bound = Mapping[str, int]
 
 
 def small_trace(geometry: Geometry = SMALL, tokens: int = 24) -> Trace:
@@ -30,28 +30,23 @@ def small_trace(geometry: Geometry = SMALL, tokens: int = 24) -> Trace:
     return synthesise(config)
 
 
-def replayed(trace: Trace, **grid: Sequence[str]) -> tuple[list[Result], list[Bound]]:
-    """Every combination of the given settings, and the bounds of each."""
-    settings = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    return [replay(trace, configure(**each)) for each in settings], [bound_of(trace, each) for each in settings]
-
-
-def bound_of(trace: Trace, settings: Row) -> Bound:
-    """Hits of Belady without prefetch, and the misses that no cache avoids."""
-    totals = replay(trace, configure(**(settings | {"eviction": "belady", "prefetch": "none"}))).totals
-    return {"belady_hits": totals["hits"], "accesses": totals["accesses"], "compulsory": totals["compulsory"]}
+def replayed(trace: Trace, **grid: Sequence[str]) -> tuple[list[Result], list[Counted | None]]:
+    """Every combination of the given settings, and the bound of each."""
+    configs = [configure(**dict(zip(grid, values, strict=True))) for values in product(*grid.values())]
+    results, bounds = zip(*run_grid(trace, configs), strict=True)
+    return list(results), list(bounds)
 
 
 def frame_of(trace: Trace, **grid: Sequence[str]) -> pl.DataFrame:
     return to_frame(*replayed(trace, **grid))
 
 
-def written_to(folder: Path, results: Sequence[Result], bounds: Sequence[Bound | None]) -> list[Path]:
+def written_to(folder: Path, results: Sequence[Result], bounds: Sequence[Counted | None]) -> list[Path]:
     return [write_part(folder, result, bound) for result, bound in zip(results, bounds, strict=True)]
 
 
 def by_hand(
-    totals: Row, layers: Sequence[Row] = (), requests: Sequence[Row] = (), bound: Bound | None = None, **config: str
+    totals: Row, layers: Sequence[Row] = (), requests: Sequence[Row] = (), bound: Counted | None = None, **config: str
 ) -> pl.DataFrame:
     """One result of a replay that never was; what is not given is zero."""
     chosen = configure(**config)

@@ -88,6 +88,8 @@ def beside(curves: pl.DataFrame | None, panel: pl.DataFrame) -> pl.DataFrame:
 def _line(policy: str) -> dict[str, Any]:
     if policy == "belady":
         return BELADY
+    if policy == "relaxed_belady":
+        return BELADY | {"linestyle": "-.", "label": "Belady, relaxed"}
     return {"color": look_of(policy).colour, "lw": 1.4, "label": f"{policy} at every capacity"}
 
 

@@ -72,8 +72,9 @@ def _handles(found: Facets, drawn: dict[str, Look], behind: list[pl.DataFrame]) 
 
 
 def _bounds(axes: Axes, rows: pl.DataFrame, lines: pl.DataFrame, curved: bool) -> None:
-    """Bounds depend on the demand alone, not on the eviction policy: any row of a capacity has them."""
-    bounds = rows.drop_nulls("belady_hit_rate").unique("percent", keep="first", maintain_order=True).sort("percent")
+    """Of a capacity the highest: where some policies of a panel may decline, theirs bounds the others as well."""
+    highest = pl.col("belady_hit_rate", "compulsory_limit").max()
+    bounds = rows.drop_nulls("belady_hit_rate").group_by("percent").agg(highest).sort("percent")
     if not bounds.is_empty():
         dots: dict[str, Any] = {"linestyle": "none", "marker": "."} if curved else {}
         axes.plot(bounds["percent"], bounds["belady_hit_rate"], **(BELADY | dots))

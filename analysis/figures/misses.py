@@ -66,7 +66,7 @@ def _bars(axes: Axes, rows: pl.DataFrame, names: list[str], longest: float) -> N
         _bar(axes, bar, names.index(bar["eviction"]), longest)
     bounds = (rows["bound_accesses"] - rows["bound_belady_hits"]).drop_nulls()
     if not bounds.is_empty():
-        axes.axvline(bounds[0], color=BOUND, linestyle="--", lw=1.2)
+        axes.axvline(min(bounds), color=BOUND, linestyle="--", lw=1.2)
     axes.grid(axis="y", visible=False)
 
 

@@ -19,6 +19,7 @@ MOST = 64
 PARAMS = (Number("kept", 32, 1, MOST, integer=True), Choice("enqueue", "seen", ("seen", "all")))
 KEPT, ENQUEUE = slot(PARAMS, "kept"), slot(PARAMS, "enqueue")
 ALL = 1
+EVERY_LAYER = 1 << 30  # more than any model has
 EPSILON = 1e-8
 CURRENT, PAST = 0, 1  # row columns: tokens of the request in progress; of past requests
 REQUEST, STORED = 0, 1  # registers: 1 + the request in progress; requests stored so far
@@ -115,6 +116,7 @@ POLICY = Prefetch(
     memory=Memory(rows=1 + MOST, regs=2, reals=MOST),
     on_gate=on_gate,
     suggest=suggest,
+    reach=lambda params: EVERY_LAYER,
     renews_queue=True,
     reads=frozenset(),
 )

@@ -21,11 +21,17 @@ def suggest(now, step, experts, copies, own, out):
     return count
 
 
+def reach(params):
+    """Layers ahead."""
+    return params["depth"]
+
+
 POLICY = Prefetch(
     name="frequent",
     summary="the experts of the next layers used most so far",
     source="a baseline; popularity as in Fiddler's placement (arXiv 2402.07033)",
     params=PARAMS,
     suggest=suggest,
+    reach=reach,
     reads=frozenset(),
 )

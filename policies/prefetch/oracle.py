@@ -71,6 +71,11 @@ def name_wrong(now, experts, own, layer, out, count, wrong):
     return count
 
 
+def reach(params):
+    """Layers ahead."""
+    return params["horizon"]
+
+
 POLICY = Prefetch(
     name="oracle",
     summary="the demand itself, at a given recall and precision",
@@ -78,5 +83,6 @@ POLICY = Prefetch(
     params=PARAMS,
     needs=always("future"),
     suggest=suggest,
+    reach=reach,
     reads=frozenset({"next_pass", "next_use"}),
 )

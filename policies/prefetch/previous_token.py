@@ -41,6 +41,11 @@ def remember(now, step, own):
         own.rows[(first + j) * now["precisions"]][CHOICE] = ids[j] + 1
 
 
+def reach(params):
+    """Layers ahead."""
+    return params["depth"]
+
+
 POLICY = Prefetch(
     name="previous_token",
     summary="what the token before used in the next layers",
@@ -48,5 +53,6 @@ POLICY = Prefetch(
     params=PARAMS,
     memory=Memory(rows=1, reals=1),
     suggest=suggest,
+    reach=reach,
     reads=frozenset({"ids"}),
 )

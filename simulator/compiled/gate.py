@@ -90,7 +90,8 @@ def ask_wants(w, hook):
 @called
 def enter_books(w):
     """What is demanded, and how much of it a prefetch policy had named."""
-    layer, foreseen = now(w)["layer"], 0
+    layer, foreseen, predictable = now(w)["layer"], 0, 0
+    gates = min(layer, w["reach"])  # that may name this layer
     for n in range(w["demanded"]):
         x = demand_expert(w)[n]
         experts(w)[x]["needed"] = 1
@@ -98,10 +99,12 @@ def enter_books(w):
         if w["minds_demand"] == 1:
             touch(w, x)
         foreseen += named(w)[x]
+        predictable += max(gates, named(w)[x])
     count(w, ledger.ACCESSES, layer, w["demanded"])
     count(w, ledger.ASSIGNMENTS, layer, w["assignments"])
     if w["has_suggest"] == 1:
         count(w, ledger.PREDICTED_DEMANDED, layer, foreseen)
+        count(w, ledger.PREDICTABLE, layer, predictable)
         for x in range(layer * w["experts"], (layer + 1) * w["experts"]):
             named(w)[x] = 0
 

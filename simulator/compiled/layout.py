@@ -22,7 +22,7 @@ def record(names: str) -> np.dtype:
 #: the eviction policy's keys depend on, `reads_*` what any hook reads.
 SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset "
-    "side_slots logs keeps weighted scored knows_future by_key queue rekey leaves "
+    "side_slots reach logs keeps weighted scored knows_future by_key queue rekey leaves "
     "minds_demand minds_future minds_hints minds_gate reads_passes reads_weights reads_logits reads_choice "
     "reads_gate reads_demand renews "
     "hears_gate has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "

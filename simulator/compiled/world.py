@@ -92,6 +92,7 @@ def _setting(setting: Setting, chosen: PolicySet) -> dict[str, int]:
         "latency_ns": setting.times.latency_ns,
         "reset": parse_reset(config.reset),
         "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
+        "reach": chosen.prefetch.policy.names_ahead(chosen.prefetch.params),
         "logs": setting.log,
         "by_key": eviction.victim is None,
         "queue": QUEUES.index(eviction.queue(chosen.eviction.params)),

@@ -3,6 +3,8 @@
 A step's demand D goes on top. At capacity C its misses push out the last of what else is there, so going down the
 stack as many are carried as D has members further down or absent: at each place the best of the carried, and of what
 is found there, stays, and the others are carried on. Better is a nearer next use, then a lower id.
+
+Relaxed, a cache of C keeps the best C of what it held and of D, so D does not go on top: it is what is carried down.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import int32, int64, njit, types, void
+from numba import boolean, int32, int64, njit, types, void
 
 from simulator.compiled.cache import compile_kept
 from simulator.curves.stream import CUT, DEMANDS, NOWHERE, TALLY, Cut, Demands, Tally, spans
@@ -31,7 +33,7 @@ class Stack(NamedTuple):
 
 
 STACK = types.NamedTuple((int64[:, ::1], int32[:, ::1], int64[::1], int64[::1], int64[::1]), Stack)
-WALK = void(DEMANDS, int64, int64, CUT, int64, STACK, TALLY)
+WALK = void(DEMANDS, int64, int64, CUT, int64, boolean, STACK, TALLY)
 
 
 @njit(inline="always", error_model="numpy")  # inlined before optimisation, or arrays are counted at every call
@@ -58,18 +60,20 @@ def _exchange(carried, together, best, other):
 
 
 @njit(inline="always", error_model="numpy")
-def _make_room(key, place, carried, size, together, deepest, bits):
-    """Carry down to the deepest of a group, or to the end if one is absent; returns the stack's new size."""
+def _carry_down(key, place, carried, together, first, last, size, bits):
+    """Carry as many as a group has through the places [first, last); returns the stack's new size.
+
+    What is still carried at the end, because one of the group was absent, goes below the last of `size`.
+    """
     ids, best = (1 << bits) - 1, GONE
     for n in range(together):
-        carried[n] = key[n] if n < size else GONE
         best = min(best, carried[n])
-    for at in range(together, deepest):
+    for at in range(first, last):
         found = key[at]
         if found >= best:
             key[at], place[best & ids] = best, at
             best = _exchange(carried, together, best, found)
-    end = max(together, size)
+    end = size
     while best < GONE:
         key[end], place[best & ids] = best, end
         best = _exchange(carried, together, best, GONE)
@@ -93,9 +97,10 @@ def _take_out(expert, group, together, base, key, place, found):
     return nearest, len(key) if absent else deepest
 
 
-def _walk(demands, first, last, cut, bits, stack, into):
-    """Steps [first, last): take a group out, make room for it on top, put it there."""
+def _walk(demands, first, last, cut, bits, relaxed, stack, into):
+    """Steps [first, last): take a group out, then make room for it on top and put it there, or carry it down."""
     never = np.int64(1) << (61 - bits)  # numpy's, as plain Python would not add it to an int32
+    carried = stack.carried
     for step in range(first, last):
         layer = step % cut.layers
         if layer == 0 and demands.fresh[step // cut.layers]:
@@ -107,12 +112,20 @@ def _walk(demands, first, last, cut, bits, stack, into):
         for group in range(begin, stop, max(1, together)):
             size = stack.size[pool]
             nearest, deepest = _take_out(demands.expert, group, together, base, key, place, found)
-            _doubt(stack.top[pool], together, nearest, into.undecided)
-            stack.size[pool] = _make_room(key, place, stack.carried, size, together, min(deepest, size), bits)
-            stack.top[pool] = together
             for n in range(together):
                 x = base + demands.expert[group + n]
-                key[n], place[x] = min(demands.next_use[group + n], never) << bits | x, n
+                own = min(demands.next_use[group + n], never) << bits | x
+                if relaxed:
+                    carried[n] = own
+                else:
+                    carried[n] = key[n] if n < size else GONE
+                    key[n], place[x] = own, n
+            top = 0 if relaxed else together
+            if not relaxed:
+                _doubt(stack.top[pool], together, nearest, into.undecided)
+            stack.top[pool] = top
+            last_place = min(deepest, size)
+            stack.size[pool] = _carry_down(key, place, carried, together, top, last_place, max(top, size), bits)
 
 
 @cache
@@ -120,11 +133,11 @@ def _walk_compiled():
     return compile_kept(WALK, _walk, nogil=True, error_model="numpy")
 
 
-def count(demands: Demands, cut: Cut, into: Tally, done: Callable[[int], None]) -> None:
+def count(demands: Demands, cut: Cut, relaxed: bool, into: Tally, done: Callable[[int], None]) -> None:
     """Count the whole stream into `into`, whose grid must be 1, 2, ... experts; `done` hears of steps."""
     key, place = np.zeros((cut.pools, cut.units), np.int64), np.full((cut.pools, cut.units), NOWHERE, np.int32)
     sizes = np.zeros(cut.pools, np.int64), np.zeros(cut.pools, np.int64)
     stack = Stack(key, place, *sizes, np.zeros(cut.experts, np.int64))
     walk = _walk_compiled()
     for first, last in spans(demands, done):
-        walk(demands, first, last, cut, cut.units.bit_length(), stack, into)
+        walk(demands, first, last, cut, cut.units.bit_length(), relaxed, stack, into)

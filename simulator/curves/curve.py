@@ -5,6 +5,7 @@ Exact, and equal to the replays of `lru` and `belady` with `miss=fetch`, where n
 - LRU of equal or unequal bytes is a stack algorithm here, because victims leave strictly in order of last use until
   what comes in fits: a cache of C bytes holds the longest top of the stack that fits C.
 - Belady is one if a pool's experts are of equal bytes; `belady.py` says how. Otherwise more room can cost hits.
+- Relaxed Belady is no replay's: it may keep of cache and demand what the fast tier could not hold at once.
 - A step that does not fit its pool pushes its own experts out as they are computed, so times decide which are left.
   Where that can matter the capacity is *undecided*; `rest.py` replays it on a machine.
 """
@@ -25,7 +26,9 @@ from simulator.errors import ConfigError
 from simulator.threads import waited_for
 from traces.schema import Geometry, Trace
 
-POLICIES = ("lru", "belady")
+RELAXED = "relaxed_belady"
+REPLAYED = ("lru", "belady")  #: counted unless others are asked for: what replays of that name miss
+POLICIES = (*REPLAYED, RELAXED)
 UNDECIDED = -1
 
 
@@ -37,6 +40,7 @@ class Curve:
     a size, or a pool each layer; otherwise a curve says nothing about what lies between.
     """
 
+    policy: str  #: of POLICIES
     config: ReplayConfig  #: its `capacity` is of no account
     platform: str | None  #: the machine that decided what the demand alone does not, if any
     trace: str  #: digest
@@ -49,11 +53,6 @@ class Curve:
     layer_accesses: np.ndarray  #: (L,) int64
     layer_compulsory: np.ndarray  #: (L,) int64: misses at any capacity
     replayed: np.ndarray  #: (G,) bool: decided by replays on `platform`
-
-    @property
-    def policy(self) -> str:
-        """`lru` or `belady`."""
-        return self.config.eviction
 
     @property
     def decided(self) -> np.ndarray:
@@ -122,8 +121,8 @@ def curve(
     counted = tally(geometry.layers, len(grid), None if equal else grid)
     weights = np.array([1 if equal else size for size in geometry.expert_bytes], np.int64)
     demands = demands_of(trace, passes, reset)
-    waited_for(partial(_count, demands, config, cut, weights, counted, done))
-    return _curve(trace, config, grid, equal, counted)
+    waited_for(partial(_count, demands, policy, cut, weights, counted, done))
+    return _curve(trace, policy, config, grid, equal, counted)
 
 
 def settings(
@@ -135,7 +134,8 @@ def settings(
     contract: str = "atomic",
 ) -> ReplayConfig:
     """What a curve holds for, checked before anything is counted. Raises ConfigError or PolicyError."""
-    config = configure(eviction=policy, scope=scope, passes=passes, reset=reset, contract=contract)
+    replayed = "belady" if policy == RELAXED else policy
+    config = configure(eviction=replayed, scope=scope, passes=passes, reset=reset, contract=contract)
     if policy not in POLICIES:
         raise ConfigError(
             f"no curve of {policy}: it is no stack algorithm, or not known to be one ({', '.join(POLICIES)} are); "
@@ -143,8 +143,8 @@ def settings(
         )
     if policy not in offered(geometry, scope):
         raise ConfigError(
-            "no curve of belady in a pool of unequal bytes: it is no stack algorithm there, more room can cost hits; "
-            "use scope per_layer, or replay the capacities that matter"
+            f"no curve of {policy} in a pool of unequal bytes: it is no stack algorithm there, more room can cost "
+            "hits; use scope per_layer, or replay the capacities that matter"
         )
     return config
 
@@ -156,7 +156,7 @@ def offered(geometry: Geometry, scope: str) -> tuple[str, ...]:
 
 def is_ready(policy: str) -> bool:
     """Whether the curves of a policy can be counted without compiling first, which takes seconds."""
-    return is_kept(f"{policy}._walk")
+    return is_kept(f"{policy.removeprefix('relaxed_')}._walk")
 
 
 def _shares_a_size(geometry: Geometry, scope: str) -> bool:
@@ -175,25 +175,26 @@ def _grid(geometry: Geometry, scope: str, more: Sequence[int]) -> np.ndarray:
 
 
 def _count(
-    demands: Demands, config: ReplayConfig, cut: Cut, weights: np.ndarray, into: Tally, done: Callable[[int], None]
+    demands: Demands, policy: str, cut: Cut, weights: np.ndarray, into: Tally, done: Callable[[int], None]
 ) -> None:
     """Kernels are imported when they are needed: the first import of each compiles it."""
-    if config.eviction == "lru":
+    if policy == "lru":
         from simulator.curves import lru
 
         lru.count(demands, cut, weights, into, done)
     else:
         from simulator.curves import belady
 
-        belady.count(demands, cut, into, done)
+        belady.count(demands, cut, policy == RELAXED, into, done)
 
 
-def _curve(trace: Trace, config: ReplayConfig, grid: np.ndarray, dense: bool, counted: Tally) -> Curve:
+def _curve(trace: Trace, policy: str, config: ReplayConfig, grid: np.ndarray, dense: bool, counted: Tally) -> Curve:
     geometry = trace.geometry
     accesses = counted.found.sum(1)
     misses = accesses[:, None] - np.cumsum(counted.found[:, : len(grid)], axis=1)
     misses[:, np.cumsum(counted.undecided[: len(grid)]) > 0] = UNDECIDED
     return Curve(
+        policy=policy,
         config=config,
         platform=None,
         trace=trace.digest,

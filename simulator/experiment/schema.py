@@ -89,7 +89,7 @@ class Experiment(Frozen):
     include: list[Settings] = Field(default=[], description="Further configurations.")
     exclude: list[dict[str, Scalar | list[Scalar]]] = Field(default=[], description="Combinations to leave out.")
     random: Random | None = Field(default=None, description="Draw some of the combinations.")
-    bounds: bool = Field(default=True, description="Replay Belady beside each configuration, for its bound.")
+    bounds: bool = Field(default=True, description="Count the bound of each hit rate.")
     requests: bool = Field(default=False, description="Keep a row per request: for paired comparisons and intervals.")
 
 

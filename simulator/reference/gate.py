@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -84,6 +85,7 @@ class Gatekeeper:
         self._tier, self._link, self._ledger, self._log = tier, link, ledger, log
         self._precisions = tables.now["precisions"]
         self._named: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
+        self._reach = hands.prefetch.policy.names_ahead(hands.prefetch.params)
         self._out = hands.prefetch.output(len(tables.copies))
 
     # 2: routing
@@ -139,8 +141,10 @@ class Gatekeeper:
         self._ledger.count("assignments", layer, sum(e != NONE for row in demanded.gate.ids for e in row))
         for x, mass in zip(step.expert, union.mass_sum, strict=True):
             self._tier.learn(x, needed=1, mass_ever=self._tables.experts[x]["mass_ever"] + mass)
-        named = set(step.expert)
-        self._ledger.count("predicted_demanded", layer, sum(x in named for x in self._named.pop(layer, ())))
+        named = Counter(self._named.pop(layer, ()))
+        self._ledger.count("predicted_demanded", layer, sum(named[x] for x in step.expert))
+        gates = min(layer, self._reach)  # that may name this layer
+        self._ledger.count("predictable", layer, sum(max(gates, named[x]) for x in step.expert))
 
     # 4 and 5: look-up and misses
 

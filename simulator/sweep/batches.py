@@ -1,4 +1,4 @@
-"""A batch: jobs that one worker replays in turn, and the part that they make together."""
+"""A batch: jobs that one worker does in turn, and the part that they make together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from policies import files
 from policies.contract import PolicyError
+from simulator.bounds import Counted, count
 from simulator.errors import ConfigError
 from simulator.replay import replay
 from simulator.result import Result
@@ -64,10 +65,11 @@ def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) 
     return Made(Part(files, _holds(batch, headlines)), headlines)
 
 
-def _attempt(job: Job, batch: Batch) -> tuple[Result | None, str | None]:
+def _attempt(job: Job, batch: Batch) -> tuple[Result | Counted | None, str | None]:
     try:
         files.retake(batch.policies)
-        return replay(opened(job.trace, job.digest), job.config, engine=batch.engine), None
+        trace = opened(job.trace, job.digest)
+        return (count(trace, job.counted) if job.counted else replay(trace, job.config, engine=batch.engine)), None
     except (ConfigError, PolicyError, TraceError) as error:
         return None, str(error)
     except Exception as error:  # one bad configuration is a row, not the end
@@ -99,5 +101,5 @@ def _holds(batch: Batch, headlines: list[Headline]) -> dict[str, list[str]]:
     return {what: sorted(identities) for what, identities in holds.items()}
 
 
-def _headline(job: Job, seconds: float, result: Result | None, error: str | None) -> Headline:
-    return Headline(job.key, seconds, error, {} if result is None else figures_of(result))
+def _headline(job: Job, seconds: float, result: Result | Counted | None, error: str | None) -> Headline:
+    return Headline(job.key, seconds, error, figures_of(result) if isinstance(result, Result) else {})

@@ -1,4 +1,4 @@
-"""The replays of a sweep: every configuration on every trace, each with the Belady replay that bounds it."""
+"""The jobs of a sweep: the replay of every configuration on every trace, and the counts that bound them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from policies.contract import PolicyError
+from simulator.bounds import Bound, bound_of
 from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
-from simulator.grid import bound_of
 from simulator.replay import plan
 from simulator.sweep.objects import is_url
 from simulator.sweep.remote import fetched
@@ -22,15 +22,16 @@ Kind = Literal["configuration", "bound"]
 
 @dataclass(frozen=True)
 class Job:
-    """One replay."""
+    """One replay, or one count that bounds replays."""
 
     kind: Kind  #: `bound` only feeds the table of bounds
     identity: str  #: of everything that the result depends on
-    bound: str  #: identity of the replay that bounds it
+    bound: str | None  #: identity of the count that bounds it, if there is one
     trace: Path
     digest: str  #: the trace's
-    config: ReplayConfig
+    config: ReplayConfig  #: of a count, one that it bounds
     work: int  #: relative cost
+    counted: Bound | None = None  #: of a count, what it counts
 
     @property
     def key(self) -> tuple[str, str]:
@@ -79,32 +80,33 @@ def jobs_of(traces: Sequence[Trace], configs: Sequence[ReplayConfig], bounded: b
     jobs: dict[tuple[str, str], Job] = {}
     refusals: list[Refusal] = []
     for trace in traces:
-        bounds = {config: bound_job(trace, config) for config in dict.fromkeys(map(bound_of, configs))}
         for config in configs:
-            bound = bounds[bound_of(config)]
-            job = job_of(trace, config, bound.identity)
             reason = _refusal(trace, config)
+            bound = None if reason else bound_of(trace, config)
+            job = _job(trace, config, bound)
             if reason:
                 refusals.append(Refusal(job, reason))
             jobs.setdefault(job.key, job)
-            if bounded and not reason:
-                jobs.setdefault(bound.key, bound)
+            if bounded and bound is not None:
+                counting = _counting(trace, config, bound)
+                jobs.setdefault(counting.key, counting)
     return sorted(jobs.values(), key=lambda job: job.kind == "bound"), refusals
 
 
-def job_of(trace: Trace, config: ReplayConfig, bound: str = "") -> Job:
-    """One configuration on a stored trace; `bound` is the identity of the replay that bounds it, if that is known.
-
-    Raises ConfigError if its platform cannot be read.
-    """
-    bound = bound or bound_of(config).identity(trace)
-    return Job("configuration", config.identity(trace), bound, *_where(trace), config, _work(trace, config))
+def job_of(trace: Trace, config: ReplayConfig) -> Job:
+    """One configuration on a stored trace; one that cannot run on it has no bound."""
+    return _job(trace, config, None if _refusal(trace, config) else bound_of(trace, config))
 
 
-def bound_job(trace: Trace, config: ReplayConfig) -> Job:
-    """The replay of a configuration that is itself a bound."""
-    identity = config.identity(trace)
-    return Job("bound", identity, identity, *_where(trace), config, _work(trace, config))
+def _job(trace: Trace, config: ReplayConfig, bound: Bound | None) -> Job:
+    by = None if bound is None else bound.identity(trace)
+    return Job("configuration", config.identity(trace), by, *_where(trace), config, _work(trace, config))
+
+
+def _counting(trace: Trace, config: ReplayConfig, bound: Bound) -> Job:
+    """The count that bounds a configuration, and others like it."""
+    identity = bound.identity(trace)
+    return Job("bound", identity, identity, *_where(trace), config, _accesses(trace), bound)
 
 
 def _where(trace: Trace) -> tuple[Path, str]:
@@ -116,7 +118,12 @@ def _where(trace: Trace) -> tuple[Path, str]:
 def _work(trace: Trace, config: ReplayConfig) -> int:
     """Accesses, twice where something is prefetched as well."""
     prefetching = config.prefetch.partition(":")[0] != "none"
-    return trace.tokens * trace.geometry.layers * trace.geometry.k * (1 + prefetching)
+    return _accesses(trace) * (1 + prefetching)
+
+
+def _accesses(trace: Trace) -> int:
+    """Before the union over tokens."""
+    return trace.tokens * trace.geometry.layers * trace.geometry.k
 
 
 def shard(jobs: Iterable[Job], share: tuple[int, int]) -> list[Job]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from simulator.errors import ConfigError
+from simulator.result import ADDED
 from simulator.sweep.folder import Folder
 from simulator.sweep.parts import SWEEP_VERSION, Part, PartError, StoredPart
 from simulator.sweep.place import Place
@@ -48,6 +49,10 @@ def read_table(part: StoredPart, name: str) -> pl.DataFrame | None:
         table = pl.read_parquet(io.BytesIO(data))
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
         raise PartError(f"{part.path}: its {name} are no Parquet table; remove it and run the sweep again") from None
+    lacking = [column for column in ADDED if column in TABLES[name] and column not in table.columns]
+    if {*table.columns, *lacking} == set(TABLES[name]):
+        null = pl.lit(None, pl.Int64)
+        table = table.with_columns(null.alias(column) for column in lacking).select(TABLES[name].names())
     if table.schema != TABLES[name]:
         raise PartError(f"{part.path}: its {name} have other columns than version {SWEEP_VERSION}; keep versions apart")
     return table

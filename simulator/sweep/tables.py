@@ -3,7 +3,7 @@
 configurations  one row per configuration: settings, totals, latencies; `error` says why there are no totals
 layers          one row per configuration, layer and phase
 requests        one row per configuration and request, if the experiment asks for them
-bounds          one row per Belady replay; `configurations.bound` points here
+bounds          one row per count that bounds hit rates; `configurations.bound` points here
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping
 from statistics import mean, median
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 
+from simulator.bounds import Counted
 from simulator.config import KINDS, SEMANTICS_VERSION
 from simulator.result import Result, Row
 from simulator.rows import ABOUT, CONFIG, COUNTS, LIFETIME, TIMES
@@ -64,11 +65,11 @@ ROWS_PER_GROUP = 1 << 16  #: fixed, so that equal tables are equal bytes
 Rows = dict[str, list[Row]]
 
 
-def rows_of(job: Job, result: Result | None, error: str | None, requests: bool) -> Rows:
+def rows_of(job: Job, result: Result | Counted | None, error: str | None, requests: bool) -> Rows:
     """The rows that one job adds to each table."""
     if job.kind == "bound":
-        return {"bounds": [] if result is None else [_key(job) | _bound(result)]}
-    if result is None:
+        return {"bounds": [] if result is None else [_key(job) | dict(cast(Counted, result))]}
+    if not isinstance(result, Result):
         return {"configurations": [_key(job) | {"bound": job.bound, "error": error} | _asked(job)]}
     rows = {"configurations": [_configuration(job, result)], "layers": _each(job, result.per_layer)}
     return rows | ({"requests": _each(job, result.per_request)} if requests else {})
@@ -100,11 +101,6 @@ def _configuration(job: Job, result: Result) -> Row:
     full = {f"{kind}_in_full": text for kind, text in result.about["policies"].items()}
     own = {"bound": job.bound, "error": None}
     return _key(job) | own | result.config | about | full | _counters(result.totals) | _latencies(result.per_request)
-
-
-def _bound(result: Result) -> Row:
-    totals = result.totals
-    return {"belady_hits": totals["hits"], "accesses": totals["accesses"], "compulsory": totals["compulsory"]}
 
 
 def _each(job: Job, rows: Iterable[Row]) -> list[Row]:

@@ -135,6 +135,7 @@ def need(w, n, x):
             expert["next_pass"] = demand_pass(w)[n]
     if w["has_suggest"] == 1:
         count_here(w, ledger.PREDICTED_DEMANDED, named(w)[x])
+        count_here(w, ledger.PREDICTABLE, max(min(now(w)["layer"], w["reach"]), named(w)[x]))
 
 
 @fast

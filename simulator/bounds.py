@@ -1,0 +1,104 @@
+"""The bound beside a result: the most hits of any eviction without prefetch, over the same demand in the same bytes.
+
+`FORCED` where every miss is admitted, `RELAXED` where one may stay out of the cache; `curves/optimum.py` counts both
+from the demand. Where neither is a bound, its hits are null.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from simulator.config import SEMANTICS_VERSION, ReplayConfig
+from simulator.replay import Plan, plan
+from traces.schema import Trace, canonical
+
+FORCED, RELAXED = "forced", "relaxed"
+#: What a reader must know of a bound that is not forced.
+OTHER_DEMAND = "belady_hit_rate is blank where routing changes the demand"
+OTHER_PRECISIONS = "belady_hit_rate is blank where a pool holds experts at several precisions"
+OTHER_BYTES = "belady_hit_rate is blank where experts of one pool differ in bytes, as Belady is no optimum there"
+STAYS_OUT = "belady_hit_rate is relaxed (the best of cache and demand stay) where a miss may stay out of the cache"
+
+Counted = Mapping[str, int | None]  #: belady_hits, accesses, compulsory
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What one count depends on, beside the trace."""
+
+    admission: str  #: FORCED, RELAXED, or "" where only the compulsory misses are a bound
+    passes: str
+    reset: str
+    scope: str
+    contract: str
+    slots: tuple[int, ...]  #: experts that fit each pool
+    warm: tuple[tuple[int, int], ...]
+
+    def identity(self, trace: Trace) -> str:
+        """A hash of everything that the count depends on."""
+        document = [SEMANTICS_VERSION, trace.digest, "bound", asdict(self)]
+        return hashlib.sha256(canonical(document)).hexdigest()[:16]
+
+
+class Judged(NamedTuple):
+    """A configuration's bound; unless it is forced, what must be said of it, and the setting that makes it so."""
+
+    bound: Bound | None
+    remark: str = ""
+    setting: str = ""
+
+
+def judge(trace: Trace, config: ReplayConfig) -> Judged:
+    """The bound of a configuration. Raises ConfigError or PolicyError if it cannot be replayed."""
+    ready = plan(trace, config)
+    eviction, miss = ready.chosen.eviction, ready.chosen.miss
+    if ready.chosen.changes_routing:
+        return Judged(None, OTHER_DEMAND, config.routing)
+    if ready.shape.precisions > 1:
+        return Judged(_bound(ready, ""), OTHER_PRECISIONS, config.miss)
+    if len(ready.capacity.pools) == 1 and len(set(ready.shape.tiers[0])) > 1:
+        return Judged(_bound(ready, ""), OTHER_BYTES, f"scope {config.scope}")
+    if eviction.policy.admit is not None and eviction.policy.declines(eviction.params):
+        return Judged(_bound(ready, RELAXED), STAYS_OUT, config.eviction)
+    if not miss.policy.fetches_all:
+        return Judged(_bound(ready, RELAXED), STAYS_OUT, config.miss)
+    return Judged(_bound(ready, FORCED))
+
+
+def _bound(ready: Plan, admission: str) -> Bound:
+    config, sizes = ready.config, ready.shape.tiers[0]
+    slots = tuple(pool // size for pool, size in zip(ready.capacity.pools, sizes, strict=False)) if admission else ()
+    return Bound(admission, config.passes, config.reset, config.scope, config.contract, slots, config.warm)
+
+
+def bound_of(trace: Trace, config: ReplayConfig) -> Bound | None:
+    """The bound of a configuration, None where it has none. Raises ConfigError or PolicyError."""
+    return judge(trace, config).bound
+
+
+def remarks(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
+    """What a reader of these configurations' `belady_hit_rate` must know, each thing once."""
+    settings: dict[str, dict[str, None]] = {}
+    for _, remark, setting in (judge(trace, config) for config in configs):
+        if remark:
+            settings.setdefault(remark, {})[setting] = None
+    return [f"{remark}: {', '.join(names)}" for remark, names in settings.items()]
+
+
+def count(trace: Trace, bound: Bound) -> Counted:
+    """Hits that no eviction exceeds, null where that is not known; accesses; and misses that no cache avoids."""
+    from simulator.curves import optimum  # numba takes half a second to import
+    from simulator.curves.stream import Cut, demands_of
+    from traces.demand import demand_of
+
+    geometry = trace.geometry
+    cut = Cut(geometry.layers, geometry.experts, bound.scope == "per_layer", bound.contract == "atomic")
+    first_use = demand_of(trace, bound.passes).first_use
+    warm = [(x, int(first_use[x])) for x in (layer * geometry.experts + expert for layer, expert in bound.warm)]
+    slots = bound.slots or (cut.units,) * cut.pools
+    demands = demands_of(trace, bound.passes, bound.reset)
+    hits, accesses, compulsory = optimum.count(demands, cut, slots, bound.admission == FORCED, warm)
+    return {"belady_hits": hits if bound.admission else None, "accesses": accesses, "compulsory": compulsory}

@@ -1,0 +1,165 @@
+"""The most hits at one capacity for a given demand, by any eviction that knows the future, for experts of equal bytes.
+
+`FORCED`: what a step demands stays, as far as it fits; of the rest the nearest next uses do. `RELAXED`: after a step a
+pool keeps the best of what it held and what the step demanded, whether or not the fast tier could have held both at
+once. A heap per pool has the farthest next use on top; entries of what has left or was used since are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numba import boolean, int8, int64, njit, types, void
+
+from simulator.compiled.cache import compile_kept
+from simulator.curves.stream import CUT, DEMANDS, Cut, Demands, spans
+
+HITS, ACCESSES, COMPULSORY = range(3)
+OUT = -1  #: the key of what is not there
+
+
+class Pools(NamedTuple):
+    """What is there. A key is next use << bits | expert, so that one comparison settles ties too."""
+
+    slots: np.ndarray  #: (pools,) int64: how many experts each holds
+    held: np.ndarray  #: (pools,) int64: how many are there
+    heap: np.ndarray  #: (pools, room) int64: keys, the largest first
+    entries: np.ndarray  #: (pools,) int64: of the heap
+    key: np.ndarray  #: (experts,) int64: of each expert of the model, or OUT
+    ever: np.ndarray  #: (experts,) int8: 1 once it has been there
+
+
+POOLS = types.NamedTuple((int64[::1], int64[::1], int64[:, ::1], int64[::1], int64[::1], int8[::1]), Pools)
+WALK = void(DEMANDS, int64, int64, CUT, int64, boolean, POOLS, int64[::1])
+
+
+@njit(error_model="numpy")
+def _rise(heap, at):
+    """Put a new entry where it belongs."""
+    while at > 0 and heap[(at - 1) >> 1] < heap[at]:
+        heap[(at - 1) >> 1], heap[at] = heap[at], heap[(at - 1) >> 1]
+        at = (at - 1) >> 1
+
+
+@njit(error_model="numpy")
+def _sink(heap, entries):
+    """Put the entry on top where it belongs."""
+    at = 0
+    while 2 * at + 1 < entries:
+        child = 2 * at + 1
+        if child + 1 < entries and heap[child + 1] > heap[child]:
+            child += 1
+        if heap[at] >= heap[child]:
+            return
+        heap[at], heap[child] = heap[child], heap[at]
+        at = child
+
+
+@njit(error_model="numpy")
+def _forget_stale(pools, pool, ids):
+    """Make room: keep the entries of what is there."""
+    heap, kept = pools.heap[pool], 0
+    for at in range(pools.entries[pool]):
+        if pools.key[heap[at] & ids] == heap[at]:
+            heap[kept] = heap[at]
+            _rise(heap, kept)
+            kept += 1
+    pools.entries[pool] = kept
+
+
+@njit(error_model="numpy")
+def _put_in(pools, pool, x, next_use, bits):
+    """An expert is there until `next_use`, at least if room can be found."""
+    heap = pools.heap[pool]
+    if pools.entries[pool] == len(heap):
+        _forget_stale(pools, pool, (1 << bits) - 1)
+    key = next_use << bits | x
+    pools.key[x], pools.ever[x] = key, 1
+    heap[pools.entries[pool]] = key
+    _rise(heap, pools.entries[pool])
+    pools.entries[pool] += 1
+    pools.held[pool] += 1
+
+
+@njit(error_model="numpy")
+def _keep(pools, pool, most, ids):
+    """The farthest next uses leave until no more than `most` are there."""
+    heap = pools.heap[pool]
+    while pools.held[pool] > most:
+        key = heap[0]
+        pools.entries[pool] -= 1
+        heap[0] = heap[pools.entries[pool]]
+        _sink(heap, pools.entries[pool])
+        if pools.key[key & ids] == key:
+            pools.key[key & ids] = OUT
+            pools.held[pool] -= 1
+
+
+@njit(error_model="numpy")
+def _take_out(pools, pool, x, counts):
+    """Count an access; what is used is put in anew."""
+    counts[ACCESSES] += 1
+    counts[COMPULSORY] += 1 - pools.ever[x]
+    if pools.key[x] != OUT:
+        counts[HITS] += 1
+        pools.key[x] = OUT
+        pools.held[pool] -= 1
+
+
+def _walk(demands, first, last, cut, bits, forced, pools, counts):
+    """Steps [first, last): a group is looked up, what must leave leaves, the group comes in as far as it is kept."""
+    ids, never = (1 << bits) - 1, np.int64(1) << (61 - bits)
+    for step in range(first, last):
+        layer = step % cut.layers
+        if layer == 0 and demands.fresh[step // cut.layers]:
+            pools.held[:], pools.entries[:], pools.key[:], pools.ever[:] = 0, 0, OUT, 0
+        pool, base = layer if cut.per_layer else 0, layer * cut.experts
+        begin, stop = demands.offsets[step], demands.offsets[step + 1]
+        together = stop - begin if cut.atomic else 1
+        for group in range(begin, stop, max(1, together)):
+            for at in range(group, group + together):
+                _take_out(pools, pool, base + demands.expert[at], counts)
+            if forced:
+                _keep(pools, pool, max(0, pools.slots[pool] - together), ids)
+            for at in range(group, group + together):
+                _put_in(pools, pool, base + demands.expert[at], min(demands.next_use[at], never), bits)
+            _keep(pools, pool, pools.slots[pool], ids)
+
+
+@cache
+def _walk_compiled():
+    return compile_kept(WALK, _walk, nogil=True, error_model="numpy")
+
+
+def count(
+    demands: Demands, cut: Cut, slots: Sequence[int], forced: bool, warm: Sequence[tuple[int, int]] = ()
+) -> tuple[int, int, int]:
+    """Hits, accesses and compulsory misses; `slots` experts fit each pool, `warm` are there: (x, its first use).
+
+    Compulsory misses are those of experts that have not been there since the start or the last reset.
+    """
+    experts, counts = cut.layers * cut.experts, np.zeros(3, np.int64)
+    bits = experts.bit_length()
+    pools = _started(cut, slots, sorted((min(use, 1 << (61 - bits)) << bits | x for x, use in warm), reverse=True))
+    walk = _walk_compiled()
+    for first, last in spans(demands, lambda steps: None):
+        walk(demands, first, last, cut, bits, forced, pools, counts)
+    hits, accesses, compulsory = counts.tolist()
+    return hits, accesses, compulsory
+
+
+def _started(cut: Cut, slots: Sequence[int], warm: Sequence[int]) -> Pools:
+    """Pools that hold the experts of these keys, the largest first, which makes heaps of them."""
+    room, experts = 4 * cut.units + 1, cut.layers * cut.experts
+    held, entries = np.zeros(cut.pools, np.int64), np.zeros(cut.pools, np.int64)
+    heap, key = np.zeros((cut.pools, room), np.int64), np.full(experts, OUT, np.int64)
+    pools = Pools(np.array(slots, np.int64), held, heap, entries, key, np.zeros(experts, np.int8))
+    for each in warm:
+        x = each & ((1 << experts.bit_length()) - 1)
+        pool = x // cut.experts if cut.per_layer else 0
+        heap[pool, entries[pool]], key[x], pools.ever[x] = each, each, 1
+        held[pool], entries[pool] = held[pool] + 1, entries[pool] + 1
+    return pools
