@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -308,18 +309,29 @@ def test_ctrl_c_while_workers_of_a_reference_grid_start_shows_no_traceback_and_l
     assert not [worker for worker in workers if "spawn_main" in command_of(worker)]
 
 
-def test_ctrl_c_twice_while_workers_of_a_sweep_start_ends_it_with_one_line(tmp_path):
+def test_ctrl_c_while_workers_of_a_sweep_start_reaches_the_sweep_and_not_them(tmp_path):
+    """The first jobs are in flight already, and are finished."""
     process = start("sweep", "run", experiment(tmp_path), "--out", tmp_path / "out", "--workers", 2)
     workers = wait_for(lambda: descendants(process.pid))
+    _, said = interrupted(process)
+    assert process.returncode == 130
+    assert re.fullmatch(r"stopped with \d of 21 done; run the same command to resume", said.splitlines()[-1])
+    assert "Traceback" not in said
+    assert not [worker for worker in workers if "spawn_main" in command_of(worker)]
+
+
+def test_a_second_ctrl_c_ends_a_sweep_though_replays_are_in_flight(tmp_path):
+    store_trace(tmp_path / "tiny.zarr", prompt_tokens=20, decode_tokens=300)  # seconds of work, each
+    arguments = ("--engine", "reference", "--workers", 2, "--out", tmp_path / "out")
+    process = start("sweep", "run", experiment(tmp_path), *arguments)
+    wait_for(lambda: list(tmp_path.glob("out/part-*")))
     os.killpg(process.pid, signal.SIGINT)
-    time.sleep(0.1)
+    assert process.stderr is not None
+    assert any(line.startswith("stopping: finishing what is in flight") for line in process.stderr)
     seconds, said = interrupted(process)
     assert process.returncode == 130
-    kept = f"interrupted: what is stored in {tmp_path / 'out'} stays; run the same command to resume"
-    assert said.splitlines()[-1] == kept
-    assert "Traceback" not in said
+    assert said == f"interrupted: what is stored in {tmp_path / 'out'} stays; run the same command to resume\n"
     assert seconds < SOON
-    assert not [worker for worker in workers if "spawn_main" in command_of(worker)]
 
 
 def test_workers_end_with_a_process_that_is_killed(tmp_path):
