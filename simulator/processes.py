@@ -37,7 +37,7 @@ def started(work: Callable[..., None], *arguments: Any) -> Worker:
     try:
         with _without_interrupts():
             process.start()
-    except BaseException:  # another thread may have heard Ctrl-C for this one
+    except BaseException:
         if process.pid is not None:
             process.kill()
         raise
@@ -137,7 +137,30 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A process that is started in here never hears Ctrl-C; this one hears it afterwards."""
+    """A process that is started in here never hears Ctrl-C; this one hears it when it has started."""
+    with _put_off(), _blocked():
+        yield
+
+
+@contextmanager
+def _put_off() -> Iterator[None]:
+    """Half a start would leave a process that complains. Other threads than the main one are not interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *given: heard.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if heard and callable(before):
+            before(*heard[0])
+
+
+@contextmanager
+def _blocked() -> Iterator[None]:
+    """What is blocked here is blocked in the process that is started, where a system has such signals."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
