@@ -404,7 +404,7 @@ def test_what_a_grid_has_written_is_kept_and_said(tmp_path):
     assert process.returncode == 130
     assert said.splitlines()[-1] == f"interrupted: what was replayed is kept, one part each, in {tmp_path / 'out'}"
     assert seconds < SOON
-    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".parquet"}
+    assert all(path.name.startswith("part-") for path in (tmp_path / "out").iterdir())  # none is half written
 
 
 @pytest.mark.long
