@@ -304,3 +304,52 @@ def test_the_engines_leave_the_same_state_behind() -> None:
         left = dry_run.end_states(TRACE, ready.setting(log=False), ready.needs)
         assert dry_run.difference(*left) == ""
         assert any(len(rows) for memory in left[0].memories for rows in memory)
+
+
+def test_a_verdict_below_the_wanted_precision_is_refused(strange: Callable[[str], Policy]) -> None:
+    """Nobody would find the copy good enough: it would be missing again, and enter its pool a second time."""
+    strange("""def resolve(now, step, experts, copies, own, missing, free, verdict):
+    verdict[0] = 1
+
+
+POLICY = Miss(
+    name="strange", summary="for this test", source="here", resolve=resolve, bits=lambda params: (8.0, 4.0),
+    changes_output=True,
+)
+""")
+    with pytest.raises(
+        PolicyError, match=r"mine\.py:4: hook resolve gave verdict 1 for an expert that `want` wants at"
+    ):
+        replay(TRACE, configure(capacity="25%", miss="strange"), engine="reference")
+
+
+@pytest.mark.skipif(IS_PYTHON, reason="nothing is compiled")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{KEY}{STAMP} if y < 1000 else 0.5", r"it answers with float64, where an integer is expected"),
+        ("def on_gate(now, step, experts, copies, own):\n    if y_is_large(now):\n        step.expert[0] = 1\n\n\n"
+         f"def y_is_large(now):\n    return now['pass'] > 1000\n\n\n{KEY}{STAMP}", "Cannot modify readonly array"),
+    ],
+    ids=["a float", "a write to the demand"],
+)  # fmt: skip
+def test_what_would_go_wrong_later_does_not_compile(text: str, said: str, strange: Callable[[str], Policy]) -> None:
+    """In a branch that no dry run takes."""
+    strange(text + EVICTION.format(", on_gate=on_gate" if "on_gate" in text else ""))
+    with pytest.raises(PolicyError, match=rf"mine\.py:\d+: hook \w+ does not compile \(.*{said}"):
+        replay(TRACE, configure(capacity="25%", eviction="strange"))
+
+
+def test_a_mixture_is_not_changed_without_logits(strange: Callable[[str], Policy]) -> None:
+    unweighed = """def choose(now, step, experts, copies, own, out):
+    for t in range(now["tokens"]):
+        for j in range(now["k"]):
+            out[t][j] = (step.ids[t][j] + 1) % now["experts"]
+
+
+POLICY = Routing(name="strange", summary="for this test", source="here", choose=choose)
+"""
+    strange("from policies.contract import Routing\n\n\n" + unweighed)
+    for engine in ("reference", "compiled"):
+        with pytest.raises(PolicyError, match=r"must declare that it needs logits: needs=always\('logits'\)"):
+            replay(TRACE, configure(capacity="25%", routing="strange"), engine=engine)

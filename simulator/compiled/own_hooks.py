@@ -14,6 +14,8 @@ from simulator.compiled.cache import COMPILING, SETTINGS
 
 #: Each attempt's report begins with one, that on a function which the hook calls inside that on the hook.
 STAGE = re.compile(r"\(step: [^)]*\)")
+#: Why the implementation that was meant is none for these types.
+SPECIFIC = re.compile(r"raised a specific error:\s*\w+: (.*)")
 #: A place at the end of a reason, which the error names itself.
 PLACE = re.compile(r"[.,]* *(defined at|Raised from) .*")
 
@@ -49,6 +51,7 @@ def refusal(policy: Policy, hook: str, given: FunctionType, said: str) -> Policy
 
 
 def _reason(said: str) -> str:
-    """The first line of the innermost report."""
-    lines = (PLACE.sub("", line).strip(" :") for line in STAGE.split(said)[-1].splitlines())
+    """What a rule of ours or Numba's own says of it, or else the first line of the innermost report."""
+    innermost = STAGE.split(said)[-1]
+    lines = (PLACE.sub("", line).strip(" :") for line in (*SPECIFIC.findall(innermost), *innermost.splitlines()))
     return next(filter(None, lines), "Numba does not say why")
