@@ -304,7 +304,8 @@ def test_ctrl_c_while_workers_of_a_reference_grid_start_shows_no_traceback_and_l
 
 def test_ctrl_c_while_workers_of_a_sweep_start_reaches_the_sweep_and_not_them(tmp_path):
     """The first jobs are in flight already, and are finished."""
-    process = start("sweep", "run", experiment(tmp_path), "--out", tmp_path / "out", "--workers", 2)
+    arguments = ("--engine", "reference", "--workers", 2, "--out", tmp_path / "out")
+    process = start("sweep", "run", experiment(tmp_path), *arguments)
     workers = wait_for(lambda: descendants(process.pid))
     _, said = interrupted(process)
     assert process.returncode == 130
