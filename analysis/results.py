@@ -14,7 +14,9 @@ import polars as pl
 
 from analysis.errors import AnalysisError, unknown
 from simulator.result import COUNTERS, is_damaged, row_digest
+from traces.documents import content
 
+MOST_BYTES = 1 << 30  #: of one file of results
 ROWS_VERSION = 1  #: the newest layout that this code reads
 RENAMED = {"capacity": "capacity_misses"}
 COUNTER_COLUMNS = tuple(RENAMED.get(name, name) for name in COUNTERS)
@@ -132,7 +134,7 @@ def check_digests(path: Path, part: pl.DataFrame, verb: str = "replay") -> None:
 def read_parquet(path: Path, verb: str) -> pl.DataFrame:
     """A file that `verb` wrote, unparsed if damaged. Raises AnalysisError if it is, or no Parquet."""
     try:
-        data = path.read_bytes()
+        data = content(path, MOST_BYTES)
         if is_damaged(data):
             raise damaged(path, verb)
         return pl.read_parquet(io.BytesIO(data))

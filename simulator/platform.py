@@ -5,7 +5,6 @@ Without calibration compute is a roofline: max(2 * params * tokens / FLOP/s, byt
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from importlib.resources import files
@@ -18,6 +17,7 @@ from pydantic import Field, ValidationError
 from policies.contract import Costs
 from simulator.errors import ConfigError
 from simulator.platforms import NAMES
+from traces.documents import DocumentError, content, from_toml
 from traces.faults import first_fault
 from traces.schema import Frozen, Geometry
 from traces.spelling import hint
@@ -247,15 +247,15 @@ def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
 
 def _read(path: Path) -> Platform:
     try:
-        return _parse(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read platform file {path}: {error}") from None
+        return _parse(content(path), str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read platform file {path}: {error.strerror}; check the path") from None
 
 
-def _parse(text: str, name: str) -> Platform:
+def _parse(text: str | bytes, name: str) -> Platform:
     try:
-        return _valid(tomllib.loads(text), name)
-    except tomllib.TOMLDecodeError as error:
+        return _valid(from_toml(text), name)
+    except DocumentError as error:
         raise ConfigError(f"platform {name} is no valid TOML: {error}") from None
 
 

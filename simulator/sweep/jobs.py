@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from simulator.replay import plan
 from simulator.sweep.objects import is_url
 from simulator.sweep.remote import fetched
 from traces.schema import Trace, TraceError
+from traces.spelling import whole
 from traces.store import open_trace
 
 Kind = Literal["configuration", "bound"]
@@ -68,10 +70,15 @@ def open_traces(patterns: Iterable[str], folder: Path, file: Path) -> list[Trace
 def _paths(pattern: str, folder: Path, file: Path) -> list[Path]:
     if is_url(pattern):
         return [fetched(pattern)]
-    paths = sorted(folder.glob(pattern)) if any(sign in pattern for sign in "*?[") else [folder / pattern]
+    paths = _matches(pattern, folder) if any(sign in pattern for sign in "*?[") else [folder / pattern]
     if not paths:
         raise ConfigError(f"{file}: traces: nothing matches {pattern!r} in {folder.resolve()}")
     return paths
+
+
+def _matches(pattern: str, folder: Path) -> list[Path]:
+    """The paths that a glob names, one from the root too."""
+    return sorted(Path(found) for found in glob(str(folder / pattern), recursive=True))
 
 
 def jobs_of(traces: Sequence[Trace], configs: Sequence[ReplayConfig], bounded: bool) -> tuple[list[Job], list[Refusal]]:
@@ -127,10 +134,10 @@ def shard(jobs: Iterable[Job], share: tuple[int, int]) -> list[Job]:
 
 def parse_shard(text: str) -> tuple[int, int]:
     """`2/8` as (2, 8). Raises ConfigError."""
-    index, slash, of = text.partition("/")
-    if not (slash and index.isdigit() and of.isdigit() and 1 <= int(index) <= int(of)):
+    index, of = (whole(part) for part in text.partition("/")[::2])
+    if index is None or of is None or not 1 <= index <= of:
         raise ConfigError(f"--shard {text!r}: write i/n with 1 <= i <= n, for example 2/8")
-    return int(index), int(of)
+    return index, of
 
 
 def _refusal(trace: Trace, config: ReplayConfig) -> str | None:
