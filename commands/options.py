@@ -38,10 +38,8 @@ def _take_policies(paths: list[Path] | None) -> list[Path] | None:
     """Add the policies of these files to the catalogue, before the verb runs. Raises PolicyError or OSError."""
     if paths:
         from policies.files import take
-        from traces.documents import refuse_irregular
 
         for path in paths:
-            refuse_irregular(path)
             take(path)
     return paths
 

@@ -194,6 +194,8 @@ def _content(path: Path) -> bytes:
         return content(path, MOST_BYTES)
     except FileNotFoundError:
         raise RecordError(f"{path} does not exist; check the path") from None
+    except IsADirectoryError:
+        raise RecordError(f"{path} is a folder, expected a file") from None
     except OSError as refused:
         raise RecordError(f"{path}: {refused.strerror}; check the path, or split the file") from None
 

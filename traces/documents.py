@@ -66,7 +66,7 @@ def from_json(text: str | bytes) -> Any:
     except DocumentError:
         raise
     except ValueError as broken:
-        raise _one_line(broken) from None
+        raise fault_of(broken) from None
 
 
 def from_toml(text: str | bytes) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def from_toml(text: str | bytes) -> dict[str, Any]:
     except DocumentError:
         raise
     except ValueError as broken:
-        raise _one_line(broken) from None
+        raise fault_of(broken) from None
 
 
 def checked(document: Any) -> Any:
@@ -102,7 +102,8 @@ def checked(document: Any) -> Any:
     return document
 
 
-def _one_line(broken: ValueError) -> DocumentError:
+def fault_of(broken: Exception) -> DocumentError:
+    """What a parser said, in one line."""
     said = " ".join(str(broken).split())
     return _too_long() if "integer string conversion" in said else DocumentError(said)
 

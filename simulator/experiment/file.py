@@ -14,7 +14,7 @@ from simulator.errors import ConfigError
 from simulator.experiment.schema import Experiment, Range
 from simulator.experiment.settings import check_name
 from simulator.experiment.yaml_text import from_yaml
-from traces.documents import DocumentError, content, from_toml, refuse_irregular
+from traces.documents import DocumentError, content, from_toml
 from traces.faults import words
 from traces.spelling import hint
 
@@ -44,7 +44,6 @@ def read(path: Path, changes: Sequence[str] = ()) -> Experiment:
 
 def _take(path: Path, name: str) -> None:
     try:
-        refuse_irregular(path.parent / name)
         files.take(path.parent / name)
     except OSError as error:
         said = error.strerror or error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simulator.extras import extra
-from traces.documents import DocumentError, checked
+from traces.documents import DocumentError, checked, fault_of
 from traces.schema import shown
 
 MOST_BYTES = 1 << 20  #: PyYAML reads a megabyte in some ten seconds
@@ -30,7 +30,7 @@ def from_yaml(content: bytes) -> Any:
         raise DocumentError("nested too deep") from None
     except (yaml.YAMLError, ValueError, AttributeError, TypeError, KeyError, OverflowError) as broken:
         # PyYAML's constructors raise what they come across: dates, numbers and tags are anybody's
-        raise DocumentError(" ".join(str(broken).split())) from None
+        raise fault_of(broken) from None
     _check_keys(document)
     return document
 

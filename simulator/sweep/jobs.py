@@ -77,8 +77,9 @@ def _paths(pattern: str, folder: Path, file: Path) -> list[Path]:
 
 
 def _matches(pattern: str, folder: Path) -> list[Path]:
-    """The paths that a glob names, one from the root too."""
-    return sorted(Path(found) for found in glob(str(folder / pattern), recursive=True))
+    """The paths that a glob names, one from the root too; nothing has a name with a zero byte."""
+    found = () if "\0" in pattern else glob(pattern, root_dir=folder, recursive=True, include_hidden=True)
+    return sorted(folder / each for each in found)
 
 
 def jobs_of(traces: Sequence[Trace], configs: Sequence[ReplayConfig], bounded: bool) -> tuple[list[Job], list[Refusal]]:

@@ -1,4 +1,4 @@
-"""`python -m tests.kit.fuzz FOLDER [--every N] [--only TEXT]`: the command beside hostile files and options.
+"""`python -m tests.kit.fuzz FOLDER [--every N] [--only TEXT] [--cheap]`: the command beside hostile files and options.
 
 Every case runs in a process forked from one that has imported everything, with a clock and a memory limit.
 A line of JSON says how each ended, and what is wrong with that.
@@ -16,8 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -25,13 +24,13 @@ from random import Random
 from typing import NamedTuple
 
 from tests.kit.fuzz_cases import Case, cases
-from tests.kit.fuzz_materials import make
+from tests.kit.fuzz_materials import CHECKPOINT, make
 
 SECONDS = 60
 MOST_BYTES = 2 << 30
 MOST_LINES, LONGEST_LINE = 6, 1100
 #: What a user must never read.
-NEVER = ("unexpected", "Traceback", "errors.pydantic.dev", "Warning:")
+NEVER = ("this is a bug", "Traceback", "errors.pydantic.dev", "Warning:")
 WARMING = ("numpy", "polars", "zarr", "pydantic", "yaml", "matplotlib.pyplot", "optuna", "simulator.replay")
 WARMING += ("simulator.compiled.engine", "simulator.sweep.tune", "traces.store", "traces.writer", "analysis.figures")
 WITH_TORCH = ("torch", "transformers", "tracegen.checkpoint", "tracegen.live", "tracegen.record")
@@ -53,9 +52,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="a regular expression")
+    parser.add_argument("--cheap", action="store_true", help="without what takes time to make")
     asked = parser.parse_args()
-    chosen = [case for case in cases() if re.search(asked.only, case.name)][:: asked.every]
+    known = [case for case in cases() if not (asked.cheap and case.needs)]
+    chosen = [case for case in known if re.search(asked.only, case.name)][:: asked.every]
     for ending in run(asked.folder, chosen):
         print(json.dumps(ending._asdict()), flush=True)
 
@@ -63,9 +64,9 @@ def main() -> None:
 def run(folder: Path, chosen: Iterable[Case]) -> Iterator[Ending]:
     """Each case in a folder of its own, which is removed. The materials must be what they were in the end."""
     chosen, materials = list(chosen), folder / "materials"
-    torch = any(case.torch for case in chosen)
-    _warm(torch)
-    _in_child(lambda: make(materials, torch))
+    needed = {case.needs for case in chosen}
+    _warm(CHECKPOINT in needed)
+    _in_child(lambda: make(materials, needed))
     before = _digests(materials)
     for case in chosen:
         yield _ran(case, materials, folder / "case")
@@ -85,7 +86,7 @@ def _warm(torch: bool) -> None:
     replay(drawn(), CONFIG)  # loads the machine code
 
 
-def _in_child(work) -> None:
+def _in_child(work: Callable[[], None]) -> None:
     child = os.fork()
     if child == 0:
         try:
@@ -173,15 +174,6 @@ def _digests(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink() and path.stat().st_size < MOST_BYTES and ".derived" not in str(path)
     }
-
-
-def tally(endings: Iterable[Ending]) -> dict[str, Counter[str]]:
-    """Endings by verb."""
-    found: dict[str, Counter[str]] = {}
-    for ending in endings:
-        verb = ending.name.split("/")[0]
-        found.setdefault(verb, Counter())["wrong" if ending.wrong else f"exit {ending.code}"] += 1
-    return found
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.kit.damage import NINES, Damage, damages, json_damage
 from tests.kit.fuzz_documents import JSONS, TOMLS, YAMLS
-from tests.kit.fuzz_materials import REPLAY, TOTALS
+from tests.kit.fuzz_materials import CHECKPOINT, COMMANDS, REPLAY, TOTALS
 from traces.metadata import metadata_digest
 
 Build = Callable[[Path, Path, Random], None]
@@ -31,7 +31,7 @@ class Case:
     build: Build
     codes: tuple[int, ...] = ()  #: exit codes that are right beside 0 and 2
     judge: Judge | None = None  #: (materials, exit code, stdout) -> what is wrong
-    torch: bool = False
+    needs: str = ""  #: the material that takes time to make
 
 
 def cases() -> list[Case]:
@@ -51,8 +51,9 @@ def _of_files() -> Iterator[Case]:
         if file.endswith(".json"):
             kinds |= {f"json{at}": json_damage for at in range(JSON_TIMES)}
         for name, damage in kinds.items():
-            build = partial(_damaged, taken=file.split("/")[0], file=file, damage=damage)
-            yield Case(f"{verb}/{file}/{name}", _words(words), build)
+            taken = file.split("/")[0]
+            build = partial(_damaged, taken=taken, file=file, damage=damage)
+            yield Case(f"{verb}/{file}/{name}", _words(words), build, needs=taken if taken in COMMANDS else "")
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -63,8 +64,7 @@ def _damaged(materials: Path, folder: Path, rng: Random, *, taken: str, file: st
     _take(materials, folder, taken)
     if (materials / "tiny.zarr").exists() and taken != "tiny.zarr":
         _take(materials, folder, "tiny.zarr")
-    inside = folder / "in" / file
-    damage(sorted(inside.parent.glob(inside.name))[0], rng)
+    damage(sorted((folder / "in").glob(file))[0], rng)
 
 
 def _take(materials: Path, folder: Path, name: str) -> None:
@@ -232,11 +232,11 @@ def _of_checkpoints() -> Iterator[Case]:
         for name, damage in kinds.items():
             build = partial(_damaged, taken="checkpoint", file=f"checkpoint/{file}", damage=damage)
             words = _words("record in/checkpoint --prompts in/prompts.txt --max-new-tokens 1 --out out.zarr")
-            yield Case(f"record/{file}/{name}", words, partial(_with_prompts, build=build), torch=True)
+            yield Case(f"record/{file}/{name}", words, partial(_with_prompts, build=build), needs=CHECKPOINT)
     for name, header in HEADERS.items():
         words = _words("record in/checkpoint --prompts in/prompts.txt --max-new-tokens 1 --out out.zarr")
         build = partial(_headed, header=header)
-        yield Case(f"record/safetensors/{name}", words, partial(_with_prompts, build=build), torch=True)
+        yield Case(f"record/safetensors/{name}", words, partial(_with_prompts, build=build), needs=CHECKPOINT)
 
 
 def _with_prompts(materials: Path, folder: Path, rng: Random, *, build: Build) -> None:
@@ -317,10 +317,56 @@ def _trace_and_experiment(materials: Path, folder: Path, rng: Random) -> None:
 
 LONG = "9" * 5000
 NUMBERS = ("-1", "0", "1e400", "nan", "inf", "-inf", "", " ", LONG, str(2**63), str(2**64), "x", "1/2", "٣", "1\u20602")
-LARGE = ("99999999999999999999999GB", f"{LONG}GB", f"0.{LONG}%", f"{LONG}%", f"5%@{LONG}", "5%@1e400", "5%@0", "1" * 400 + "%")
-LARGE += (f"{LONG}experts", f"{LONG}/layer", "1e9%", "nan%", "inf", "-5%", "٣%", "5%%", "0B", "0%", "0.0000001B", "%", ",", ",,")
-NAMES = ("", "x" * 10_000, "..", "/", "lru:", "lru:x=1", "lru:" * 1000, "a\u0000b".replace("\u0000", "\\0"), "\u202e", "lru,lru" * 999)
-PATHS = ("/dev/zero", "/dev/null", "/proc/self/mem", "/nonexist", "/", "in", "x" * 5000, "in/tiny.zarr", "/proc/self/environ", "\udce9")
+LARGE = (
+    "99999999999999999999999GB",
+    f"{LONG}GB",
+    f"0.{LONG}%",
+    f"{LONG}%",
+    f"5%@{LONG}",
+    "5%@1e400",
+    "5%@0",
+    "1" * 400 + "%",
+)
+LARGE += (
+    f"{LONG}experts",
+    f"{LONG}/layer",
+    "1e9%",
+    "nan%",
+    "inf",
+    "-5%",
+    "٣%",
+    "5%%",
+    "0B",
+    "0%",
+    "0.0000001B",
+    "%",
+    ",",
+    ",,",
+)
+NAMES = (
+    "",
+    "x" * 10_000,
+    "..",
+    "/",
+    "lru:",
+    "lru:x=1",
+    "lru:" * 1000,
+    "a\u0000b".replace("\u0000", "\\0"),
+    "\u202e",
+    "lru,lru" * 999,
+)
+PATHS = (
+    "/dev/zero",
+    "/dev/null",
+    "/proc/self/mem",
+    "/nonexist",
+    "/",
+    "in",
+    "x" * 5000,
+    "in/tiny.zarr",
+    "/proc/self/environ",
+    "\udce9",
+)
 OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     (
         "replay",
@@ -340,7 +386,16 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
                 *(f"a100-5gbps:link.latency_ns={LONG}", "a100-5gbps:x=1", "a100-5gbps:" * 500, ".toml", "in.toml"),
                 *("/dev/zero.toml", "x" * 5000 + ".toml", "a100-5gbps:link.latency_ns=-1", "a100-5gbps:compute.kind=1"),
             ),
-            "--passes": ("chunk:0", f"chunk:{LONG}", "chunk:-1", "chunk:99999999999999999999", "chunk:", "x", "chunk:٣", "chunk:²"),
+            "--passes": (
+                "chunk:0",
+                f"chunk:{LONG}",
+                "chunk:-1",
+                "chunk:99999999999999999999",
+                "chunk:",
+                "x",
+                "chunk:٣",
+                "chunk:²",
+            ),
             "--reset": (*NUMBERS, "99999999999999999999", "²"),
             "--seed": NUMBERS,
             "--warm": PATHS,
@@ -359,7 +414,11 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     (
         "curve",
         "curve in/tiny.zarr --workers 1",
-        {"--eviction": NAMES, "--passes": ("chunk:0", f"chunk:{LONG}", "chunk:99999999999999999999"), "--reset": NUMBERS},
+        {
+            "--eviction": NAMES,
+            "--passes": ("chunk:0", f"chunk:{LONG}", "chunk:99999999999999999999"),
+            "--reset": NUMBERS,
+        },
     ),
     ("import", "import --expert-bytes 100 --out out.zarr", {"": PATHS}),
     (
@@ -378,13 +437,46 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             "--set": (
                 *(f"base.seed={LONG}", "base.seed=[[[[", f"base.seed={'[' * 100_000}", "=", "a", "base.=", ".=1"),
                 *("traces=['/nonexist/*.zarr']", "traces=['**/**/*']", "traces=['']", "traces=['/']", "traces=[1]"),
-                *("traces=['s3://']", "traces=['x\\u0000y']", 'traces=["x\\u0000y"]', 'traces=["[\\u0000*"]', "traces=['***']"),
-                *("grid.capacity=[]", "grid.capacity={}", "grid.capacity={low=1,high=inf}", "random.n=99999999999999999999"),
+                *(
+                    "traces=['s3://']",
+                    "traces=['x\\u0000y']",
+                    'traces=["x\\u0000y"]',
+                    'traces=["[\\u0000*"]',
+                    "traces=['***']",
+                ),
+                *(
+                    "grid.capacity=[]",
+                    "grid.capacity={}",
+                    "grid.capacity={low=1,high=inf}",
+                    "random.n=99999999999999999999",
+                ),
                 *("grid.seed={low=0,high=1e308,integer=true}", "grid.capacity={low=nan,high=1,suffix='%'}"),
-                *("base.warm=[[99999999999999999999,0]]", "base.capacity=99999999999999999999999GB", f"{'a.' * 9999}a=1"),
-                *(f"base.capacity={LONG}%", "base.platform=/dev/zero.toml", "policy_files=['/dev/zero']", "policy_files=['in']"),
-                *("random.n=5", 'base.seed="x"', "base.seed=1.5", "base.seed=nan", "base.seed=2024-01-01", "base.eviction=1"),
-                *("zip=[{capacity=[1],seed=[1,2]}]", "include=[{}]", "exclude=[{capacity=nan}]", "bounds=3", f"x{'y' * 9999}=1"),
+                *(
+                    "base.warm=[[99999999999999999999,0]]",
+                    "base.capacity=99999999999999999999999GB",
+                    f"{'a.' * 9999}a=1",
+                ),
+                *(
+                    f"base.capacity={LONG}%",
+                    "base.platform=/dev/zero.toml",
+                    "policy_files=['/dev/zero']",
+                    "policy_files=['in']",
+                ),
+                *(
+                    "random.n=5",
+                    'base.seed="x"',
+                    "base.seed=1.5",
+                    "base.seed=nan",
+                    "base.seed=2024-01-01",
+                    "base.eviction=1",
+                ),
+                *(
+                    "zip=[{capacity=[1],seed=[1,2]}]",
+                    "include=[{}]",
+                    "exclude=[{capacity=nan}]",
+                    "bounds=3",
+                    f"x{'y' * 9999}=1",
+                ),
             ),
             "--shard": ("0/0", f"1/{LONG}", "٣/٤", "²/²", "1/1/1", "2/1", "-1/2", "1/99999999999999999999"),
             "--out": ("/dev/null", "x" * 5000, "s3://", "nope://x", "memory://x"),
@@ -417,11 +509,19 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("presets", "presets", {"": NAMES}),
     ("policies", "policies", {"": NAMES}),
     ("models", "models", {"": NAMES}),
-    ("record", "record nowhere/at/all --out out.zarr", {"--prompts": PATHS, "--text": PATHS, "--dataset": ("", "/dev/zero")}),
+    (
+        "record",
+        "record nowhere/at/all --out out.zarr",
+        {"--prompts": PATHS, "--text": PATHS, "--dataset": ("", "/dev/zero")},
+    ),
     ("record", "record --out out.zarr --prompts in/experiment.toml", {"": PATHS}),
     ("live", "live --prompts in/experiment.toml", {"": PATHS}),
     ("live", "live miniature --trace", {"": PATHS}),
     ("validate", "validate", {"": PATHS}),
     ("validate", "validate in/tiny.zarr --model", {"": PATHS}),
-    ("validate", "validate in/tiny.zarr --model miniature --device none", {"--sets": PATHS, "--capacity": LARGE, "--requests": NUMBERS}),
+    (
+        "validate",
+        "validate in/tiny.zarr --model miniature --device none",
+        {"--sets": PATHS, "--capacity": LARGE, "--requests": NUMBERS},
+    ),
 )

@@ -61,7 +61,9 @@ TOMLS = {
     "depth_huge": f"name = 'x'\n{LINK.replace('[compute]', 'depth = 9223372036854775807' + chr(10) + '[compute]')}",
     "expert_ns_huge": f"name = 'x'\n{LINK}expert_ns = 9223372036854775807\n",
     "expert_ns_hex": f"name = 'x'\n{LINK}expert_ns = 0x{'f' * 5000}\n",
-    "flops_tiny": f"name = 'x'\n{LINK}".replace("'measured'", "'roofline'\nflops = 5e-324\nmemory_bytes_per_s = 5e-324"),
+    "flops_tiny": f"name = 'x'\n{LINK}".replace(
+        "'measured'", "'roofline'\nflops = 5e-324\nmemory_bytes_per_s = 5e-324"
+    ),
     "flops_infinite": f"name = 'x'\n{LINK}".replace("'measured'", "'roofline'\nflops = inf\nmemory_bytes_per_s = inf"),
     "name_long": f"name = '{'x' * 1_000_000}'\n{LINK}",
     "contention_tiny": f"name = 'x'\n{LINK}[contention]\nlink = 5e-324\ncpu = 5e-324\n",
@@ -80,7 +82,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 MERGES = "a: &a {x: 1}\n" + "".join(
-    f"{name}: &{name} {{<<: [{', '.join([f'*{before}'] * 10)}]}}\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{name}: &{name} {{<<: [{', '.join([f'*{before}'] * 10)}]}}\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 START = "traces: [tiny.zarr]\n"
 

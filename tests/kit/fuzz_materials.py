@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 import sys
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from simulator.platform import NAMES
 from tests.kit.command import moereplay_here
 from tests.sweeping import ROOT, store_trace
 
+CHECKPOINT = "checkpoint"
 TOTALS = "totals.json"  #: of REPLAY over the undamaged trace
 REPLAY = ("--capacity", "40%", "--eviction", "belady", "--prefetch", "top_k", "--engine", "reference", "--json")
 POLICY = '''"""newest.py: the copy whose expert's last use is the newest leaves."""
@@ -57,18 +59,19 @@ routing = ["cache_prior:lam=0", "cache_prior:lam=.25"]
 """
 
 
-def make(folder: Path, torch: bool) -> None:
-    """Everything, below `folder`; a checkpoint only with torch."""
+def make(folder: Path, needed: Collection[str]) -> None:
+    """What is quickly made, and of the rest what is needed."""
     folder.mkdir(parents=True)
     _write_texts(folder)
     store_trace(folder / "tiny.zarr")
-    for name, words in COMMANDS.items():
+    for name in [name for name in COMMANDS if name in {TOTALS, *needed}]:
+        words = COMMANDS[name]
         done = moereplay_here(*words, cwd=folder)
         assert done.returncode == 0, f"{name}: {done.stderr}"
         (folder / name).write_text(done.stdout) if name.endswith(".json") else None
-    if torch:
+    if CHECKPOINT in needed:
         sys.path.append(str(ROOT / "tests"))  # where its tests find it
-        import_module("tiny_checkpoints").checkpoint(folder / "checkpoint")
+        import_module("tiny_checkpoints").checkpoint(folder / CHECKPOINT)
 
 
 #: What is made by a command: its name here, and the words.
@@ -91,7 +94,7 @@ def _write_texts(folder: Path) -> None:
         "warm.json": json.dumps([[0, 1], [1, 2], [2, 3]]),
         "prompts.txt": "a line\nanother line\n",
         "prompts.jsonl": '{"prompt": "one"}\n{"prompt": "two"}\n',
-        "prompts.csv": "prompt\none\n\"two, three\"\n",
+        "prompts.csv": 'prompt\none\n"two, three"\n',
     }.items():
         (folder / name).write_text(text)
     (folder / "prompts.jsonl.gz").write_bytes(gzip.compress((folder / "prompts.jsonl").read_bytes(), mtime=0))
