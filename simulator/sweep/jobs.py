@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -70,16 +69,19 @@ def open_traces(patterns: Iterable[str], folder: Path, file: Path) -> list[Trace
 def _paths(pattern: str, folder: Path, file: Path) -> list[Path]:
     if is_url(pattern):
         return [fetched(pattern)]
-    paths = _matches(pattern, folder) if any(sign in pattern for sign in "*?[") else [folder / pattern]
+    paths = _matches(pattern, folder, file) if any(sign in pattern for sign in "*?[") else [folder / pattern]
     if not paths:
         raise ConfigError(f"{file}: traces: nothing matches {pattern!r} in {folder.resolve()}")
     return paths
 
 
-def _matches(pattern: str, folder: Path) -> list[Path]:
-    """The paths that a glob names, one from the root too; nothing has a name with a zero byte."""
-    found = () if "\0" in pattern else glob(pattern, root_dir=folder, recursive=True, include_hidden=True)
-    return sorted(folder / each for each in found)
+def _matches(pattern: str, folder: Path, file: Path) -> list[Path]:
+    """The paths that a glob names, one from the root too. Raises ConfigError for what is no glob."""
+    root = Path(pattern).anchor
+    try:
+        return sorted((Path(root) if root else folder).glob(pattern.removeprefix(root)))
+    except (ValueError, NotImplementedError) as refused:
+        raise ConfigError(f"{file}: traces: {pattern!r} is no glob: {refused}") from None
 
 
 def jobs_of(traces: Sequence[Trace], configs: Sequence[ReplayConfig], bounded: bool) -> tuple[list[Job], list[Refusal]]:

@@ -121,7 +121,7 @@ FILES = (
 
 def _of_stores() -> Iterator[Case]:
     for verb, words, codes in STORES:
-        for file in ("zarr.json", "chosen/zarr.json", "chosen/c/0/0/0"):
+        for file in ("zarr.json", "chosen/zarr.json", "chosen/c.0.0.0"):
             for name, damage in damages().items():
                 build = partial(_damaged, taken="tiny.zarr", file=f"tiny.zarr/{file}", damage=damage)
                 judge = _same_totals if verb == "replay" else None

@@ -6,6 +6,7 @@ from tests.kit.damage import NINES
 
 HEAD = 'traces = ["tiny.zarr"]\n'
 LINK = "[link]\nbytes_per_s = 1e9\n[compute]\nkind = 'measured'\n"
+LATE = "compute = {kind = 'measured'}\n[link]\nbytes_per_s = 1e9\n"
 SETS = "[sets.a]\n"
 
 TOMLS = {
@@ -33,7 +34,7 @@ TOMLS = {
     "unicode_key": f'{HEAD}[base]\n"\\u202e\\U0001F600" = 1\n',
     "array_of_tables": f"{HEAD}[[base]]\n[[base]]\n",
     "many_tables": HEAD + "".join(f"[[include]]\neviction = 'lru'\nseed = {at}\n" for at in range(2000)),
-    "wide_grid": f"{HEAD}[grid]\nseed = [{', '.join(map(str, range(100)))}]\ncapacity = [{', '.join(['1'] * 99_999)}]\n",
+    "wide_grid": f"{HEAD}[grid]\nseed = [{', '.join(map(str, range(100)))}]\ncapacity = [{'1, ' * 99_999}]\n",
     "range_infinite": f"{HEAD}[grid]\nseed = {{low = 0, high = inf, integer = true}}\n[random]\nn = 3\n",
     "range_huge": f"{HEAD}[grid]\nseed = {{low = 0, high = 1e308, integer = true}}\n[random]\nn = 3\n",
     "range_wide": f"{HEAD}[grid]\nseed = {{low = -1e308, high = 1e308, integer = true}}\n[random]\nn = 3\n",
@@ -56,9 +57,9 @@ TOMLS = {
     "link_infinite": f"name = 'x'\n{LINK}".replace("1e9", "inf"),
     "link_nan": f"name = 'x'\n{LINK}".replace("1e9", "nan"),
     "link_tiny": f"name = 'x'\n{LINK}".replace("1e9", "1e-320"),
-    "latency_huge": f"name = 'x'\n{LINK.replace('[compute]', 'latency_ns = 99999999999999999999' + chr(10) + '[compute]')}",
-    "latency_63": f"name = 'x'\n{LINK.replace('[compute]', 'latency_ns = 9223372036854775807' + chr(10) + '[compute]')}",
-    "depth_huge": f"name = 'x'\n{LINK.replace('[compute]', 'depth = 9223372036854775807' + chr(10) + '[compute]')}",
+    "latency_huge": f"name = 'x'\n{LATE}latency_ns = 99999999999999999999\n",
+    "latency_63": f"name = 'x'\n{LATE}latency_ns = 9223372036854775807\n",
+    "depth_huge": f"name = 'x'\n{LATE}depth = 9223372036854775807\n",
     "expert_ns_huge": f"name = 'x'\n{LINK}expert_ns = 9223372036854775807\n",
     "expert_ns_hex": f"name = 'x'\n{LINK}expert_ns = 0x{'f' * 5000}\n",
     "flops_tiny": f"name = 'x'\n{LINK}".replace(

@@ -77,8 +77,7 @@ def make(folder: Path, needed: Collection[str]) -> None:
 #: What is made by a command: its name here, and the words.
 COMMANDS = {
     TOTALS: ("replay", "tiny.zarr", *REPLAY),
-    "replays": ("replay", "tiny.zarr", "--capacity", "40%,60%", "--engine", "reference", "--workers", 1)
-    + ("--out", "replays"),
+    "replays": ("replay", "tiny.zarr", "--capacity", "40%,60%", "--workers", 1, "--out", "replays"),
     "curves": ("curve", "tiny.zarr", "--eviction", "lru", "--out", "curves"),
     "sweep": ("sweep", "run", "experiment.toml", "--workers", 1, "--out", "sweep"),
     "tune": ("tune", "experiment.toml", "--workers", 1, "--trials", 3, "--sampler", "random", "--out", "tune"),
