@@ -72,6 +72,8 @@ def documentation(policy: Policy) -> str:
 
 def _content(path: Path) -> bytes:
     """Raises OSError, or PolicyError for what never ends: a pipe, a device, a file that nobody wrote."""
+    if "\0" in str(path):
+        raise PolicyError(f"{path} is no path: it has a zero byte")
     found = path.stat()
     if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode) or found.st_size > MOST_BYTES:
         raise PolicyError(f"{path} is no file of Python of at most {MOST_BYTES:,} bytes; check the path")

@@ -56,13 +56,13 @@ class Refusal(NamedTuple):
 def open_traces(patterns: Iterable[str], folder: Path, file: Path) -> list[Trace]:
     """Traces by path or glob relative to `folder`, or by URL; each once. Raises ConfigError or TraceError."""
     found: dict[str, Trace] = {}
-    for pattern in patterns:
-        for path in _paths(pattern, folder, file):
-            try:
-                trace = open_trace(path.resolve())
-            except TraceError as error:
-                raise TraceError(f"{file}: traces: {error}") from None
-            found.setdefault(trace.digest, trace)
+    paths = (path.resolve() for pattern in dict.fromkeys(patterns) for path in _paths(pattern, folder, file))
+    for path in dict.fromkeys(paths):
+        try:
+            trace = open_trace(path)
+        except TraceError as error:
+            raise TraceError(f"{file}: traces: {error}") from None
+        found.setdefault(trace.digest, trace)
     return list(found.values())
 
 

@@ -92,8 +92,8 @@ def _in_child(work: Callable[[], None]) -> None:
         try:
             work()
             os._exit(0)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0, "the materials cannot be made"
 
@@ -134,8 +134,8 @@ def _become(words: tuple[str, ...], folder: Path) -> None:
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         with suppress(Exception):
             sys.stdout.flush()
