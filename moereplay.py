@@ -21,6 +21,7 @@ except KeyboardInterrupt:  # nothing has begun yet, and a traceback would say no
 
 #: A disk, a quota or a largest file is reached.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LONGEST = 1000  #: characters of a message
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -61,9 +62,17 @@ def _told(error: Exception) -> str | None:
     in_their_policy = blamed(error)
     if in_their_policy is None and isinstance(error, OSError) and error.errno in FULL:
         return f"cannot write {error.filename or 'the output'}: {error.strerror}; make room and run it again"
+    if in_their_policy is None and isinstance(error, MemoryError):
+        return "not enough memory for this; take less of it, or a machine with more"
     if in_their_policy is None and isinstance(error, OSError):  # a file that may not be read or written
         return f"{error.filename or 'a file'}: {error.strerror or error}; check the path and its permissions"
     return in_their_policy
+
+
+def _line(text: str) -> str:
+    """A message that may quote what others wrote: one line, and its middle cut if it is very long."""
+    line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, _: object) -> None:
@@ -91,7 +100,7 @@ def main() -> None:
         told = None if debug else _told(error)
         if told is None:
             raise
-        say(f"moereplay: {told}")
+        say(f"moereplay: {_line(told)}")
         leave(2)
 
 

@@ -14,7 +14,9 @@ import polars as pl
 
 from analysis.errors import AnalysisError, unknown
 from simulator.result import ADDED, COUNTERS, is_damaged, row_digest
+from traces.documents import content
 
+MOST_BYTES = 1 << 30  #: of one file of results
 ROWS_VERSION = 1  #: the newest layout that this code reads
 RENAMED = {"capacity": "capacity_misses"}
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
@@ -157,7 +159,7 @@ def check_digests(path: Path, part: pl.DataFrame, verb: str = "replay") -> None:
 def read_parquet(path: Path, verb: str) -> pl.DataFrame:
     """A file that `verb` wrote, unparsed if damaged. Raises AnalysisError if it is, or no Parquet."""
     try:
-        data = path.read_bytes()
+        data = content(path, MOST_BYTES)
         if is_damaged(data):
             raise damaged(path, verb)
         return pl.read_parquet(io.BytesIO(data))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from itertools import islice
 from pathlib import Path
@@ -76,8 +75,9 @@ def _size(text: str) -> int:
     """Bytes, with a unit as capacities have it or without."""
     from simulator.capacity import parse_size
     from simulator.errors import ConfigError
+    from traces.spelling import whole
 
-    size = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else parse_size(text) if len(text) < 40 else None
+    size = whole(text) or (parse_size(text) if len(text) < 40 else None)
     if not size or size != int(size):
         forms = "whole bytes as 1000000, or a size as 10MB or 1.5MiB, one for all layers or one per layer with /"
         raise ConfigError(f"--expert-bytes {text[:40]!r} is no size of an expert; write {forms}")

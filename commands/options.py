@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,11 +107,13 @@ def preset_configs(context: typer.Context, names: str, fixed: Mapping[str, objec
 def named_experts(option: str, path: Path | None) -> Any:
     """What `--warm` or `--profile` names. Raises ConfigError if the file holds no JSON."""
     from simulator.errors import ConfigError
+    from traces.documents import DocumentError, content, from_json
 
     try:
-        return json.loads(path.read_text("utf-8")) if path else ()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{option} {path}: {error}; expected a JSON list of [layer, expert]") from None
+        return from_json(content(path)) if path else ()
+    except (OSError, DocumentError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{option} {path}: {said}; expected a JSON list of [layer, expert]") from None
 
 
 def complaint(error: ValidationError) -> str:

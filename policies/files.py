@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import stat
 import sys
 import threading
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from policies.contract import Policy, PolicyError
 from policies.declaration import check
 
 VERSION_DIGITS = 12
+MOST_BYTES = 1 << 20  #: of a file
 _taken: dict[str, bytes] = {}  # path as given -> content
 _taking = threading.RLock()
 
@@ -33,7 +35,7 @@ def take(path: Path) -> Policy:
     the same content again changes nothing.
     """
     before = _by_version().get(_version(_taken.get(str(path), b"")))
-    return before or _take(str(path), path.read_bytes())
+    return before or _take(str(path), _content(path))
 
 
 def taken() -> list[tuple[str, bytes]]:
@@ -76,6 +78,16 @@ def documentation(policy: Policy) -> str:
     """The docstring of the policy's file."""
     module = _module_name(policy.version) if policy.version else f"policies.{policy.kind}.{policy.name}"
     return (sys.modules[module].__doc__ or "").strip()
+
+
+def _content(path: Path) -> bytes:
+    """Raises OSError, or PolicyError for what never ends: a pipe, a device, a file that nobody wrote."""
+    if "\0" in str(path):
+        raise PolicyError(f"{path} is no path: it has a zero byte")
+    found = path.stat()
+    if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode) or found.st_size > MOST_BYTES:
+        raise PolicyError(f"{path} is no file of Python of at most {MOST_BYTES:,} bytes; check the path")
+    return path.read_bytes()
 
 
 def _take(path: str, content: bytes) -> Policy:

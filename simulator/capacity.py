@@ -15,7 +15,9 @@ from traces.schema import Geometry
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-NUMBER = r"(\d+(?:\.\d+)?)"
+NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+LONGEST = 40  #: characters of a capacity
+MOST_BYTES = 1 << 62  #: engines count bytes in int64
 #: Enough of a model to read a capacity by.
 ONE_EXPERT = Geometry(layers=1, experts=1, k=1, expert_bytes=(1,))
 FORMS = "5%, 5%@16, 600MB, 1.5GiB, 51experts or 32/layer"
@@ -49,7 +51,10 @@ def parse_capacity(
     `tiers[0]` holds the bytes per layer at which experts are cached in this run; `reserved` bytes of the capacity are
     no pool's.
     """
-    share = max(0, _total(text, geometry) - reserved) / _all_bytes(geometry.expert_bytes, geometry)
+    total = _total(text, geometry)
+    if total > MOST_BYTES:
+        raise ConfigError(f"capacity {text} is more than 2**62 bytes; all experts of a trace are less than 2**60")
+    share = max(0, total - reserved) / _all_bytes(geometry.expert_bytes, geometry)
     if scope == "per_layer":
         pools = tuple(int(share * geometry.experts * size) for size in geometry.expert_bytes)
         largest = tiers[0]
@@ -87,6 +92,8 @@ def _described(pools: tuple[int, ...], geometry: Geometry, sizes: tuple[int, ...
 
 def _total(text: str, geometry: Geometry) -> Fraction:
     """Bytes over all layers, exactly. Raises ConfigError if it cannot be read."""
+    if len(text) > LONGEST:
+        raise ConfigError(f"capacity {text[:LONGEST]!r}... has {len(text):,} characters; write {FORMS}")
     if match := re.fullmatch(rf"{NUMBER}%(?:@{NUMBER})?", text):
         bits = float(match[2]) if match[2] else geometry.expert_bits
         if bits <= 0:

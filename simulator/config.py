@@ -17,6 +17,7 @@ from simulator.platform import Times, platform
 from traces.faults import first_fault
 from traces.passes import parse_passes
 from traces.schema import Frozen, Trace, TraceError, canonical
+from traces.spelling import whole
 
 #: Raised when the meaning of any counter or time changes: results of other versions are not comparable.
 SEMANTICS_VERSION = 1
@@ -149,8 +150,8 @@ def parse_reset(text: str) -> int:
     """Tokens between resets: 0 for `never`, -1 for `request`, N for a number. Raises ValueError."""
     if text in ("never", "request"):
         return {"never": 0, "request": -1}[text]
-    if text.isdigit() and int(text) > 0:
-        return int(text)
+    if tokens := whole(text):
+        return tokens
     raise ValueError(f"reset {text!r} is unknown; use never, request or a number of tokens")
 
 

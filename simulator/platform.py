@@ -5,38 +5,41 @@ Without calibration compute is a roofline: max(2 * params * tokens / FLOP/s, byt
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from importlib.resources import files
 from math import ceil, inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
 from policies.contract import Costs
 from simulator.errors import ConfigError
 from simulator.platforms import NAMES
+from traces.documents import DocumentError, content, from_toml
 from traces.faults import first_fault
 from traces.schema import Frozen, Geometry
 from traces.spelling import hint
 
 NS = 1_000_000_000
+MOST_NS = 10**15  #: of one thing, eleven days: engines add times up in int64
+Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
+Time = TypeVar("Time", int, float)
 
 
 class Link(Frozen):
     """What experts are fetched over: a fixed latency, then bytes at a rate; `depth` transfers may be issued at once."""
 
     bytes_per_s: float = Field(ge=1)
-    latency_ns: int = Field(default=0, ge=0)
-    depth: int = Field(default=1, ge=1)
+    latency_ns: Ns = 0
+    depth: int = Field(default=1, ge=1, lt=2**31)
 
     def wire_ns(self, size: int) -> int:
         """Nanoseconds on the wire, without latency, rounded up."""
         if self.bytes_per_s == inf:
             return 0
-        return -(-size * NS // int(self.bytes_per_s))
+        return _bounded(-(-size * NS // max(1, int(self.bytes_per_s))), "bytes_per_s")
 
     def slowed(self, share: float) -> Link:
         """The same link at a share of its rate."""
@@ -47,15 +50,16 @@ class Roofline(Frozen):
     """A processor by its two ceilings, and what it costs to start a kernel."""
 
     kind: Literal["roofline"] = "roofline"
-    flops: float = Field(gt=0)
-    memory_bytes_per_s: float = Field(gt=0)
-    launch_ns: int = Field(default=0, ge=0)
+    flops: float = Field(ge=1)
+    memory_bytes_per_s: float = Field(ge=1)
+    launch_ns: Ns = 0
 
     def ns(self, params: int, size: int, tokens: int) -> int:
         """Nanoseconds for `tokens` through `params` weights of `size` bytes."""
         if params == 0 or tokens == 0:
             return 0
-        return round(max(2 * params * tokens / self.flops, size / self.memory_bytes_per_s) * NS) + self.launch_ns
+        seconds = max(2 * params * tokens / self.flops, size / self.memory_bytes_per_s)
+        return round(_bounded(seconds * NS, "flops and memory_bytes_per_s")) + self.launch_ns
 
     def slowed(self, share: float) -> Roofline:
         """The same processor at a share of its memory's rate."""
@@ -66,10 +70,10 @@ class Measured(Frozen):
     """Compute by given times: constants and nanoseconds per token."""
 
     kind: Literal["measured"] = "measured"
-    dense_ns: int = Field(default=0, ge=0)
-    expert_ns: int = Field(default=0, ge=0)
-    expert_ns_per_token: int = Field(default=0, ge=0)
-    pass_ns: int = Field(default=0, ge=0)
+    dense_ns: Ns = 0
+    expert_ns: Ns = 0
+    expert_ns_per_token: Ns = 0
+    pass_ns: Ns = 0
 
     def slowed(self, share: float) -> Measured:
         """The same processor where an expert takes 1 / share of the time."""
@@ -80,8 +84,8 @@ class Measured(Frozen):
 class Contention(Frozen):
     """What is left of a rate while both work: the CPU reads the memory that the link reads from."""
 
-    cpu: float = Field(default=1, gt=0, le=1)
-    link: float = Field(default=1, gt=0, le=1)
+    cpu: float = Field(default=1, ge=1e-6, le=1)
+    link: float = Field(default=1, ge=1e-6, le=1)
 
 
 Compute = Annotated[Roofline | Measured, Field(discriminator="kind")]
@@ -115,6 +119,13 @@ class Platform(Frozen):
             "latency us": self.link.latency_ns / 1000,
             "CPU": "yes" if self.cpu else "no",
         }
+
+
+def _bounded(ns: Time, figure: str) -> Time:
+    """The time itself. Raises ConfigError if nobody waits so long, naming the figure that is too small."""
+    if ns > MOST_NS:
+        raise ConfigError(f"the platform takes more than eleven days for one expert or pass; raise its {figure}")
+    return ns
 
 
 class Times:
@@ -247,15 +258,15 @@ def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
 
 def _read(path: Path) -> Platform:
     try:
-        return _parse(path.read_text("utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read platform file {path}: {error}") from None
+        return _parse(content(path), str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read platform file {path}: {error.strerror}; check the path") from None
 
 
-def _parse(text: str, name: str) -> Platform:
+def _parse(text: str | bytes, name: str) -> Platform:
     try:
-        return _valid(tomllib.loads(text), name)
-    except tomllib.TOMLDecodeError as error:
+        return _valid(from_toml(text), name)
+    except DocumentError as error:
         raise ConfigError(f"platform {name} is no valid TOML: {error}") from None
 
 

@@ -12,7 +12,6 @@ routing = ["cache_prior:lam=0", "cache_prior:lam=.1", "cache_prior:lam=.25"]
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
 from simulator.grid import expand
 from simulator.limits import check_count
+from traces.documents import DocumentError, content, from_toml
 from traces.spelling import hint
 
 Settings = Mapping[str, Any]
@@ -54,9 +54,10 @@ def named_sets(sets: Mapping[str, Settings], base: Settings) -> dict[str, Replay
 def read_sets(path: Path) -> tuple[dict[str, Settings], Settings]:
     """The sets and the base of a TOML file. Raises ConfigError."""
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"policy sets {path}: {error}; expected TOML with [base] and [sets.NAME] tables") from None
+        document = from_toml(content(path))
+    except (OSError, DocumentError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"policy sets {path}: {said}; expected TOML with [base] and [sets.NAME] tables") from None
     sets, base = document.get("sets"), document.get("base", {})
     if unknown := document.keys() - {"base", "sets"}:
         raise ConfigError(f"policy sets {path}: {min(unknown)!r} is no table of ours; use [base] and [sets.NAME]")

@@ -162,4 +162,4 @@ def test_a_platform_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_platform_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_bytes(b"\xff\xfe")
-    assert "cannot read platform file" in refusal(str(tmp_path / "mine.toml"))
+    assert "is no valid TOML: 'utf-8' codec can't decode byte" in refusal(str(tmp_path / "mine.toml"))

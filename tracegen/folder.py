@@ -6,7 +6,6 @@ Everything in it is data: safetensors headers are parsed here, pickled weights a
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import struct
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tracegen.errors import RecordError
 from tracegen.requirements import require
+from traces.documents import DocumentError, content, from_json, refuse_irregular
 
 MINIATURE = Path(__file__).parent / "miniature"
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -24,6 +24,7 @@ NOT_READ = ["*/*", "consolidated*"]
 TOKENIZERS = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken", "tekken.json", "*.spm")
 WHOLE_HASH_BYTES = 8 * 2**30  #: a checkpoint above this is hashed by samples: reading it all would double loading
 SAMPLES, SAMPLE_BYTES = 256, 2**16
+MOST_JSON = 1 << 26  #: bytes: an index of a trillion parameters takes ten million, a tokenizer as much
 HEADER_LIMIT = 100 * 2**20  #: the safetensors format's own
 
 
@@ -55,9 +56,20 @@ def locate(source: str, revision: str | None = None) -> Folder:
 def located(source: str, revision: str | None = None) -> Folder:
     """`locate`, and all that can be wrong with a checkpoint that no torch is needed to see. Raises RecordError."""
     folder = locate(source, revision)
+    _refuse_irregular(folder)
     read_config(folder)
     weight_files(folder)
     return folder
+
+
+def _refuse_irregular(folder: Folder) -> None:
+    """Raises RecordError for a pipe, a device or a folder where transformers would read a file."""
+    for pattern in READ:
+        for path in sorted(folder.path.glob(pattern)):
+            try:
+                refuse_irregular(path)
+            except OSError as wrong:
+                raise RecordError(f"{folder.name}: {path.name}: {wrong.strerror}; download it again") from None
 
 
 def require_tokenizer(folder: Folder) -> None:
@@ -157,9 +169,9 @@ def _check_whole(path: Path, name: str) -> None:
     with path.open("rb") as file:
         header = file.read(expected)[8:]
     try:
-        tensors = [entry for key, entry in json.loads(header).items() if key != "__metadata__"]
+        tensors = [entry for key, entry in from_json(header).items() if key != "__metadata__"]
         expected += max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
-    except (ValueError, AttributeError, KeyError, IndexError, TypeError, RecursionError):
+    except (ValueError, AttributeError, KeyError, IndexError, TypeError, OverflowError):
         raise RecordError(f"{name}: {path.name} is no safetensors file or is damaged; download it again") from None
     if size != expected:
         raise RecordError(f"{name}: {path.name} has {size:,} bytes of {expected:,}; download it again")
@@ -207,9 +219,10 @@ def _sampled(files: list[Path]) -> str:
 
 def _json(path: Path, name: str) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as broken:
-        raise RecordError(f"{name}: {path.name} is damaged ({broken}); download it again") from None
+        document = from_json(content(path, MOST_JSON))
+    except (OSError, DocumentError) as broken:
+        said = broken.strerror if isinstance(broken, OSError) else broken
+        raise RecordError(f"{name}: {path.name} is damaged ({said}); download it again") from None
     if not isinstance(document, dict):
         raise RecordError(f"{name}: {path.name} is damaged (not a JSON object); download it again")
     return document

@@ -9,7 +9,6 @@ import csv
 import gzip
 import hashlib
 import io
-import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -21,7 +20,10 @@ import numpy as np
 
 from tracegen.errors import RecordError
 from tracegen.requirements import require
+from traces.documents import DocumentError, content, from_json
 from traces.schema import canonical
+
+MOST_BYTES = 1 << 28  #: of a file of prompts, unpacked: all of them are held at once
 
 
 class Prompts(NamedTuple):
@@ -112,8 +114,8 @@ def _json_lines(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
             continue
         where = f"line {number}"
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as broken:
+            record = from_json(line)
+        except DocumentError as broken:
             raise RecordError(f"{path}, {where}: no JSON ({broken}); one object per line is expected") from None
         if not isinstance(record, dict):
             raise RecordError(f"{path}, {where}: {type(record).__name__} found, one JSON object per line is expected")
@@ -135,8 +137,8 @@ def _parquet_rows(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
     from polars.exceptions import PolarsError
 
     try:
-        rows = pl.read_parquet(path)
-    except (PolarsError, OSError) as broken:
+        rows = pl.read_parquet(io.BytesIO(_content(path)))
+    except (PolarsError, pl.exceptions.PanicException) as broken:
         raise RecordError(f"{path}: no Parquet file ({' '.join(str(broken).split())[:200]})") from None
     wanted = _named(field, rows.columns, f"{path}")
     for number, record in enumerate(rows.iter_rows(named=True), 1):
@@ -180,15 +182,30 @@ def _value(record: Mapping[str, Any], field: str, where: str) -> str:
 
 def _text(path: Path) -> str:
     """A file's text, unpacked; UTF-8, with or without a byte order mark."""
+    data = _content(path)
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as broken:
-        raise RecordError(f"{path} is no gzip file or is cut short ({broken})") from None
-    except IsADirectoryError:
-        raise RecordError(f"{path} is a folder, expected a file") from None
-    except FileNotFoundError:
-        raise RecordError(f"{path} does not exist; check the path") from None
-    try:
-        return content.decode("utf-8-sig")
+        return (_unpacked(data, path) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except UnicodeDecodeError as broken:
         raise RecordError(f"{path} is not UTF-8 (byte {broken.start}); convert it, as with `iconv -t utf-8`") from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return content(path, MOST_BYTES)
+    except FileNotFoundError:
+        raise RecordError(f"{path} does not exist; check the path") from None
+    except IsADirectoryError:
+        raise RecordError(f"{path} is a folder, expected a file") from None
+    except OSError as refused:
+        raise RecordError(f"{path}: {refused.strerror}; check the path, or split the file") from None
+
+
+def _unpacked(data: bytes, path: Path) -> bytes:
+    try:
+        with gzip.open(io.BytesIO(data)) as stream:
+            text = stream.read(MOST_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as broken:
+        raise RecordError(f"{path} is no gzip file or is cut short ({broken})") from None
+    if len(text) > MOST_BYTES:
+        raise RecordError(f"{path} unpacks to more than {MOST_BYTES:,} bytes; split it")
+    return text

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from traces.documents import DocumentError, content, from_json
 from traces.faults import first_fault
 from traces.schema import (
     FORMAT_VERSION,
@@ -133,11 +133,10 @@ def _check_version(path: Path, version: object) -> None:
 
 def _document(path: Path, name: str) -> dict[str, Any]:
     try:
-        if not (path / name).is_file():  # reading a pipe would wait for ever
-            raise OSError("no such file")
-        document = json.loads((path / name).read_bytes())
-    except (OSError, ValueError, RecursionError) as broken:
-        raise TraceError(f"{path}: {name} is missing or damaged ({broken}); restore the trace from a copy") from None
+        document = from_json(content(path / name))
+    except (OSError, DocumentError) as broken:
+        said = broken.strerror if isinstance(broken, OSError) else broken
+        raise TraceError(f"{path}: {name} is missing or damaged ({said}); restore the trace from a copy") from None
     if not isinstance(document, dict):
         raise TraceError(f"{path}: {name} is damaged (not a JSON object); restore the trace from a copy")
     return document

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traces.schema import Trace, TraceError
+from traces.spelling import whole
 
 PREFILL, DECODE = 0, 1
 
@@ -31,8 +32,8 @@ def parse_passes(text: str) -> int:
     if text == "token":
         return 1
     kind, _, size = text.partition(":")
-    if kind == "chunk" and size.isdigit() and int(size) > 0:
-        return int(size)
+    if kind == "chunk" and (tokens := whole(size)):
+        return tokens
     raise TraceError(f"passes {text!r} is unknown; use recorded, token or chunk:N with N of at least 1")
 
 

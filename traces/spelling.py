@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
+
+
+def whole(text: str) -> int | None:
+    """A whole number of at most 18 digits, which int64 holds, as typed; None for anything else."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

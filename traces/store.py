@@ -27,7 +27,7 @@ from traces.metadata import (
     read_attributes,
     rows_per_file,
 )
-from traces.schema import Geometry, Trace, TraceError, check_bias, check_rows
+from traces.schema import Geometry, Trace, TraceError, check_bias, check_rows, shown
 
 BLOCK_TOKENS = 2048  #: rows hashed at a time; a multiple of the default shard, so that no chunk is decoded twice
 
@@ -118,8 +118,9 @@ def blocks(trace: Trace, name: str) -> Iterator[np.ndarray]:
 def _open_array(path: Path, name: str, attributes: Attributes) -> zarr.Array:
     try:
         array = zarr.open_array(path / name, mode="r", zarr_format=3)
-    except (ValueError, TypeError, KeyError) as broken:
-        raise TraceError(f"{path}: {name}/zarr.json is not usable ({broken}); restore the trace") from broken
+        found_files = array.shards, array.chunks
+    except Exception as broken:  # foreign data in foreign code: it can be anything
+        raise TraceError(f"{path}: {name}/zarr.json is not usable ({shown(broken)}); restore the trace") from broken
     dtype, row = layout(name, attributes.header.geometry)
     rows = committed_rows(name, attributes)
     grown = array.shape[0] >= rows if path.suffix == PARTIAL else array.shape[0] == rows
@@ -127,8 +128,8 @@ def _open_array(path: Path, name: str, attributes: Attributes) -> zarr.Array:
         found, expected = f"{array.dtype} {array.shape}", f"{np.dtype(dtype)} {(rows, *row)}"
         raise TraceError(f"{path}: {name} is {found}, expected {expected}; restore the trace from a copy")
     shard, chunk = rows_per_file(name, attributes)
-    if (array.shards, array.chunks) != ((shard, *row), (chunk, *row)):
-        found, expected = f"{array.shards} of {array.chunks}", f"{(shard, *row)} of {(chunk, *row)}"
+    if found_files != ((shard, *row), (chunk, *row)):
+        found, expected = "{} of {}".format(*found_files), f"{(shard, *row)} of {(chunk, *row)}"
         raise TraceError(f"{path}: {name} has shards {found}, expected {expected}; restore the trace from a copy")
     _check_files(path, name, array, -(-rows // shard))
     return array

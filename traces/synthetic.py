@@ -17,8 +17,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from traces.routers import choice_scores, choose, weigh
-from traces.schema import Frozen, Geometry, Header, Provenance, Request, Trace, TraceError, memory_trace
+from traces.schema import Frozen, Geometry, Header, Provenance, Request, Trace, TraceError, memory_trace, shown
 
+MOST_LOGITS = 1 << 33  #: of a trace, which is made in memory
 BISECTIONS = 14
 TOLERANCE = 0.02
 PILOT_TOKENS = 2048
@@ -57,6 +58,9 @@ class Synthetic(Frozen):
             raise ValueError("markov needs a reuse")
         if self.kind in ("zipf", "cyclic") and self.reuse is not None:
             raise ValueError(f"{self.kind} has a reuse of its own; markov and phases take one")
+        if self.tokens * self.geometry.layers * self.geometry.experts > MOST_LOGITS:
+            size = f"{shown(self.tokens)} tokens of {self.geometry.layers} x {self.geometry.experts} logits"
+            raise ValueError(f"{size} are too many for memory; make at most {MOST_LOGITS:,} logits")
         if self.length == 0:
             raise ValueError("a request needs a token: raise prompt_tokens or decode_tokens")
         if len(self.recall) >= self.geometry.layers:

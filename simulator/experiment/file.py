@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +13,8 @@ from policies import files
 from simulator.errors import ConfigError
 from simulator.experiment.schema import Experiment, Range
 from simulator.experiment.settings import check_name
-from simulator.extras import extra
+from simulator.experiment.yaml_text import from_yaml
+from traces.documents import DocumentError, content, from_toml
 from traces.faults import words
 from traces.spelling import hint
 
@@ -60,23 +60,14 @@ def _complaint(error: ValidationError) -> str:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        document = _yaml(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
-    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        said = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        data = content(path)
+        document = from_yaml(data) if path.suffix in (".yaml", ".yml") else from_toml(data)
+    except (OSError, DocumentError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path}: {said}; expected an experiment in TOML, or YAML with the suffix .yaml") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: expected tables such as [base] and [grid], found {type(document).__name__}")
     return document
-
-
-def _yaml(text: str) -> Any:
-    """Raises ValueError. YAML reads no, off and yes as booleans: quote them."""
-    yaml = extra("yaml", "yaml")
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
 
 
 def _change(document: dict[str, Any], change: str) -> None:
@@ -97,8 +88,8 @@ def _change(document: dict[str, Any], change: str) -> None:
 def _value(text: str) -> Any:
     """A TOML value, or a text without its quotes."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return from_toml(f"value = {text}")["value"]
+    except DocumentError:
         return text
 
 

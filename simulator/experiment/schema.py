@@ -28,6 +28,7 @@ seed = 1
 
 from __future__ import annotations
 
+from math import isinf
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
@@ -50,8 +51,8 @@ TITLE = "moereplay experiment"
 class Range(Frozen):
     """An axis without a list: numbers drawn between two ends, written with a suffix (`%`, `MB`) if there is one."""
 
-    low: float
-    high: float
+    low: float = Field(allow_inf_nan=False)
+    high: float = Field(allow_inf_nan=False)
     log: bool = False
     integer: bool = False
     suffix: str = ""
@@ -60,6 +61,8 @@ class Range(Frozen):
     def _rises(self) -> Range:
         if not self.low < self.high or (self.log and self.low <= 0):
             raise ValueError("a range needs low < high, and low > 0 if log")
+        if isinf(self.high / self.low if self.log else self.high - self.low):
+            raise ValueError("the ends of the range are too far apart for a number between them")
         return self
 
     def at(self, share: float) -> Value:

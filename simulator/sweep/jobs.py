@@ -15,6 +15,7 @@ from simulator.replay import plan
 from simulator.sweep.objects import is_url
 from simulator.sweep.remote import fetched
 from traces.schema import Trace, TraceError
+from traces.spelling import whole
 from traces.store import open_trace
 
 Kind = Literal["configuration", "bound"]
@@ -56,23 +57,32 @@ class Refusal(NamedTuple):
 def open_traces(patterns: Iterable[str], folder: Path, file: Path) -> list[Trace]:
     """Traces by path or glob relative to `folder`, or by URL; each once. Raises ConfigError or TraceError."""
     found: dict[str, Trace] = {}
-    for pattern in patterns:
-        for path in _paths(pattern, folder, file):
-            try:
-                trace = open_trace(path.resolve())
-            except TraceError as error:
-                raise TraceError(f"{file}: traces: {error}") from None
-            found.setdefault(trace.digest, trace)
+    paths = (path.resolve() for pattern in dict.fromkeys(patterns) for path in _paths(pattern, folder, file))
+    for path in dict.fromkeys(paths):
+        try:
+            trace = open_trace(path)
+        except TraceError as error:
+            raise TraceError(f"{file}: traces: {error}") from None
+        found.setdefault(trace.digest, trace)
     return list(found.values())
 
 
 def _paths(pattern: str, folder: Path, file: Path) -> list[Path]:
     if is_url(pattern):
         return [fetched(pattern)]
-    paths = sorted(folder.glob(pattern)) if any(sign in pattern for sign in "*?[") else [folder / pattern]
+    paths = _matches(pattern, folder, file) if any(sign in pattern for sign in "*?[") else [folder / pattern]
     if not paths:
         raise ConfigError(f"{file}: traces: nothing matches {pattern!r} in {folder.resolve()}")
     return paths
+
+
+def _matches(pattern: str, folder: Path, file: Path) -> list[Path]:
+    """The paths that a glob names, one from the root too. Raises ConfigError for what is no glob."""
+    root = Path(pattern).anchor
+    try:
+        return sorted((Path(root) if root else folder).glob(pattern.removeprefix(root)))
+    except (ValueError, NotImplementedError) as refused:
+        raise ConfigError(f"{file}: traces: {pattern!r} is no glob: {refused}") from None
 
 
 def jobs_of(traces: Sequence[Trace], configs: Sequence[ReplayConfig], bounded: bool) -> tuple[list[Job], list[Refusal]]:
@@ -134,10 +144,10 @@ def shard(jobs: Iterable[Job], share: tuple[int, int]) -> list[Job]:
 
 def parse_shard(text: str) -> tuple[int, int]:
     """`2/8` as (2, 8). Raises ConfigError."""
-    index, slash, of = text.partition("/")
-    if not (slash and index.isdigit() and of.isdigit() and 1 <= int(index) <= int(of)):
+    index, of = (whole(part) for part in text.partition("/")[::2])
+    if index is None or of is None or not 1 <= index <= of:
         raise ConfigError(f"--shard {text!r}: write i/n with 1 <= i <= n, for example 2/8")
-    return int(index), int(of)
+    return index, of
 
 
 def _refusal(trace: Trace, config: ReplayConfig) -> str | None:

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
+from traces.documents import content, from_json
 from traces.schema import canonical
 
 SWEEP_VERSION = 1  #: of the tables' columns
 TABLES = ("configurations", "layers", "requests", "bounds")
 PARTS = "part-*"
 PROVENANCE = "provenance.json"
+MOST_BYTES = 1 << 30  #: of a file of a part
 
 
 class PartError(ConfigError):
@@ -65,7 +67,7 @@ class StoredPart:
         if file not in self.provenance["sha256"]:
             return None
         try:
-            data = (self.path / file).read_bytes()
+            data = content(self.path / file, MOST_BYTES)
         except OSError as error:
             raise _missing(self.path, file, error.strerror or str(error)) from None
         check_table(data, file, self.provenance, self.path)
@@ -76,7 +78,7 @@ def stored_parts(folder: Path) -> Iterator[StoredPart]:
     """Every part of a folder, in the order of their names. Raises PartError for the first that is broken."""
     for path in sorted(folder.glob(PARTS)):
         try:
-            data = (path / PROVENANCE).read_bytes()
+            data = content(path / PROVENANCE, MOST_BYTES)
             there = [file.name for file in path.iterdir()]
         except OSError as error:
             raise _no_part(path, error) from None
@@ -131,7 +133,7 @@ def _digest_of(provenance: Mapping[str, Any]) -> str:
 def _document(data: bytes, where: Path | str) -> dict[str, Any]:
     """JSON of the expected shape."""
     try:
-        found = json.loads(data)
+        found = from_json(data)
         identities = [identity for held in found["holds"].values() for identity in held]
         texts = all(isinstance(text, str) for text in (*identities, *found["sha256"].values()))
         if not (texts and isinstance(found["sweep_version"], int)):

@@ -13,6 +13,7 @@ from simulator.sweep.jobs import shard
 from simulator.sweep.local import LocalExecutor
 from simulator.sweep.place import Place
 from simulator.sweep.run import NOGIL, execute, left_to_do, planned
+from traces.spelling import whole
 
 LOGS = "slurm"  #: folder in the output, or beside the experiment, for submitit's scripts and logs
 
@@ -75,7 +76,8 @@ def options_of(given: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--slurm {text!r}: write name=value, for example timeout_min=60 or slurm_partition=cpu")
-        options[name] = int(value) if value.isdigit() else value
+        number = whole(value)
+        options[name] = value if number is None else number
     return options
 
 

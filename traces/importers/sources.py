@@ -24,6 +24,8 @@ def refuse_unreadable(path: Path) -> None:
     """Raises TraceError for what no importer can read: nothing there, empty, pickled, or a truncated archive."""
     if not path.exists():
         raise TraceError(f"{path}: no such file or folder; give the path of a trace to import")
+    if not (path.is_file() or path.is_dir()):
+        raise TraceError(f"{path}: it is a pipe or a device; expected a file or a folder")
     found = [path] if path.is_file() else [*files_of(path, ".npz"), *files_of(path, ".json")]
     if path.is_dir() and not any(path.iterdir()):
         raise TraceError(f"{path}: the folder is empty; expected the files of a trace")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from traces.documents import refuse_irregular
 from traces.schema import TraceError
 
 PIECE = 1 << 20  #: characters read at a time
@@ -18,6 +19,7 @@ LONGEST_LINE = 1 << 24  #: characters: 32,767 logits of one token take a million
 FREE, EXPANSION = 1 << 25, 100
 GZIP_START = b"\x1f\x8b"
 PACKED = ".gz"
+MOST_JSON = 1 << 26  #: bytes of one document, which is held whole; as Python's lists it takes twenty times as many
 TEXT_SUFFIXES = (".csv", ".jsonl", ".json")
 
 
@@ -37,8 +39,10 @@ def start_of(file: Path, length: int) -> bytes:
 
 
 def holds(file: Path, mark: str) -> bool:
-    """Whether a short text stands somewhere in the file; False for what cannot be read."""
+    """Whether a short text stands somewhere in a JSON file; False for what cannot be read."""
     before = ""
+    if file.stat().st_size > MOST_JSON:
+        return True  # `read_json` says what is wrong with it
     try:
         for piece in pieces(file):
             if mark in before + piece:
@@ -71,7 +75,11 @@ def allowance(size: int) -> int:
 
 
 def _opened(file: Path) -> BinaryIO | gzip.GzipFile:
-    """The file's bytes, unpacked if it is gzip by its first bytes, whatever its name."""
+    """The file's bytes, unpacked if it is gzip by its first bytes, whatever its name. Raises TraceError for no file."""
+    try:
+        refuse_irregular(file)
+    except OSError as wrong:
+        raise TraceError(f"{file}: {wrong.strerror}; check the path") from None
     with file.open("rb") as stream:
         packed = stream.read(len(GZIP_START)) == GZIP_START
     return gzip.open(file, "rb") if packed else file.open("rb")
@@ -126,6 +134,8 @@ def first_lines(file: Path, mark: str, most: int) -> list[str]:
 
 def read_json(file: Path) -> Any:
     """The file as one JSON document. Raises TraceError saying where it breaks."""
+    if file.stat().st_size > MOST_JSON:
+        raise TraceError(f"{file}: more than {MOST_JSON:,} bytes of JSON; write a file per run, or JSON lines")
     return parse_json("".join(pieces(file)), str(file))
 
 

@@ -1,0 +1,116 @@
+"""Files that are read whole, and JSON and TOML in them: within limits, whoever wrote them, and every fault as one line.
+
+A path may lead to a pipe, which would be waited for, or to a device without an end. A document of a few bytes may be
+nested deeper than Python's stack, or hold an integer of more digits than Python prints.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 1 << 24  #: of a document
+DEEPEST = 64  #: lists and tables within each other
+MOST_BITS = 1023  #: of an integer, so that it is a float too
+#: How a file that may be anything is opened: a pipe at once.
+AT_ONCE = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+#: A TOML key of many parts, which take tomllib cubic time. Possessive, so that long words cost no more than once.
+LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
+
+
+class DocumentError(ValueError):
+    """A document that cannot be read, or that nobody means; the message is one line and names no file."""
+
+
+def content(path: Path, most: int = MOST_BYTES) -> bytes:
+    """A file's bytes. Raises OSError for a folder, a pipe, a device, or more than `most` bytes."""
+    try:
+        handle = os.open(path, AT_ONCE)
+    except ValueError as impossible:  # a path with a zero byte
+        raise OSError(errno.EINVAL, str(impossible), str(path)) from None
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        _check_regular(found, path)
+        if found.st_size > most:
+            raise OSError(errno.EINVAL, f"{found.st_size:,} bytes, more than {most:,}", str(path))
+        return file.read(most)
+
+
+def refuse_irregular(path: Path) -> None:
+    """Raises OSError for what other code must not open: nothing, a folder, a pipe or a device."""
+    try:
+        _check_regular(path.stat(), path)
+    except ValueError as impossible:
+        raise OSError(errno.EINVAL, str(impossible), str(path)) from None
+
+
+def _check_regular(found: os.stat_result, path: Path) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder, expected a file", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, expected a file", str(path))
+
+
+def from_json(text: str | bytes) -> Any:
+    """What a JSON text says. Raises DocumentError."""
+    try:
+        return checked(json.loads(text))
+    except RecursionError:
+        raise _too_deep() from None
+    except DocumentError:
+        raise
+    except ValueError as broken:
+        raise fault_of(broken) from None
+
+
+def from_toml(text: str | bytes) -> dict[str, Any]:
+    """What a TOML text says. Raises DocumentError."""
+    try:
+        written = text if isinstance(text, str) else text.decode()
+        if LONG_KEY.search(written):
+            raise _too_deep()
+        return checked(tomllib.loads(written))
+    except RecursionError:
+        raise _too_deep() from None
+    except DocumentError:
+        raise
+    except ValueError as broken:
+        raise fault_of(broken) from None
+
+
+def checked(document: Any) -> Any:
+    """The document itself. Raises DocumentError if it is nested too deep or has an integer that is too long."""
+    level, depth = [document], 0
+    while level:
+        if depth > DEEPEST:
+            raise _too_deep()
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+            elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+                raise _too_long()
+        level, depth = below, depth + 1
+    return document
+
+
+def fault_of(broken: Exception) -> DocumentError:
+    """What a parser said, in one line."""
+    said = " ".join(str(broken).split())
+    return _too_long() if "integer string conversion" in said else DocumentError(said)
+
+
+def _too_deep() -> DocumentError:
+    return DocumentError(f"nested deeper than {DEEPEST} levels")
+
+
+def _too_long() -> DocumentError:
+    return DocumentError("an integer of more than 300 digits")
