@@ -109,7 +109,8 @@ def _code(code: CodeType) -> Any:
     constants = [_code(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_name)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    return code.co_code, constants, names, counts, code.co_exceptiontable
+    place = (code.co_filename, code.co_firstlineno, code.co_linetable)  # which machine code names in what it raises
+    return code.co_code, constants, names, counts, place, code.co_exceptiontable
 
 
 def _constant(constant: Any) -> str:
