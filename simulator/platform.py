@@ -39,7 +39,7 @@ class Link(Frozen):
         """Nanoseconds on the wire, without latency, rounded up."""
         if self.bytes_per_s == inf:
             return 0
-        return _bounded(-(-size * NS // max(1, int(self.bytes_per_s))), "bytes_per_s")
+        return -(-size * NS // max(1, int(self.bytes_per_s)))
 
     def slowed(self, share: float) -> Link:
         """The same link at a share of its rate."""
@@ -148,12 +148,17 @@ class Times:
     @cached_property
     def wire_ns(self) -> list[list[int]]:
         """[layer][precision] nanoseconds on the wire."""
-        return [[self._platform.link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
+        return self._wire(self._platform.link)
 
     @cached_property
     def contended_wire_ns(self) -> list[list[int]]:
         """The same for a transfer that starts while the CPU computes."""
-        return [[self._slow_link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
+        return self._wire(self._slow_link)
+
+    def _wire(self, link: Link) -> list[list[int]]:
+        each = [[link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
+        _bounded(max(map(max, each)), "bytes_per_s")
+        return each
 
     @cached_property
     def costs(self) -> Costs:

@@ -49,7 +49,7 @@ def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = 
     keep = len(opening(tokenizer)) if not chat else 0
     sequences = []
     for number, text in enumerate(prompts.texts, 1):
-        ids = _chat(tokenizer, text) if chat else _ids(tokenizer, text)
+        ids = _chat(tokenizer, text) if chat else _tokenized(tokenizer, text)
         _refuse_no_tokens(ids, text, f"prompt {number}")
         sequences.append(_fitted(ids, number, most, room, new, keep, truncate))
     _check_known(sequences, room)
@@ -79,11 +79,11 @@ def windows(texts: Prompts, tokenizer: Any, room: Room, width: int, limit: int |
 
 def opening(tokenizer: Any) -> list[int]:
     """The beginning-of-text token, if the tokenizer puts it before every text by itself; otherwise nothing."""
-    empty = _ids(tokenizer, "")
+    empty = _tokenized(tokenizer, "")
     return empty[:1] if empty and empty[0] == tokenizer.bos_token_id else []
 
 
-def _ids(tokenizer: Any, text: str, **how: bool) -> list[int]:
+def _tokenized(tokenizer: Any, text: str, **how: bool) -> list[int]:
     try:
         return tokenizer(text, verbose=False, **how)["input_ids"]
     except Exception as refused:  # foreign data in foreign code: it can be anything
@@ -134,7 +134,7 @@ def _cut(
 
 
 def _ids(tokenizer: Any, text: str) -> Sequence[int]:
-    return _ids(tokenizer, text, add_special_tokens=False)
+    return _tokenized(tokenizer, text, add_special_tokens=False)
 
 
 def _pieces(text: str) -> Iterator[str]:
