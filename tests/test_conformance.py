@@ -77,10 +77,10 @@ def edit(*place: Any, value: Any = None) -> Callable[[Document], None]:
 
 CELL = ("requests", 0, "tokens", 0, 0)
 WRONG = {
-    "a field too few": (edit("k"), "k: Field required"),
-    "a field too many": (edit("kk", value=1), "kk: Extra inputs"),
-    "text for a number": (edit("k", value="2"), "k: Input should be a valid integer"),
-    "no layers": (edit("layers", value=0), "layers: Input should be greater"),
+    "a field too few": (edit("k"), "k: it is missing"),
+    "a field too many": (edit("kk", value=1), "kk: nothing is called so here"),
+    "text for a number": (edit("k", value="2"), "k: expected a whole number"),
+    "no layers": (edit("layers", value=0), "layers: expected at least 1"),
     "expert sizes of other layers": (edit("expert_bytes", value=[1]), "1 expert_bytes for"),
     "no pool": (edit("capacity_bytes_per_layer", value=[]), "pools of [] bytes"),
     "a pool too small": (edit("capacity_bytes_per_layer", value=1), "pools of [1, 1"),

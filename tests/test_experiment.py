@@ -150,6 +150,8 @@ def test_the_example_in_the_documentation_is_valid(tmp_path):
     examples = [re.sub(r"(?m)^    ", "", (schema.__doc__ or "").split("\n\n", 1)[1])]
     examples += re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "sweeps.md").read_text(), re.DOTALL)
     assert len(examples) >= 2
+    policy = re.search(r"```python\n(\"\"\"newest\.py: .*?)```", (ROOT / "docs" / "policies.md").read_text(), re.DOTALL)
+    (tmp_path / "newest.py").write_text(policy[1] if policy else "")
     for text in examples:
         (tmp_path / "e.toml").write_text(text)
         assert configurations(read(tmp_path / "e.toml"), tmp_path / "e.toml")
