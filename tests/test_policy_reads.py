@@ -61,11 +61,11 @@ key = made("last_hint")""",
 def column_of(experts, x, name):
     return experts[x][name]
 {KEY}column_of(experts, expert_of(now, y), C)""",
-    "a module's constant": f"""import another
-{KEY}experts[expert_of(now, y)][another.COLUMN]""",
-    "a module's function": f"""import another
-{KEY}another.hint_of(experts, expert_of(now, y))""",
-    "a constant of an imported function": f"""from another import by_constant
+    "a module's constant": f"""import readers
+{KEY}experts[expert_of(now, y)][readers.COLUMN]""",
+    "a module's function": f"""import readers
+{KEY}readers.hint_of(experts, expert_of(now, y))""",
+    "a constant of an imported function": f"""from readers import by_constant
 {KEY}by_constant(experts, expert_of(now, y))""",
 }
 SUGGEST = """C = "next_pass"
@@ -87,7 +87,7 @@ POLICY = Prefetch(name="strange", summary="for this test", source="here", needs=
 @pytest.fixture
 def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Policy]:
     """Takes the text of a policy file that may import a module of its own."""
-    (tmp_path / "another.py").write_text(HELPER)
+    (tmp_path / "readers.py").write_text(HELPER)
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def take(text: str) -> Policy:

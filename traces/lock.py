@@ -32,8 +32,12 @@ class Lock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _taken(self.path, partial)
         self._release = weakref.finalize(self, _release, descriptor, self.path, os.getpid())
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+        try:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+        except OSError:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Remove the lock file; safe to repeat."""
