@@ -121,7 +121,13 @@ def test_a_document_within_the_limits_is_what_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["/nonexist/*.zarr", "***", "a\0*", "**x"])
 def test_a_glob_of_traces_from_the_root_or_of_nothing_is_told(pattern: str, tmp_path: Path) -> None:
     said = refusal(lambda: open_traces([pattern], tmp_path, tmp_path / "e.toml"))
-    assert "nothing matches" in said or "is no glob" in said
+    assert any(why in said for why in ("nothing matches", "is no glob", "has a zero byte"))
+
+
+@pytest.mark.parametrize("address", ["s3://", "s3:///", "file:///..", "a\0b"])
+def test_an_address_without_a_name_is_refused(address: str, tmp_path: Path) -> None:
+    said = refusal(lambda: open_traces([address], tmp_path, tmp_path / "e.toml"))
+    assert "names no trace" in said or "has a zero byte" in said
 
 
 def test_a_glob_from_the_root_finds_traces(tmp_path: Path) -> None:
