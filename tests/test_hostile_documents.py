@@ -186,3 +186,16 @@ def test_a_message_stays_a_line_whatever_it_quotes(tmp_path: Path) -> None:
     done = moereplay_here("platforms", "x\n\x1b[31m" * 2000, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert len(done.stderr) < 1100 and "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("setting", [("--exponent", "inf"), ("--exponent", 2**64), ("--decode-tokens", 99_999_999_999)])
+def test_a_synthetic_trace_that_cannot_be_made_is_refused(setting: tuple[str, object], tmp_path: Path) -> None:
+    done = moereplay_here("synthesise", "--out", tmp_path / "a.zarr", *setting)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "expected at most 100" in done.stderr or "too many for memory" in done.stderr
+
+
+def test_a_path_that_is_no_utf8_is_told(tmp_path: Path) -> None:
+    done = moereplay_here("inspect", tmp_path / "\udce9.zarr")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "\\udce9.zarr does not exist" in done.stderr
