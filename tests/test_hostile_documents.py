@@ -121,7 +121,13 @@ def test_a_document_within_the_limits_is_what_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["/nonexist/*.zarr", "***", "a\0*", "**x"])
 def test_a_glob_of_traces_from_the_root_or_of_nothing_is_told(pattern: str, tmp_path: Path) -> None:
     said = refusal(lambda: open_traces([pattern], tmp_path, tmp_path / "e.toml"))
-    assert "nothing matches" in said or "is no glob" in said
+    assert any(why in said for why in ("nothing matches", "is no glob", "has a zero byte"))
+
+
+@pytest.mark.parametrize("address", ["s3://", "s3:///", "file:///..", "a\0b"])
+def test_an_address_without_a_name_is_refused(address: str, tmp_path: Path) -> None:
+    said = refusal(lambda: open_traces([address], tmp_path, tmp_path / "e.toml"))
+    assert "names no trace" in said or "has a zero byte" in said
 
 
 def test_a_glob_from_the_root_finds_traces(tmp_path: Path) -> None:
@@ -180,3 +186,16 @@ def test_a_message_stays_a_line_whatever_it_quotes(tmp_path: Path) -> None:
     done = moereplay_here("platforms", "x\n\x1b[31m" * 2000, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert len(done.stderr) < 1100 and "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("setting", [("--exponent", "inf"), ("--exponent", 2**64), ("--decode-tokens", 99_999_999_999)])
+def test_a_synthetic_trace_that_cannot_be_made_is_refused(setting: tuple[str, object], tmp_path: Path) -> None:
+    done = moereplay_here("synthesise", "--out", tmp_path / "a.zarr", *setting)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "expected at most 100" in done.stderr or "too many for memory" in done.stderr
+
+
+def test_a_path_that_is_no_utf8_is_told(tmp_path: Path) -> None:
+    done = moereplay_here("inspect", tmp_path / "\udce9.zarr")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "\\udce9.zarr does not exist" in done.stderr

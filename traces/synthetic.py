@@ -45,7 +45,9 @@ class Synthetic(Frozen):
     prompt_tokens: int = Field(default=32, ge=0)
     decode_tokens: int = Field(default=224, ge=0)
     seed: int = Field(default=0, ge=0)
-    exponent: float = Field(default=0.5, ge=0)  #: of the Zipf law: 0 is uniform, 0.5 the skew of an OLMoE-like router
+    exponent: float = Field(
+        default=0.5, ge=0, le=100
+    )  #: of the Zipf law: 0 is uniform, 0.5 the skew of an OLMoE-like router
     reuse: float | None = Field(default=None, ge=0, le=1)  #: within requests; None draws every token afresh
     phase_tokens: int = Field(default=256, ge=1)
     logits: bool = True  #: False leaves ids and weights only

@@ -68,6 +68,8 @@ def open_traces(patterns: Iterable[str], folder: Path, file: Path) -> list[Trace
 
 
 def _paths(pattern: str, folder: Path, file: Path) -> list[Path]:
+    if "\0" in pattern:
+        raise ConfigError(f"{file}: traces: {pattern!r} is no path: it has a zero byte")
     if is_url(pattern):
         return [fetched(pattern)]
     paths = _matches(pattern, folder, file) if any(sign in pattern for sign in "*?[") else [folder / pattern]

@@ -17,7 +17,10 @@ def fetched(url: str) -> Path:
 
     A trace in a store is taken to stay as it is: remove the folder to fetch it anew. Raises ConfigError.
     """
-    final = cache_folder() / "fetched" / sha256(url.encode()).hexdigest()[:16] / url.rstrip("/").rsplit("/", 1)[1]
+    name = url.partition("://")[2].rstrip("/").rpartition("/")[2]
+    if name in ("", ".", ".."):
+        raise ConfigError(f"{url} names no trace; expected an address as s3://bucket/NAME.zarr")
+    final = cache_folder() / "fetched" / sha256(url.encode()).hexdigest()[:16] / name
     if final.exists():
         return final
     scratch = final.with_name(f"{final.name}.{uuid.uuid4().hex[:8]}.tmp")
