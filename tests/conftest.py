@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The kernels are compiled side by side before there are workers, each of which would compile them all."""
+    """Ctrl-C is heard. The kernels are compiled side by side before there are workers, who would compile them each."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script, and inherited so
     is_worker = hasattr(config, "workerinput")
     if getattr(config.option, "numprocesses", None) and not is_worker and not IS_PYTHON:
         with ProcessPoolExecutor(len(compiled.POINTERS)) as processes:
