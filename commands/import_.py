@@ -23,10 +23,8 @@ def import_(
         str | None, typer.Option(help="Of one expert: bytes, 600MB or 1.5GiB; or one per layer, with `/`.")
     ] = None,
     expert_bits: Annotated[float | None, typer.Option(help="Precision of those bytes.")] = None,
-    prompt_length: Annotated[int | None, typer.Option(min=0, help="Prompt tokens of each request.")] = None,
-    chunk: Annotated[
-        int | None, typer.Option(min=1, help="Tokens after which the recorder cleared its context.")
-    ] = None,
+    prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None,
+    chunk: Annotated[int | None, typer.Option(help="Tokens after which the recorder cleared its context.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Import the first N requests only.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted import.")] = False,
 ) -> None:

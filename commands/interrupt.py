@@ -82,6 +82,7 @@ def leave(code: Any) -> NoReturn:
     if threading.active_count() > 1:
         from simulator.threads import end_all
 
+        sys.unraisablehook = lambda unraisable: None  # a thread may be made to end inside a callback of the compiler
         if not end_all(SECONDS_TO_END):
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError):

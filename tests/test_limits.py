@@ -65,7 +65,7 @@ def test_a_count_beyond_all_measure_is_not_spelled_out(tmp_path):
 @pytest.mark.parametrize("grid", ("eviction = ['lru', 'fifo']", "capacity = { low = 1, high = 9 }"))
 def test_a_draw_of_more_than_that_is_refused_whatever_it_is_from(grid, tmp_path):
     said = refusal(tmp_path, f"[grid]\n{grid}\n[random]\nn = 99999999999999999999")
-    assert said.endswith("random.n: Input should be less than or equal to 100000 (got 99999999999999999999)")
+    assert said.endswith("random.n: expected at most 100000 (got 99999999999999999999)")
 
 
 def test_a_few_are_drawn_from_a_grid_of_any_size(tmp_path):

@@ -30,6 +30,7 @@ from pathlib import Path
 from simulator.compiled.feed import feed_of
 from simulator.config import KINDS, configure
 from simulator.replay import replay
+from traces.schema import TraceError
 from traces.store import open_trace
 
 def status(name):
@@ -47,7 +48,8 @@ totals = replay(large, config).totals
 after = status("VmHWM")
 try:
     held = [large.read(name) for name in ("logits", "chosen", "weights")]
-except MemoryError:
+except TraceError as refused:
+    assert "do not fit in memory" in str(refused), refused
     held = None
 chosen = config.policy_set()
 needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))

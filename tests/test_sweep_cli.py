@@ -101,7 +101,7 @@ def test_merge_and_plot_take_the_folder(folder, tmp_path, capsys):
 
 REFUSALS = {
     "impossible": (["--set", 'grid.capacity=["0.1%"]'], "cannot run"),
-    "executor": (["--executor", "dask"], "choose from local, ray, slurm"),
+    "executor": (["--executor", "dask"], "choose from ray, local, slurm"),
 }
 
 

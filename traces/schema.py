@@ -231,11 +231,14 @@ class Trace:
         if name not in self.arrays:
             raise TraceError(f"{self.path or 'this trace'} has no {name}; it holds {', '.join(sorted(self.arrays))}")
         stop = self.tokens if stop is None else stop
+        where = f"{self.path}: {name} rows {start}-{stop}"
         try:
             return np.asarray(self.arrays[name][start:stop])
-        except (ValueError, RuntimeError, OSError, MemoryError) as broken:  # a crc32c, blosc, the disk, false sizes
-            where = f"{self.path}: {name} rows {start}-{stop}"
+        except (ValueError, RuntimeError, OSError) as broken:  # a crc32c, blosc, or the disk
             raise TraceError(f"{where} are damaged ({broken}); restore the trace from a copy") from broken
+        except MemoryError as full:
+            said = f"{where} do not fit in memory ({full}); the trace's sizes are wrong, or free some"
+            raise TraceError(said) from full
 
     def request(self, index: int) -> Request:
         """One request's rows, as they were appended."""
