@@ -25,8 +25,9 @@ ROOM = 4 * 2**20
 #: A replay of the small trace loads all code first. `room` is what the large one may allocate beside that; mapped files
 #: do not count there, as the system can drop their pages at any time.
 SCRIPT = """
-import json, resource, sys
+import json, resource, sys, threading
 from pathlib import Path
+threading.stack_size(2**20)  # the thread of a replay counts within the room, and would take all of it
 from simulator.compiled.feed import feed_of
 from simulator.config import KINDS, configure
 from simulator.replay import replay
