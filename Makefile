@@ -67,15 +67,15 @@ test-long: .venv/dev.stamp   ## the long searches that `make test` leaves out
 
 parity: .venv/dev.stamp      ## both engines in MOEREPLAY_CASES new worlds per search (1,000), with and without the compiler
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 \
-	    tests/test_parity.py
+	    tests/simulator/test_parity.py
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 0 \
-	    tests/test_parity.py
+	    tests/simulator/test_parity.py
 
 check: .venv/dev.stamp       ## ruff and pyright
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
 coverage: .venv/dev.stamp    ## the test suite with coverage, without the long replays of real streams
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --ignore tests/test_real_streams.py
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --ignore tests/simulator/test_real_streams.py
 
 wheel: .venv/dev.stamp       ## sdist and wheel in dist/
 	rm -rf dist && $(BIN)/python -m build --no-isolation

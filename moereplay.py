@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 try:
     import typer
 
     import commands
     from commands.interrupt import INTERRUPTED, heard_twice, leave
-    from commands.terminal import say
+    from commands.terminal import mute, say
 
     VERBS = {name: getattr(import_module(f"commands.{name}"), name) for name in commands.NAMES}
 except KeyboardInterrupt:  # nothing has begun yet, and a traceback would say nothing
@@ -44,13 +43,13 @@ for name, verb in VERBS.items():
 
 def _user_errors() -> tuple[type[Exception], ...]:
     """Errors that a user can cause; imported only once one has been raised."""
-    from analysis.errors import AnalysisError
     from policies.contract import PolicyError
+    from results.errors import ResultError
     from simulator.errors import ConfigError
     from tracegen.errors import RecordError
     from traces.schema import TraceError
 
-    return TraceError, PolicyError, ConfigError, AnalysisError, RecordError
+    return TraceError, PolicyError, ConfigError, ResultError, RecordError
 
 
 def _told(error: Exception) -> str | None:
@@ -93,15 +92,29 @@ def main() -> None:
     except SystemExit as end:  # typer has said what there was to say, but of Ctrl-C
         if end.code == INTERRUPTED and isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
             say("interrupted: what was written is whole")
-        leave(end.code)
+        leave(_flushed(end.code))
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        mute()
     except Exception as error:
         told = None if debug else _told(error)
         if told is None:
             raise
         say(f"moereplay: {_line(told)}")
-        leave(2)
+        leave(_flushed(2))
+
+
+def _flushed(code: Any) -> Any:
+    """The exit code, or 2 if the last of the output cannot be written; Python itself would say so in two lines."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        mute()
+    except OSError as error:
+        mute()
+        if code != 2:
+            say(f"moereplay: {_told(error)}")
+        return 2
+    return code
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import polars as pl
 
-from analysis.errors import AnalysisError
-from analysis.results import damaged, read_parquet
-from simulator.result import row_digest
+from results.errors import ResultError
+from results.read import damaged, read_parquet
+from results.result import row_digest
 
 VERB = "run moereplay curve"
 CURVES_VERSION = 1  #: the newest layout that this code reads
@@ -27,7 +27,7 @@ def load(folder: Path) -> pl.DataFrame:
 
     `percent` is of all expert bytes; `hit_rate` is null where a machine's times decide, and without accesses; it is
     `replayed` where those of `platform` have.
-    Raises AnalysisError naming the file that is broken, foreign or newer than this code.
+    Raises ResultError naming the file that is broken, foreign or newer than this code.
     """
     rows = [row for path in sorted(folder.glob("curve-*.parquet")) for row in _curves(path)]
     return pl.DataFrame(rows, schema=SCHEMA, orient="row").sort("identity", "percent")
@@ -41,10 +41,10 @@ def _curves(path: Path) -> list[dict[str, object]]:
 
 def _check(path: Path, frame: pl.DataFrame) -> None:
     if frame.schema.get("curves_version") != pl.Int64 or frame.is_empty():
-        raise AnalysisError(f"{path} holds no curve (curves_version is missing); move it elsewhere")
+        raise ResultError(f"{path} holds no curve (curves_version is missing); move it elsewhere")
     for row in frame.iter_rows(named=True):
         if row["curves_version"] > CURVES_VERSION:
-            raise AnalysisError(f"{path} is newer than this version reads ({CURVES_VERSION}); upgrade moereplay")
+            raise ResultError(f"{path} is newer than this version reads ({CURVES_VERSION}); upgrade moereplay")
         if row.get("digest") != row_digest(row):
             raise damaged(path, VERB)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.result import Event, Result
+from results.result import Event, Result
 from traces.passes import Passes, schedule
 from traces.schema import Trace
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from analysis.tables import table
-from traces.doctor import Finding
 from traces.schema import Trace
 from traces.summary import LayerSummary, Summary
+from traces.validator import Finding
 
 
 def document(trace: Trace, summary: Summary, findings: Sequence[Finding]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.errors import unknown
-from analysis.results import fields, runs
+from results.errors import unknown
+from results.read import fields, runs
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def ranking(frame: pl.DataFrame, by: str = "hit_rate", called: Mapping[str, str]
     """The table that the command line prints: per capacity, best first; what varies, and the columns of `RANKED`.
 
     `called` names rows by their identity: a column `preset` then stands for the settings that it fixes.
-    Raises AnalysisError if `by` is none of those columns.
+    Raises ResultError if `by` is none of those columns.
     """
     if by not in RANKED:
         raise unknown("ranking column", by, RANKED)
@@ -125,7 +125,7 @@ def _tells_apart(table: pl.DataFrame, field: str) -> bool:
 def ranked(frame: pl.DataFrame, by: str) -> pl.DataFrame:
     """Every configuration, the best by one figure first: its identity, what varies, and the columns of `RANKED`.
 
-    Raises AnalysisError if `by` is none of those columns.
+    Raises ResultError if `by` is none of those columns.
     """
     if by not in RANKED:
         raise unknown("ranking column", by, RANKED)
@@ -138,7 +138,7 @@ def ranked(frame: pl.DataFrame, by: str) -> pl.DataFrame:
 def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFrame:
     """Means over the configurations that share some settings, best group first, with how many they are.
 
-    Raises AnalysisError for a setting or a figure that does not exist.
+    Raises ResultError for a setting or a figure that does not exist.
     """
     for setting in settings:
         if setting not in fields(frame):

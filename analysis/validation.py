@@ -16,9 +16,9 @@ from typing import NamedTuple
 from pydantic import Field
 
 from analysis.divergence import Divergence, first_choice, first_divergence
-from analysis.errors import AnalysisError
 from analysis.metrics import RATIOS
-from simulator.result import Result, Row
+from results.errors import ResultError
+from results.result import Result, Row
 from traces.schema import Frozen, Trace
 
 #: Counters of a layer that a comparison keeps of either run.
@@ -126,12 +126,12 @@ def compare(
 ) -> Comparison:
     """Compare runs of one configuration on the requests of `trace`, which both replays and the live run had.
 
-    Raises AnalysisError if they are not of one configuration.
+    Raises ResultError if they are not of one configuration.
     """
     live, replayed, closed, recorded = runs
     for other in (replayed, closed):
         if other is not None and other.config != live.config:
-            raise AnalysisError(f"{name}: the runs have different configurations; compare runs of one")
+            raise ResultError(f"{name}: the runs have different configurations; compare runs of one")
     choice = recorded and first_choice(recorded, trace, str(live.config["passes"]))
     allowed = tolerances or Tolerances()
     exact = "open-loop" not in replayed.about["label"]

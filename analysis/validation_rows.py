@@ -9,10 +9,10 @@ from typing import Any
 import polars as pl
 
 from analysis.divergence import Divergence
-from analysis.errors import AnalysisError
-from analysis.results import ABOUT_FIELDS, check_columns, check_digests, read_rows
 from analysis.validation import LAYER_COUNTERS, QUALITY, Comparison, Measure
-from simulator.result import Row, row_digest
+from results.errors import ResultError
+from results.read import ABOUT_FIELDS, check_columns, check_digests, read_rows
+from results.result import Row, row_digest
 from traces.schema import Trace
 
 ROWS_VERSION = 1
@@ -60,10 +60,10 @@ def to_frame(comparisons: Sequence[Comparison]) -> pl.DataFrame:
 
 
 def load(folder: Path) -> pl.DataFrame:
-    """What `moereplay validate --out` wrote. Raises AnalysisError if there is none, or if it is broken or foreign."""
+    """What `moereplay validate --out` wrote. Raises ResultError if there is none, or if it is broken or foreign."""
     path = folder / FILE
     if not path.exists():
-        raise AnalysisError(f"no validation in {folder}; make one with: moereplay validate TRACE --out {folder}")
+        raise ResultError(f"no validation in {folder}; make one with: moereplay validate TRACE --out {folder}")
     frame = read_rows(path, "validate")
     check_columns(path, frame.schema, NEEDED)
     check_digests(path, frame, "validate")
@@ -189,6 +189,6 @@ def _divergence(found: Divergence | None) -> Row | None:
 
 
 def _flat(config: Row) -> Row:
-    """Lists of experts as text, as `analysis.results` spells them."""
+    """Lists of experts as text, as `results.read` spells them."""
     named = {name: " ".join(f"{layer}:{expert}" for layer, expert in config[name]) for name in ("warm", "profile")}
     return config | named

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.tables import console, table
+from results.result import Result
 from simulator.config import ReplayConfig, configure
-from simulator.grid import run_grid
 from simulator.preset import preset
-from simulator.result import Result
+from sweeps.grid import run_grid
 from traces.schema import Trace
 from traces.store import open_trace
 

@@ -24,11 +24,11 @@ import heldout
 from analysis.metrics import measured
 from analysis.statistics import spearman
 from analysis.tables import console, table
+from results.write import to_frame
 from simulator.config import ReplayConfig, configure
-from simulator.rows import to_frame
-from tracegen.anatomy import Anatomy
 from tracegen.checkpoint import Loaded, load
-from tracegen.live import Ask, proven, run
+from tracegen.live.run import Ask, proven, run
+from tracegen.modules import Anatomy
 
 ROUTING = (
     "cache_prior:lam=0.1",

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from analysis.tables import console, table
+from results.result import Result
 from simulator.config import ReplayConfig, configure
 from simulator.replay import replay
-from simulator.result import Result
-from tracegen.anatomy import Anatomy, dissect
 from tracegen.capture import Reading, watching
 from tracegen.checkpoint import Loaded, load
-from tracegen.experts import rounded
-from tracegen.live import Ask, run
+from tracegen.live.experts import rounded
+from tracegen.live.run import Ask, run
+from tracegen.modules import Anatomy, dissect
 from tracegen.nll import nll
 from traces.store import open_trace
 from traces.writer import write_trace

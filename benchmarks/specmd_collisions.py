@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 from analysis.metrics import ranking
 from analysis.tables import console, table
-from simulator.grid import expand, run_grid
-from simulator.rows import to_frame
+from results.write import to_frame
+from sweeps.grid import expand, run_grid
 from traces.geometry import known
 from traces.synthetic import Synthetic, synthesise
 from traces.writer import write_trace

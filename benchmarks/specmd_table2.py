@@ -26,10 +26,10 @@ from typing import NamedTuple
 from analysis.metrics import measured
 from analysis.statistics import spearman
 from analysis.tables import console, table
+from results.write import to_frame
 from simulator.config import ReplayConfig, configure
-from simulator.grid import run_grid
 from simulator.preset import LEAST_STALE, preset
-from simulator.rows import to_frame
+from sweeps.grid import run_grid
 from traces.geometry import known
 from traces.schema import Geometry, Trace
 from traces.store import open_trace

@@ -23,8 +23,8 @@ from engine_speed import FULL, OLMOE, QUICK, make
 from rounds import in_turns, machine
 
 from simulator.replay import replay
-from simulator.sweep.jobs import open_traces
-from simulator.sweep.run import planned
+from sweeps.jobs import open_traces
+from sweeps.run import planned
 
 ROOT = Path(__file__).parents[1]
 #: 10 x 5 x 4 x 5 configurations.

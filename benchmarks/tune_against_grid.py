@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
-from simulator.experiment.expand import configurations
-from simulator.experiment.file import read
-from simulator.sweep.batches import Batch, Headline, compute
-from simulator.sweep.executor import Stored
-from simulator.sweep.figures import FIGURES, Figures
-from simulator.sweep.jobs import job_of, open_traces
-from simulator.sweep.tune import Found, Search, tune
+from sweeps.batches import Batch, Headline, compute
+from sweeps.executor import Stored
+from sweeps.experiment.expand import configurations
+from sweeps.experiment.file import read
+from sweeps.figures import FIGURES, Figures
+from sweeps.jobs import job_of, open_traces
+from sweeps.tune import Found, Search, tune
 from traces.schema import Geometry
 from traces.synthetic import Synthetic, synthesise
 from traces.writer import write_trace

@@ -41,8 +41,8 @@ def curve(
     out: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per curve; plot reads it.")] = None,
 ) -> None:
     """Count misses at every capacity in one pass: LRU and Belady, without prefetch. SIMULATED."""
+    from results.outputs import check_output
     from simulator.curves.rows import to_row, write_curve
-    from simulator.outputs import check_output
     from traces.store import open_trace
 
     opened, how = open_trace(trace), {"contract": contract, "scope": scope, "passes": passes, "reset": reset}
@@ -105,7 +105,7 @@ def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
 def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int) -> Curve:
     """With what only a machine's times decide replayed, if a machine is named."""
     from analysis.progress import progress
-    from simulator.curves.rest import decide, undecided
+    from sweeps.curve_gaps import decide, undecided
 
     if not platform or made.decided.all():
         return made

@@ -18,9 +18,9 @@ def inspect(
 ) -> None:
     """Check a trace and summarise its routing: reuse, working set, entropy, look-ahead recall."""
     from analysis.inspection import document, render
-    from traces.doctor import examine
     from traces.store import open_trace, verify
     from traces.summary import summarise
+    from traces.validator import examine
 
     opened = open_trace(trace)
     if full:

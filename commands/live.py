@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulator.config import ReplayConfig
-    from tracegen.asks import Ask
     from tracegen.checkpoint import Loaded
     from tracegen.folder import Folder
-    from tracegen.live import Live, Prepared
+    from tracegen.live.requests import Ask
+    from tracegen.live.run import Live, Prepared
     from tracegen.plan import Decoding
     from tracegen.prompts import Prompts
     from traces.schema import Request, Trace
@@ -128,7 +128,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
 def _config(context: typer.Context, preset: str, warm: Path | None, profile: Path | None, seed: int) -> ReplayConfig:
     """The one configuration that the settings spell."""
     from simulator.errors import ConfigError
-    from simulator.grid import expand
+    from sweeps.grid import expand
 
     named = {"warm": options.named_experts("--warm", warm), "profile": options.named_experts("--profile", profile)}
     fixed = {"seed": seed} | named
@@ -151,9 +151,9 @@ class _Input(NamedTuple):
 
 def _read(given: dict[str, Any], config: ReplayConfig) -> _Input:
     """What can be refused without the model is refused before it is loaded."""
-    from simulator.outputs import check_output
-    from tracegen.asks import check_live
+    from results.outputs import check_output
     from tracegen.folder import require_tokenizer
+    from tracegen.live.requests import check_live
     from tracegen.plan import refuse_taken
 
     check_live(config)
@@ -185,7 +185,7 @@ def _decoding(given: dict[str, Any]) -> Decoding | None:
 
 def _opened(given: dict[str, Any]) -> Trace:
     """The trace to run again. Raises RecordError if it holds no tokens."""
-    from tracegen.asks import requests_of
+    from tracegen.live.requests import requests_of
     from traces.store import open_trace
 
     opened = open_trace(given["trace"])
@@ -204,7 +204,7 @@ def _texts(given: dict[str, Any]) -> Prompts:
 def _prepared(given: dict[str, Any], config: ReplayConfig, read: _Input) -> Prepared:
     """The model, loaded and checked, with its requests."""
     loaded = record.load_from(read.folder, given)
-    from tracegen.live import check_same_model, prepare, proven  # torch: after all that can be refused without it
+    from tracegen.live.run import check_same_model, prepare, proven  # torch: after all that can be refused without it
     from traces.schema import Trace
 
     anatomy = proven(loaded)
@@ -217,7 +217,7 @@ def _prepared(given: dict[str, Any], config: ReplayConfig, read: _Input) -> Prep
 
 def _asks(given: dict[str, Any], source: Trace | Prompts, loaded: Loaded) -> tuple[list[Ask], str]:
     """The requests, and what a trace calls them."""
-    from tracegen.asks import Ask, requests_of
+    from tracegen.live.requests import Ask, requests_of
     from tracegen.record import room_of
     from tracegen.tokens import encode, windows
     from traces.schema import Trace
@@ -287,10 +287,10 @@ def _kept(ready: Prepared, given: dict[str, Any], pace: _Pace, append: Callable[
 
 
 def _report(ran: Live, tokens: int) -> None:
+    from analysis.heading import settings
     from analysis.metrics import measured
     from analysis.tables import table
-    from simulator.report import settings
-    from simulator.rows import to_frame
+    from results.write import to_frame
 
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
     first = (
@@ -309,7 +309,7 @@ def _quality(ran: Live) -> dict[str, Any] | None:
 
 
 def _write_events(path: Path, ran: Live) -> None:
-    from simulator.rows import write_events
+    from results.write import write_events
 
     write_events(path, ran.result.events)
     say(f"wrote {path}")

@@ -78,7 +78,7 @@ GRID += ("prefetch_at", "prefetch_admission", "lookahead")
 
 
 def grid(context: typer.Context) -> dict[str, str]:
-    """The comma lists as typed, of those settings that the verb has, ready for `simulator.grid.expand`."""
+    """The comma lists as typed, of those settings that the verb has, ready for `sweeps.grid.expand`."""
     return {name: context.params[name] for name in GRID if name in context.params}
 
 
@@ -94,8 +94,8 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 def preset_configs(context: typer.Context, names: str, fixed: Mapping[str, object]) -> dict[str, ReplayConfig]:
     """Every preset named, by its name and what varies, without settings that the verb lacks. Raises ConfigError."""
-    from simulator.policy_sets import named_sets
     from simulator.preset import settings
+    from sweeps.policy_sets import named_sets
 
     own, has = typed(context), grid(context)
     return named_sets(

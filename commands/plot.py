@@ -32,7 +32,7 @@ def plot(
 ) -> None:
     """Draw figures from results, PNG and SVG: collisions by layer, misses, hit rate and latency against capacity."""
     from analysis.figures import save
-    from simulator.sweep.place import place_of
+    from sweeps.store import place_of
 
     place = place_of(results)
     folder = out or place.beside(Path()) / "figures"
@@ -57,6 +57,7 @@ def _drawn(folder: Path, names: list[str] | None, where: list[str]) -> list[tupl
 
 def _rows(folder: Path, where: list[str]) -> pl.DataFrame:
     """The replays of a folder, whoever wrote it."""
-    from analysis import results, sweeps
+    from results import read as results
+    from results import read_sweep as sweeps
 
     return results.filtered((sweeps if sweeps.is_sweep(folder) else results).load(folder), where)

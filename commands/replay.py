@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from simulator.config import ReplayConfig
-    from simulator.grid import Outcome
+    from sweeps.grid import Outcome
     from traces.schema import Trace
 
 WORKERS = os.cpu_count() or 1
@@ -51,11 +51,11 @@ def replay(
     events: Annotated[Path | None, typer.Option(help="Event log of one configuration (.parquet or .csv).")] = None,
 ) -> None:
     """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
-    from simulator.grid import run_grid
-    from simulator.outputs import check_output
-    from simulator.provenance import provenance
+    from results.outputs import check_output
+    from results.write import write_events
     from simulator.replay import check_engine
-    from simulator.rows import write_events
+    from sweeps.grid import run_grid
+    from sweeps.provenance import provenance
     from traces.store import open_trace
 
     check_engine(engine)
@@ -82,7 +82,7 @@ def replay(
 
 def _called(context: typer.Context, presets: str, fixed: Mapping[str, object]) -> dict[ReplayConfig, str]:
     """Every configuration, with the names of the presets that ask for it."""
-    from simulator.grid import expand
+    from sweeps.grid import expand
 
     if not presets:
         return dict.fromkeys(expand(options.grid(context), fixed), "")
@@ -109,7 +109,7 @@ def _progress(configs: list[ReplayConfig]) -> Any:
 
 def _written(outcomes: Iterator[Outcome], out: Path | None, provenance: Mapping[str, Any]) -> Iterator[Outcome]:
     """Every outcome, written as soon as it is there: an interrupted grid keeps what it has."""
-    from simulator.result_part import write_part
+    from results.replay_part import write_part
 
     for outcome in outcomes:
         if out:
@@ -127,8 +127,8 @@ def _kept_in(out: Path | None) -> str:
 def _document(trace: Trace, config: ReplayConfig, outcome: Outcome) -> dict[str, object]:
     """What `--json` prints: the result, what is derived from it, and what is to be said of that."""
     from analysis.metrics import figures_of
+    from results.write import to_frame
     from simulator.bounds import remarks
-    from simulator.rows import to_frame
 
     result, bound = outcome
     derived = {"metrics": figures_of(to_frame([result], [bound])), "remarks": remarks(trace, [config])}
@@ -136,11 +136,11 @@ def _document(trace: Trace, config: ReplayConfig, outcome: Outcome) -> dict[str,
 
 
 def _report(trace: Trace, configs: list[ReplayConfig], outcomes: list[Outcome], presets: list[str]) -> None:
+    from analysis.heading import heading
     from analysis.metrics import ranking
     from analysis.tables import table
+    from results.write import to_frame
     from simulator.bounds import remarks
-    from simulator.report import heading
-    from simulator.rows import to_frame
 
     results, bounds = zip(*outcomes, strict=True)
     show(*heading(trace, results))

@@ -14,8 +14,8 @@ def sweep_merge(
     out: Annotated[str, typer.Option(help="A new folder or URL.", show_default=False)],
 ) -> None:
     """Merge results: each configuration once, sorted; the same bytes whatever the way of running."""
-    from simulator.sweep.merge import merge
-    from simulator.sweep.place import place_of
+    from sweeps.merge import merge
+    from sweeps.store import place_of
 
     merged = merge([place_of(each) for each in results], place_of(out))
     failed = f" and {merged.errors:,} error rows" if merged.errors else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from commands.terminal import clock, say
 
 if TYPE_CHECKING:
-    from simulator.sweep.dispatch import Standing
+    from sweeps.dispatch import Standing
 
 SECONDS_BETWEEN_LINES = 10
 SECONDS_BETWEEN_REWRITES = 0.2

@@ -14,11 +14,11 @@ from commands.options import PolicyFiles
 from commands.terminal import clock, say
 
 if TYPE_CHECKING:
-    from simulator.sweep.dispatch import Standing
-    from simulator.sweep.jobs import Job
-    from simulator.sweep.place import Place
-    from simulator.sweep.run import Start, Sweep
-    from simulator.sweep.slurm import Shards
+    from sweeps.dispatch import Standing
+    from sweeps.jobs import Job
+    from sweeps.run import Start, Sweep
+    from sweeps.slurm import Shards
+    from sweeps.store import Place
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 MOST_NAMED = 5  #: errors that are printed in full
@@ -42,10 +42,10 @@ def sweep_run(
 ) -> None:
     """Run every configuration of an experiment, resuming what is in --out. SIMULATED."""
     from simulator.replay import check_engine
-    from simulator.sweep.jobs import parse_shard
-    from simulator.sweep.jobs import shard as part_of
-    from simulator.sweep.place import place_of
-    from simulator.sweep.run import fastest_engine, left_to_do, planned
+    from sweeps.jobs import parse_shard
+    from sweeps.jobs import shard as part_of
+    from sweeps.run import fastest_engine, left_to_do, planned
+    from sweeps.store import place_of
 
     file = file.resolve() if executor == "slurm" else file  # nodes may start elsewhere
     engine = engine or fastest_engine()
@@ -59,7 +59,7 @@ def sweep_run(
         _say_estimate(jobs, engine, workers)
     elif executor == "slurm" and jobs:
         from policies.files import taken
-        from simulator.sweep.slurm import Shards
+        from sweeps.slurm import Shards
 
         how = (tuple(changes or ()), place, engine, workers, nodes, keep_going)
         _submit(Shards(file, *how, tuple(taken()), tuple(sys.argv)), slurm or [])
@@ -71,7 +71,7 @@ def sweep_run(
 
 def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -> None:
     from commands.sweep_meter import Meter
-    from simulator.sweep.run import derive, execute
+    from sweeps.run import derive, execute
 
     meter, kept = Meter(), f"what is stored in {out} stays; run the same command to resume"
     with keeping(lambda: kept):
@@ -86,28 +86,28 @@ def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -
 
 def _starter(executor: str, workers: int, engine: str, address: str) -> Start:
     from simulator.errors import ConfigError
-    from simulator.sweep.local import LocalExecutor
-    from simulator.sweep.run import NOGIL
+    from sweeps.local import LocalExecutor
+    from sweeps.run import NOGIL
     from traces.spelling import hint
 
     if executor == "local":
         return lambda out, provenance: LocalExecutor(workers, engine == NOGIL, out, provenance)
     if executor == "ray":
-        from simulator.sweep.ray_cluster import RayExecutor
+        from sweeps.ray_cluster import RayExecutor
 
         return lambda out, provenance: RayExecutor(address, workers, out, provenance)
     raise ConfigError(f"no executor called {executor!r}: {hint(executor, EXECUTORS)}")
 
 
 def _submit(shards: Shards, given: list[str]) -> None:
-    from simulator.sweep.slurm import options_of, run_shards
+    from sweeps.slurm import options_of, run_shards
 
     for line in run_shards(shards, options_of(given)):
         say(line)
 
 
 def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
-    from simulator.sweep.run import surpluses
+    from sweeps.run import surpluses
 
     bounds = sum(job.kind == "bound" for job in share)
     traces = f"{len(sweep.traces)} trace{'s' if len(sweep.traces) > 1 else ''}"
@@ -123,7 +123,7 @@ def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
 
 
 def _say_estimate(jobs: list[Job], engine: str, workers: int) -> None:
-    from simulator.sweep.estimate import estimate
+    from sweeps.estimate import estimate
 
     if not jobs:
         return

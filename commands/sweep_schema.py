@@ -7,6 +7,6 @@ import json
 
 def sweep_schema() -> None:
     """Print the JSON Schema of experiment files, from which editors complete and check."""
-    from simulator.experiment.schema import json_schema
+    from sweeps.experiment.schema import json_schema
 
     print(json.dumps(json_schema(), indent=1))

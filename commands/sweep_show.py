@@ -27,11 +27,11 @@ def sweep_show(
     as_json: Annotated[bool, typer.Option("--json", help="All rows as JSON lines.")] = False,
 ) -> None:
     """Show what a sweep found: what varies, and the figures by which it can be ranked. SIMULATED."""
-    from analysis import sweeps
     from analysis.metrics import grouped, ranked
-    from analysis.results import filtered, label_of
     from analysis.tables import table
-    from simulator.sweep.place import place_of
+    from results import read_sweep as sweeps
+    from results.read import filtered, label_of
+    from sweeps.store import place_of
 
     folder = place_of(results).local()
     heading = "error rows"

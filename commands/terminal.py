@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 def say(line: str) -> None:
     """One line on stderr."""
     print(line, file=sys.stderr)
+
+
+def mute() -> None:
+    """What is left to be written on stdout goes nowhere: nobody reads it, or it cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def clock(seconds: float) -> str:

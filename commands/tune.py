@@ -35,16 +35,16 @@ def tune(
     from analysis.progress import progress
     from analysis.tables import table
     from simulator.errors import ConfigError
-    from simulator.experiment.expand import platforms
-    from simulator.experiment.file import read
-    from simulator.sweep.folder import Folder
-    from simulator.sweep.jobs import open_traces
-    from simulator.sweep.local import LocalExecutor
-    from simulator.sweep.objects import is_url
-    from simulator.sweep.provenance import sweep_provenance
-    from simulator.sweep.run import NOGIL, fastest_engine
-    from simulator.sweep.tune import Search, check
-    from simulator.sweep.tune import tune as search_by
+    from sweeps.experiment.expand import platforms
+    from sweeps.experiment.file import read
+    from sweeps.folder_store import Folder
+    from sweeps.jobs import open_traces
+    from sweeps.local import LocalExecutor
+    from sweeps.objects import is_url
+    from sweeps.provenance import sweep_provenance
+    from sweeps.run import NOGIL, fastest_engine
+    from sweeps.tune import Search, check
+    from sweeps.tune import tune as search_by
 
     if is_url(out):
         raise ConfigError(f"--out {out}: the journal of a search needs a folder; name one")

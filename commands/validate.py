@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulator.config import ReplayConfig
     from tracegen.checkpoint import Loaded
     from tracegen.folder import Folder
-    from tracegen.live import Prepared
+    from tracegen.live.run import Prepared
     from traces.schema import Trace
 
 #: Settings that ask for policy sets of one's own, instead of the three that ship.
@@ -60,7 +60,7 @@ def validate(
     from analysis.progress import progress
     from analysis.validation import Tolerances
     from analysis.validation_rows import FILE
-    from simulator.outputs import check_output
+    from results.outputs import check_output
     from tracegen.requirements import require_torch
     from traces.store import open_trace
 
@@ -96,7 +96,7 @@ def _first(trace: Trace, requests: int | None) -> Trace:
 
 def _configs(path: Path | None, given: Mapping[str, str]) -> dict[str, ReplayConfig]:
     """The file's sets, or what the options spell, or the three that ship; options win over what holds for all sets."""
-    from simulator.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
+    from sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
 
     if path is not None:
         sets, base = read_sets(path)
@@ -111,7 +111,7 @@ def _configs(path: Path | None, given: Mapping[str, str]) -> dict[str, ReplayCon
 def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
     """Raises ConfigError naming the set that cannot be replayed, or needs a future, before the model is loaded."""
     from simulator.replay import plan
-    from tracegen.asks import check_live, requests_of
+    from tracegen.live.requests import check_live, requests_of
 
     requests_of(trace, 1)
     for name, config in configs.items():
@@ -158,9 +158,9 @@ def _stored(trace: Trace, dtype: str, device_map: str | None) -> dict[str, Any]:
 
 def _loaded(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
     """The model of the trace. Raises RecordError if it is another one."""
-    from tracegen.anatomy import dissect
     from tracegen.checkpoint import load
-    from tracegen.live import check_same_model
+    from tracegen.live.run import check_same_model
+    from tracegen.modules import dissect
 
     loaded, recorded = load(folder, **stored), trace.header.provenance
     check_same_model(trace, loaded, dissect(loaded.model))
@@ -172,7 +172,7 @@ def _loaded(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
 
 def _prepared(trace: Trace, configs: Mapping[str, ReplayConfig], loaded: Loaded) -> dict[str, Prepared]:
     """Every live run, checked before the first begins."""
-    from tracegen.live import prepare, requests_of
+    from tracegen.live.run import prepare, requests_of
 
     asks, runs = requests_of(trace), {}
     for name, config in configs.items():
@@ -211,17 +211,17 @@ def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
 
 def _write(out: Path, found: Sequence[Comparison]) -> None:
     """The comparison as Parquet, and every figure that it can feed."""
-    from analysis.errors import AnalysisError
     from analysis.figures import draw_all, save
     from analysis.validation_rows import FILE, to_frame
-    from simulator.rows import write_frame
+    from results.errors import ResultError
+    from results.write import write_frame
 
     frame = to_frame(found)
     write_frame(frame, out / FILE)
     paths = [out / FILE]
     try:
         paths += [path for name, drawn in draw_all(frame) for path in save(drawn, out / "figures" / name)]
-    except AnalysisError as refusal:
+    except ResultError as refusal:
         say(f"note: {refusal}")
     for path in paths:
         say(f"wrote {path}")

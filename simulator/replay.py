@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from policies.contract import PolicyError
+from results.result import Result, Row
 from simulator.capacity import Capacity, cliff, parse_capacity, surplus
 from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
 from simulator.dry_run import dry_run, named_by_machine_code
@@ -14,7 +15,6 @@ from simulator.foreknown import check_profile
 from simulator.origin import Origin, origin_of
 from simulator.platform import Platform, Times, platform
 from simulator.reference import engine as reference
-from simulator.result import Result, Row
 from simulator.setting import Ran, Setting, Shape
 from simulator.source import Source, TraceSource
 from traces.schema import Geometry, Trace

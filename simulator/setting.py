@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+from results.result import Event, Row
 from simulator.config import ReplayConfig
 from simulator.platform import Times
-from simulator.result import Event, Row
 from traces.schema import Geometry
 
 

@@ -14,8 +14,7 @@ import pytest
 import policies
 from simulator.compiled import engine as compiled
 from simulator.compiled.jit import IS_PYTHON
-from tests import cases
-from tests.kit import recordings
+from tests.kit import cases, recordings
 
 # Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tracegen.anatomy import Anatomy, Site
 from tracegen.errors import RecordError
+from tracegen.modules import Anatomy, Site
 from traces.schema import Router
 
 

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tracegen.anatomy import Anatomy, dissect
 from tracegen.capture import Capture, Rows
 from tracegen.checkpoint import Loaded
 from tracegen.decoding import continued, seed_of
 from tracegen.errors import RecordError
+from tracegen.modules import Anatomy, dissect
 from tracegen.nll import Surprise
 from tracegen.plan import Plan, partial_of
 from tracegen.selfcheck import check

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tracegen.agreement import Agreement, agree
-from tracegen.anatomy import Anatomy, Site
 from tracegen.capture import look
 from tracegen.errors import RecordError
+from tracegen.modules import Anatomy, Site
 from tracegen.probe import Call, probe
 from tracegen.routing import spelled
 

@@ -8,8 +8,8 @@ from importlib import import_module
 import polars as pl
 from matplotlib.figure import Figure
 
-from analysis.errors import AnalysisError, unknown
 from analysis.figures.sheet import save, styled
+from results.errors import ResultError, unknown
 
 __all__ = ["FIGURES", "VALIDATION_FIGURES", "draw", "draw_all", "draw_curves", "save"]
 
@@ -24,13 +24,13 @@ def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **o
     Options are as in the figure's `OPTIONS`, first = default; `curves`, the rows of `curves.load`, are for figures that
     `TAKES_CURVES`.
 
-    Raises AnalysisError for an unknown name, option or value, or saying what to replay if the rows cannot feed it.
+    Raises ResultError for an unknown name, option or value, or saying what to replay if the rows cannot feed it.
     """
     known = _fed_by(frame)
     if name not in known:
         raise unknown("figure", name, known)
     if frame.is_empty():
-        raise AnalysisError(f"{name} has no results to draw; load a folder of them first")
+        raise ResultError(f"{name} has no results to draw; load a folder of them first")
     figure = import_module(f"analysis.figures.{name}")
     more = {"curves": curves} if getattr(figure, "TAKES_CURVES", False) else {}
     with styled():
@@ -38,7 +38,7 @@ def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **o
 
 
 def draw_curves(curves: pl.DataFrame) -> Figure:
-    """The page of curves alone, for a folder without replays. Raises AnalysisError if there are none."""
+    """The page of curves alone, for a folder without replays. Raises ResultError if there are none."""
     with styled():
         return import_module("analysis.figures.curves").draw(curves)
 
@@ -48,16 +48,16 @@ def draw_all(
 ) -> list[tuple[str, Figure]]:
     """The named figures with their names; without names, all that these rows can feed.
 
-    Raises AnalysisError if a named one cannot be drawn, or without names if none can.
+    Raises ResultError if a named one cannot be drawn, or without names if none can.
     """
     if names is not None:
         return [(name, draw(name, frame, curves)) for name in names]
     drawn: list[tuple[str, Figure]] = []
-    refusals: list[AnalysisError] = []
+    refusals: list[ResultError] = []
     for name in _fed_by(frame):
         try:
             drawn.append((name, draw(name, frame, curves)))
-        except AnalysisError as refusal:
+        except ResultError as refusal:
             refusals.append(refusal)
     if not drawn:
         raise refusals[0]

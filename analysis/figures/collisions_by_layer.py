@@ -7,14 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.errors import AnalysisError
 from analysis.figures.facets import Facets, column_titles, facets
 from analysis.figures.lines import from_zero, legend, panel_size, plot
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.metrics import with_ratios
 from analysis.palette import looks
-from analysis.results import layers
-from simulator.result import COUNTERS
+from results.errors import ResultError
+from results.read import layers
+from results.result import COUNTERS
 
 OPTIONS = {"phase": ("both", "prefill", "decode"), "per": ("miss", "access")}
 
@@ -22,7 +22,7 @@ OPTIONS = {"phase": ("both", "prefill", "decode"), "per": ("miss", "access")}
 def draw(frame: pl.DataFrame, phase: str, per: str) -> Figure:
     """A line per eviction policy over layers; a column of panels per capacity, a row per setting.
 
-    Raises AnalysisError if no layer has a miss (or an access) in that phase.
+    Raises ResultError if no layer has a miss (or an access) in that phase.
     """
     found = facets(frame, _points(frame, phase, f"collisions_per_{per}"))
     drawn = looks(found.policies)
@@ -43,7 +43,7 @@ def _points(frame: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
     about = cells.drop("layer", "collisions", "misses", "accesses").unique("identity", maintain_order=True)
     points = with_ratios(sums.join(about, on="identity")).with_columns(pl.col(ratio).alias("value"))
     if points["value"].drop_nulls().is_empty():
-        raise AnalysisError(
+        raise ResultError(
             f"{ratio} is undefined in every layer (phase {phase}); replay a smaller --capacity or draw both phases"
         )
     return points.sort("identity", "layer")

@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 
 from analysis.curves import SCHEMA, SETTINGS
-from analysis.errors import AnalysisError
 from analysis.figures.lines import from_zero, panel_size
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.palette import BOUND, LIMIT, look_of
+from results.errors import ResultError
 
 MOST_PANELS = 8  #: that a page can hold
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 25, 50, 100)  #: percent
@@ -30,12 +30,12 @@ NOTE = f"{GAPS} Nothing is prefetched. Capacity: of all expert bytes."
 def draw(curves: pl.DataFrame) -> Figure:
     """The curves of `analysis.curves.load` alone: a line per policy, a panel per trace, scope, schedule and reset.
 
-    Raises AnalysisError if there are none, or more panels than a page can hold.
+    Raises ResultError if there are none, or more panels than a page can hold.
     """
     keys = ["model", "trace", *SETTINGS]
     panels = [rows for _, rows in curves.group_by(keys, maintain_order=True)]
     if not 0 < len(panels) <= MOST_PANELS:
-        raise AnalysisError(f"found curves of {len(panels)} settings; a page holds 1 to {MOST_PANELS}")
+        raise ResultError(f"found curves of {len(panels)} settings; a page holds 1 to {MOST_PANELS}")
     policies = curves["policy"].unique().sort(descending=True).to_list()
     varying = [name for name in keys if curves[name].n_unique() > 1]
     shared = " · ".join(_worded(curves, name) for name in keys if name not in varying)

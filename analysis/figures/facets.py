@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.errors import AnalysisError
-from analysis.results import fields
+from results.errors import ResultError
+from results.read import fields
 
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels that a page can hold
 #: Shared fields in the order in which the subtitle names them.
@@ -37,7 +37,7 @@ class Facets:
 
 
 def facets(frame: pl.DataFrame, tidy: pl.DataFrame) -> Facets:
-    """Panels of `tidy`, rows made from `frame`. Raises AnalysisError if they are more than a page can hold."""
+    """Panels of `tidy`, rows made from `frame`. Raises ResultError if they are more than a page can hold."""
     short = tidy.with_columns(pl.col("trace").str.head(DIGEST))
     varying = [name for name in fields(frame) if name not in ("eviction", "capacity") and short[name].n_unique() > 1]
     spelled = [pl.concat_str(pl.lit(f"{_word(name)} "), _text(name)) for name in varying]
@@ -56,9 +56,9 @@ def facets(frame: pl.DataFrame, tidy: pl.DataFrame) -> Facets:
 
 
 def column_titles(found: Facets) -> list[str]:
-    """Of a column per capacity; one alone is in the subtitle. Raises AnalysisError if they do not fit a page."""
+    """Of a column per capacity; one alone is in the subtitle. Raises ResultError if they do not fit a page."""
     if len(found.capacities) > MOST_COLUMNS:
-        raise AnalysisError(
+        raise ResultError(
             f"{len(found.capacities)} capacities do not fit a page of {MOST_COLUMNS} columns; "
             f"choose fewer, for example capacity={found.capacities[0]}, or draw hit_rate_by_capacity"
         )
@@ -69,7 +69,7 @@ def _check(found: Facets, varying: list[str]) -> None:
     if len(found.settings) > MOST_ROWS:
         counts = {name: found.rows[name].n_unique() for name in varying}
         widest = max(counts, key=lambda name: counts[name])
-        raise AnalysisError(
+        raise ResultError(
             f"{len(found.settings)} combinations of {', '.join(varying)} do not fit a page of {MOST_ROWS} rows; "
             f"choose fewer, for example {widest}={found.rows[widest][0]}"
         )

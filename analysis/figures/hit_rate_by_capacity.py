@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 
-from analysis.errors import AnalysisError
 from analysis.figures import curves as unbroken
 from analysis.figures.curves import BELADY, GAPS, LIMIT_LINE, TICKS
 from analysis.figures.facets import Facets, facets
@@ -20,6 +19,7 @@ from analysis.figures.lines import apart, from_zero, legend, panel_size, plot
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.metrics import measured
 from analysis.palette import Look, looks
+from results.errors import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 TAKES_CURVES = True
@@ -34,14 +34,14 @@ def draw(frame: pl.DataFrame, curves: pl.DataFrame | None = None) -> Figure:
     """A line per eviction policy, with both bounds where they were computed; a panel per setting.
 
     Where `curves` (of `analysis.curves.load`) hold for a panel, an unbroken line takes the place of the pieces between
-    points, Belady's bound included. Raises AnalysisError if there is one capacity only, and no curve.
+    points, Belady's bound included. Raises ResultError if there is one capacity only, and no curve.
     """
     percent = pl.col("capacity_forms").str.extract(r"^([\d.e+-]+)%").cast(pl.Float64)
     found = facets(frame, measured(frame).with_columns(percent.alias("percent")))
     panels = [found.panel(setting) for setting in found.settings]
     behind = [unbroken.beside(curves, panel) for panel in panels]
     if found.rows["percent"].n_unique() < 2 and all(lines.is_empty() for lines in behind):
-        raise AnalysisError(
+        raise ResultError(
             f"hit_rate_by_capacity needs two capacities or more, found {', '.join(found.capacities)}; "
             "replay several, for example --capacity 1%,5%,25%"
         )

@@ -14,8 +14,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from analysis.figures.facets import Facets, column_titles, facets
 from analysis.figures.sheet import LETTER, TEXT_SIZE, Grid, Sheet, Wording
 from analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, looks
-from analysis.results import runs
-from simulator.result import COUNTERS
+from results.read import runs
+from results.result import COUNTERS
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 #: Column -> its legend and colour, in the order of the stack.

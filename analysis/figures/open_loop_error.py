@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from analysis.errors import AnalysisError
 from analysis.figures.facets import MOST_COLUMNS, NO_BREAK, shared
 from analysis.figures.lines import apart, from_zero
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.figures.validation import LABEL, LIVE, REPLAYED, tidy
 from analysis.palette import MUTED
+from results.errors import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 ERROR = {"color": MUTED, "marker": "s", "markersize": 4, "lw": 1.3, "label": "replayed - live"}
@@ -31,17 +31,17 @@ NOTE = (
 def draw(frame: pl.DataFrame) -> Figure:
     """Miss rates, their difference and the perplexity over lambda; a column of panels per combination of the rest.
 
-    Raises AnalysisError unless two lambdas or more were run with the rest of a set unchanged.
+    Raises ResultError unless two lambdas or more were run with the rest of a set unchanged.
     """
     rows = _points(tidy(frame))
     families = _families(rows)
     if not families:
-        raise AnalysisError(
+        raise ResultError(
             "open_loop_error needs two lambdas or more of one policy set; "
             "validate several, for example --routing cache_prior:lam=0,cache_prior:lam=.1,cache_prior:lam=.25"
         )
     if len(families) > MOST_COLUMNS:
-        raise AnalysisError(f"{len(families)} policy sets do not fit a page of {MOST_COLUMNS} columns; validate fewer")
+        raise ResultError(f"{len(families)} policy sets do not fit a page of {MOST_COLUMNS} columns; validate fewer")
     scored = rows["perplexity"].drop_nulls().len() > 0
     grid = Grid(
         _titles(families),

@@ -15,8 +15,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.errors import AnalysisError
 from analysis.palette import GRID, INK, MUTED
+from results.errors import ResultError
 from traces.scratch import write_whole
 
 DPI = 72  #: of layout; files have their own
@@ -184,7 +184,7 @@ def styled() -> Iterator[None]:
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write `stem.png` and `stem.svg`, each whole or not at all; the same figure gives the same bytes.
 
-    Raises AnalysisError if they cannot be written.
+    Raises ResultError if they cannot be written.
     """
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     rendered = [_rendered(figure, "png", {"Software": None}), _rendered(figure, "svg", {"Date": None, "Creator": None})]
@@ -204,7 +204,7 @@ def _replace(path: Path, data: bytes) -> None:
     try:
         write_whole(path, data)
     except OSError as error:
-        raise AnalysisError(f"cannot write {path}: {error.strerror or error}; choose another folder") from None
+        raise ResultError(f"cannot write {path}: {error.strerror or error}; choose another folder") from None
 
 
 def _wrapped(text: str, inches: float, points: float) -> list[str]:

@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from analysis.errors import AnalysisError
 from analysis.figures.facets import facets
 from analysis.figures.lines import apart, legend, panel_size, plot
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.metrics import FORMULAS, measured
 from analysis.palette import looks
+from results.errors import ResultError
 
 OPTIONS = {"latency": ("ttft_mean_ms", "ttft_median_ms", "tpot_ms")}
 WORDS = {"ttft_mean_ms": "mean TTFT", "ttft_median_ms": "median TTFT", "tpot_ms": "TPOT"}
@@ -24,7 +24,7 @@ LOG_FROM = 10  #: ratio of the largest to the smallest capacity from which the a
 def draw(frame: pl.DataFrame, latency: str) -> Figure:
     """A line per eviction policy, a panel per setting.
 
-    Raises AnalysisError if the rows have one capacity only, or nothing was timed.
+    Raises ResultError if the rows have one capacity only, or nothing was timed.
     """
     percent = pl.col("capacity_forms").str.extract(r"^([\d.e+-]+)%").cast(pl.Float64)
     found = facets(frame, measured(frame).with_columns(percent.alias("percent")))
@@ -43,9 +43,9 @@ def draw(frame: pl.DataFrame, latency: str) -> Figure:
 
 def _check(rows: pl.DataFrame, latency: str) -> None:
     if rows["percent"].n_unique() < 2:
-        raise AnalysisError("ttft_by_capacity needs two capacities or more; replay several, as --capacity 1%,5%,25%")
+        raise ResultError("ttft_by_capacity needs two capacities or more; replay several, as --capacity 1%,5%,25%")
     if rows[latency].drop_nulls().is_empty():
-        raise AnalysisError(f"{WORDS[latency]} is undefined in every row; replay requests that have a prompt")
+        raise ResultError(f"{WORDS[latency]} is undefined in every row; replay requests that have a prompt")
 
 
 def _scale(axes: Axes, rows: pl.DataFrame, latency: str) -> None:

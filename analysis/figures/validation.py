@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis.errors import AnalysisError
 from analysis.figures.facets import DIGEST, MOST_ROWS, shared
 from analysis.figures.lines import from_zero
 from analysis.figures.sheet import Grid, Sheet, Wording
-from simulator.result import COUNTERS
+from results.errors import ResultError
+from results.result import COUNTERS
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 #: A full dot in an open ring is agreement; apart, each is seen.
@@ -32,11 +32,11 @@ LABEL = "LIVE beside SIMULATED"
 def draw(frame: pl.DataFrame) -> Figure:
     """Miss rate over layers, live and replayed; a panel per policy set.
 
-    Raises AnalysisError if there are more sets than a page holds.
+    Raises ResultError if there are more sets than a page holds.
     """
     rows = tidy(frame)
     if len(rows) > MOST_ROWS:
-        raise AnalysisError(f"{len(rows)} policy sets do not fit a page of {MOST_ROWS} panels; validate fewer")
+        raise ResultError(f"{len(rows)} policy sets do not fit a page of {MOST_ROWS} panels; validate fewer")
     points = _points(rows)
     wording = Wording("Live and replayed, layer by layer", shared(rows), LABEL, "MoE layer", "miss rate", _note())
     headings = [_heading(row) for row in rows.iter_rows(named=True)]

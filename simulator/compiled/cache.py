@@ -31,9 +31,9 @@ from traces.private import private_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Rooms whose sources end up in machine code, or decide what it means.
-SOURCES = ("policies", "simulator", "traces")
-#: Folders in them that machine code cannot reach (tests/test_compiled_cache.py): an edit there compiles nothing anew.
-APART = ("simulator/experiment", "simulator/sweep", "traces/importers")
+SOURCES = ("policies", "results", "simulator", "traces")
+#: Folders in them that machine code cannot reach: an edit there compiles nothing anew.
+APART = ("traces/importers",)
 PACKAGES = ("numba", "llvmlite", "numpy")
 #: Folders of other states of the sources go when no process has used them for so long.
 KEPT_SECONDS = 7 * 24 * 3600

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from results.result import COUNTERS, LIFETIME_BUCKETS
 from simulator.compiled.jit import bit_length, called, fast
 from simulator.compiled.state import before, cells, lifetimes, now, pass_row, row_times, rows
-from simulator.result import COUNTERS, LIFETIME_BUCKETS
 
 WIDTH = len(COUNTERS)
 BUCKETS = LIFETIME_BUCKETS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.contract import PolicyError
+from results.result import COUNTERS, Event, Row
 from simulator.compiled.ledger import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
 from simulator.compiled.log import BY_RESET, CAUSES, KINDS
 from simulator.compiled.state import (
@@ -24,7 +25,6 @@ from simulator.compiled.state import (
 from simulator.compiled.world import World
 from simulator.config import PolicySet
 from simulator.errors import ConfigError
-from simulator.result import COUNTERS, Event, Row
 from simulator.setting import Setting
 
 PHASES = ("prefill", "decode")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import polars as pl
 
+from results.result import Row, row_digest
+from results.write import write_frame
 from simulator.config import SEMANTICS_VERSION
 from simulator.curves.curve import UNDECIDED, Curve
-from simulator.result import Row, row_digest
-from simulator.rows import write_frame
 from traces.schema import canonical
 
 CURVES_VERSION = 1

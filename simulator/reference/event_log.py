@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import simpy
 
+from results.result import Event
 from simulator.reference.bound import Tables
-from simulator.result import Event
 
 NO_EXPERT = -1
 

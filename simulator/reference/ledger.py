@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.result import COUNTERS, LIFETIME_BUCKETS, Row
+from results.result import COUNTERS, LIFETIME_BUCKETS, Row
 
 PHASES = ("prefill", "decode")
 

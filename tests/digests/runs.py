@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ import numpy as np
 
 import policies
 from policies.contract import PolicyError
+from results.result import Result, Row
 from simulator.config import KINDS, ReplayConfig, configure
 from simulator.replay import replay
-from simulator.result import Result, Row
 from traces.schema import Geometry, Header, Request, Router, Trace, canonical, memory_trace
 from traces.store import open_trace
 
@@ -130,7 +129,7 @@ def digest_of(run: Replay, counters: Sequence[str], log: bool, engine: str = "co
     except PolicyError as error:
         return {"refused": str(error)}
     row = {"identity": result.about["identity"], "result": _hash(_figures(result, counters))}
-    return row | ({"events": _hash([astuple(event) for event in result.events])} if log else {})
+    return row | ({"events": _hash([list(vars(event).values()) for event in result.events])} if log else {})
 
 
 def _figures(result: Result, counters: Sequence[str]) -> list[Any]:

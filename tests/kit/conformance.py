@@ -18,8 +18,8 @@ from policies.contract import PolicyError
 from simulator.config import configure
 from simulator.errors import ConfigError
 from simulator.origin import FUTURE
-from tests import cases
-from tests.cases import ListSource, Outcome, machine, replay_lists, sizes
+from tests.kit import cases
+from tests.kit.cases import ListSource, Outcome, machine, replay_lists, sizes
 from tests.kit.conformance_format import Case, CaseError, one_line, read_cases
 from traces.schema import TraceError
 

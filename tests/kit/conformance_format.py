@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from policies.contract import UNIT
-from tests.cases import Cell, Prompted
+from tests.kit.cases import Cell, Prompted
 from traces.importers.contract import first_fault
 
 LONGEST = 10**9  #: nanoseconds, bytes and scores: what no sum of a case can overflow

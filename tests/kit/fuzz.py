@@ -32,8 +32,8 @@ MOST_LINES, LONGEST_LINE = 6, 1100
 #: What a user must never read.
 NEVER = ("this is a bug", "Traceback", "errors.pydantic.dev", "Warning:")
 WARMING = ("numpy", "polars", "zarr", "pydantic", "yaml", "matplotlib.pyplot", "optuna", "simulator.replay")
-WARMING += ("simulator.compiled.engine", "simulator.sweep.tune", "traces.store", "traces.writer", "analysis.figures")
-WITH_TORCH = ("torch", "transformers", "tracegen.checkpoint", "tracegen.live", "tracegen.record")
+WARMING += ("simulator.compiled.engine", "sweeps.tune", "traces.store", "traces.writer", "analysis.figures")
+WITH_TORCH = ("torch", "transformers", "tracegen.checkpoint", "tracegen.live.run", "tracegen.record")
 
 
 class Ending(NamedTuple):
@@ -81,7 +81,7 @@ def _warm(torch: bool) -> None:
     for module in (*WARMING, *(WITH_TORCH if torch else ())):
         import_module(module)
     from simulator.replay import replay
-    from tests.flips import CONFIG, drawn
+    from tests.kit.flips import CONFIG, drawn
 
     replay(drawn(), CONFIG)  # loads the machine code
 

@@ -14,7 +14,7 @@ import polars as pl
 
 from simulator.platform import NAMES
 from tests.kit.command import moereplay_here
-from tests.sweeping import ROOT, store_trace
+from tests.kit.sweeping import ROOT, store_trace
 
 CHECKPOINT = "checkpoint"
 TOTALS = "totals.json"  #: of REPLAY over the undamaged trace

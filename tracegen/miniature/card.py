@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from tracegen.anatomy import dissect
 from tracegen.capture import Capture
 from tracegen.miniature.train import Recipe, new_model
+from tracegen.modules import dissect
 from traces.schema import Header, Request, memory_trace
 from traces.summary import Summary, summarise
 

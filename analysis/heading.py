@@ -1,0 +1,69 @@
+"""What stands above a table of replays: trace, machine, capacities in every form, warnings, the label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from results.result import Result
+from traces.schema import Trace
+
+#: Settings in the order in which they are echoed; capacity has lines of its own.
+POLICIES = ("eviction", "prefetch", "miss", "routing")
+SETTINGS = (
+    "platform",
+    "contract",
+    "scope",
+    "passes",
+    "reset",
+    "prefetch_at",
+    "prefetch_admission",
+    "lookahead",
+    "seed",
+)
+
+
+def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
+    """Lines that say what was replayed, and how to read it."""
+    label = "SIMULATED, open-loop" if any("open-loop" in result.about["label"] for result in results) else "SIMULATED"
+    lines = [
+        f"{label}: {trace.header.provenance.model}, {trace.requests:,} requests, {trace.tokens:,} tokens, "
+        f"trace {trace.digest[:12]}",
+        *settings(results),
+    ]
+    if "open-loop" in label:
+        lines.append(
+            "open-loop: the recorded logits do not react to a changed mixture; a live run measures what that costs"
+        )
+    return [*lines, ""]
+
+
+def settings(results: Sequence[Result]) -> list[str]:
+    """Every setting, the capacities in every form with their warnings, and what is cached beside them."""
+    return [
+        _echo(results, POLICIES),
+        _echo(results, SETTINGS),
+        *_each_capacity(results),
+        *_each_side_buffer(results),
+    ]
+
+
+def _each_capacity(results: Sequence[Result]) -> list[str]:
+    forms = {(result.config["capacity"], result.about["capacity_forms"]): result.about["warning"] for result in results}
+    lines = []
+    for (capacity, text), warning in forms.items():
+        lines.append(f"capacity {capacity}: {text}")
+        if warning:
+            lines.append(f"  warning: {warning}")
+    return lines
+
+
+def _each_side_buffer(results: Sequence[Result]) -> list[str]:
+    """What is cached outside of the pools that the lines above describe."""
+    held = {result.about["policies"]["prefetch"]: result.about["side_bytes"] for result in results}
+    return [f"side buffers of {prefetch}: {size:,} bytes more" for prefetch, size in held.items() if size]
+
+
+def _echo(results: Sequence[Result], names: Sequence[str]) -> str:
+    """Each setting with all its values."""
+    values = {name: list(dict.fromkeys(str(result.config[name]) for result in results)) for name in names}
+    return "; ".join(f"{name} {', '.join(each)}" for name, each in values.items())

@@ -1,0 +1,19 @@
+"""Whether a file can be written where a user wants it: asked before hours are spent on what goes there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from results.errors import ResultError
+
+
+def check_output(path: Path) -> None:
+    """Raises ResultError naming what is in the way of this file, folders above it included. Nothing is made."""
+    if path.is_dir():
+        raise ResultError(f"cannot write {path}: it is a folder; choose another name")
+    nearest = next(folder for folder in path.absolute().parents if folder.exists())
+    if not nearest.is_dir():
+        raise ResultError(f"cannot write {path}: {nearest} is no folder; choose another")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ResultError(f"cannot write {path}: no permission to write into {nearest}; choose another folder")

@@ -1,0 +1,178 @@
+"""Parts: tables that appear whole or not at all, with the provenance that says what is in them, wherever they are kept.
+
+OUT/part-2f61c0/configurations.parquet  layers.parquet  bounds.parquet  requests.parquet  provenance.json
+
+Every reader goes through the checks of this file: the provenance by its own digest, the part's name by what it holds,
+the files that are there by the list, and the content of each by its sha256, before anything parses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from results.errors import ResultError
+from traces.documents import content, from_json
+from traces.schema import canonical
+
+SWEEP_VERSION = 1  #: of the tables' columns
+TABLES = ("configurations", "layers", "requests", "bounds")
+PARTS = "part-*"
+PROVENANCE = "provenance.json"
+MOST_BYTES = 1 << 30  #: of a file of a part
+
+
+class PartError(ResultError):
+    """What lies where a part should be is not what was written; the message names it and the fix."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tables as Parquet files by name, and the identities in them by what they are."""
+
+    files: Mapping[str, bytes]  #: table -> file
+    holds: Mapping[str, Sequence[str]]  #: configuration | bound | requests | error -> identities
+
+    @property
+    def name(self) -> str:
+        """The same content has the same name, so that two writers of one part can do each other no harm."""
+        return _name_of(self.holds, self._digests())
+
+    def documents(self, provenance: Mapping[str, Any]) -> dict[str, bytes]:
+        """Every file of the part by its name, in the order of writing: the provenance, which vouches for it, last."""
+        document = {"holds": self.holds, "sha256": self._digests(), **provenance}
+        document = json.loads(json.dumps(document))  # as a reader will see it
+        document["digest"] = _digest_of(document)
+        tables = {_file(table): data for table, data in self.files.items()}
+        return tables | {PROVENANCE: json.dumps(document, indent=1, sort_keys=True).encode()}
+
+    def _digests(self) -> dict[str, str]:
+        return {_file(table): hashlib.sha256(data).hexdigest() for table, data in self.files.items()}
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """A part in a folder, checked; the content of a table is when it is read."""
+
+    path: Path
+    provenance: Mapping[str, Any]
+
+    def table(self, name: str) -> bytes | None:
+        """A table as a Parquet file, None if the part has none. Raises PartError if it is damaged or missing."""
+        file = _file(name)
+        if file not in self.provenance["sha256"]:
+            return None
+        try:
+            data = content(self.path / file, MOST_BYTES)
+        except OSError as error:
+            raise _missing(self.path, file, error.strerror or str(error)) from None
+        check_table(data, file, self.provenance, self.path)
+        return data
+
+
+def stored_parts(folder: Path) -> Iterator[StoredPart]:
+    """Every part of a folder, in the order of their names. Raises PartError for the first that is broken."""
+    for path in sorted(folder.glob(PARTS)):
+        try:
+            data = content(path / PROVENANCE, MOST_BYTES)
+            there = [file.name for file in path.iterdir()]
+        except OSError as error:
+            raise _no_part(path, error) from None
+        yield StoredPart(path, parsed(data, path, there))
+
+
+def parsed(data: bytes, where: Path | str, there: Collection[str]) -> dict[str, Any]:
+    """The provenance of a part, whose folder or URL an error names. `there` are the files beside it.
+
+    Raises PartError if it is not what was written, of a newer version, or other files are there than it lists.
+    """
+    provenance = _document(data, where)
+    version = provenance["sweep_version"]
+    if version > SWEEP_VERSION:
+        raise PartError(f"{where} has version {version}, newer than {SWEEP_VERSION}; upgrade moereplay")
+    if "digest" in provenance and provenance["digest"] != _digest_of(provenance):  # the first parts had none
+        raise _damaged(where, PROVENANCE)
+    _check_name(provenance, where)
+    _check_files(provenance, where, there)
+    return provenance
+
+
+def check_table(data: bytes, file: str, provenance: Mapping[str, Any], where: Path | str) -> None:
+    """Raises PartError if a file is not what the part's provenance says."""
+    if hashlib.sha256(data).hexdigest() != provenance["sha256"][file]:
+        raise _damaged(where, file)
+
+
+def stored(provenances: Iterable[Mapping[str, Any]], requests: bool) -> set[tuple[str, str]]:
+    """Keys of the jobs that need not run again; a configuration that ended in an error may."""
+    held: dict[str, set[str]] = {"configuration": set(), "bound": set(), "requests": set()}
+    for provenance in provenances:
+        for what, identities in provenance["holds"].items():
+            held.setdefault(what, set()).update(identities)
+    configurations = held["configuration"] & held["requests"] if requests else held["configuration"]
+    return {("configuration", name) for name in configurations} | {("bound", name) for name in held["bound"]}
+
+
+def _file(table: str) -> str:
+    return f"{table}.parquet"
+
+
+def _name_of(holds: Mapping[str, Sequence[str]], digests: Mapping[str, str]) -> str:
+    content = json.dumps([holds, digests], sort_keys=True)
+    return f"part-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def _digest_of(provenance: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical({name: provenance[name] for name in provenance if name != "digest"})).hexdigest()
+
+
+def _document(data: bytes, where: Path | str) -> dict[str, Any]:
+    """JSON of the expected shape."""
+    try:
+        found = from_json(data)
+        identities = [identity for held in found["holds"].values() for identity in held]
+        texts = all(isinstance(text, str) for text in (*identities, *found["sha256"].values()))
+        if not (texts and isinstance(found["sweep_version"], int)):
+            raise ValueError("its provenance has other values")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _no_part(where, error) from None
+    return found
+
+
+def _check_name(provenance: Mapping[str, Any], where: Path | str) -> None:
+    expected = _name_of(provenance["holds"], provenance["sha256"])
+    if str(where).replace("\\", "/").rpartition("/")[2] != expected:
+        raise PartError(
+            f"{where} holds what is called {expected}: it was renamed, or its provenance is damaged; "
+            "rename it back, or remove it and run the sweep again"
+        )
+
+
+def _check_files(provenance: Mapping[str, Any], where: Path | str, there: Collection[str]) -> None:
+    """Those that are listed, and no other; hidden ones belong to the system."""
+    listed, known = {*provenance["sha256"], PROVENANCE}, {*map(_file, TABLES), PROVENANCE}
+    if foreign := sorted(listed - known):
+        raise _no_part(where, f"it names a file {foreign[0]!r}")
+    if gone := sorted(listed.difference(there)):
+        raise _missing(where, gone[0], "its provenance lists it")
+    if more := sorted(name for name in there if name not in listed and not name.startswith(".")):
+        raise PartError(
+            f"{where}/{more[0]} is not listed in the part's provenance; move it elsewhere if it is yours, "
+            f"else remove {where} and run the sweep again"
+        )
+
+
+def _no_part(where: object, why: object) -> PartError:
+    return PartError(f"{where} is no part of a sweep ({why}); remove it and run the sweep again")
+
+
+def _missing(where: object, file: str, why: str) -> PartError:
+    return PartError(f"{where}/{file} is missing ({why}); remove {where} and run the sweep again")
+
+
+def _damaged(where: object, file: str) -> PartError:
+    return PartError(f"{where}/{file} is damaged; remove {where} and run the sweep again")

@@ -1,0 +1,219 @@
+"""Result files become frames: one nested row per configuration, or tidy rows of numbers beside their configuration.
+
+A tidy frame has a column per configuration field, per fact of `ABOUT_FIELDS` and per counter. One counter has the name
+of a configuration field, so it is renamed: `capacity` is what the user asked for, `capacity_misses` the misses.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from results.errors import ResultError, unknown
+from results.result import ADDED, COUNTERS, is_damaged, row_digest
+from traces.documents import content
+
+MOST_BYTES = 1 << 30  #: of one file of results
+ROWS_VERSION = 1  #: the newest layout that this code reads
+RENAMED = {"capacity": "capacity_misses"}
+ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
+#: Fields that lead a table.
+LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
+COUNTED = ("totals", "per_layer", "per_request")  #: nested columns with a field per counter
+#: What every part must hold: nested column -> the fields that are read by name.
+NEEDED: dict[str, tuple[str, ...]] = {
+    "config": ("eviction", "prefetch", "miss", "routing", "capacity", "platform", "contract", "scope", "passes"),
+    "about": (*ABOUT_FIELDS, "policies"),
+    "totals": ("time_ns",),
+    "bounds": ("belady_hits", "accesses", "compulsory"),
+    "per_layer": ("layer", "phase"),
+    "per_request": ("request", "ttft_ns", "decode_ns", "decode_passes"),
+}
+NEEDED |= {column: (*NEEDED[column], *(name for name in COUNTERS if name not in ADDED)) for column in COUNTED}
+
+
+def load(folder: Path) -> pl.DataFrame:
+    """Every `part-*.parquet` of `folder`, one nested row per configuration, in the order of their file names.
+
+    Raises ResultError if there is none, or naming the part that is broken, foreign or newer than this code.
+    """
+    paths = sorted(folder.glob("part-*.parquet"))
+    if not paths:
+        raise ResultError(f"no results in {folder}; make some with: moereplay replay TRACE --out {folder}")
+    parts: list[pl.DataFrame] = []
+    for path in paths:
+        part = read_rows(path)
+        check_columns(path, part.schema, NEEDED)
+        parts.append(with_added(part))
+        if parts[-1].schema != parts[0].schema:
+            raise ResultError(f"{path} has other columns than {paths[0].name}; keep one version's results per folder")
+        check_digests(path, part)
+    return pl.concat(parts)
+
+
+def with_added(part: pl.DataFrame) -> pl.DataFrame:
+    """Results of any version with the counters of this one: null where they were not counted."""
+    return part.with_columns(_with_added(part.schema, column) for column in COUNTED)
+
+
+def _with_added(schema: pl.Schema, column: str) -> pl.Expr:
+    found = _inner(schema[column])
+    counted = [name for name in COUNTERS if name in found or name in ADDED]
+    names = list(dict.fromkeys([*_until(found, counted[0]), *counted, *found]))
+
+    def filled(of: pl.Expr) -> pl.Expr:
+        null = pl.lit(None, pl.Int64)
+        return pl.struct((of.struct.field(name) if name in found else null).alias(name) for name in names)
+
+    if isinstance(schema[column], pl.List):
+        return pl.col(column).list.eval(filled(pl.element()))
+    return filled(pl.col(column)).alias(column)
+
+
+def _until(names: Sequence[str], end: str) -> list[str]:
+    return list(names[: names.index(end)])
+
+
+def runs(frame: pl.DataFrame) -> pl.DataFrame:
+    """One tidy row per configuration: its totals, `time_ns`, and its bounds as `bound_*` (null if not computed)."""
+    totals = pl.col("totals").struct
+    bounds = [pl.col("bounds").struct.field(name).alias(f"bound_{name}") for name in ("belady_hits", "accesses")]
+    return frame.select(
+        *_identifying(frame),
+        *(totals.field(name).alias(RENAMED.get(name, name)) for name in (*COUNTERS, "time_ns")),
+        *bounds,
+        pl.col("bounds").struct.field("compulsory").alias("bound_compulsory"),
+    )
+
+
+def layers(frame: pl.DataFrame) -> pl.DataFrame:
+    """One tidy row per configuration, layer and phase ("prefill", "decode"); a phase without steps has no row."""
+    return _exploded(frame, "per_layer")
+
+
+def requests(frame: pl.DataFrame) -> pl.DataFrame:
+    """One tidy row per configuration and request, in run order; times in ns, `ttft_ns` null without a prefill."""
+    return _exploded(frame, "per_request")
+
+
+def only(frame: pl.DataFrame, **wanted: str | Collection[str]) -> pl.DataFrame:
+    """The configurations whose fields have one of the wanted values: `only(frame, contract="atomic")`.
+
+    `trace` takes the beginning of a digest. Raises ResultError naming the field, or the values it has.
+    """
+    for field, values in wanted.items():
+        if field not in fields(frame):
+            raise unknown("configuration field", field, fields(frame))
+        allowed = [values] if isinstance(values, str) else list(values)
+        kept = frame.filter(_matches(frame, field, allowed))
+        if kept.is_empty():
+            found = ", ".join(sorted(set(frame.select(_column(frame, field).cast(pl.String)).to_series())))
+            raise ResultError(f"no result has {field} = {' or '.join(allowed)}; found {found}")
+        frame = kept
+    return frame
+
+
+def filtered(frame: pl.DataFrame, conditions: Sequence[str]) -> pl.DataFrame:
+    """`only` with conditions as typed, `eviction=lru,fifo`. Raises ResultError."""
+    for condition in conditions:
+        field, equals, values = condition.partition("=")
+        if not equals:
+            raise ResultError(f"condition {condition!r}: write setting=value, for example eviction=lru,fifo")
+        frame = only(frame, **{field.strip(): values.split(",")})
+    return frame
+
+
+def label_of(frame: pl.DataFrame) -> str:
+    """What all figures of these rows must be read as: SIMULATED, or open-loop if any of them is."""
+    labels = set(frame.select(pl.col("about").struct.field("label")).to_series())
+    return " / ".join(sorted(labels))
+
+
+def fields(frame: pl.DataFrame) -> list[str]:
+    """What tells configurations apart, most telling first."""
+    return list(dict.fromkeys([*LEADING, *_inner(frame.schema["config"]), "semantics"]))
+
+
+def read_rows(path: Path, verb: str = "replay") -> pl.DataFrame:
+    """The rows of one file that `verb` wrote. Raises ResultError if it is broken, foreign or newer than this code."""
+    part = read_parquet(path, verb)
+    version = part["rows_version"].max() if part.schema.get("rows_version") == pl.Int64 else None
+    if not isinstance(version, int):
+        raise _foreign(path, "rows_version")
+    if version > ROWS_VERSION:
+        raise ResultError(f"{path} has rows_version {version}, newer than {ROWS_VERSION}; upgrade moereplay to read it")
+    return part
+
+
+def check_digests(path: Path, part: pl.DataFrame, verb: str = "replay") -> None:
+    """Raises ResultError if a row is not what was written."""
+    if any(row.get("digest") != row_digest(row) for row in part.iter_rows(named=True)):
+        raise damaged(path, verb)
+
+
+def read_parquet(path: Path, verb: str) -> pl.DataFrame:
+    """A file that `verb` wrote, unparsed if damaged. Raises ResultError if it is, or no Parquet."""
+    try:
+        data = content(path, MOST_BYTES)
+        if is_damaged(data):
+            raise damaged(path, verb)
+        return pl.read_parquet(io.BytesIO(data))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
+        raise ResultError(f"{path} is no readable Parquet file; delete it and {verb} again") from None
+
+
+def check_columns(path: Path, schema: pl.Schema, columns: Mapping[str, Collection[str]]) -> None:
+    """Raises ResultError naming the first field of a nested column that is missing."""
+    for column, needed in columns.items():
+        found = set(_inner(schema.get(column)))
+        if absent := [name for name in needed if name not in found]:
+            raise _foreign(path, f"{column}.{absent[0]}")
+
+
+def damaged(path: Path, verb: str) -> ResultError:
+    """The refusal of a file that is not what was written."""
+    return ResultError(f"{path} is damaged: its content does not match its digest; delete it and {verb} again")
+
+
+def _foreign(path: Path, missing: str) -> ResultError:
+    return ResultError(f"{path} holds no replay results ({missing} is missing); move it elsewhere")
+
+
+def _inner(dtype: pl.DataType | None) -> list[str]:
+    """Field names of a struct or of a list of structs."""
+    inner = dtype.inner if isinstance(dtype, pl.List) else dtype
+    return [field.name for field in inner.fields] if isinstance(inner, pl.Struct) else []
+
+
+def _exploded(frame: pl.DataFrame, column: str) -> pl.DataFrame:
+    tidy = frame.select(*_identifying(frame), column).explode(column, empty_as_null=False)
+    inner = _inner(frame.schema[column])
+    return tidy.with_columns(pl.col(column).struct.rename_fields([RENAMED.get(name, name) for name in inner])).unnest(
+        column
+    )
+
+
+def _identifying(frame: pl.DataFrame) -> list[pl.Expr]:
+    named = [_column(frame, name).alias(name) for name in _inner(frame.schema["config"])]
+    return named + [pl.col("about").struct.field(name) for name in ABOUT_FIELDS]
+
+
+def _column(frame: pl.DataFrame, field: str) -> pl.Expr:
+    """A field of the configuration or of its surroundings; lists become text, so that they compare and print."""
+    if field in ABOUT_FIELDS:
+        return pl.col("about").struct.field(field)
+    column = pl.col("config").struct.field(field)
+    if field not in ("warm", "profile"):
+        return column
+    pair = pl.element().list.eval(pl.element().cast(pl.String)).list.join(":")
+    return column.list.eval(pair).list.join(" ")
+
+
+def _matches(frame: pl.DataFrame, field: str, allowed: list[str]) -> pl.Expr:
+    text = _column(frame, field).cast(pl.String)
+    if field == "trace":
+        return pl.any_horizontal(text.str.starts_with(start) for start in allowed)
+    return text.is_in(allowed)

@@ -1,0 +1,105 @@
+"""A batch: jobs that one worker does in turn, and the part that they make together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from policies import files
+from policies.contract import PolicyError
+from results.parts import Part
+from results.result import Result
+from simulator.bounds import Counted, count
+from simulator.errors import ConfigError
+from simulator.replay import replay
+from sweeps.figures import Figures, figures_of
+from sweeps.jobs import Job
+from sweeps.tables import Rows, rows_of, to_parquet
+from traces.schema import Trace, TraceError
+from traces.store import open_trace
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Jobs, and how to replay them."""
+
+    number: int
+    jobs: tuple[Job, ...]
+    engine: str
+    requests: bool
+    policies: tuple[tuple[str, bytes], ...] = ()  #: files of the user's own, as `policies.files.retake` takes them
+
+
+class Headline(NamedTuple):
+    """What the driver hears of a finished job."""
+
+    key: tuple[str, str]
+    seconds: float
+    error: str | None
+    figures: Figures
+
+
+class Made(NamedTuple):
+    """What a batch comes to."""
+
+    part: Part
+    headlines: list[Headline]
+
+
+def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) -> Made:
+    """Replay a batch. A job that fails becomes an error row; `began` hears the position of each job as it starts."""
+    tables: Rows = {}
+    headlines = []
+    for position, job in enumerate(batch.jobs):
+        began(position)
+        start = time.perf_counter()
+        result, error = _attempt(job, batch)
+        for table, rows in rows_of(job, result, error, batch.requests).items():
+            tables.setdefault(table, []).extend(rows)
+        headlines.append(_headline(job, time.perf_counter() - start, result, error))
+    files = {table: to_parquet(table, rows) for table, rows in tables.items() if rows}
+    return Made(Part(files, _holds(batch, headlines)), headlines)
+
+
+def _attempt(job: Job, batch: Batch) -> tuple[Result | Counted | None, str | None]:
+    try:
+        files.retake(batch.policies)
+        trace = opened(job.trace, job.digest)
+        return (count(trace, job.counted) if job.counted else replay(trace, job.config, engine=batch.engine)), None
+    except (ConfigError, PolicyError, TraceError) as error:
+        return None, str(error)
+    except Exception as error:  # one bad configuration is a row, not the end
+        return None, files.blamed(error) or f"unexpected {type(error).__name__}: {error}"
+
+
+_traces: dict[str, Trace] = {}
+_opening = threading.Lock()
+
+
+def opened(path: Path, digest: str) -> Trace:
+    """A trace, opened once per process. Raises TraceError if it is no longer what the sweep was planned with."""
+    with _opening:
+        if digest not in _traces:
+            trace = open_trace(path)
+            if trace.digest != digest:
+                raise TraceError(f"{path} has changed since the sweep began; run the sweep again")
+            _traces[digest] = trace
+        return _traces[digest]
+
+
+def _holds(batch: Batch, headlines: list[Headline]) -> dict[str, list[str]]:
+    """Identities by what the part has of them; an error is no result."""
+    holds: dict[str, list[str]] = {}
+    for (kind, identity), _, error, _ in headlines:
+        holds.setdefault("error" if error else kind, []).append(identity)
+    if batch.requests and "configuration" in holds:
+        holds["requests"] = holds["configuration"]
+    return {what: sorted(identities) for what, identities in holds.items()}
+
+
+def _headline(job: Job, seconds: float, result: Result | Counted | None, error: str | None) -> Headline:
+    return Headline(job.key, seconds, error, figures_of(result) if isinstance(result, Result) else {})

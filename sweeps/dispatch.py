@@ -1,0 +1,154 @@
+"""The driver of a sweep: longest jobs first, in batches of a few seconds; jobs that kill their worker, by name."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from policies import files
+from simulator.errors import ConfigError
+from sweeps.batches import Batch, Headline
+from sweeps.executor import Event, Executor, Lost, Stored, Unwritable
+from sweeps.figures import FIGURES, Figures
+from sweeps.jobs import Job
+
+#: A batch is what a kill can cost: a few seconds, in a long sweep up to a hundredth of it; parts stay few.
+LEAST_SECONDS, MOST_SECONDS, SHARE = 3.0, 60.0, 0.01
+MOST_JOBS = 64
+BATCHES_PER_SLOT = 3  #: left to hand out when batches begin to shrink, so that all slots end together
+
+
+@dataclass
+class Standing:
+    """How far a sweep is. `best` is the best value of each figure so far, with the job's identity."""
+
+    total: int
+    started: float = field(default_factory=time.monotonic)
+    done: int = 0
+    errors: dict[tuple[str, str], str] = field(default_factory=dict)  #: jobs that became error rows
+    killers: dict[tuple[str, str], str] = field(default_factory=dict)  #: jobs given up, by what they did
+    stopped: bool = False
+    best: dict[str, tuple[float, str]] = field(default_factory=dict)
+    figures: dict[tuple[str, str], Figures] = field(default_factory=dict)  #: of every job that has a result
+
+    @property
+    def per_second(self) -> float:
+        """Replays per second since the start."""
+        return self.done / max(time.monotonic() - self.started, 1e-9)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the rate so far; None before the first."""
+        return (self.total - self.done) / self.per_second if self.done else None
+
+    def count(self, headline: Headline) -> None:
+        """One more job."""
+        self.done += 1
+        kind, identity = headline.key
+        if headline.error:
+            self.errors[headline.key] = headline.error
+            return
+        self.figures[headline.key] = headline.figures
+        for figure, value in headline.figures.items() if kind == "configuration" else ():
+            if figure not in self.best or FIGURES[figure] * value > FIGURES[figure] * self.best[figure][0]:
+                self.best[figure] = value, identity
+
+
+class Dispatcher:
+    """Hands jobs to an executor until all are stored, given up, or a stop is asked for."""
+
+    def __init__(self, jobs: Iterable[Job], executor: Executor, engine: str, requests: bool) -> None:
+        self._queue = deque(sorted(jobs, key=lambda job: -job.work))  # stable: ties in the given order
+        self._suspects: deque[Job] = deque()  # each has been in progress when a worker died; now one at a time
+        self._struck: set[tuple[str, str]] = set()
+        self._executor, self._engine, self._requests = executor, engine, requests
+        self._running: dict[int, Batch] = {}
+        self._numbers = 0
+        self._seconds, self._work = 0.0, 0  # of finished jobs
+        self._unwritable: str | None = None  # why a part could not be stored
+        self.standing = Standing(len(self._queue))
+
+    def run(self, watch: Callable[[Standing], None], stopping: Callable[[], bool]) -> Standing:
+        """`watch` hears of every change and about once a second.
+
+        Raises ConfigError if a part cannot be written, once the others in flight are.
+        """
+        while self._running or (self._left and not self._ends(stopping)):
+            if not self._ends(stopping):
+                self._hand_out()
+            for event in self._executor.collect(1.0):
+                self._digest(event)
+            watch(self.standing)
+        if self._unwritable:
+            raise ConfigError(self._unwritable)
+        self.standing.stopped = bool(self._left)
+        return self.standing
+
+    @property
+    def _left(self) -> int:
+        return len(self._queue) + len(self._suspects)
+
+    def _ends(self, stopping: Callable[[], bool]) -> bool:
+        """Whether nothing more is handed out."""
+        return self._unwritable is not None or stopping()
+
+    def _hand_out(self) -> None:
+        while self._suspects and not self._alone():
+            self._submit([self._suspects.popleft()], alone=True)
+        while self._queue and self._executor.room > 0:
+            self._submit(self._next_jobs(), alone=False)
+
+    def _alone(self) -> bool:
+        """Whether a suspect is running: one process more than asked for is enough."""
+        return any(job.key in self._struck for batch in self._running.values() for job in batch.jobs)
+
+    def _submit(self, jobs: list[Job], alone: bool) -> None:
+        batch = Batch(self._numbers, tuple(jobs), self._engine, self._requests, tuple(files.taken()))
+        self._numbers += 1
+        self._running[batch.number] = batch
+        self._executor.submit(batch, alone)
+
+    def _next_jobs(self) -> list[Job]:
+        """A batch's worth from the front of the queue."""
+        most = min(MOST_JOBS, max(1, len(self._queue) // (BATCHES_PER_SLOT * self._executor.slots)))
+        target = self._work_of(self._target_seconds())
+        jobs = [self._queue.popleft()]
+        work = jobs[0].work
+        while self._queue and len(jobs) < most and work + self._queue[0].work <= target:
+            work += self._queue[0].work
+            jobs.append(self._queue.popleft())
+        return jobs
+
+    def _target_seconds(self) -> float:
+        elapsed = time.monotonic() - self.standing.started
+        return min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * elapsed))
+
+    def _work_of(self, seconds: float) -> float:
+        """0 before anything is known, so that first batches hold one job."""
+        return seconds * self._work / self._seconds if self._seconds else 0.0
+
+    def _digest(self, event: Event) -> None:
+        batch = self._running.pop(event.batch.number)
+        if isinstance(event, Unwritable):
+            self._unwritable = self._unwritable or event.reason
+            return
+        if isinstance(event, Stored):
+            for job, headline in zip(batch.jobs, event.headlines, strict=True):
+                self._seconds, self._work = self._seconds + headline.seconds, self._work + job.work
+                self.standing.count(headline)
+            return
+        self._resubmit(event)
+
+    def _resubmit(self, lost: Lost) -> None:
+        """Once, each suspect in a process of its own; one that kills again is given up."""
+        for job in lost.batch.jobs:
+            if job not in lost.suspects:
+                self._queue.appendleft(job)
+            elif job.key not in self._struck:
+                self._struck.add(job.key)
+                self._suspects.append(job)
+            else:
+                self.standing.done += 1
+                self.standing.killers[job.key] = f"{job.name}: its worker ended twice ({lost.reason})"

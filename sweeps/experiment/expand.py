@@ -1,0 +1,177 @@
+"""An experiment becomes configurations: the grid, what it includes and what it excludes, each checked by itself."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from policies.contract import PolicyError
+from simulator.config import ReplayConfig
+from simulator.errors import ConfigError
+from sweeps.experiment.schema import Experiment, Range, Settings
+from sweeps.experiment.settings import PRESET, configuration, spelled
+from sweeps.limits import check_count
+
+
+class Interval(NamedTuple):
+    """An axis to draw from: a setting, and the range of its values."""
+
+    name: str
+    ends: Range
+
+
+#: One axis of the grid: what each of its values sets, or an interval.
+Choices = list[Settings] | Interval
+
+
+def configurations(experiment: Experiment, file: Path) -> list[ReplayConfig]:
+    """Every distinct configuration, in the file's order. Raises ConfigError or PolicyError naming the file."""
+    _check_size(experiment, file)
+    check_values(experiment, file)
+    found: dict[ReplayConfig, None] = {}
+    for settings in combinations(experiment, file):
+        if not is_excluded(experiment, settings):
+            found[_named(file, settings)] = None
+    if not found:
+        raise ConfigError(f"{file}: [[exclude]] leaves no configuration; remove one of its tables")
+    return list(found)
+
+
+def grid_size(across: Sequence[Choices]) -> int | None:
+    """Combinations of the axes; None if one of them is a range."""
+    return None if any(isinstance(axis, Interval) for axis in across) else prod(map(len, across))
+
+
+def combinations(experiment: Experiment, file: Path) -> Iterator[Settings]:
+    """The settings of the grid, or of what is drawn from it, then those of [[include]]."""
+    for chosen in _drawn(experiment, file):
+        yield {**experiment.base, **chosen}
+    for settings in experiment.include:
+        yield {**experiment.base, **settings}
+
+
+def axes(experiment: Experiment, file: Path) -> list[Choices]:
+    """The axes of the grid: one per key of [grid], one per [[zip]]. Raises ConfigError for lists of unequal length."""
+    grid: list[Choices] = [
+        Interval(name, axis) if isinstance(axis, Range) else [{name: value} for value in axis]
+        for name, axis in experiment.grid.items()
+    ]
+    return grid + [_in_step(file, number, table) for number, table in enumerate(experiment.zip, 1)]
+
+
+def choose(axis: Choices, share: float) -> Settings:
+    """What an axis sets at a share, from 0 to below 1, of its length."""
+    if isinstance(axis, Interval):
+        return {axis.name: axis.ends.at(share)}
+    return axis[int(share * len(axis))]
+
+
+def is_excluded(experiment: Experiment, settings: Settings) -> bool:
+    """Whether one of the experiment's [[exclude]] tables holds for these settings."""
+    return any(_matches(settings, pattern) for pattern in experiment.exclude)
+
+
+def _check_size(experiment: Experiment, file: Path) -> None:
+    """By multiplication: what [[exclude]] leaves out would have to be made first. Raises ConfigError."""
+    size = grid_size(axes(experiment, file))
+    if experiment.random is None and size is not None:
+        advice = f"shorten its lists, draw some with [random] n, or search them: moereplay tune {file}"
+        check_count(size + len(experiment.include), f"{file}: [grid] makes", advice)
+
+
+def _in_step(file: Path, number: int, table: Mapping[str, Sequence[Any]]) -> list[Settings]:
+    lengths = {name: len(values) for name, values in table.items()}
+    if len(set(lengths.values())) != 1:
+        raise ConfigError(f"{file}: [[zip]] {number}: lists move in step, but their lengths are {lengths}")
+    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+
+
+def _drawn(experiment: Experiment, file: Path) -> Iterator[Settings]:
+    across = axes(experiment, file)
+    lists = [axis for axis in across if not isinstance(axis, Interval)]
+    ranges = len(across) > len(lists)
+    if experiment.random is None:
+        if ranges:
+            raise ConfigError(f"{file}: [grid]: a range has no end of values; add [random] with n, or use a list")
+        yield from (_merged(parts) for parts in itertools.product(*lists))
+        return
+    dice, n = random.Random(experiment.random.seed), experiment.random.n
+    if ranges:
+        yield from (_merged([choose(axis, dice.random()) for axis in across]) for _ in range(n))
+        return
+    for index in _sample(dice, prod(map(len, lists)), n):
+        yield _merged(_at(lists, index))
+
+
+def _sample(dice: random.Random, total: int, n: int) -> Iterable[int]:
+    """Different numbers below `total`, `n` of them or all."""
+    if total <= sys.maxsize:
+        return dice.sample(range(total), min(n, total))
+    found: dict[int, None] = {}  # a range has no more places than this; two equal draws are very rare
+    while len(found) < n:
+        found[dice.randrange(total)] = None
+    return found
+
+
+def _at(lists: Sequence[Sequence[Settings]], index: int) -> list[Settings]:
+    """The combination at a position of the product, without making the others."""
+    parts: list[Settings] = []
+    for values in reversed(lists):
+        index, at = divmod(index, len(values))
+        parts.append(values[at])
+    return parts[::-1]
+
+
+def _merged(parts: Sequence[Settings]) -> Settings:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _matches(settings: Settings, pattern: Mapping[str, Any]) -> bool:
+    """Whether all of a pattern's settings hold; a policy without parameters stands for it with any."""
+    for name, wanted in pattern.items():
+        allowed = [spelled(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
+        field = ReplayConfig.model_fields.get(name)
+        found = spelled(settings.get(name, field.default if field else None))
+        if not any(found == value or found.startswith(f"{value}:") for value in allowed):
+            return False
+    return True
+
+
+def check_values(experiment: Experiment, file: Path) -> None:
+    """Each value by itself, so that an error can name its key."""
+    for table, name, value in _values(experiment):
+        try:
+            configuration({name: value})
+        except (ConfigError, PolicyError) as error:
+            raise type(error)(f"{file}: {table} {name}: {str(error).removeprefix(f'{name}: ')}") from None
+
+
+def platforms(experiment: Experiment) -> set[str]:
+    """Every machine that a configuration may name, by itself or by a preset. Raises ConfigError."""
+    named = [{name: value} for _, name, value in _values(experiment) if name in ("platform", PRESET)]
+    return {configuration(settings).platform for settings in [{}, *named]}
+
+
+def _values(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
+    """Every value of a setting without a dot: its table, its name, and itself."""
+    tables: list[tuple[str, Mapping[str, Any]]] = [("[base]", {k: [v] for k, v in experiment.base.items()})]
+    tables.append(("[grid]", {k: v for k, v in experiment.grid.items() if not isinstance(v, Range)}))
+    tables += [("[[zip]]", table) for table in experiment.zip]
+    tables += [("[[include]]", {k: [v] for k, v in table.items()}) for table in experiment.include]
+    for table, settings in tables:
+        for name, values in settings.items():
+            for value in values if "." not in name else ():
+                yield table, name, value
+
+
+def _named(file: Path, settings: Settings) -> ReplayConfig:
+    try:
+        return configuration(settings)
+    except (ConfigError, PolicyError) as error:
+        given = ", ".join(f"{name} = {value!r}" for name, value in settings.items())
+        raise type(error)(f"{file}: {given}: {error}") from None

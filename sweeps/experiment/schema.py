@@ -1,0 +1,126 @@
+"""What may stand in an experiment file, as types and as the JSON Schema that editors complete from.
+
+traces = ["runs/*.zarr"]            # paths or globs, relative to this file
+policy_files = ["newest.py"]        # policies of your own, relative to this file
+
+[base]                              # settings of every configuration: those of `moereplay replay`
+capacity = "5%"
+
+[grid]                              # every combination of the lists
+eviction = ["lru", "least_stale"]
+"platform.link.bytes_per_s" = [5e9, 25e9]   # a figure of the platform, or a parameter of a policy
+
+[[zip]]                             # lists that move in step; each table is one more axis of the grid
+prefetch = ["none", "top_k"]
+prefetch_at = ["gate", "after_demand"]
+
+[[include]]                         # further configurations
+eviction = "belady"
+
+[[exclude]]                         # combinations to leave out
+eviction = "lru"
+capacity = ["1%", "2%"]
+
+[random]                            # instead of all combinations, n of them; axes may then be ranges
+n = 100
+seed = 1
+"""
+
+from __future__ import annotations
+
+from math import isinf
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, model_validator
+
+from simulator.config import ReplayConfig
+from simulator.preset import NAMES as PRESETS
+from sweeps.limits import MOST_CONFIGURATIONS
+from traces.schema import Frozen
+
+Scalar = bool | int | float | str
+#: `warm` and `profile` are themselves lists.
+Value = Scalar | list[list[int]]
+Settings = dict[str, Value]
+Axis = Annotated[list[Value], Field(min_length=1)]
+#: Settings within settings: a parameter of the policy chosen, or a figure of the platform.
+DOTTED = r"^((eviction|prefetch|miss|routing)\.\w+|platform\.(link|compute|cpu)\.\w+)$"
+TITLE = "moereplay experiment"
+
+
+class Range(Frozen):
+    """An axis without a list: numbers drawn between two ends, written with a suffix (`%`, `MB`) if there is one."""
+
+    low: float = Field(allow_inf_nan=False)
+    high: float = Field(allow_inf_nan=False)
+    log: bool = False
+    integer: bool = False
+    suffix: str = ""
+
+    @model_validator(mode="after")
+    def _rises(self) -> Range:
+        if not self.low < self.high or (self.log and self.low <= 0):
+            raise ValueError("a range needs low < high, and low > 0 if log")
+        if isinf(self.high / self.low if self.log else self.high - self.low):
+            raise ValueError("the ends of the range are too far apart for a number between them")
+        return self
+
+    def at(self, share: float) -> Value:
+        """The value at a share, from 0 to 1, of the way."""
+        number = self.low * (self.high / self.low) ** share if self.log else self.low + (self.high - self.low) * share
+        number = round(number) if self.integer else float(f"{number:.6g}")
+        return f"{number:g}{self.suffix}" if self.suffix else number
+
+
+class Random(Frozen):
+    """How many of the combinations to draw, and from which seed."""
+
+    n: int = Field(ge=1, le=MOST_CONFIGURATIONS)
+    seed: int = Field(default=0, ge=0)
+
+
+class Experiment(Frozen):
+    """What to replay: every combination of [grid] and [[zip]] over [base], and more, on every trace."""
+
+    model_config = ConfigDict(title=TITLE)
+
+    traces: list[str] = Field(min_length=1, description="Paths or globs, relative to this file, or URLs.")
+    policy_files: list[str] = Field(default=[], description="Policies of your own, relative to this file.")
+    base: Settings = Field(default={}, description="Settings of every configuration.")
+    grid: dict[str, Axis | Range] = Field(default={}, description="Every combination of these lists.")
+    zip: list[dict[str, Axis]] = Field(default=[], description="Lists that move in step; each table is one axis.")
+    include: list[Settings] = Field(default=[], description="Further configurations.")
+    exclude: list[dict[str, Scalar | list[Scalar]]] = Field(default=[], description="Combinations to leave out.")
+    random: Random | None = Field(default=None, description="Draw some of the combinations.")
+    bounds: bool = Field(default=True, description="Count the bound of each hit rate.")
+    requests: bool = Field(default=False, description="Keep a row per request: for paired comparisons and intervals.")
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of an experiment file, with every setting by name."""
+    schema = Experiment.model_json_schema()
+    settings = {name: _loose(field) for name, field in ReplayConfig.model_json_schema()["properties"].items()}
+    settings["preset"] = {"enum": list(PRESETS)}
+    axes = {name: _axis(field) for name, field in settings.items()}
+    ranged = {name: {"anyOf": [axis, {"$ref": "#/$defs/Range"}]} for name, axis in axes.items()}
+    one_or_more = {name: {"anyOf": [field, _axis(field)]} for name, field in settings.items()}
+    found = schema["properties"]
+    found["base"] |= _table(settings)
+    found["grid"] |= _table(ranged)
+    found["zip"]["items"] = _table(axes)
+    found["include"]["items"] = _table(settings)
+    found["exclude"]["items"] = _table(one_or_more)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
+
+
+def _loose(field: dict[str, Any]) -> dict[str, Any]:
+    """A setting without its title; a preset's or base's own value is the default that counts."""
+    return {key: value for key, value in field.items() if key not in ("title", "default")}
+
+
+def _axis(field: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "minItems": 1, "items": field}
+
+
+def _table(settings: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": settings, "patternProperties": {DOTTED: {}}, "additionalProperties": False}

@@ -1,0 +1,61 @@
+"""Settings of an experiment: their names, and how those with a dot become part of the setting before the dot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from simulator.config import KINDS, ReplayConfig, configure
+from simulator.errors import ConfigError
+from simulator.platform import platform
+from simulator.preset import preset
+from sweeps.experiment.schema import DOTTED
+from traces.spelling import nearest
+
+PRESET = "preset"  #: settings of a paper under one name, below all others
+NAMES = (*ReplayConfig.model_fields, PRESET)
+
+
+def check_name(where: str, name: str) -> None:
+    """Raises ConfigError, with the nearest name, for a setting that does not exist."""
+    if name in NAMES or re.fullmatch(DOTTED, name):
+        return
+    owner, dot, rest = name.partition(".")
+    near = nearest(owner, NAMES)
+    if near not in (None, owner):
+        hint = f"did you mean {near}{dot}{rest}?"
+    elif dot:
+        hint = f"parameters are those of {', '.join(KINDS)} and of platform.link, platform.compute, platform.cpu"
+    else:
+        hint = f"choose from {', '.join(NAMES)}"
+    raise ConfigError(f"{where}: no setting called {name!r}: {hint}")
+
+
+def configuration(settings: Mapping[str, Any]) -> ReplayConfig:
+    """The validated configuration of settings, dotted ones included. Raises ConfigError or PolicyError."""
+    config = configure(**folded(_over_preset(settings)))
+    platform(config.platform)
+    return config
+
+
+def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    own = {name: value for name, value in settings.items() if name != PRESET}
+    return preset(str(settings[PRESET])).values() | own if PRESET in settings else own
+
+
+def folded(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without dots: `prefetch = top_k` and `prefetch.depth = 2` are `prefetch = top_k:depth=2`."""
+    whole = {name: value for name, value in settings.items() if "." not in name}
+    for name in sorted(settings.keys() - whole.keys()):
+        owner, _, parameter = name.partition(".")
+        text = whole.get(owner, ReplayConfig.model_fields[owner].default)
+        whole[owner] = f"{text}:{parameter}={spelled(settings[name])}"
+    return {name: value if name in ("warm", "profile", "seed") else spelled(value) for name, value in whole.items()}
+
+
+def spelled(value: Any) -> str:
+    """A value as the command line spells it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

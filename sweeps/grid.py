@@ -1,0 +1,113 @@
+"""Many configurations over one trace: expand comma lists, check them all, replay, each beside its bound."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from policies import files
+from policies.contract import PolicyError
+from results.result import Result
+from simulator.bounds import Bound, Counted, bound_of, count
+from simulator.config import ReplayConfig, configure
+from simulator.errors import ConfigError
+from simulator.replay import ENGINES, check_engine, plan, replay
+from simulator.threads import in_threads
+from sweeps.limits import check_count
+from sweeps.processes import in_processes
+from traces.demand import demand_of
+from traces.schema import Trace
+from traces.store import open_trace
+
+Outcome = tuple[Result, Counted | None]
+
+
+def expand(lists: Mapping[str, str], fixed: Mapping[str, object]) -> list[ReplayConfig]:
+    """Every combination of the comma lists, in their order. Raises ConfigError or PolicyError."""
+    axes = [[part.strip() for part in text.split(",")] for text in lists.values()]
+    for name, parts in zip(lists, axes, strict=True):
+        if "" in parts:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {lists[name]!r} has an empty entry; separate values with one comma"
+            )
+    check_count(prod(map(len, axes)), "these lists make", "shorten them")
+    configs = [configure(**dict(zip(lists, values, strict=True)), **fixed) for values in itertools.product(*axes)]
+    return list(dict.fromkeys(configs))
+
+
+def run_grid(
+    trace: Trace,
+    configs: Sequence[ReplayConfig],
+    workers: int = 1,
+    log: bool = False,
+    bounded: bool = True,
+    done: Callable[[], None] = lambda: None,
+    engine: str = ENGINES[0],
+) -> Iterator[Outcome]:
+    """Replay every configuration, in order, with its bound if `bounded`; `done` is called after each replay.
+
+    All are checked at once, and replayed as they are asked for. Raises ConfigError, PolicyError or TraceError.
+    """
+    check_engine(engine)
+    for config in configs:
+        plan(trace, config)
+    bounds = [bound_of(trace, config) if bounded else None for config in configs]
+    return _outcomes(trace, bounds, _replays(Run(trace, log, engine), configs, workers, done))
+
+
+def _outcomes(trace: Trace, bounds: Sequence[Bound | None], results: Iterator[Result]) -> Iterator[Outcome]:
+    known: dict[Bound | None, Counted | None] = {None: None}
+    for bound, result in zip(bounds, results, strict=True):
+        if bound is not None and bound not in known:
+            known[bound] = count(trace, bound)
+        yield result, known[bound]
+
+
+class Run(NamedTuple):
+    """What all replays of a grid have in common."""
+
+    trace: Trace
+    log: bool
+    engine: str
+
+    def __call__(self, config: ReplayConfig) -> Result:
+        """One replay."""
+        return replay(self.trace, config, self.log, self.engine)
+
+
+def _replays(run: Run, configs: Sequence[ReplayConfig], workers: int, done: Callable[[], None]) -> Iterator[Result]:
+    for passes in {config.passes for config in configs}:
+        demand_of(run.trace, passes)  # once, so that workers only map it
+    for result in _mapped(run, configs, min(workers, len(configs))):
+        done()
+        yield result
+
+
+def _mapped(run: Run, configs: Sequence[ReplayConfig], workers: int) -> Iterator[Result]:
+    """Results in order: machine code runs in threads, Python in processes, and what is in memory only in this one."""
+    if run.engine == "compiled" and workers > 1:
+        yield from in_threads(run, configs, workers)
+    elif workers > 1 and run.trace.path is not None:
+        work = partial(_replay_in_worker, run.trace.path, run.log, run.engine)
+        yield from in_processes(work, configs, workers, partial(files.retake, files.taken()))  # the user's own policies
+    else:
+        yield from map(run, configs)
+
+
+def _replay_in_worker(path: Path, log: bool, engine: str, config: ReplayConfig) -> Result:
+    try:
+        return replay(_open_once(path), config, log, engine)
+    except Exception as error:  # where it was raised is lost between processes
+        blamed = files.blamed(error)
+        if blamed is None:
+            raise
+        raise PolicyError(blamed) from None
+
+
+@lru_cache(maxsize=1)
+def _open_once(path: Path) -> Trace:
+    return open_trace(path)

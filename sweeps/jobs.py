@@ -1,0 +1,160 @@
+"""The jobs of a sweep: the replay of every configuration on every trace, and the counts that bound them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from policies.contract import PolicyError
+from simulator.bounds import Bound, bound_of
+from simulator.config import ReplayConfig
+from simulator.errors import ConfigError
+from simulator.replay import plan
+from sweeps.objects import is_url
+from sweeps.remote import fetched
+from traces.schema import Trace, TraceError
+from traces.spelling import whole
+from traces.store import open_trace
+
+Kind = Literal["configuration", "bound"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One replay, or one count that bounds replays."""
+
+    kind: Kind  #: `bound` only feeds the table of bounds
+    identity: str  #: of everything that the result depends on
+    bound: str | None  #: identity of the count that bounds it, if there is one
+    trace: Path
+    digest: str  #: the trace's
+    config: ReplayConfig  #: of a count, one that it bounds
+    work: int  #: relative cost
+    counted: Bound | None = None  #: of a count, what it counts
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from the other jobs of a sweep."""
+        return self.kind, self.identity
+
+    @property
+    def name(self) -> str:
+        """As a message names it."""
+        changed = {name: value for name, value in self.config if value != ReplayConfig.model_fields[name].default}
+        settings = " ".join(f"{name}={value}" for name, value in changed.items())
+        return f"{self.identity} ({self.trace.name} {settings or 'with every default'})"
+
+
+class Refusal(NamedTuple):
+    """A configuration that cannot run on a trace, and why."""
+
+    job: Job
+    reason: str
+
+
+def open_traces(patterns: Iterable[str], folder: Path, file: Path) -> list[Trace]:
+    """Traces by path or glob relative to `folder`, or by URL; each once. Raises ConfigError or TraceError."""
+    found: dict[str, Trace] = {}
+    paths = (path.resolve() for pattern in dict.fromkeys(patterns) for path in _paths(pattern, folder, file))
+    for path in dict.fromkeys(paths):
+        try:
+            trace = open_trace(path)
+        except TraceError as error:
+            raise TraceError(f"{file}: traces: {error}") from None
+        found.setdefault(trace.digest, trace)
+    return list(found.values())
+
+
+def _paths(pattern: str, folder: Path, file: Path) -> list[Path]:
+    if "\0" in pattern:
+        raise ConfigError(f"{file}: traces: {pattern!r} is no path: it has a zero byte")
+    if is_url(pattern):
+        return [fetched(pattern)]
+    paths = _matches(pattern, folder, file) if any(sign in pattern for sign in "*?[") else [folder / pattern]
+    if not paths:
+        raise ConfigError(f"{file}: traces: nothing matches {pattern!r} in {folder.resolve()}")
+    return paths
+
+
+def _matches(pattern: str, folder: Path, file: Path) -> list[Path]:
+    """The paths that a glob names, one from the root too. Raises ConfigError for what is no glob."""
+    root = Path(pattern).anchor
+    try:
+        return sorted((Path(root) if root else folder).glob(pattern.removeprefix(root)))
+    except (ValueError, NotImplementedError) as refused:
+        raise ConfigError(f"{file}: traces: {pattern!r} is no glob: {refused}") from None
+
+
+def jobs_of(traces: Sequence[Trace], configs: Sequence[ReplayConfig], bounded: bool) -> tuple[list[Job], list[Refusal]]:
+    """Every distinct job, configurations before bounds, and the configurations that cannot run on their trace."""
+    jobs: dict[tuple[str, str], Job] = {}
+    refusals: list[Refusal] = []
+    for trace in traces:
+        for config in configs:
+            reason = _refusal(trace, config)
+            bound = None if reason else bound_of(trace, config)
+            job = _job(trace, config, bound)
+            if reason:
+                refusals.append(Refusal(job, reason))
+            jobs.setdefault(job.key, job)
+            if bounded and bound is not None:
+                counting = _counting(trace, config, bound)
+                jobs.setdefault(counting.key, counting)
+    return sorted(jobs.values(), key=lambda job: job.kind == "bound"), refusals
+
+
+def job_of(trace: Trace, config: ReplayConfig) -> Job:
+    """One configuration on a stored trace; one that cannot run on it has no bound."""
+    return _job(trace, config, None if _refusal(trace, config) else bound_of(trace, config))
+
+
+def _job(trace: Trace, config: ReplayConfig, bound: Bound | None) -> Job:
+    by = None if bound is None else bound.identity(trace)
+    return Job("configuration", config.identity(trace), by, *_where(trace), config, _work(trace, config))
+
+
+def _counting(trace: Trace, config: ReplayConfig, bound: Bound) -> Job:
+    """The count that bounds a configuration, and others like it."""
+    identity = bound.identity(trace)
+    return Job("bound", identity, identity, *_where(trace), config, _accesses(trace), bound)
+
+
+def _where(trace: Trace) -> tuple[Path, str]:
+    if trace.path is None:
+        raise ConfigError("a sweep replays stored traces; write this one first")
+    return trace.path, trace.digest
+
+
+def _work(trace: Trace, config: ReplayConfig) -> int:
+    """Accesses, twice where something is prefetched as well."""
+    prefetching = config.prefetch.partition(":")[0] != "none"
+    return _accesses(trace) * (1 + prefetching)
+
+
+def _accesses(trace: Trace) -> int:
+    """Before the union over tokens."""
+    return trace.tokens * trace.geometry.layers * trace.geometry.k
+
+
+def shard(jobs: Iterable[Job], share: tuple[int, int]) -> list[Job]:
+    """The jobs of part i of n, 1 <= i <= n, by their identity: every job is in one part, wherever it is asked."""
+    index, of = share
+    return [job for job in jobs if int(job.identity, 16) % of == index - 1]
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`2/8` as (2, 8). Raises ConfigError."""
+    index, of = (whole(part) for part in text.partition("/")[::2])
+    if index is None or of is None or not 1 <= index <= of:
+        raise ConfigError(f"--shard {text!r}: write i/n with 1 <= i <= n, for example 2/8")
+    return index, of
+
+
+def _refusal(trace: Trace, config: ReplayConfig) -> str | None:
+    try:
+        plan(trace, config)
+    except (ConfigError, PolicyError) as error:
+        return str(error)
+    return None

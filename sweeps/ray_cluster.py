@@ -1,0 +1,124 @@
+"""Batches on a Ray cluster, running or started here. Parts come back as bytes: no folder need be shared."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulator.errors import ConfigError
+from sweeps.batches import Batch, Made, compute
+from sweeps.executor import Event, Lost, Stored, Unwritable
+from sweeps.extras import extra
+from sweeps.jobs import Job
+from sweeps.store import Place
+from traces.private import temporary
+
+#: A trace as a folder of files, (n,) uint8 each: Ray maps them without a copy.
+Packed = Mapping[str, np.ndarray]
+
+
+class RayExecutor:
+    """One CPU of the cluster per batch; Ray's own retries are off, so that a killer is found and named."""
+
+    def __init__(self, address: str, workers: int, out: Place, provenance: Mapping[str, Any]) -> None:
+        """`address` of a running cluster, `auto` to find it, or empty for a new one of `workers` CPUs here."""
+        self._ray = _started(address, workers)
+        self._out, self._provenance = out, provenance
+        self.slots = int(self._ray.cluster_resources().get("CPU", 1))
+        self._remote = self._ray.remote(num_cpus=1, max_retries=0)(_run)
+        self._packed: dict[str, Any] = {}
+        self._running: dict[Any, Batch] = {}
+
+    @property
+    def room(self) -> int:
+        """Batches that would start now."""
+        return self.slots - len(self._running)
+
+    def submit(self, batch: Batch, alone: bool = False) -> None:
+        """Run a batch; every task has its process to itself anyway."""
+        traces = {job.digest: self._trace(job) for job in batch.jobs}
+        self._running[self._remote.remote(batch, traces)] = batch
+
+    def collect(self, seconds: float) -> Sequence[Event]:
+        """What has finished, waiting at most so long for the first."""
+        waiting = list(self._running)
+        self._ray.wait(waiting, timeout=seconds)
+        ready, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        return [self._ended(task, self._running.pop(task)) for task in ready]
+
+    def close(self) -> None:
+        """Leave the cluster, ending one that was started here."""
+        for task in self._running:
+            self._ray.cancel(task, force=True)
+        self._ray.shutdown()
+
+    def _trace(self, job: Job) -> Any:
+        """The object that holds a job's trace, put there once. In a list, so that only nodes without it load it."""
+        if job.digest not in self._packed:
+            self._packed[job.digest] = [self._ray.put(pack(job.trace))]
+        return self._packed[job.digest]
+
+    def _ended(self, task: Any, batch: Batch) -> Event:
+        try:
+            made: Made = self._ray.get(task)
+        except self._ray.exceptions.RayError as error:
+            return Lost(batch, batch.jobs, str(error).splitlines()[0])
+        try:
+            self._out.store(made.part, self._provenance)
+        except ConfigError as error:
+            return Unwritable(batch, str(error))
+        return Stored(batch, made.headlines)
+
+
+def pack(trace: Path) -> Packed:
+    """The files of a stored trace."""
+    files = (path for path in sorted(trace.rglob("*")) if path.is_file())
+    return {path.relative_to(trace).as_posix(): np.fromfile(path, np.uint8) for path in files}
+
+
+def place(packed: Packed, name: str, digest: str) -> Path:
+    """The trace as a folder on this machine; made once, whole or not at all."""
+    final = temporary() / digest[:32] / name
+    if final.exists():
+        return final
+    scratch = final.with_name(f"{name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        for file, data in packed.items():
+            (scratch / file).parent.mkdir(parents=True, exist_ok=True)
+            data.tofile(scratch / file)
+        with suppress(OSError):  # another worker was first
+            scratch.rename(final)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return final
+
+
+def _run(batch: Batch, traces: Mapping[str, Sequence[Any]]) -> Made:
+    """In a worker: from the trace's own folder where it is shared, else from Ray's object store."""
+    ray = extra("ray", "ray")
+    jobs = []
+    for job in batch.jobs:
+        here = job.trace.exists() or place(ray.get(traces[job.digest][0]), job.trace.name, job.digest)
+        jobs.append(job if here is True else replace(job, trace=here))
+    return compute(replace(batch, jobs=tuple(jobs)))
+
+
+def _started(address: str, workers: int) -> Any:
+    """Ray, connected. Raises ConfigError if it is not installed or the cluster cannot be reached."""
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else workers would run `uv run` again
+    ray = extra("ray", "ray")
+    here = {} if address else {"num_cpus": workers, "include_dashboard": False}
+    try:
+        ray.init(address=address or "local", log_to_driver=False, logging_level="error", **here)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        said = str(error).splitlines()[0]
+        raise ConfigError(f"no Ray cluster at {address!r}: {said}; start one with: ray start --head") from None
+    return ray

@@ -1,0 +1,185 @@
+"""A search over the axes of an experiment, by optuna: several figures at once, from a journal that it resumes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import policies
+from policies.contract import PolicyError
+from simulator.errors import ConfigError
+from simulator.replay import plan
+from sweeps.dispatch import Dispatcher
+from sweeps.executor import Executor
+from sweeps.experiment.expand import Choices, Interval, axes, check_values, grid_size, is_excluded
+from sweeps.experiment.schema import Experiment, Settings
+from sweeps.experiment.settings import configuration
+from sweeps.extras import extra
+from sweeps.figures import FIGURES
+from sweeps.jobs import Job, job_of
+from sweeps.journal import Drawn, Round, open_journal
+from sweeps.limits import check_count
+from traces.schema import Trace, canonical
+from traces.spelling import hint
+
+JOURNAL = "tune.journal"
+SAMPLERS = ("tpe", "nsgaii", "random")
+
+
+class Search(NamedTuple):
+    """What to look for, where, and how."""
+
+    experiment: Experiment
+    file: Path
+    traces: Sequence[Trace]
+    objectives: tuple[str, ...]
+    trials: int
+    sampler: str
+    seed: int
+    engine: str
+
+
+class Found(NamedTuple):
+    """A trial of the Pareto set."""
+
+    settings: Settings
+    values: dict[str, float]  #: objective -> its mean over the traces
+
+
+def check(search: Search) -> None:
+    """Raises ConfigError for unknown words anywhere, and for a grid that is smaller than the search."""
+    check_values(search.experiment, search.file)
+    for name, known in (*((one, FIGURES) for one in search.objectives), (search.sampler, SAMPLERS)):
+        if name not in known:
+            raise ConfigError(f"tune knows no {name!r}: {hint(name, known)}")
+    check_count(search.trials, "--trials asks for", "a search needs hundreds")
+    size = grid_size(axes(search.experiment, search.file))
+    if size is not None and size <= search.trials:
+        raise ConfigError(
+            f"{search.file}: the grid has {size:,} combinations, no more than {search.trials:,} trials: enumerating "
+            f"is cheaper and finds everything: moereplay sweep run {search.file}"
+        )
+
+
+def tune(
+    search: Search,
+    out: Path,
+    executor: Executor,
+    advance: Callable[[int], None] = lambda trials: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> list[Found]:
+    """Search until there are `trials`, resuming the journal in `out`; every replay is kept there as a part.
+
+    `advance` hears of trials as they are done. The same seed, sampler and number of slots give the same search, killed
+    and resumed or not: what was drawn is drawn again, and told what came of it.
+    """
+    study, across, name = _study(search), axes(search.experiment, search.file), identity(search)
+    with open_journal(out / JOURNAL) as journal:
+        for drawn in journal.rounds(name):
+            _draw_again(study, across, drawn, out)
+        known: dict[tuple[str, str], dict[str, float]] = {}
+        advance(min(len(study.trials), search.trials))
+        while (done := len(study.trials)) < search.trials and not stopping():
+            asked = [study.ask() for _ in range(min(executor.slots, search.trials - done))]
+            jobs = [_jobs(search, suggested(across, trial)) for trial in asked]
+            new = {job.key: job for each in jobs for job in each if job.key not in known}
+            known |= Dispatcher(new.values(), executor, search.engine, False).run(lambda _: None, lambda: False).figures
+            values = [_means([_values(search, known.get(job.key, {})) for job in each]) for each in jobs]
+            journal.append(name, [Drawn(trial.params, each) for trial, each in zip(asked, values, strict=True)])
+            _tell(study, asked, values)
+            advance(len(asked))
+    found = [_found(search, across, trial) for trial in study.best_trials]
+    return [each for index, each in enumerate(found) if each not in found[:index]]
+
+
+def identity(search: Search) -> str:
+    """What tells a search from others in one journal: all that its trials depend on but their number."""
+    space = search.experiment.model_dump(mode="json", exclude={"traces", "bounds", "requests", "policy_files"})
+    traces = [trace.digest for trace in search.traces]
+    own = sorted(policy.label for given in policies.GIVEN.values() for policy in given.values())
+    content = canonical([space, traces, search.objectives, search.sampler, search.seed, *own])
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def suggested(across: Sequence[Choices], trial: Any) -> Settings:
+    """One value of every axis: numbers as numbers, the rest as categories."""
+    settings: Settings = {}
+    for index, axis in enumerate(across):
+        if isinstance(axis, Interval):
+            settings[axis.name] = axis.ends.at(trial.suggest_float(f"{index} {axis.name}", 0.0, 1.0))
+        else:
+            settings |= axis[trial.suggest_categorical(f"{index} {', '.join(axis[0])}", range(len(axis)))]
+    return settings
+
+
+def _jobs(search: Search, chosen: Mapping[str, Any]) -> list[Job]:
+    """A replay per trace; none if the combination is excluded or impossible."""
+    settings = {**search.experiment.base, **chosen}
+    if is_excluded(search.experiment, settings):
+        return []
+    try:
+        config = configuration(settings)
+        for trace in search.traces:
+            plan(trace, config)
+    except (ConfigError, PolicyError):
+        return []
+    return [job_of(trace, config) for trace in search.traces]
+
+
+def _values(search: Search, figures: Mapping[str, float]) -> list[float] | None:
+    return [figures[name] for name in search.objectives] if set(search.objectives) <= figures.keys() else None
+
+
+def _means(of_traces: Sequence[list[float] | None]) -> list[float] | None:
+    """Of each objective over the traces; None without a trace, or if one of them lacks a figure."""
+    complete = [each for each in of_traces if each is not None]
+    if not of_traces or len(complete) < len(of_traces):
+        return None
+    return [mean(column) for column in zip(*complete, strict=True)]
+
+
+def _tell(study: Any, asked: Sequence[Any], values: Sequence[Sequence[float] | None]) -> None:
+    """A trial without values has failed, and the sampler learns nothing from it."""
+    failed = extra("tune", "optuna.trial").TrialState.FAIL
+    for trial, each in zip(asked, values, strict=True):
+        if each is None:
+            study.tell(trial, state=failed)
+        else:
+            study.tell(trial, each)
+
+
+def _draw_again(study: Any, across: Sequence[Choices], drawn: Round, out: Path) -> None:
+    """A round of the journal, so that the sampler stands where it stood. Raises ConfigError if it draws otherwise."""
+    asked = [study.ask() for _ in drawn]
+    for trial, before in zip(asked, drawn, strict=True):
+        suggested(across, trial)
+        if trial.params != before.params:
+            raise ConfigError(
+                f"{out / JOURNAL}: this version of optuna draws other trials than those in it; choose another --out"
+            )
+    _tell(study, asked, [each.values for each in drawn])
+
+
+def _found(search: Search, across: Sequence[Choices], trial: Any) -> Found:
+    chosen = suggested(across, extra("tune", "optuna.trial").FixedTrial(trial.params))
+    return Found({**search.experiment.base, **chosen}, dict(zip(search.objectives, trial.values, strict=True)))
+
+
+def _study(search: Search) -> Any:
+    """A study in memory: the journal is ours, as optuna's may be left locked, or with half a line, by a kill."""
+    optuna = extra("tune", "optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    directions = ["maximize" if FIGURES[name] > 0 else "minimize" for name in search.objectives]
+    return optuna.create_study(sampler=_sampler(search), directions=directions)
+
+
+def _sampler(search: Search) -> Any:
+    samplers = extra("tune", "optuna.samplers")
+    if search.sampler == "random":
+        return samplers.RandomSampler(seed=search.seed)
+    if search.sampler == "nsgaii":
+        return samplers.NSGAIISampler(seed=search.seed)
+    return samplers.TPESampler(seed=search.seed)

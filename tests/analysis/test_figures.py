@@ -1,0 +1,361 @@
+"""Figures: what is drawn equals the counters, looks are stable, files are the same bytes from run to run."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import polars as pl
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+import policies
+from analysis.figures import FIGURES, draw, draw_all, save
+from analysis.figures.facets import UNSAID
+from analysis.figures.sheet import styled
+from analysis.metrics import measured
+from analysis.palette import KNOWN, Look, look_of, looks
+from results.errors import ResultError
+from results.read import layers, only, runs
+from results.write import to_frame
+from simulator.config import ReplayConfig
+from tests.kit.tiny_runs import by_hand, frame_of, replayed, small_trace, written_to
+from traces.schema import Geometry
+
+EVICTIONS = ["lru", "least_stale", "least_stale:order=a", "belady"]
+
+
+@pytest.fixture(scope="module")
+def frame() -> pl.DataFrame:
+    return frame_of(small_trace(), eviction=EVICTIONS, prefetch=["none", "top_k"], capacity=["25%", "50%"])
+
+
+@pytest.fixture(scope="module")
+def single(frame: pl.DataFrame) -> pl.DataFrame:
+    return only(frame, prefetch="top_k", capacity="25%")
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text().replace("\N{NO-BREAK SPACE}", " ") for text in figure.texts]
+
+
+def drawn(axes: Axes) -> dict[str, list[float]]:
+    """Label of each line -> its y values."""
+    return {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()}
+
+
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def refusal(name: str, frame: pl.DataFrame, **options: str) -> str:
+    with pytest.raises(ResultError) as caught:
+        draw(name, frame, None, **options)
+    return str(caught.value)
+
+
+# Looks
+
+
+def test_every_eviction_policy_has_a_look_of_its_own() -> None:
+    assert len(set(looks(policies.NAMES["eviction"]).values())) == len(policies.NAMES["eviction"])
+    assert len({look.colour for look in KNOWN.values()}) == len(KNOWN)
+
+
+def test_a_look_depends_on_the_name_alone() -> None:
+    assert looks(["lru", "belady"])["lru"] == looks(["arc", "lru", "fifo"])["lru"] == KNOWN["lru"]
+    # the hash fallback, pinned: it must not follow Python's own hash, which changes from process to process
+    assert look_of("my_policy") == Look("#228833", "^")
+
+
+def test_variants_keep_the_marker_and_change_the_line() -> None:
+    plain, variant = KNOWN["least_stale"], look_of("least_stale:order=a")
+    assert (variant.marker, variant.dash != plain.dash) == (plain.marker, True)
+    assert variant == looks(["least_stale", "least_stale:order=a"])["least_stale:order=a"]
+
+
+def test_many_variants_of_a_policy_stay_distinct() -> None:
+    names = ["lfu", *(f"lfu:count={number}" for number in range(15))]
+    assert len(set(looks(names).values())) == len(names)
+
+
+def test_legends_follow_the_order_of_the_catalogue() -> None:
+    assert list(looks(["zebra", "belady", "lru:x=1", "lru"])) == ["lru", "lru:x=1", "belady", "zebra"]
+
+
+# Contents
+
+
+def test_collisions_are_drawn_as_counted(single: pl.DataFrame) -> None:
+    (axes,) = draw("collisions_by_layer", single).axes
+    sums = layers(single).group_by("eviction", "layer").agg(pl.col("collisions", "misses").sum()).sort("layer")
+    assert set(drawn(axes)) == set(EVICTIONS)
+    for name, values in drawn(axes).items():
+        rows = sums.filter(pl.col("eviction") == name)
+        assert values == (rows["collisions"] / rows["misses"]).to_list()
+
+
+def test_collisions_of_one_phase_per_access(single: pl.DataFrame) -> None:
+    (axes,) = draw("collisions_by_layer", single, phase="decode", per="access").axes
+    cells = layers(single).filter(pl.col("phase") == "decode", pl.col("eviction") == "lru").sort("layer")
+    assert drawn(axes)["lru"] == (cells["collisions"] / cells["accesses"]).to_list()
+    assert sum(drawn(axes)["lru"]) > 0
+
+
+def test_a_layer_without_misses_is_a_gap() -> None:
+    cells = [{"layer": 0, "misses": 4, "collisions": 1}, {"layer": 1}, {"layer": 2, "misses": 2}]
+    (axes,) = draw("collisions_by_layer", by_hand({}, cells)).axes
+    first, gap, last = drawn(axes)["lru"]
+    assert (first, last) == (0.25, 0.0)
+    assert gap != gap  # not a number
+
+
+def test_misses_are_stacked_as_counted(single: pl.DataFrame) -> None:
+    (axes,) = draw("misses", single).axes
+    counted = runs(single).row(0, named=True)
+    at = [label.get_text() for label in axes.get_yticklabels()].index(counted["eviction"])
+    reasons = ("compulsory", "capacity_misses", "collisions")
+    widths = [bars[0].get_width() for bars in axes.containers[3 * at : 3 * at + 3]]
+    assert widths == [counted[reason] for reason in reasons]
+    assert f"{counted['misses']:,}" in [text.get_text() for text in axes.texts]
+
+
+def test_the_bound_stands_at_belady_s_misses(single: pl.DataFrame) -> None:
+    (axes,) = draw("misses", single).axes
+    bound = runs(single).row(0, named=True)
+    assert axes.get_lines()[0].get_xdata() == [bound["bound_accesses"] - bound["bound_belady_hits"]] * 2
+
+
+def test_hit_rates_and_both_bounds_are_drawn_as_counted(frame: pl.DataFrame) -> None:
+    without = only(frame, prefetch="none")
+    (axes,) = draw("hit_rate_by_capacity", without).axes
+    table = measured(without).sort("capacity")
+    lines = drawn(axes)
+    for name in EVICTIONS:
+        assert lines[name] == table.filter(pl.col("eviction") == name)["hit_rate"].to_list()
+    lru = table.filter(pl.col("eviction") == "lru")
+    assert lines["Belady (no prefetch)"] == lru["belady_hit_rate"].to_list() == lines["belady"]
+    assert lines["compulsory limit"] == lru["compulsory_limit"].to_list()
+
+
+def test_without_bounds_none_are_drawn() -> None:
+    results, _ = replayed(small_trace(), eviction=["lru"], capacity=["25%", "50%"])
+    unbounded = to_frame(results, [None, None])
+    assert legend(draw("hit_rate_by_capacity", unbounded)) == ["lru"]
+    assert legend(draw("misses", unbounded)) == ["compulsory", "capacity", "collision"]
+
+
+def test_a_wide_range_of_capacities_is_logarithmic() -> None:
+    (axes,) = draw("hit_rate_by_capacity", frame_of(small_trace(), eviction=["lru"], capacity=["5%", "60%"])).axes
+    assert (axes.get_xscale(), [label.get_text() for label in axes.get_xticklabels()]) == ("log", ["5%", "60%"])
+
+
+# Pages
+
+
+def test_capacities_are_columns_and_settings_are_rows(frame: pl.DataFrame) -> None:
+    figure = draw("collisions_by_layer", frame)
+    assert len(figure.axes) == 4
+    assert {"capacity 25%", "capacity 50%", "prefetch none", "prefetch top_k"} <= set(texts(figure))
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    assert len(draw("hit_rate_by_capacity", frame).axes) == 2
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_says_what_it_was_made_from(frame: pl.DataFrame, name: str) -> None:
+    title, *others = texts(draw(name, only(frame, prefetch="top_k")))
+    subtitle = " ".join(others)
+    assert len(title) > 10 and "SIMULATED" in others
+    for fact in ("synthetic-markov", f"trace {runs(frame)['trace'][0][:8]}", "platform a100-5gbps", "contract atomic"):
+        assert fact in subtitle
+    assert "scope global" in subtitle and "reset never" not in subtitle
+
+
+def test_open_loop_results_are_labelled() -> None:
+    figure = draw("misses", frame_of(small_trace(), eviction=["lru"], miss=["drop"], capacity=["25%"]))
+    assert "SIMULATED, open-loop" in texts(figure)
+
+
+def test_unusual_settings_are_told_and_the_usual_ones_are_the_defaults() -> None:
+    assert ReplayConfig().model_dump(include=set(UNSAID)) == UNSAID | {"warm": (), "profile": ()}
+    figure = draw("misses", frame_of(small_trace(), eviction=["lru"], reset=["request"], capacity=["25%"]))
+    assert any("reset request" in text for text in texts(figure))
+
+
+def test_lines_that_coincide_are_named_above_the_panel() -> None:
+    # the last one drawn hides the other
+    cells = [{"layer": layer, "misses": 4, "collisions": layer} for layer in range(3)]
+    twins = pl.concat([by_hand({}, cells, eviction=name) for name in ("fifo", "lru")])
+    (axes,) = draw("collisions_by_layer", twins).axes
+    assert [text.get_text() for text in axes.texts] == ["lru = fifo"]
+
+
+TIMED = [{"ttft_ns": 3_000_000}]  #: a request with a first token
+
+
+def many() -> pl.DataFrame:
+    """As many lines as a page holds, 35 policies and variants, over 61 layers, four capacities."""
+    names = [*policies.NAMES["eviction"], *(f"cascade{number}" for number in range(11))][:35]
+    cells = [{"layer": layer, "misses": 7 + layer, "collisions": layer % 5} for layer in range(61)]
+    base = pl.concat([by_hand({"misses": 99, "capacity": 99}, cells, TIMED, capacity=f"{c}%") for c in (1, 5, 25, 50)])
+    return pl.concat([renamed(base, name) for name in names])
+
+
+def renamed(frame: pl.DataFrame, eviction: str) -> pl.DataFrame:
+    identity = pl.concat_str(pl.col("about").struct.field("identity"), pl.lit(eviction))
+    forms = pl.concat_str(pl.col("config").struct.field("capacity"), pl.lit(" = much"))
+    return frame.with_columns(
+        pl.col("config").struct.with_fields(eviction=pl.lit(eviction)),
+        pl.col("about").struct.with_fields(identity=identity, capacity_forms=forms),
+    )
+
+
+def tiny() -> pl.DataFrame:
+    """One layer, one policy."""
+    geometry = Geometry(layers=1, experts=8, k=2, expert_bytes=(10,))
+    return frame_of(small_trace(geometry), eviction=["fifo"], capacity=["25%", "50%"])
+
+
+def outside(text: Text, figure: Figure) -> bool:
+    box, page = text.get_window_extent(), figure.bbox
+    return box.x0 < 0 or box.y0 < 0 or box.x1 > page.x1 or box.y1 > page.y1
+
+
+def overlapping(boxes: list[Bbox]) -> int:
+    return sum(a.overlaps(b) for at, a in enumerate(boxes) for b in boxes[:at])
+
+
+def several() -> pl.DataFrame:
+    """Two settings with long names, two capacities, and lines that coincide."""
+    cells = [{"layer": layer, "misses": 4, "collisions": layer} for layer in range(3)]
+    settings = product(("none", "score:percentile=85:pool=running"), ("25%", "50%"), ("lru", "least_stale:order=a"))
+    made = [
+        by_hand({"misses": 4}, cells, TIMED, prefetch=p, capacity=c, eviction=e, miss="drop") for p, c, e in settings
+    ]
+    return pl.concat(made).with_columns(
+        pl.col("about").struct.with_fields(capacity_forms=pl.col("config").struct.field("capacity"))
+    )
+
+
+@pytest.mark.parametrize("made", [many, tiny, several])
+@pytest.mark.parametrize("name", FIGURES)
+def test_texts_stay_on_the_page_and_off_each_other(name: str, made: Callable[[], pl.DataFrame]) -> None:
+    figure = draw(name, made())
+    with styled():
+        figure.draw_without_rendering()
+    shown = [text for text in figure.texts if text.get_text()]
+    assert not [text.get_text() for text in shown if outside(text, figure)]
+    blocks = [text.get_window_extent() for text in (*shown, figure.legends[0])]
+    panels = [box for axes in figure.axes if (box := axes.get_tightbbox()) is not None]
+    assert (overlapping(blocks + panels), len(panels)) == (0, len(figure.axes))
+
+
+# Refusals
+
+
+def test_an_unknown_figure_or_option_suggests_the_nearest(single: pl.DataFrame) -> None:
+    assert refusal("mises", single) == "no figure called 'mises': did you mean misses?"
+    assert refusal("misses", single, phase="decode").startswith("no option of misses called 'phase'")
+    answer = refusal("collisions_by_layer", single, phase="decoding")
+    assert answer == "no value of collisions_by_layer's phase called 'decoding': did you mean decode?"
+
+
+def test_without_names_all_that_can_be_drawn_is_drawn(frame: pl.DataFrame, single: pl.DataFrame) -> None:
+    assert tuple(name for name, _ in draw_all(frame)) == FIGURES
+    assert [name for name, _ in draw_all(single)] == ["collisions_by_layer", "misses"]
+    assert [name for name, _ in draw_all(frame, ["misses"])] == ["misses"]
+
+
+def test_a_figure_asked_for_by_name_is_never_left_out(single: pl.DataFrame) -> None:
+    with pytest.raises(ResultError, match="needs two capacities"):
+        draw_all(single, ["misses", "hit_rate_by_capacity"])
+    with pytest.raises(ResultError, match="has no results to draw"):
+        draw_all(single.clear())
+
+
+def test_one_capacity_makes_no_curve(single: pl.DataFrame) -> None:
+    answer = refusal("hit_rate_by_capacity", single)
+    assert answer == (
+        "hit_rate_by_capacity needs two capacities or more, found 25%; replay several, for example --capacity 1%,5%,25%"
+    )
+
+
+def test_no_misses_make_no_collisions(single: pl.DataFrame) -> None:
+    answer = refusal("collisions_by_layer", by_hand({}, [{"layer": 0, "misses": 3}]), phase="prefill")
+    assert answer.startswith("collisions_per_miss is undefined in every layer (phase prefill); replay a smaller")
+    assert refusal("misses", single.clear()) == "misses has no results to draw; load a folder of them first"
+
+
+def test_more_panels_than_a_page_holds_are_refused_with_a_way_out() -> None:
+    rows = pl.concat([by_hand({}, seed=str(seed)) for seed in range(9)])
+    assert refusal("misses", rows).startswith(
+        "9 combinations of seed do not fit a page of 8 rows; choose fewer, for exa"
+    )
+    columns = pl.concat([by_hand({}, capacity=f"{percent}%") for percent in range(1, 8)])
+    assert refusal("misses", columns).endswith("for example capacity=1%, or draw hit_rate_by_capacity")
+
+
+# Files
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from analysis.figures import FIGURES, draw, draw_all, save
+from analysis.figures.sheet import save
+from results.read import load
+frame = load(Path(sys.argv[1]))
+for name, figure in draw_all(frame):
+    save(figure, Path(sys.argv[2]) / name)
+"""
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
+    written_to(tmp_path / "results", *replayed(small_trace(), eviction=["lru", "fifo"], capacity=["25%", "50%"]))
+    root = Path(__file__).resolve().parents[2]
+    for folder, seed in (("one", "1"), ("two", "2")):
+        arguments = [sys.executable, "-W", "error", "-c", PROGRAM, str(tmp_path / "results"), str(tmp_path / folder)]
+        # another hash seed, and a user's own matplotlib settings, must not show
+        (tmp_path / f"rc{seed}").write_text(f"font.size: {10 + int(seed)}\n")
+        environment = {"PYTHONPATH": str(root), "PYTHONHASHSEED": seed, "MATPLOTLIBRC": str(tmp_path / f"rc{seed}")}
+        subprocess.run(arguments, check=True, env=environment)
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    assert set(digests(tmp_path / "one")) == {f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")}
+
+
+def test_files_carry_no_date_and_no_version(single: pl.DataFrame, tmp_path: Path) -> None:
+    png, svg = save(draw("misses", single), tmp_path / "figures" / "misses.v1")
+    assert (png.name, svg.name) == ("misses.v1.png", "misses.v1.svg")
+    assert png.read_bytes().startswith(b"\x89PNG") and b"Software" not in png.read_bytes()
+    assert "<dc:date>" not in svg.read_text() and matplotlib.__version__ not in svg.read_text()
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(single: pl.DataFrame, tmp_path: Path) -> None:
+    (tmp_path / "misses.png").mkdir()
+    with pytest.raises(ResultError, match=r"^cannot write .*misses.png: .*; choose another folder$"):
+        save(draw("misses", single), tmp_path / "misses")
+    assert [path.name for path in tmp_path.iterdir()] == ["misses.png"]
+
+
+def test_a_file_in_place_of_the_folder_is_one_line(single: pl.DataFrame, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ResultError, match=r"^cannot write .*misses.png: .*; choose another folder$"):
+        save(draw("misses", single), tmp_path / "file" / "misses")
+
+
+def test_drawing_leaves_the_settings_of_matplotlib_alone(single: pl.DataFrame) -> None:
+    before = dict(matplotlib.rcParams)
+    draw("misses", single)
+    assert dict(matplotlib.rcParams) == before

@@ -1,0 +1,288 @@
+"""The command line as a user meets it: tables, JSON, files; one line and exit code 2 for what they can mend."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from analysis.metrics import FORMULAS
+from commands import options
+from commands.terminal import say_when_compiling
+from results.result import COUNTERS
+from simulator.compiled import cache, engine
+from simulator.compiled.kernel import kernel
+from simulator.compiled.plain.kernel import plain
+from simulator.config import ReplayConfig
+from tests.kit.command import moereplay_here
+from traces.store import open_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
+
+
+def moereplay(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command as its own process, as a user does."""
+    command = [sys.executable, "-W", "error", str(ROOT / "moereplay.py"), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=240, check=False)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A trace of one second's work: two layers' worth of everything that policies may need."""
+    path = tmp_path_factory.mktemp("cli") / "small.zarr"
+    made = moereplay(
+        *("synthesise", "--out", path, "--model", "mixtral-8x7b", "--requests", 2, "--prompt-tokens", 4),
+        *("--decode-tokens", 6, "--reuse", 0.5, "--recall", ".8"),
+    )
+    assert made.returncode == 0, made.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def ids_only(tmp_path_factory):
+    """A trace that a foreign tool might leave: ids, nothing else."""
+    folder = tmp_path_factory.mktemp("ids")
+    lines = ["request,token,layer,expert_0,expert_1"]
+    lines += [f"0,{t},{layer},{t % 4},{4 + (t + layer) % 4}" for t in range(6) for layer in range(2)]
+    (folder / "rows.csv").write_text("\n".join(lines) + "\n")
+    made = moereplay("import", folder / "rows.csv", "--out", folder / "ids.zarr", "--expert-bytes", 1000)
+    assert made.returncode == 0, made.stderr
+    return folder / "ids.zarr"
+
+
+def test_replay_prints_every_combination_beside_its_bound(small):
+    shown = moereplay(
+        "replay", small, "--capacity", "10%,30%", "--eviction", "lru,least_stale", "--prefetch", "none,top_k"
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "SIMULATED" in shown.stdout
+    assert "token cycles" in shown.stdout
+    assert "eviction lru, least_stale; prefetch none, top_k" in shown.stdout
+    assert sum(line.split()[1:2] == ["least_stale"] for line in shown.stdout.splitlines()) == 4
+    assert "belady" in shown.stdout
+
+
+def test_json_is_one_document_with_every_counter(small):
+    document = json.loads(moereplay("replay", small, "--capacity", "30%", "--json").stdout)
+    assert set(document) == {"config", "about", "totals", "per_layer", "per_request", "metrics", "remarks"}
+    assert set(COUNTERS) | {"time_ns", "lifetime"} == set(document["totals"])
+    assert document["totals"]["accesses"] == sum(row["accesses"] for row in document["per_layer"])
+    assert len(document["per_request"]) == 2
+
+
+def test_json_has_every_ratio_and_time_null_where_undefined(small):
+    arguments = ("replay", small, "--capacity", "30%", "--json", "--prefetch", "oracle:horizon=2")
+    document = json.loads(moereplay(*arguments).stdout)
+    metrics, totals = document["metrics"], document["totals"]
+    assert set(metrics) == set(FORMULAS)
+    assert metrics["hit_rate"] == totals["hits"] / totals["accesses"]
+    assert metrics["predictor_recall"] == 1
+    assert metrics["tpot_ms"] > 0 and 0 < metrics["belady_hit_rate"] <= metrics["compulsory_limit"]
+    blank = json.loads(moereplay("replay", small, "--capacity", "30%", "--json", "--miss", "cascade").stdout)
+    assert blank["metrics"]["predictor_recall"] is blank["metrics"]["belady_hit_rate"] is None
+    assert ["several precisions" in line for line in blank["remarks"]] == [True]
+
+
+def test_out_and_events_are_parquet_and_the_same_from_run_to_run(small, tmp_path):
+    for name in ("a", "b"):
+        arguments = (
+            "--prefetch",
+            "top_k",
+            "--capacity",
+            "30%",
+            "--out",
+            tmp_path / name,
+            "--events",
+            tmp_path / f"{name}.parquet",
+        )
+        assert moereplay("replay", small, *arguments).returncode == 0
+    (first,), (second,) = ([*(tmp_path / name).glob("part-*.parquet")] for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    events = pl.read_parquet(tmp_path / "a.parquet")
+    assert events.equals(pl.read_parquet(tmp_path / "b.parquet"))
+    assert {"dense", "expert", "transfer", "hits", "compulsory"} <= set(events["kind"])
+
+
+def test_one_process_and_two_give_the_same_rows(small, tmp_path):
+    for workers in (1, 2):
+        arguments = ("--eviction", "lru,fifo", "--workers", workers, "--out", tmp_path / str(workers))
+        assert moereplay("replay", small, "--capacity", "30%", *arguments).returncode == 0
+    names = sorted(path.name for path in (tmp_path / "1").glob("part-*.parquet"))
+    assert len(names) == 2
+    assert all((tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes() for name in names)
+
+
+def test_plot_draws_what_the_results_can_feed(small, tmp_path):
+    replayed = moereplay("replay", small, "--capacity", "10%,30%", "--eviction", "lru,fifo", "--out", tmp_path)
+    assert replayed.returncode == 0, replayed.stderr
+    drawn = moereplay("plot", tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    stems = {"collisions_by_layer", "misses", "hit_rate_by_capacity", "ttft_by_capacity"}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"{s}.{kind}" for s in stems for kind in ("png", "svg")
+    }
+
+
+def test_open_loop_is_labelled(small):
+    shown = moereplay("replay", small, "--capacity", "30%", "--routing", "cache_prior:lam=.3")
+    assert "SIMULATED, open-loop" in shown.stdout
+
+
+def test_lists_explain_themselves():
+    assert "least_stale" in moereplay_here("policies").stdout
+    assert "order" in moereplay_here("policies", "least_stale").stdout
+    assert "a100-5gbps" in moereplay_here("platforms").stdout
+    assert "SpecMD" in moereplay_here("platforms", "a100-5gbps").stdout
+    assert "deepseek-v3" in moereplay_here("models").stdout
+
+
+def test_inspect_prints_a_table_or_a_document(small):
+    assert "reuse" in moereplay_here("inspect", small).stdout
+    document = json.loads(moereplay_here("inspect", small, "--full", "--json").stdout)
+    assert document["summary"]["tokens"] == 20
+
+
+def test_warm_start_saves_compulsory_misses(small, tmp_path):
+    (tmp_path / "warm.json").write_text(json.dumps([[0, expert] for expert in range(8)]))
+    cold = json.loads(moereplay_here("replay", small, "--capacity", "30%", "--json").stdout)["totals"]
+    arguments = ("--capacity", "30%", "--json", "--warm", tmp_path / "warm.json")
+    warm = json.loads(moereplay_here("replay", small, *arguments).stdout)["totals"]
+    demanded = len(np.unique(open_trace(small).read("chosen")[:, 0]))
+    assert warm["compulsory"] == cold["compulsory"] - demanded
+
+
+REFUSALS = {
+    "missing trace": (["inspect", "nowhere.zarr"], "nowhere.zarr"),
+    "capacity below one expert": (["replay", "TRACE", "--capacity", "0.001%"], "less than one expert"),
+    "unparsable capacity": (["replay", "TRACE", "--capacity", "much"], "'much'"),
+    "unknown policy": (["replay", "TRACE", "--eviction", "lur"], "did you mean lru?"),
+    "unknown parameter": (["replay", "TRACE", "--eviction", "least_stale:ordre=a"], "did you mean order?"),
+    "parameter out of range": (["replay", "TRACE", "--prefetch", "top_k:depth=99"], "an integer from 1 to 8"),
+    "deeper than recorded": (["replay", "TRACE", "--prefetch", "top_k:depth=2"], "the trace recorded 1"),
+    "future under changed routing": (
+        ["replay", "TRACE", "--eviction", "belady", "--routing", "cache_prior"],
+        "belady reads the future",
+    ),
+    "needs logits": (["replay", "IDS", "--routing", "cache_prior", "--capacity", "50%"], "needs logits"),
+    "needs look-ahead": (["replay", "IDS", "--prefetch", "top_k", "--capacity", "50%"], "needs lookahead"),
+    "needs weights": (["replay", "IDS", "--eviction", "score", "--capacity", "50%"], "needs weights"),
+    "unknown contract": (["replay", "TRACE", "--contract", "loose"], "atomic"),
+    "unknown passes": (["replay", "TRACE", "--passes", "all"], "recorded, token or chunk:N"),
+    "unknown reset": (["replay", "TRACE", "--reset", "often"], "never, request or a number"),
+    "unknown platform": (["replay", "TRACE", "--platform", "a100-5gb"], "did you mean a100-5gbps?"),
+    "unknown engine": (["replay", "TRACE", "--engine", "warp"], "reference"),
+    "no CPU": (["replay", "TRACE", "--miss", "split", "--platform", "phone-ufs4"], "needs a CPU"),
+    "two documents": (["replay", "TRACE", "--json", "--eviction", "lru,fifo"], "takes one configuration"),
+    "unknown model": (["models", "mixtrall-8x7b"], "mixtral-8x7b"),
+    "unknown name": (["policies", "lruu"], "did you mean lru?"),
+    "plot of nothing": (["plot", "TRACE"], "replay"),
+    "foreign file": (["import", "FOREIGN", "--out", "new.zarr"], "FOREIGN"),
+    "no sizes": (["import", "CSV", "--out", "new.zarr"], "--expert-bytes"),
+    "existing output": (["synthesise", "--out", "TRACE"], "exists"),
+    "warm names no expert": (["replay", "TRACE", "--warm", "WARM", "--capacity", "30%"], "warm names expert 99"),
+}
+
+
+@pytest.fixture
+def refused(small, ids_only, tmp_path):
+    """Refuse one of REFUSALS by a command."""
+
+    def refuse(name, command):
+        paths = {"TRACE": small, "IDS": ids_only, "FOREIGN": tmp_path / "foreign.bin", "WARM": tmp_path / "warm.json"}
+        paths["CSV"] = ids_only.parent / "rows.csv"
+        return command(*(paths.get(word, word) for word in REFUSALS[name][0]), cwd=tmp_path)
+
+    (tmp_path / "foreign.bin").write_bytes(b"\x80\x05not a trace")
+    (tmp_path / "warm.json").write_text("[[0, 99]]")
+    return refuse
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_bad_input_is_one_line_and_exit_code_two(name, refused, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    answer = refused(name, moereplay_here)
+    assert answer.returncode == 2, answer.stderr
+    assert answer.stdout == ""
+    assert len(answer.stderr.strip().splitlines()) == 1
+    assert REFUSALS[name][1].replace("FOREIGN", "foreign.bin") in answer.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["missing trace", "unknown policy", "no sizes"])
+def test_a_process_of_its_own_gives_the_same_answer(name, refused):
+    alone, here = (refused(name, command) for command in (moereplay, moereplay_here))
+    assert (alone.returncode, alone.stdout, alone.stderr) == (2, here.stdout, here.stderr)
+
+
+def test_a_damaged_chunk_is_refused_and_nothing_is_written(small, tmp_path):
+    damaged = tmp_path / "damaged.zarr"
+    shutil.copytree(small, damaged)
+    chunk = max((damaged / "chosen").glob("c*"), key=lambda path: path.stat().st_size)
+    data = bytearray(chunk.read_bytes())
+    data[len(data) // 3] ^= 4
+    chunk.write_bytes(data)
+    refused = moereplay("replay", damaged, "--capacity", "30%", "--out", tmp_path / "out")
+    assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (2, 1)
+    assert "chosen" in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_that_cannot_be_written_are_one_line(small, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    refused = moereplay("replay", small, "--capacity", "30%", "--out", tmp_path / "file")
+    assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (2, 1)
+    assert "cannot write" in refused.stderr
+
+
+def test_debug_shows_the_traceback_that_others_do_not_see(small):
+    assert "Traceback" in moereplay("replay", small, "--eviction", "lur", "--debug").stderr
+    assert "Traceback" not in moereplay("replay", small, "--eviction", "lur").stderr
+
+
+def test_a_read_only_trace_is_replayed_from_the_user_cache(small, tmp_path):
+    folder = tmp_path / "readonly"
+    shutil.copytree(small, folder / "small.zarr")
+    before = open_trace(folder / "small.zarr").digest
+    folder.chmod(0o555)
+    try:
+        shown = moereplay("replay", folder / "small.zarr", "--capacity", "30%")
+    finally:
+        folder.chmod(0o755)
+    assert shown.returncode == 0, shown.stderr
+    assert open_trace(folder / "small.zarr").digest == before
+
+
+def test_both_engines_print_the_same(small):
+    arguments = ("replay", small, "--capacity", "10%,30%", "--prefetch", "none,top_k", "--workers", 2)
+    shown = [
+        moereplay_here(*arguments, *engine).stdout
+        for engine in ((), ("--engine", "compiled"), ("--engine", "reference"))
+    ]
+    assert "lru" in shown[0]
+    assert shown[0] == shown[1] == shown[2]
+
+
+@pytest.mark.parametrize("way", [kernel, plain])
+def test_the_wait_for_the_compiler_has_a_reason(way, tmp_path, monkeypatch, capsys):
+    """An empty cache folder, in a process that has not compiled either; then one with that kernel."""
+    say_when_compiling()
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(engine, "compile_kept", lambda signature, function, **options: function)
+    uncached = engine.machine_code.__wrapped__
+    assert uncached(way) is way
+    assert "compiling the replay engine" in capsys.readouterr().err
+    (tmp_path / "compiled_0").mkdir()
+    (tmp_path / "compiled_0" / f"kernel.{way.__name__}-17.py311.nbi").write_text("")
+    assert uncached(way) is way
+    assert capsys.readouterr().err == ""
+
+
+def test_every_setting_of_a_replay_is_an_option():
+    assert {*options.GRID, "warm", "profile", "seed"} == set(ReplayConfig.model_fields)

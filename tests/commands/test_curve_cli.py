@@ -1,0 +1,170 @@
+"""`moereplay curve` as a user meets it: the numbers of replays, files that plot draws, refusals before any counting."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from simulator.config import configure
+from simulator.replay import replay
+from tests.commands.test_cli import ROOT, moereplay
+from tests.kit.cases import sizes
+from tests.kit.command import moereplay_here
+from tests.kit.tiny_runs import small_trace
+from traces.schema import Trace
+from traces.store import open_trace
+from traces.synthetic import Synthetic, synthesise
+from traces.writer import write_trace
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four layers of eight; prompts of four tokens demand up to eight at once."""
+    return stored(small_trace(), tmp_path_factory.mktemp("curve") / "small.zarr")
+
+
+@pytest.fixture(scope="module")
+def unequal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, whose experts differ in bytes."""
+    drawn = Synthetic(geometry=sizes(2, 6, 2, [30, 20]), prompt_tokens=0, decode_tokens=20)
+    return stored(synthesise(drawn), tmp_path_factory.mktemp("unequal") / "unequal.zarr")
+
+
+def stored(made: Trace, path: Path) -> Path:
+    write_trace(path, made.header, map(made.request, range(made.requests)))
+    return path
+
+
+def rows(shown: str) -> dict[str, list[str]]:
+    """Capacity -> the other cells, of the table."""
+    cells = (line.split() for line in shown.splitlines())
+    return {row[0]: row[1:] for row in cells if row and row[0].endswith("%") and len(row) > 2}
+
+
+def test_the_table_has_the_misses_of_replays_and_a_dash_where_times_decide(trace: Path) -> None:
+    shown = moereplay("curve", trace)
+    assert shown.returncode == 0, shown.stderr
+    assert "SIMULATED" in shown.stdout
+    assert "belady: 4 of 32 capacities, from 2 to 5 experts, hold less than a step demands" in shown.stdout
+    table = rows(shown.stdout)
+    assert list(table) == ["5%", "10%", "25%", "50%", "75%", "100%"]  # 1 % and 2 % hold no expert
+    assert table["10%"][3:] == ["-", "-"]
+    for column, eviction in ((1, "lru"), (3, "belady")):
+        for capacity in ("25%", "50%", "75%"):
+            config = configure(eviction=eviction, capacity=capacity)
+            replayed = replay(open_trace(trace), config, engine="reference")
+            assert int(table[capacity][column]) == replayed.totals["misses"]
+
+
+def test_a_platform_closes_the_gaps_with_its_own_replays(trace: Path) -> None:
+    told = ("curve", trace, "--eviction", "belady", "--platform", "phone-ufs4", "--engine", "reference", "--json")
+    document = json.loads(moereplay_here(*told).stdout)
+    assert [at + 1 for at, replayed in enumerate(document["replayed"]) if replayed] == [2, 3, 4, 5]
+    config = configure(eviction="belady", capacity="3experts", platform="phone-ufs4")
+    assert document["misses"][2] == replay(open_trace(trace), config, engine="reference").totals["misses"]
+    assert document["config"]["platform"] == "phone-ufs4"
+
+
+def test_json_is_one_document_and_out_one_file_per_policy(trace: Path, tmp_path: Path) -> None:
+    shown = moereplay("curve", trace, "--eviction", "lru", "--scope", "per_layer", "--json", "--out", tmp_path)
+    document = json.loads(shown.stdout)
+    (path,) = tmp_path.iterdir()
+    assert f"wrote {path}" in shown.stderr
+    assert pl.read_parquet(path).drop("digest").to_dicts() == [document]
+    assert len(document["misses"]) == 8
+    columns = zip(*document["layer_misses"], strict=True)
+    assert [None if None in layers else sum(layers) for layers in columns] == document["misses"]
+    assert document["misses"].count(None) not in (0, 8)
+    before = path.read_bytes()
+    assert moereplay("curve", trace, "--scope", "per_layer", "--out", tmp_path).returncode == 0
+    assert (path.read_bytes(), len(list(tmp_path.iterdir()))) == (before, 2)
+
+
+def test_plot_draws_curves_alone_and_behind_replays(trace: Path, tmp_path: Path) -> None:
+    assert moereplay("curve", trace, "--out", tmp_path).returncode == 0
+    drawn = moereplay("plot", tmp_path, "--out", tmp_path / "alone")
+    assert drawn.returncode == 0, drawn.stderr
+    assert {path.name for path in (tmp_path / "alone").iterdir()} == {
+        f"hit_rate_by_capacity.{k}" for k in ("png", "svg")
+    }
+    refused = moereplay("plot", tmp_path, "--figure", "misses")
+    assert (refused.returncode, "no results in" in refused.stderr) == (2, True)
+    replayed = moereplay("replay", trace, "--capacity", "25%,50%", "--out", tmp_path)
+    assert replayed.returncode == 0, replayed.stderr
+    drawn = moereplay("plot", tmp_path, "--figure", "hit_rate_by_capacity")
+    assert drawn.returncode == 0, drawn.stderr
+    with_curves = (tmp_path / "figures" / "hit_rate_by_capacity.svg").read_bytes()
+    for path in tmp_path.glob("curve-*.parquet"):
+        path.unlink()
+    assert moereplay("plot", tmp_path, "--figure", "hit_rate_by_capacity").returncode == 0
+    assert (tmp_path / "figures" / "hit_rate_by_capacity.svg").read_bytes() != with_curves
+
+
+def test_a_pool_of_unequal_bytes_has_lru_alone_and_says_why(unequal: Path) -> None:
+    shown = moereplay("curve", unequal)
+    assert (shown.returncode, "no curve of belady" in shown.stderr) == (0, True)
+    assert "lru misses" in shown.stdout and "belady misses" not in shown.stdout
+    asked = moereplay("curve", unequal, "--eviction", "belady")
+    assert (asked.returncode, "more room can cost hits" in asked.stderr) == (2, True)
+    per_layer = moereplay("curve", unequal, "--scope", "per_layer")
+    assert "belady misses" in per_layer.stdout
+
+
+REFUSALS = {
+    "missing trace": (["nowhere.zarr"], "nowhere.zarr"),
+    "no stack algorithm": (["TRACE", "--eviction", "lru,fifo"], "no curve of fifo"),
+    "unknown policy": (["TRACE", "--eviction", "lur"], "did you mean lru?"),
+    "empty entry": (["TRACE", "--eviction", "lru,"], "''"),
+    "two documents": (["TRACE", "--json"], "--json takes one policy"),
+    "unknown platform": (["TRACE", "--platform", "a100-5gb"], "did you mean a100-5gbps?"),
+    "unknown engine": (["TRACE", "--engine", "warp"], "no engine called 'warp': choose from "),
+    "unknown contract": (["TRACE", "--contract", "loose"], "atomic"),
+    "unknown passes": (["TRACE", "--passes", "all"], "recorded, token or chunk:N"),
+    "unknown reset": (["TRACE", "--reset", "often"], "never, request or a number"),
+    "unknown scope": (["TRACE", "--scope", "rack"], "per_layer"),
+    "file in the way": (["TRACE", "--out", "FILE"], "cannot write"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_bad_input_is_one_line_and_exit_code_two(name: str, trace: Path, tmp_path: Path) -> None:
+    arguments, said = REFUSALS[name]
+    (tmp_path / "file").write_text("in the way")
+    paths = {"TRACE": trace, "FILE": tmp_path / "file"}
+    refused = moereplay_here("curve", *(paths.get(word, word) for word in arguments), cwd=tmp_path)
+    assert refused.returncode == 2, refused.stderr
+    lines = [line for line in refused.stderr.strip().splitlines() if not re.search(r"steps, |^compiling ", line)]
+    assert len(lines) == 1 and said in lines[0]
+    assert refused.stdout == ""
+
+
+def test_the_first_count_says_that_it_compiles_and_the_next_is_quiet(trace: Path, tmp_path: Path) -> None:
+    """A cache folder of its own is what a new version finds."""
+    command = [sys.executable, "-W", "error", str(ROOT / "moereplay.py"), "curve", str(trace), "--eviction", "lru"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=True) for _ in "ab"
+    )
+    assert "compiling the count of lru" in first.stderr
+    assert "compiling" not in second.stderr
+    assert first.stdout == second.stdout
+
+
+def test_the_python_example_runs_and_both_its_numbers_agree(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = re.search(r"## From Python\n\n```python\n(.*?)```", (ROOT / "docs/curves.md").read_text(), re.DOTALL)
+    assert example
+    monkeypatch.chdir(ROOT)
+    names: dict = {}
+    exec(example[1], names)
+    rate, misses, gaps, whole = capsys.readouterr().out.split()
+    assert float(rate) == pytest.approx(1 - int(misses) / names["lru"].accesses)
+    assert (int(gaps) > 0, whole) == (True, "True")

@@ -1,0 +1,424 @@
+"""Ctrl-C is answered at once, whatever runs: by one line of a command, by KeyboardInterrupt in a program."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+import moereplay
+from commands.sweep_run import sweep_run
+from results.write import write_events
+from simulator import threads
+from simulator.compiled import engine
+from simulator.compiled.cache import COMPILING
+from simulator.compiled.jit import IS_PYTHON
+from simulator.compiled.layout import STOP
+from simulator.config import configure
+from simulator.curves.curve import curve
+from simulator.errors import ConfigError
+from simulator.replay import replay
+from sweeps import grid
+from sweeps.processes import in_processes
+from tests.kit.sweeping import ROOT, SHAPE, experiment, start, store_trace
+from traces.schema import Trace
+from traces.synthetic import Synthetic, synthesise
+
+SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
+PLAIN = configure(capacity="40%")
+GENERAL = configure(capacity="40%", contract="sequential")
+#: On a machine that does something else beside; on a quiet one it is a few milliseconds.
+SOON = 5.0
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return synthesise(Synthetic(kind="zipf", geometry=SHAPE, requests=2, prompt_tokens=2, decode_tokens=40))
+
+
+def press_ctrl_c(begun: threading.Event) -> list[float]:
+    """As a terminal does, a moment after something has begun; when, once it has."""
+    pressed: list[float] = []
+
+    def press() -> None:
+        if begun.wait(60):
+            time.sleep(0.05)
+            pressed.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    return pressed
+
+
+def flag_of(asked: int) -> np.ndarray:
+    """What a run reads."""
+    flag = np.zeros(1, STOP)
+    flag["asked"] = asked
+    return flag
+
+
+def sleeps_for_ever(begun: threading.Event) -> Callable[..., None]:
+    """Machine code that runs until its run is told to stop."""
+
+    def code(*given: Any) -> None:
+        begun.set()
+        while not threads.stop_flag()["asked"][0]:
+            time.sleep(0.01)
+
+    return code
+
+
+def all_ended() -> bool:
+    """Whether every thread of a replay ends soon."""
+    deadline = time.monotonic() + SOON
+    while time.monotonic() < deadline and any(thread.is_alive() for thread in threads._started):
+        time.sleep(0.01)
+    return not any(thread.is_alive() for thread in threads._started)
+
+
+# in a program
+
+
+def test_ctrl_c_ends_the_wait_for_machine_code_and_the_machine_code(trace, monkeypatch):
+    begun = threading.Event()
+    monkeypatch.setattr(engine, "machine_code", lambda of: sleeps_for_ever(begun))
+    pressed = press_ctrl_c(begun)
+    with pytest.raises(KeyboardInterrupt):
+        replay(trace, PLAIN)
+    assert time.monotonic() - pressed[0] < SOON
+    assert all_ended()
+
+
+def test_ctrl_c_ends_a_grid_of_threads(trace, monkeypatch):
+    begun = threading.Event()
+    monkeypatch.setattr(engine, "machine_code", lambda of: sleeps_for_ever(begun))
+    pressed = press_ctrl_c(begun)
+    configs = [configure(capacity=f"{share}%") for share in (30, 40, 50, 60)]
+    with pytest.raises(KeyboardInterrupt):
+        list(grid.run_grid(trace, configs, workers=2))
+    assert time.monotonic() - pressed[0] < SOON
+    assert all_ended()
+
+
+def test_a_compilation_goes_on_by_itself_and_the_next_replay_waits_for_it(trace, monkeypatch):
+    begun, goes_on, compile_it = threading.Event(), threading.Event(), engine.machine_code
+
+    def slow(of: Callable) -> Callable:
+        begun.set()
+        goes_on.wait(60)
+        return compile_it(of)
+
+    monkeypatch.setattr(engine, "machine_code", slow)
+    press_ctrl_c(begun)
+    with pytest.raises(KeyboardInterrupt):
+        replay(trace, PLAIN)
+    assert not COMPILING.acquire(blocking=False)  # held by the thread that nobody waits for
+    threading.Timer(0.1, goes_on.set).start()
+    assert replay(trace, PLAIN).totals == replay(trace, PLAIN, engine="reference").totals
+    assert all_ended()
+
+
+@pytest.mark.parametrize("config", [PLAIN, GENERAL], ids=["plain", "general"])
+def test_both_kernels_end_at_the_next_step_once_they_are_told(trace, config, monkeypatch):
+    flag = flag_of(asked=1)
+    monkeypatch.setattr("simulator.compiled.world.stop_flag", lambda: flag)
+    with pytest.raises(KeyboardInterrupt):
+        replay(trace, config)
+    flag["asked"] = 0
+    assert replay(trace, config).totals["accesses"] > 0
+
+
+@pytest.mark.skipif(IS_PYTHON, reason="plain Python is stopped the same way, and slow to set up")
+@pytest.mark.parametrize("config", [PLAIN, GENERAL], ids=["plain", "general"])
+def test_machine_code_reads_the_flag_while_it_runs(config, monkeypatch):
+    long = synthesise(Synthetic(kind="cyclic", geometry=SHAPE, requests=1, prompt_tokens=1, decode_tokens=60_000))
+    begun, flag, code_of = threading.Event(), flag_of(asked=0), engine.machine_code
+
+    def tell() -> None:
+        begun.wait(60)
+        time.sleep(0.01)
+        flag["asked"] = 1
+
+    def told(of: Callable) -> Callable:
+        code = code_of(of)
+        return lambda *given: (begun.set(), code(*given))
+
+    monkeypatch.setattr("simulator.compiled.world.stop_flag", lambda: flag)
+    monkeypatch.setattr(engine, "machine_code", told)
+    threading.Thread(target=tell, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        replay(long, config)
+
+
+def test_a_curve_is_interrupted_between_two_ranges(trace, monkeypatch):
+    begun = threading.Event()
+
+    def walk(*given: Any) -> None:
+        begun.set()
+        time.sleep(0.2)
+
+    monkeypatch.setattr("simulator.curves.lru._walk_compiled", lambda: walk)
+    monkeypatch.setattr("simulator.curves.stream.STEPS_AT_ONCE", 1)
+    press_ctrl_c(begun)
+    with pytest.raises(KeyboardInterrupt):
+        curve(trace, "lru")
+    assert all_ended()
+
+
+def test_a_replay_in_a_thread_of_ones_own_is_the_same(trace):
+    found = []
+    mine = threading.Thread(target=lambda: found.append(replay(trace, PLAIN).totals))
+    mine.start()
+    mine.join()
+    assert found == [replay(trace, PLAIN).totals]
+
+
+def test_what_is_raised_beside_the_wait_is_raised_from_it_with_its_line():
+    def fails() -> None:
+        raise ConfigError("here")
+
+    with pytest.raises(ConfigError, match="here") as raised:
+        threads.waited_for(fails)
+    assert raised.traceback[-1].name == "fails"
+
+
+def test_threads_give_results_in_order_and_stop_at_the_first_error():
+    began: list[int] = []
+
+    def work(n: int) -> int:
+        began.append(n)
+        time.sleep(0.02 * (5 - n % 5))
+        if n == 7:
+            raise ConfigError("seven")
+        return n
+
+    assert list(threads.in_threads(work, [0, 1, 2, 3, 4], 3)) == [0, 1, 2, 3, 4]
+    with pytest.raises(ConfigError, match="seven"):
+        list(threads.in_threads(work, [5, 6, 7, *range(8, 100)], 2))
+    assert all_ended()
+    assert len(began) < 50
+
+
+def test_python_in_threads_removes_what_it_has_half_written_before_the_process_ends(tmp_path):
+    begun = threading.Event()
+
+    def half_written(path: Path) -> None:
+        path.write_text("half")
+        begun.set()
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            path.unlink()
+
+    results = threads.in_threads(half_written, [tmp_path / "scratch"], 1)
+
+    def wait() -> None:
+        with pytest.raises(SystemExit):
+            next(results)
+
+    threading.Thread(target=wait, daemon=True).start()
+    assert begun.wait(10)
+    assert threads.end_all(SOON)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(handle: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_events(tmp_path / "events.csv", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+# processes
+
+
+def test_processes_give_results_in_order_and_what_they_raise():
+    assert list(in_processes(math.sqrt, [9, 1, 4], 2)) == [3, 1, 2]
+    with pytest.raises(ValueError, match="math domain error"):
+        list(in_processes(math.sqrt, [1, -1], 1))
+    with pytest.raises(ConfigError, match=r"a worker ended \(exit code 3\); check memory, or lower --workers"):
+        list(in_processes(os._exit, [3], 1))
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, but for Python's own tracker of resources."""
+    try:
+        pids = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return [child for child in pids if "spawn_main" in command_of(child)]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
+    """What it gives as soon as that is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert found
+    return found
+
+
+def interrupted(process: subprocess.Popen[str]) -> tuple[float, str]:
+    """Press Ctrl-C, which a terminal sends to the whole group: seconds until the process has ended, and stderr."""
+    pressed = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    return time.monotonic() - pressed, said
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.3])
+def test_ctrl_c_while_workers_of_a_reference_grid_start_shows_no_traceback_and_leaves_none(wait):
+    arguments = ("--engine", "reference", "--capacity", "20%,25%,30%,35%", "--workers", 2)
+    process = start("replay", SAMPLE, *arguments)
+    workers = wait_for(lambda: descendants(process.pid))
+    time.sleep(wait)
+    seconds, said = interrupted(process)
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "interrupted: nothing was written"
+    assert "Traceback" not in said
+    assert seconds < SOON
+    assert not [worker for worker in workers if "spawn_main" in command_of(worker)]
+
+
+def test_ctrl_c_while_workers_of_a_sweep_start_reaches_the_sweep_and_not_them(tmp_path):
+    """The first jobs are in flight already, and are finished."""
+    arguments = ("--engine", "reference", "--workers", 2, "--out", tmp_path / "out")
+    process = start("sweep", "run", experiment(tmp_path), *arguments)
+    workers = wait_for(lambda: descendants(process.pid))
+    _, said = interrupted(process)
+    assert process.returncode == 130
+    assert re.fullmatch(r"stopped with \d of 21 done; run the same command to resume", said.splitlines()[-1])
+    assert "Traceback" not in said
+    assert not [worker for worker in workers if "spawn_main" in command_of(worker)]
+
+
+def test_a_second_ctrl_c_ends_a_sweep_though_replays_are_in_flight(tmp_path):
+    store_trace(tmp_path / "tiny.zarr", prompt_tokens=20, decode_tokens=300)  # seconds of work, each
+    arguments = ("--engine", "reference", "--workers", 2, "--out", tmp_path / "out")
+    process = start("sweep", "run", experiment(tmp_path), *arguments)
+    wait_for(lambda: list(tmp_path.glob("out/part-*")))
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr is not None
+    assert any(line.startswith("stopping: finishing what is in flight") for line in process.stderr)
+    seconds, said = interrupted(process)
+    assert process.returncode == 130
+    assert said == f"interrupted: what is stored in {tmp_path / 'out'} stays; run the same command to resume\n"
+    assert seconds < SOON
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path):
+    script = "import time; from sweeps.processes import in_processes; next(in_processes(time.sleep, [600, 600], 2))"
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    workers = wait_for(lambda: len(found := descendants(process.pid)) == 2 and found)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any("spawn_main" in command_of(worker) for worker in workers))
+
+
+# commands
+
+
+def test_ctrl_c_while_a_command_loads_shows_no_traceback():
+    command = [sys.executable, "-v", str(ROOT / "moereplay.py"), "policies"]  # says what it imports
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    assert any("import 'typer." in line for line in process.stderr)
+    _, said = interrupted(process)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+
+
+def test_the_second_ctrl_c_ends_a_process_that_does_not_heed_the_first():
+    script = (
+        "import time\nfrom commands.interrupt import heard_twice\n"
+        "with heard_twice():\n try:\n  print(flush=True); time.sleep(60)\n"
+        " except KeyboardInterrupt:\n  print(flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(2):
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=SOON)
+    assert process.returncode == -signal.SIGINT
+
+
+def test_a_command_in_the_background_of_a_script_goes_on_ignoring_it():
+    script = "import signal; from commands.interrupt import heard_twice\nwith heard_twice(): signal.raise_signal(2)"
+    command = ["sh", "-c", f'trap "" INT; exec {sys.executable} -c "$0"', script]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_verb_that_has_no_more_to_say_answers_in_one_line(monkeypatch, capsys):
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("traces.store.open_trace", interrupted)
+    monkeypatch.setattr(sys, "argv", ["moereplay", "inspect", str(SAMPLE)])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(SystemExit) as ended:
+        moereplay.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted: what was written is whole\n"
+
+
+def test_a_sweep_is_interrupted_at_once_while_nothing_is_in_flight(tmp_path, monkeypatch, capsys):
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sweeps.run.demand_of", interrupted)
+    with pytest.raises(typer.Exit) as ended:
+        sweep_run(experiment(tmp_path), str(tmp_path / "out"), workers=1)
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err.splitlines()[-1].startswith("interrupted: what is stored in ")
+
+
+def test_what_a_grid_has_written_is_kept_and_said(tmp_path):
+    store_trace(tmp_path / "long.zarr", prompt_tokens=20, decode_tokens=60)
+    evictions = "lru,fifo,mru,lfu,arc,clock,sieve,slru,s3fifo,lru_k,least_stale,random"
+    arguments = ("--engine", "reference", "--capacity", "40%", "--eviction", evictions, "--out", tmp_path / "out")
+    process = start("replay", tmp_path / "long.zarr", *arguments, "--workers", 1)
+    wait_for(lambda: len(list((tmp_path / "out").glob("part-*"))) > 1)
+    seconds, said = interrupted(process)
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == f"interrupted: what was replayed is kept, one part each, in {tmp_path / 'out'}"
+    assert seconds < SOON
+    assert all(path.name.startswith("part-") for path in (tmp_path / "out").iterdir())  # none is half written
+
+
+@pytest.mark.long
+@pytest.mark.skipif(IS_PYTHON, reason="nothing is compiled")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_while_a_kernel_is_compiled_ends_the_command(workers, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    process = start("replay", SAMPLE, "--capacity", "10%,20%", "--workers", workers)
+    assert process.stderr is not None
+    assert any(line.startswith("compiling the replay engine's") for line in process.stderr)
+    time.sleep(3)  # into it
+    seconds, said = interrupted(process)
+    assert process.returncode == 130
+    assert said == "interrupted: nothing was written\n"
+    assert seconds < SOON

@@ -1,0 +1,181 @@
+"""`moereplay live` as a user meets it, on a tiny random model with a tokenizer of one token per character."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+import pytest
+
+import moereplay
+from tests.kit.tiny_checkpoints import checkpoint
+from traces.schema import Trace
+from traces.store import open_trace, verify
+
+SETTINGS = ("--capacity", "40%", "--device", "cpu")
+CHANGING = ("--routing", "cache_prior:lam=.8:top_j=1", "--prefetch", "top_k")
+
+
+class Ran(NamedTuple):
+    """A run of the command."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command line in this process, which has torch already."""
+
+    def command(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["moereplay", *map(str, arguments)])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            moereplay.main()
+        code = ended.value.code
+        said = capsys.readouterr()
+        return Ran(code if isinstance(code, int) else 0, said.out, said.err)
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Contexts of 64 tokens."""
+    return checkpoint(tmp_path_factory.mktemp("live") / "tiny")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """96 tokens."""
+    path = tmp_path / "text.txt"
+    path.write_text("Experts that do not fit fast memory are cached there. " * 2)
+    return path
+
+
+def recorded(run: Run, model: Path, text: Path, path: Path) -> Trace:
+    """A live run of two windows, written as a trace."""
+    windows = ("--text", text, "--window", 24, "--prompt-tokens", 8, "--limit", 2)
+    assert run("live", model, *windows, *SETTINGS, *CHANGING, "--record", path).code == 0
+    return open_trace(path)
+
+
+def test_a_recorded_run_replays_to_the_same_numbers(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
+    trace = recorded(run, model, text, tmp_path / "run.zarr")
+    verify(trace)
+    assert (trace.requests, trace.tokens, trace.prompt_lengths.tolist()) == (2, 48, [8, 8])
+    assert "recorded live under routing cache_prior:lam=0.8:top_j=1" in trace.header.provenance.notes[0]
+    again = run("live", model, "--trace", trace.path, *SETTINGS, *CHANGING, "--json")
+    replayed = run("replay", trace.path, *SETTINGS[:2], *CHANGING, "--json")
+    ours, theirs = json.loads(again.out), json.loads(replayed.out)
+    assert (ours["about"]["label"], theirs["about"]["label"]) == ("LIVE, emulated", "SIMULATED, open-loop")
+    for part in ("config", "totals", "per_layer", "per_request"):
+        assert ours[part] == theirs[part]
+    assert ours["quality"]["total"]["tokens"] == 46 and ours["quality"]["total"]["kl"] > 0
+
+
+def test_the_table_says_what_is_simulated_and_what_it_costs(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
+    events = tmp_path / "events.parquet"
+    ran = run("live", model, "--text", text, "--window", 24, *SETTINGS, "--miss", "drop:keep=1", "--events", events)
+    assert ran.out.startswith("LIVE, emulated: tiny, 4 requests, 96 tokens\n")
+    for heading in ("hit rate", "collisions", "SIMULATED TTFT ms", "perplexity, unmodified", "KL, nats per token"):
+        assert heading in ran.out
+    assert "tokens/s" in ran.err and f"wrote {events}" in ran.err
+    assert {"hits", "expert"} <= set(pl.read_parquet(events)["kind"])
+
+
+def test_a_preset_and_a_policy_of_ones_own_run_live_as_they_replay(
+    run: Run, model: Path, text: Path, tmp_path: Path
+) -> None:
+    """specmd-4 routes by the cache; the options beside it, a policy file's eviction among them, win."""
+    (tmp_path / "mine.py").write_text(
+        "from policies.contract import Eviction\n\n\n"
+        "def key(now, experts, copies, own, y):\n    return -experts[y // now['precisions']]['last_use']\n\n\n"
+        "POLICY = Eviction(name='newest', summary='newest last use leaves', source='a test', key=key)\n"
+    )
+    chosen = (
+        "--preset",
+        "specmd-4",
+        "--policy-file",
+        tmp_path / "mine.py",
+        "--eviction",
+        "newest",
+        "--capacity",
+        "40%",
+    )
+    windows = ("--text", text, "--window", 24, "--prompt-tokens", 8, "--limit", 2, "--record", tmp_path / "run.zarr")
+    live = run("live", model, *windows, *chosen, "--device", "cpu", "--json")
+    assert live.code == 0, live.err
+    ours, theirs = json.loads(live.out), json.loads(run("replay", tmp_path / "run.zarr", *chosen, "--json").out)
+    assert ours["config"]["eviction"].startswith("newest@") and ours["config"]["contract"] == "sequential"
+    assert ours["config"]["routing"] == "cache_prior:lam=0.3:top_j=0"
+    assert ours["config"] == theirs["config"] and ours["totals"] == theirs["totals"]
+
+
+def test_prompts_are_continued_under_the_policies(run: Run, model: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("fast memory\nslow\n")
+    written = []
+    for seed in (1, 1, 2):
+        path = tmp_path / f"{len(written)}.zarr"
+        sampled = ("--max-new-tokens", 9, "--temperature", 1.5, "--seed", seed, "--record", path, "--no-quality")
+        ran = run("live", model, "--prompts", prompts, *SETTINGS, *CHANGING, *sampled)
+        assert ran.code == 0 and "perplexity" not in ran.out
+        written.append(open_trace(path).read("token_ids").tolist())
+    assert len(written[0]) == len("fast memory") + 8 + len("slow") + 8
+    assert written[0] == written[1] != written[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "what shall the model run? Give one of --trace NAME.zarr, --text FILE, --prompts FILE"),
+        (("--text", "TEXT", "--max-new-tokens", 3), "--max-new-tokens means nothing beside --text"),
+        (
+            ("--text", "TEXT", "--eviction", "belady"),
+            "eviction belady needs the future, which a live run does not know",
+        ),
+        (("--text", "TEXT", "--preset", "specmd-1,specmd-4"), "takes one configuration, these lists make 2"),
+        (("--text", "TEXT", "--eviction", "lru,fifo"), "a live run takes one configuration, these lists make 2"),
+        (("--text", "TEXT", "--window", 65), "--window 65 exceeds the model's context of 64 tokens"),
+        (("--text", "TEXT", "--window", 24, "--capacity", "1experts", "--scope", "per_layer"), "1experts"),
+        (("--text", "TEXT", "--record", "TEXT"), "exists; choose another"),
+        (("--trace", "TEXT"), "TEXT"),
+    ],
+)
+def test_what_cannot_run_is_one_line_and_exit_code_2(
+    arguments: tuple[object, ...], said: str, run: Run, model: Path, text: Path
+) -> None:
+    ran = run("live", model, "--device", "cpu", *(text if part == "TEXT" else part for part in arguments))
+    assert ran.code == 2 and not ran.out
+    last = ran.err.splitlines()[-1]
+    assert last.startswith("moereplay: ") and said.replace("TEXT", str(text)) in last
+
+
+def test_an_interrupted_run_leaves_nothing(
+    run: Run, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tracegen.live.source.Emulation.take", interrupt)
+    ran = run("live", model, "--text", text, "--window", 24, *SETTINGS, "--record", tmp_path / "run.zarr")
+    assert ran.code == 130 and ran.err.splitlines()[-1] == "interrupted: nothing was written"
+    assert not list(tmp_path.glob("run.zarr*"))
+
+
+def test_another_models_trace_is_refused(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
+    trace = recorded(run, model, text, tmp_path / "run.zarr")
+    other = checkpoint(tmp_path / "other", "olmoe", initializer_range=0.2)
+    ran = run("live", other, "--trace", trace.path, *SETTINGS)
+    assert ran.code == 2
+    assert "was recorded from other weights (tiny) than those of other" in ran.err.splitlines()[-1]

@@ -1,0 +1,305 @@
+"""`moereplay record` as a user meets it: what it says, what it leaves behind, one line and exit code 2 for mistakes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import moereplay
+from commands.meter import Meter
+from simulator.config import configure
+from simulator.replay import replay
+from tests.kit.tiny_checkpoints import checkpoint
+from tracegen import folder as folders
+from tracegen.record import Progress
+from traces.schema import Trace
+from traces.store import open_trace, verify
+
+PROMPTS = [{"q": "def f(x):", "n": 1}, {"q": "Hello", "n": 2}, {"q": "a b c", "n": 3}]
+
+
+class Said(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def moe(monkeypatch, capsys) -> Command:
+    """The command in this process: a process of its own would load torch for ten seconds, test by test."""
+
+    def run(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["moereplay", "record", *map(str, arguments)])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        capsys.readouterr()
+        try:
+            moereplay.main()
+        except SystemExit as end:
+            return Said(int(end.code or 0), *capsys.readouterr())
+        raise AssertionError("a command ends with an exit code")
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny-olmoe")
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "questions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    return path
+
+
+def refusal(said: Said) -> str:
+    """The last line of a command that failed as it should: one line, from us."""
+    *before, last = said.stderr.splitlines()
+    assert said.code == 2
+    assert not said.stdout
+    assert last.startswith("moereplay: ")
+    assert all(re.match(r"loading |recording |\d+/\d+ requests, ", line) for line in before)
+    return last.removeprefix("moereplay: ")
+
+
+# What it does
+
+
+def test_prompts_become_a_trace(moe, tiny, questions, tmp_path):
+    out = tmp_path / "a.zarr"
+    said = moe(tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5, "--out", out)
+    assert (said.code, said.stdout) == (0, "")
+    trace = open_trace(out)
+    verify(trace)
+    assert trace.prompt_lengths.tolist() == [9, 5, 5]
+    assert trace.tokens == 9 + 5 + 5 + 3 * 4
+    assert trace.header.lookahead_depth == 2
+    lines = said.stderr.splitlines()
+    assert lines[0] == f"loading {tiny}"
+    assert lines[1].startswith("recording tiny-olmoe (float32, cpu): questions.jsonl: 3 prompts, sha256 ")
+    assert lines[1].endswith("; greedy, max_new_tokens=5")
+    assert lines[-2] == f"wrote {out}: 3 requests, 31 tokens, digest {trace.digest[:12]}"
+    assert lines[-1].startswith("mean nll ")
+
+
+def test_text_becomes_windows(moe, tiny, tmp_path):
+    (tmp_path / "a.txt").write_text("one text\n" * 20)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"another text\n" * 20))
+    texts = ("--text", tmp_path / "a.txt", "--text", tmp_path / "b.txt.gz", "--window", 32)
+    options = ("--prompt-tokens", 24, "--limit", 7, "--no-logits", "--look-ahead", 1)
+    said = moe(tiny, *texts, *options, "--out", tmp_path / "a.zarr")
+    assert said.code == 0, said.stderr
+    trace = open_trace(tmp_path / "a.zarr")
+    assert trace.prompt_lengths.tolist() == [24] * 7
+    assert trace.tokens == 7 * 32
+    assert trace.capabilities == {"ids", "weights", "lookahead"}
+    assert "a.txt+b.txt.gz: 7 windows of 32" in trace.header.provenance.prompts
+
+
+def test_sampling_order_and_limit_follow_the_seed(moe, tiny, questions, tmp_path):
+    def made(name: str, seed: int) -> Trace:
+        draws = ("--temperature", 1, "--top-k", 20, "--top-p", 0.9, "--seed", seed, "--shuffle", "--limit", 2)
+        out = tmp_path / name
+        said = moe(
+            tiny,
+            "--prompts",
+            questions,
+            "--field",
+            "q",
+            *draws,
+            "--max-new-tokens",
+            4,
+            "--dtype",
+            "bfloat16",
+            "--out",
+            out,
+        )
+        assert said.code == 0, said.stderr
+        return open_trace(out)
+
+    first, again, other = made("a.zarr", 1), made("b.zarr", 1), made("c.zarr", 2)
+    assert first.digest == again.digest != other.digest
+    assert first.header.provenance.dtype == "bfloat16"
+
+
+def test_the_miniature_brings_its_own_prompts(moe, tiny, questions, tmp_path, monkeypatch):
+    bundled = checkpoint(tmp_path / "miniature")
+    (bundled / "prompts.jsonl").write_text('{"prompt": "x = 1"}\n')
+    monkeypatch.setattr(folders, "MINIATURE", bundled)
+    said = moe("miniature", "--max-new-tokens", 3, "--out", tmp_path / "a.zarr")
+    assert said.code == 0, said.stderr
+    assert open_trace(tmp_path / "a.zarr").header.provenance.model == "miniature"
+
+
+def test_a_recorded_trace_replays(moe, tiny, questions, tmp_path):
+    """Look-ahead, logits and weights are there for policies that need them; 31 tokens, 3 layers, 4 of 16 experts."""
+    out = tmp_path / "a.zarr"
+    assert moe(tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5, "--out", out).code == 0
+    config = configure(capacity="25%", prefetch="top_k", eviction="score", routing="cache_prior", passes="token")
+    totals = replay(open_trace(out), config).totals
+    assert totals["accesses"] == 31 * 3 * 4
+    assert 0 < totals["hits"] < totals["accesses"]
+
+
+# Interrupted
+
+
+def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(moe, tiny, questions, tmp_path, monkeypatch):
+    given = (tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5)
+    assert moe(*given, "--out", tmp_path / "whole.zarr").code == 0
+
+    def stop(meter: Meter, at: Progress) -> None:
+        if at.done == stop_at:
+            raise KeyboardInterrupt
+
+    stop_at = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Meter, "show", stop)
+        said = moe(*given, "--out", tmp_path / "a.zarr")
+        assert (said.code, said.stderr.splitlines()[-1]) == (130, "interrupted: nothing was recorded")
+        assert not list(tmp_path.glob("a.zarr*"))
+    interrupt_in_third_prompt(monkeypatch)
+    said = moe(*given, "--out", tmp_path / "a.zarr")
+    kept = f"what was recorded is kept in {tmp_path}/a.zarr.partial, the same command with --resume continues"
+    assert (said.code, said.stderr.splitlines()[-1]) == (130, f"interrupted: {kept}")
+    monkeypatch.undo()
+    assert "a.zarr.partial exists, an unfinished recording; rerun with --resume" in refusal(
+        moe(*given, "--out", tmp_path / "a.zarr")
+    )
+    said = moe(*given, "--out", tmp_path / "a.zarr", "--resume")
+    assert said.code == 0, said.stderr
+    assert "resuming after 2 of 3 requests" in said.stderr
+    assert open_trace(tmp_path / "a.zarr").digest == open_trace(tmp_path / "whole.zarr").digest
+
+
+def interrupt_in_third_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if Ctrl-C were pressed while the model reads it."""
+    from tracegen import record as recording
+
+    original, calls = recording.continued, iter(range(10))
+
+    def interrupted(*given: Any) -> list[int]:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return original(*given)
+
+    monkeypatch.setattr(recording, "continued", interrupted)
+
+
+def test_an_error_on_the_way_says_what_is_kept(moe, tiny, questions, tmp_path, monkeypatch):
+    from tracegen import record as recording
+
+    original, calls = recording.continued, iter(range(10))
+
+    def exhausted(*given: Any) -> list[int]:
+        if next(calls) == 1:
+            raise MemoryError
+        return original(*given)
+
+    monkeypatch.setattr(recording, "continued", exhausted)
+    said = moe(tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5, "--out", tmp_path / "a.zarr")
+    assert refusal(said).startswith("request 1 (5 tokens given) ran out of memory; use --device-map auto")
+    assert refusal(said).endswith("a.zarr.partial, the same command with --resume continues")
+    assert open_trace(tmp_path / "a.zarr.partial").requests == 1
+
+
+# Mistakes
+
+
+def test_options_that_make_no_sense_together_are_named(moe, tiny, questions, tmp_path):
+    out = ("--out", tmp_path / "a.zarr")
+    prompts, text = ("--prompts", questions, "--field", "q"), ("--text", questions)
+    wrong = [
+        ((), "what shall the model read? Give one of --prompts FILE, --text FILE, --dataset ID"),
+        ((*prompts, *text), "what shall the model read?"),
+        ((*prompts, "--window", 8), "--window means nothing beside --prompts"),
+        ((*text, "--max-new-tokens", 8), "--max-new-tokens means nothing beside --text"),
+        ((*text, "--chat"), "--chat means nothing beside --text"),
+        ((*text, "--window", 8, "--prompt-tokens", 9), "--prompt-tokens 9 exceeds --window 8"),
+        ((*prompts, "--top-k", 5), "--top-p and --top-k choose what to sample from; give a --temperature above 0"),
+        ((*prompts, "--temperature", 1, "--top-p", 1.5), "--top-p: expected at most 1 (got 1.5)"),
+    ]
+    for options, said in wrong:
+        assert refusal(moe(tiny, *options, *out)).startswith(said)
+
+
+def test_what_is_wrong_with_prompts_is_said_before_a_model_is_loaded(moe, questions, tmp_path):
+    said = moe(tmp_path / "no-such-model", "--prompts", questions, "--field", "prompt", "--out", tmp_path / "a.zarr")
+    assert refusal(said) == f"{questions}, line 1: no field 'prompt'; it has q, n"
+
+
+def test_a_taken_path_is_said_before_a_model_is_loaded(moe, questions, tmp_path):
+    given = (tmp_path / "no-such-model", "--prompts", questions, "--field", "q", "--out", tmp_path / "a.zarr")
+    (tmp_path / "a.zarr.partial").mkdir()
+    assert "a.zarr.partial exists, an unfinished recording" in refusal(moe(*given))
+    (tmp_path / "a.zarr").mkdir()
+    assert refusal(moe(*given, "--resume")) == f"{tmp_path}/a.zarr exists; choose another --out or remove it"
+
+
+def test_a_prompt_that_does_not_fit_is_named_and_can_be_cut(moe, tiny, tmp_path):
+    (tmp_path / "a.txt").write_text("short\n" + "x" * 99 + "\n")
+    given = (tiny, "--prompts", tmp_path / "a.txt", "--max-new-tokens", 5, "--out", tmp_path / "a.zarr")
+    assert refusal(moe(*given)).startswith(
+        "prompt 2 has 99 tokens, with 5 new ones more than the model's context of 64; use --truncate"
+    )
+    assert moe(*given, "--truncate").code == 0
+    assert open_trace(tmp_path / "a.zarr").prompt_lengths.tolist() == [5, 60]
+
+
+def test_a_model_without_experts_is_refused(moe, questions, tmp_path):
+    dense = checkpoint(tmp_path / "dense")
+    (dense / "model.safetensors").unlink()
+    small = LlamaConfig(vocab_size=96, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    LlamaForCausalLM(small).save_pretrained(dense)
+    said = refusal(moe(dense, "--prompts", questions, "--field", "q", "--out", tmp_path / "a.zarr"))
+    assert said.startswith("dense: no MoE layers")
+    assert said.endswith("nothing was recorded")
+
+
+def test_without_torch_one_line_says_what_to_install(moe, tiny, questions, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    said = moe(tiny, "--prompts", questions, "--field", "q", "--out", tmp_path / "a.zarr")
+    assert refusal(said) == "recording needs torch and transformers: pip install 'moereplay[record]'"
+
+
+# Progress
+
+
+def test_a_terminal_gets_one_line_that_is_rewritten(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    meter = Meter()
+    for done in (0, 1, 2):
+        meter.show(Progress(done, 4, 0, done * 100, done * 90.0))
+    meter.close()
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert [part.strip() for part in shown.split("\r")[1:]] == [
+        "0/4 requests",
+        "1/4 requests, 1 tokens/s, 0:04:30 left",
+        "2/4 requests, 1 tokens/s, 0:03:00 left",
+    ]
+
+
+def test_elsewhere_a_line_comes_now_and_then(capsys, monkeypatch):
+    clock = iter([0.0, 1.0, 3.0, 3.0, 5.0, 14.0, 14.0])
+    monkeypatch.setattr("commands.meter.time.monotonic", lambda: next(clock))
+    meter = Meter()
+    for done in (1, 2, 3, 4):
+        meter.show(Progress(done, 9, 0, done * 1000, done * 1.0))
+    meter.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "2/9 requests, 1,000 tokens/s, 0:00:07 left",
+        "4/9 requests, 1,000 tokens/s, 0:00:05 left",
+    ]

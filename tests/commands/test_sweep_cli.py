@@ -1,0 +1,205 @@
+"""`moereplay sweep` as a user meets it: progress, resuming, interruptions, kills, and the answers that it prints."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from commands.plot import plot
+from commands.sweep_merge import sweep_merge
+from commands.sweep_run import sweep_run
+from commands.sweep_show import sweep_show
+from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
+
+ROUNDS = int(os.environ.get("MOEREPLAY_KILLS", "3"))
+SLOWLY = ("--engine", "reference")
+CAPACITIES = [f"{20 + 25 * i / ROUNDS:g}%" for i in range(2 * ROUNDS)]
+#: Long enough to be interrupted: 36 configurations and 6 bounds of about a tenth of a second.
+LONG = f"""
+traces = ["long.zarr"]
+[grid]
+capacity = {json.dumps(CAPACITIES)}
+eviction = ["lru", "fifo", "least_stale"]
+prefetch = ["none", "top_k"]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """An experiment and its undisturbed results."""
+    folder = tmp_path_factory.mktemp("cli")
+    sweep_run(experiment(folder), str(folder / "out"), workers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory) -> Path:
+    """A sweep of some seconds, and its undisturbed results in `whole`."""
+    folder = tmp_path_factory.mktemp("long")
+    store_trace(folder / "long.zarr", prompt_tokens=20, decode_tokens=40)
+    (folder / "long.toml").write_text(LONG)
+    sweep_run(folder / "long.toml", str(folder / "whole"), workers=1)
+    return folder
+
+
+def test_a_finished_sweep_says_what_it_is_and_does_nothing_twice(folder):
+    before = sorted(folder.glob("out/part-*"))
+    code, out, said = moereplay("sweep", "run", folder / "experiment.toml", "--out", folder / "out")
+    assert (code, out) == (0, "")
+    assert "18 configurations and 3 bounds on 1 trace, 21 already stored" in said
+    assert sorted(folder.glob("out/part-*")) == before
+
+
+def test_a_part_names_where_it_comes_from(folder):
+    found = json.loads(next(folder.glob("out/part-*/provenance.json")).read_text())
+    assert {"versions", "commit", "host", "engine", "experiment", "traces", "started", "holds", "sha256"} <= set(found)
+    assert found["versions"]["polars"] == pl.__version__
+
+
+def test_a_dry_run_counts_and_estimates_and_writes_nothing(folder, tmp_path):
+    code, out, said = moereplay("sweep", "run", folder / "experiment.toml", "--out", tmp_path / "no", "--dry-run")
+    assert code == 0, said
+    assert re.search(r"replays +21 to run, [\d.e-]+ s each", out)
+    assert re.search(r"time +about 0:00:0\d with \d+ workers, engine", out)
+    assert re.search(r"memory +about [\d,]+ MiB per process", out)
+    assert not (tmp_path / "no").exists()
+
+
+def test_shards_in_one_folder_are_the_whole(folder, tmp_path):
+    for part in ("1/2", "2/2"):
+        sweep_run(folder / "experiment.toml", str(tmp_path / "out"), workers=1, shard=part)
+    assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", folder / "out")
+
+
+def test_show_ranks_filters_and_groups(folder, capsys):
+    sweep_show(str(folder / "out"), by="tpot_ms", where=["eviction=lru"], top=3)
+    shown = capsys.readouterr()
+    assert "SIMULATED: 6 configurations, best tpot_ms first" in shown.out
+    assert "3 of 6 rows" in shown.err
+    sweep_show(str(folder / "out"), group_by="eviction,prefetch", as_json=True)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["configurations"] for row in rows] == [3] * 6
+    sweep_show(str(folder / "out"), as_csv=True)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 18
+
+
+def test_merge_and_plot_take_the_folder(folder, tmp_path, capsys):
+    sweep_merge([str(folder / "out")], str(tmp_path / "merged"))
+    assert "18 configurations" in capsys.readouterr().err
+    plot(str(tmp_path / "merged"), where=["prefetch=top_k"])
+    assert {path.stem for path in (tmp_path / "merged" / "figures").iterdir()} == {
+        *("collisions_by_layer", "misses", "hit_rate_by_capacity", "ttft_by_capacity")
+    }
+
+
+REFUSALS = {
+    "impossible": (["--set", 'grid.capacity=["0.1%"]'], "cannot run"),
+    "executor": (["--executor", "dask"], "choose from ray, local, slurm"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_is_one_line_and_exit_code_two(name, folder, tmp_path):
+    arguments, said = REFUSALS[name]
+    code, out, answer = moereplay("sweep", "run", folder / "experiment.toml", "--out", tmp_path / "o", *arguments)
+    assert (code, out) == (2, "")
+    assert said in answer.strip().splitlines()[-1]
+    assert not (tmp_path / "o").exists()
+
+
+def test_error_rows_are_told_and_the_others_are_there(folder, tmp_path, capsys):
+    file = experiment(folder, GRID.replace('"20%"', '"0.1%"'), "some.toml")
+    sweep_run(file, str(tmp_path), workers=1, keep_going=True)
+    said = capsys.readouterr().err
+    assert said.count("less than one expert of 1,000") == 10  # five before, five after
+    assert "and 1 more error rows" in said
+    sweep_show(str(tmp_path), errors=True)
+    assert capsys.readouterr().out.count("0.1%") == 12  # the setting and the reason of each
+
+
+def children(pid: int) -> list[int]:
+    """Worker processes of a driver: its children but for Python's own tracker of resources."""
+    try:
+        pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in pids if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    except OSError:
+        return []
+
+
+def wait_for_parts(process: subprocess.Popen[str], out: Path, more_than: int) -> None:
+    """Return once there are more parts, or the process has ended."""
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("part-*"))) <= more_than and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_ctrl_c_finishes_what_is_in_flight_and_says_how_to_resume(long, tmp_path):
+    process = start("sweep", "run", long / "long.toml", "--out", tmp_path / "out", "--workers", 2, *SLOWLY)
+    wait_for_parts(process, tmp_path / "out", 1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group hears it
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "finishing what is in flight" in said
+    stored = re.search(rf"stopped with (\d+) of {7 * len(CAPACITIES)} done; run the same command to resume", said)
+    assert stored
+    code, _, said = moereplay("sweep", "run", long / "long.toml", "--out", tmp_path / "out", "--workers", 1)
+    assert code == 0
+    assert f"{stored[1]} already stored" in said
+    assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", long / "whole")
+
+
+def test_kills_of_driver_and_workers_lose_nothing_that_is_stored(long, tmp_path):
+    dice, out, killed = random.Random(4), tmp_path / "out", {"drivers": 0, "workers": 0}
+    command = ("sweep", "run", long / "long.toml", "--out", out, "--workers", 2, *SLOWLY)
+    for _ in range(ROUNDS):
+        before = sorted(path.name for path in out.glob("part-*"))
+        process = start(*command)
+        wait_for_parts(process, out, len(before))
+        time.sleep(dice.random() * 0.3)
+        for worker in children(process.pid)[:1]:
+            os.kill(worker, signal.SIGKILL)
+            killed["workers"] += 1
+        time.sleep(dice.random() * 0.5)
+        workers = children(process.pid)
+        process.kill()
+        process.communicate()
+        killed["drivers"] += process.returncode == -signal.SIGKILL
+        assert set(before) <= {path.name for path in out.glob("part-*")}
+        wait_for_end(workers)
+    assert min(killed.values()) > 0
+    code, _, said = moereplay(*command)
+    assert code == 0, said
+    assert merged(tmp_path / "a", out) == merged(tmp_path / "b", long / "whole")
+
+
+def wait_for_end(pids: list[int]) -> None:
+    """Workers end by themselves once their driver is gone."""
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() and not is_zombie(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a worker outlived its driver"
+        time.sleep(0.05)
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_dead_worker_is_replaced_and_its_work_done_again(long, tmp_path):
+    process = start("sweep", "run", long / "long.toml", "--out", tmp_path / "out", "--workers", 1, *SLOWLY)
+    wait_for_parts(process, tmp_path / "out", 0)
+    (worker,) = children(process.pid)
+    os.kill(worker, signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert f"{7 * len(CAPACITIES)}/{7 * len(CAPACITIES)} replays" in said
+    assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", long / "whole")

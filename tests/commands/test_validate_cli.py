@@ -1,0 +1,293 @@
+"""`moereplay validate` as a user meets it: a tiny random model, recorded, runs live beside replays of its trace."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+import moereplay
+from tests.kit.tiny_models import tiny_model
+from tracegen.checkpoint import load
+from tracegen.record import Plan, record
+from tracegen.tokens import Work
+from traces.schema import Header, Request, Trace
+from traces.store import open_trace
+from traces.writer import write_trace
+
+WORDS = 96
+LAMBDAS = "cache_prior:lam=0,cache_prior:lam=.5,cache_prior:lam=2"
+
+
+class Ran(NamedTuple):
+    """A run of the command."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Recorded(NamedTuple):
+    """A checkpoint's folder and a trace of it."""
+
+    model: Path
+    trace: Path
+
+    def rewritten(
+        self, path: Path, header: Callable[[Header], Header] = lambda h: h, **changed: Callable[[Request], object]
+    ) -> Path:
+        """The trace again at another path, with a changed header or changed fields of its last request."""
+        trace = open_trace(self.trace)
+        requests = [trace.request(at) for at in range(trace.requests)]
+        requests[-1] = replace(requests[-1], **{name: change(requests[-1]) for name, change in changed.items()})
+        write_trace(path, header(trace.header), requests, trace.router_bias)
+        return path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs the command line in this process, which has torch already."""
+
+    def command(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["moereplay", *map(str, arguments)])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        capsys.readouterr()  # what the test's own preparations said
+        with pytest.raises(SystemExit) as ended:
+            moereplay.main()
+        code = ended.value.code
+        said = capsys.readouterr()
+        return Ran(code if isinstance(code, int) else 0, said.out, said.err)
+
+    return command
+
+
+def saved(folder: Path, **keys: Any) -> Path:
+    """A checkpoint of a tiny random OLMoE, 3 layers of 16 experts, with a tokenizer of as many words as it knows."""
+    tiny_model("olmoe", **keys).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{at}": at for at in range(WORDS)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Two requests of 20 tokens, the first 6 in one pass."""
+    folder = tmp_path_factory.mktemp("validate")
+    loaded = load(str(saved(folder / "tiny")), device="cpu")
+    dice = np.random.default_rng(5)
+    sequences = tuple(dice.integers(0, WORDS, 20).astype(np.int32) for _ in range(2))
+    record(loaded, Work(sequences, "random words"), folder / "tiny.zarr", Plan(prompt_tokens=6, look_ahead=1))
+    return Recorded(folder / "tiny", folder / "tiny.zarr")
+
+
+def other_choice(token: int, layer: int) -> Callable[[Request], np.ndarray]:
+    """The request's choices but for the first expert of one token in one layer."""
+
+    def change(request: Request) -> np.ndarray:
+        chosen = request.chosen.copy()
+        chosen[token, layer, 0] = min(set(range(16)) - set(chosen[token, layer].tolist()))
+        return chosen
+
+    return change
+
+
+# What holds
+
+
+def test_the_shipped_sets_agree_and_the_first_two_to_the_last_event(
+    recorded: Recorded, run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    ran = run("validate", recorded.trace, "--model", recorded.model, "--out", tmp_path, "--tolerance-hit-rate", 1)
+    told = [line for line in ran.out.splitlines() if "closed loop identical" in line]
+    assert [line.partition(" (")[0] for line in told[:2]] == ["lru: identical", "least_stale: identical"]
+    assert told[2].startswith("cache_prior: ")
+    assert ran.out.startswith("LIVE, emulated, beside SIMULATED: tiny, 2 requests, 40 tokens")
+    rows = pl.read_parquet(tmp_path / "validation.parquet")
+    assert rows["exact"].to_list() == [True, True, False]
+    assert min(rows["events"].to_list()) > 100
+    # per layer: 2 requests, one pass of 6 tokens and 14 of one each, which demand four experts each
+    cells = rows["layers"][0].to_list()
+    assert all(2 * (14 * 4 + 4) <= cell["live_accesses"] <= 2 * (14 * 4 + 16) for cell in cells)
+    assert (tmp_path / "figures" / "validation.png").exists()
+
+
+def test_a_list_of_lambdas_is_a_sweep_with_quality_and_a_figure(
+    recorded: Recorded, run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    arguments = ("--routing", LAMBDAS, "--tolerance-hit-rate", 1, "--tolerance-time", 10, "--out", tmp_path)
+    ran = run("validate", recorded.trace, "--model", recorded.model, *arguments, "--json")
+    assert ran.code == 0, ran.err
+    sets = json.loads(ran.out)["sets"]
+    assert [each["name"] for each in sets] == [f"routing={text}" for text in LAMBDAS.split(",")]
+    assert [each["lam"] for each in sets] == [0, 0.5, 2]
+    # lambda 0 changes nothing: live equals the recording, and the model is itself
+    assert (sets[0]["verdict"], sets[0]["quality"]["mean_kl"], sets[0]["quality"]["top1"]) == ("identical", 0, 1)
+    assert sets[2]["quality"]["mean_kl"] > 0
+    assert sets[2]["quality"]["tokens"] == 38  # nothing predicts the first token of a request
+    rates = [sum(layer["live_misses"] for layer in each["layers"]) for each in sets]
+    assert rates[0] > rates[2]
+    drawn = run("plot", tmp_path)
+    assert drawn.code == 0 and "open_loop_error.png" in drawn.err
+
+
+def test_the_first_requests_alone_can_be_run(recorded: Recorded, run: Callable[..., Ran]) -> None:
+    ran = run("validate", recorded.trace, "--model", recorded.model, "--requests", 1, "--eviction", "lfu")
+    assert ran.code == 0, ran.err
+    assert "1 requests, 20 tokens" in ran.out and "given: identical" in ran.out
+    bare = run("validate", recorded.trace, "--model", recorded.model, "--requests", 1, "--no-events")
+    assert "lru: identical (counters only; closed loop identical)" in bare.out
+
+
+def test_named_sets_come_from_a_file(recorded: Recorded, run: Callable[..., Ran], tmp_path: Path) -> None:
+    (tmp_path / "sets.toml").write_text("[base]\ncapacity='50%'\n[sets.a]\neviction='fifo'\n[sets.b]\nmiss='drop'")
+    arguments = ("--sets", tmp_path / "sets.toml", "--tolerance-hit-rate", 1, "--tolerance-time", 10, "--json")
+    ran = run("validate", recorded.trace, "--model", recorded.model, *arguments)
+    sets = json.loads(ran.out)["sets"]
+    assert [(each["name"], each["exact"], each["closed_loop"]) for each in sets] == [
+        ("a", True, None),
+        ("b", False, None),
+    ]
+    assert {each["config"]["capacity"] for each in sets} == {"50%"}
+
+
+def test_presets_are_sets_and_options_win(recorded: Recorded, run: Callable[..., Ran]) -> None:
+    arguments = ("--preset", "specmd-1,specmd-1+ls", "--capacity", "40%", "--miss", "fetch", "--json")
+    ran = run("validate", recorded.trace, "--model", recorded.model, *arguments)
+    assert ran.code == 0, ran.err
+    found = {each["name"]: each["config"] for each in json.loads(ran.out)["sets"]}
+    assert {name: config["eviction"] for name, config in found.items()} == {
+        "specmd-1": "lru",
+        "specmd-1+ls": "least_stale",
+    }
+    assert {(config["contract"], config["capacity"], config["miss"]) for config in found.values()} == {
+        ("sequential", "40%", "fetch")
+    }
+
+
+# What does not
+
+
+@pytest.mark.parametrize(("token", "layer"), [(2, 1), (11, 2)])
+def test_an_injected_disagreement_is_found_at_its_place(
+    recorded: Recorded, run: Callable[..., Ran], tmp_path: Path, token: int, layer: int
+) -> None:
+    wrong = recorded.rewritten(tmp_path / "wrong.zarr", chosen=other_choice(token, layer))
+    ran = run("validate", wrong, "--model", recorded.model, "--eviction", "lru")
+    assert ran.code == 1
+    was = open_trace(recorded.trace).request(1).chosen[token, layer].tolist()
+    is_now = open_trace(wrong).request(1).chosen[token, layer].tolist()
+    # request 0 has 15 passes; request 1's first holds tokens 0 to 5
+    place = f"request 1, token {token}, pass {15 + max(0, token - 5)}, layer {layer}"
+    assert f"not allowed: {place}: the model's choice differs: live {was}; replayed {is_now}" in ran.out
+    assert "given: differs" in ran.out and "closed loop identical" in ran.out
+
+
+def test_an_open_loop_outside_its_tolerance_is_exit_code_one(recorded: Recorded, run: Callable[..., Ran]) -> None:
+    arguments = ("--routing", "cache_prior:lam=2", "--tolerance-hit-rate", 0, "--tolerance-time", 0)
+    ran = run("validate", recorded.trace, "--model", recorded.model, *arguments)
+    assert (ran.code, "outside tolerance" in ran.out) == (1, True)
+
+
+def test_another_dtype_is_told(recorded: Recorded, run: Callable[..., Ran]) -> None:
+    arguments = ("--dtype", "bfloat16", "--requests", 1, "--eviction", "lru")
+    ran = run("validate", recorded.trace, "--model", recorded.model, *arguments)
+    assert "note: the trace was recorded in float32, the model runs in bfloat16" in ran.err
+    assert ran.code == 1  # experts of half the bytes take half the time
+
+
+# What is refused
+
+
+REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
+    "the future": (("--eviction", "belady"), "policy set given: eviction belady needs the future"),
+    "a policy that is none": (("--eviction", "lur"), "policy set given: no eviction policy called 'lur': did you mean"),
+    "a look-ahead that was not recorded": (
+        ("--prefetch", "top_k:depth=2"),
+        "looks 2 layers ahead; the trace recorded 1",
+    ),
+    "no such file of sets": (("--sets", "nowhere.toml"), "nowhere.toml"),
+    "no such checkpoint": (("--model", "./nowhere"), "./nowhere does not exist"),
+    "no such dtype": (("--dtype", "float8"), "--dtype 'float8' is unknown: did you mean"),
+}
+
+
+def refused(ran: Ran) -> str:
+    assert (ran.code, len(ran.err.strip().splitlines())) == (2, 1), ran.err
+    return ran.err
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_bad_options_are_one_line_and_exit_code_two(recorded: Recorded, run: Callable[..., Ran], name: str) -> None:
+    arguments, said = REFUSALS[name]
+    given = () if "--model" in arguments else ("--model", recorded.model)
+    assert said in refused(run("validate", recorded.trace, *given, *arguments))
+
+
+def test_passes_that_a_live_run_cannot_have_are_refused(
+    recorded: Recorded, run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    (tmp_path / "sets.toml").write_text("[sets.slow]\npasses = 'token'")
+    ran = run("validate", recorded.trace, "--model", recorded.model, "--sets", tmp_path / "sets.toml")
+    assert "policy set slow: passes 'token': a live run's passes are the model's own" in refused(ran)
+
+
+def test_a_trace_without_tokens_cannot_be_run(recorded: Recorded, run: Callable[..., Ran], tmp_path: Path) -> None:
+    trace = open_trace(recorded.trace)
+    bare = [replace(trace.request(at), token_ids=None, nll=None) for at in range(trace.requests)]
+    write_trace(tmp_path / "bare.zarr", trace.header, bare, trace.router_bias)
+    assert "has no token ids" in refused(run("validate", tmp_path / "bare.zarr", "--model", recorded.model))
+
+
+def test_another_model_is_named_by_what_differs(recorded: Recorded, run: Callable[..., Ran], tmp_path: Path) -> None:
+    smaller = saved(tmp_path / "smaller", num_experts=8)
+    sizes = run("validate", recorded.trace, "--model", smaller)
+    assert "is of another model: experts 16, smaller has 8" in refused(sizes)
+    other = saved(tmp_path / "other", initializer_range=0.5)
+    weights = run("validate", recorded.trace, "--model", other)
+    assert "was recorded from other weights (tiny)" in refused(weights)
+    foreign = recorded.rewritten(tmp_path / "foreign.zarr", token_ids=lambda _: np.full(20, 1096, np.int32))
+    vocabulary = run("validate", foreign, "--model", recorded.model)
+    assert "request 1 has token 1096, the model knows 96: another model's" in refused(vocabulary)
+
+
+def test_a_trace_of_a_local_folder_asks_where_it_is(recorded: Recorded, run: Callable[..., Ran]) -> None:
+    # a trace holds no path of the machine that it was recorded on
+    assert "recorded from a folder called 'tiny'; say where with --model" in refused(run("validate", recorded.trace))
+
+
+def test_the_model_that_the_trace_names_is_the_default(
+    recorded: Recorded, run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_the_hub(header: Header) -> Header:
+        named = header.provenance.model_copy(update={"model": "tiny", "revision": "c0ffee"})
+        return header.model_copy(update={"provenance": named})
+
+    trace = recorded.rewritten(tmp_path / "hub.zarr", of_the_hub)
+    monkeypatch.chdir(recorded.model.parent)  # where `tiny` is a folder
+    ran = run("validate", trace, "--requests", 1, "--eviction", "lru")
+    assert (ran.code, "given: identical" in ran.out) == (0, True)
+
+
+def test_numbers_are_python_s_own(recorded: Recorded) -> None:
+    """The comparison is a library too: no command line, no files."""
+    from analysis.validation import Runs, compare
+    from simulator.config import configure
+    from simulator.replay import replay
+    from tracegen.live.run import requests_of
+    from tracegen.live.run import run as run_live
+
+    trace: Trace = open_trace(recorded.trace)
+    config = configure(capacity="25%", eviction="lfu")
+    live = run_live(load(str(recorded.model), device="cpu"), requests_of(trace), config, log=True)
+    found = compare("lfu", Runs(live.result, replay(trace, config, log=True), recorded=live.trace()), trace)
+    assert (found.verdict(), found.closed_ran) == ("identical", False)
+    assert found.measures[0].live == live.result.totals["hits"] / live.result.totals["accesses"]

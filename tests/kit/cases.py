@@ -1,0 +1,246 @@
+"""Small cases written by hand: a source of demand made of lists, and one call that replays it.
+
+A case is requests of tokens of cells: a cell is what one token's router said at one MoE layer. Weights and look-ahead
+scores are in UNITs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from policies.contract import DECODE, PREFILL, UNIT, Miss
+from results.result import Event, Row
+from simulator.config import configure
+from simulator.platform import Contention, Link, Measured, Platform, Times
+from simulator.reference.engine import run
+from simulator.setting import Ran, Setting, Shape
+from simulator.source import Gate, Mixture, Pass
+from traces import routers
+from traces.demand import NEVER, Union, to_units, unite
+from traces.passes import parse_passes
+from traces.schema import Geometry, Router
+
+ENGINES = ("reference", "compiled")
+ENGINE = ["reference"]  #: the last is the one that the test in progress asks for
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One token at one layer."""
+
+    ids: Sequence[int]  #: chosen experts in rank order, -1 none
+    weights: Sequence[int] = ()  #: of the chosen
+    look: Sequence[Sequence[int]] = ()  #: [d - 1][expert]: scores of layer + d
+    logits: Sequence[float] = ()  #: [expert]
+
+
+Token = Sequence[Cell]  # one cell per layer
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """One request: its tokens, of which the first `prompt` are the prompt."""
+
+    tokens: Sequence[Token]
+    prompt: int = 0
+
+
+def tokens(*rows: Sequence[Sequence[int]]) -> list[Token]:
+    """Tokens of ids alone: rows[t][layer] are the chosen experts."""
+    return [[Cell(ids) for ids in row] for row in rows]
+
+
+def naming(experts: int, best: Sequence[int]) -> list[int]:
+    """Look-ahead scores that rank `best` first, in that order."""
+    return [UNIT // (2 + best.index(e)) if e in best else 0 for e in range(experts)]
+
+
+def sizes(layers: int, experts: int, k: int = 2, expert_bytes: Sequence[int] | int = 1, **more: object) -> Geometry:
+    """A geometry; `expert_bytes` for all layers or per layer."""
+    per_layer = (expert_bytes,) * layers if isinstance(expert_bytes, int) else tuple(expert_bytes)
+    fields = {"layers": layers, "experts": experts, "k": k, "expert_bytes": per_layer}
+    return Geometry.model_validate(fields | {"router": Router(family="topk_softmax")} | more)
+
+
+def machine(
+    bytes_per_ns: float = 1.0, latency_ns: int = 0, depth: int = 1, cpu_ns: int = 0, left: float = 1, **spent: int
+) -> Platform:
+    """A platform of constant times: `dense_ns`, `expert_ns`, `expert_ns_per_token`, `pass_ns`; `cpu_ns` per expert.
+
+    `left` is the share of their rates that CPU and link keep while both work.
+    """
+    link = Link(bytes_per_s=bytes_per_ns * 1e9, latency_ns=latency_ns, depth=depth)
+    compute, cpu, both = Measured.model_validate(spent), Measured(expert_ns=cpu_ns), Contention(cpu=left, link=left)
+    return Platform(name="by hand", link=link, compute=compute, cpu=cpu, contention=both)
+
+
+class ListSource:
+    """A `simulator.source.Source` over lists; keeps what the policies made of each gate."""
+
+    def __init__(self, geometry: Geometry, requests: Sequence[Prompted], passes: str = "recorded") -> None:
+        self.geometry = geometry
+        self._plan = list(_plan(requests, parse_passes(passes)))
+        unions = [_union(rows, layer) for _, _, rows in self._plan for layer in range(geometry.layers)]
+        self._unions, self._first = _with_future(unions, geometry)
+        self.executed: list[list[list[int]]] = []  #: per step, per token, the experts it ran
+
+    def passes(self) -> Iterator[Pass]:
+        start = 0
+        for index, (request, phase, rows) in enumerate(self._plan):
+            yield Pass(index, request, phase, len(rows), start)
+            start += len(rows)
+
+    def gate(self, step: Pass, layer: int) -> Gate:
+        cells = [token[layer] for token in self._plan[step.index][2]]
+        look = [[list(cell.look[d]) for cell in cells] for d in range(len(cells[0].look))]
+        return Gate(
+            ids=[list(cell.ids) for cell in cells],
+            demand=self._unions[step.index * self.geometry.layers + layer],
+            mass=_mass(cells),
+            look_order=[[_descending(scores) for scores in rows] for rows in look],
+            look_score=look,
+            **self._scores(cells),
+        )
+
+    def _scores(self, cells: Sequence[Cell]) -> dict[str, list]:
+        if not cells[0].logits:
+            return {}
+        logits = np.array([cell.logits for cell in cells], np.float32)
+        scores = to_units(routers.scores(self.geometry.router, logits)).tolist()
+        return {"logits": logits.tolist(), "choice": logits.tolist(), "scores": scores}
+
+    def weigh(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> list[list[int]]:
+        cells = [token[layer] for token in self._plan[step.index][2]]
+        logits = np.array([cell.logits for cell in cells], np.float32)
+        return to_units(routers.weigh(self.geometry.router, logits, np.asarray(ids))).tolist()
+
+    def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
+        self.executed.append([list(row) for row in mixture.run])
+
+    def first_uses(self) -> Sequence[int]:
+        return self._first
+
+    def pass_of(self, position: int) -> int:
+        ends = accumulate(len(union.expert) for union in self._unions)
+        return NEVER if position == NEVER else sum(end <= position for end in ends) // self.geometry.layers
+
+    def popularity(self, tokens: int) -> list[int]:
+        rows = [token for _, _, rows in self._plan for token in rows][: tokens or None]
+        chosen = [
+            layer * self.geometry.experts + e
+            for row in rows
+            for layer, cell in enumerate(row)
+            for e in cell.ids
+            if e >= 0
+        ]
+        return [chosen.count(x) for x in range(self.geometry.layers * self.geometry.experts)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a replay reports, and its event log."""
+
+    totals: Row
+    layers: list[Row]
+    requests: list[Row]
+    events: list[Event]
+
+    def __getitem__(self, name: str) -> int:
+        return self.totals[name]
+
+    def counts(self, *names: str) -> tuple[int, ...]:
+        return tuple(self.totals[name] for name in names)
+
+    def spans(self, kind: str, cause: str = "") -> list[tuple[int, int, int, int]]:
+        """(t0, t1, layer, expert) of the events of a kind, in the order in which they happened."""
+        chosen = [event for event in self.events if event.kind == kind and cause in ("", event.cause)]
+        return [(event.t0, event.t1, event.layer, event.expert) for event in chosen]
+
+
+def replay_lists(
+    source: ListSource,
+    pools: int | tuple[int, ...],
+    where: Platform,
+    log: bool = True,
+    engine: str | None = None,
+    **settings: object,
+) -> Outcome:
+    """Replay under pools given in bytes: one number is a global pool, several are one per layer.
+
+    `engine` is the one that the test asks for, see conftest.py, or else the reference.
+    """
+    pools = (pools,) if isinstance(pools, int) else pools
+    config = configure(scope="per_layer" if len(pools) > 1 else "global", **settings)
+    miss = config.policy_set().miss
+    assert isinstance(miss.policy, Miss)
+    bits = miss.policy.bits(miss.params)
+    tiers = tuple(source.geometry.bytes_at(tier) for tier in bits) or (source.geometry.expert_bytes,)
+    times = Times(where, source.geometry, tiers)
+    setting = Setting(config, Shape(source.geometry, tiers), times, pools, log)
+    source.executed.clear()
+    ran = run(source, setting) if (engine or ENGINE[-1]) == "reference" else compiled_run(source, setting)
+    return Outcome(ran.ledger.totals(ran.end_ns), ran.ledger.per_layer(), ran.ledger.per_request(), list(ran.events))
+
+
+def compiled_run(source: ListSource, setting: Setting) -> Ran:
+    """The compiled engine; what every token ran is told to the source, as the reference does.
+
+    Where nobody asks for that or for the log it may go a shorter way, which must lead to the same books.
+    """
+    from simulator.compiled.engine import run_source
+
+    ran, kept = run_source(source, setting)
+    short = run_source(source, replace(setting, log=False), keep=False).ran
+    assert short.end_ns == ran.end_ns
+    assert short.ledger.totals(short.end_ns) == ran.ledger.totals(ran.end_ns)
+    assert short.ledger.per_layer() == ran.ledger.per_layer()
+    assert short.ledger.per_request() == ran.ledger.per_request()
+    for step in source.passes():
+        for layer in range(source.geometry.layers):
+            gate = source.gate(step, layer)
+            rows = kept[step.start : step.start + step.tokens, layer].tolist()
+            ids = [row[: len(own)] for row, own in zip(rows, gate.ids, strict=True)]
+            source.used(step, layer, Mixture(gate, ids, ids, {}))
+    return ran
+
+
+def _plan(requests: Sequence[Prompted], size: int) -> Iterator[tuple[int, int, Sequence[Token]]]:
+    """(request, phase, tokens) of every pass; `size` prompt tokens go together, 0 is all of them."""
+    for index, request in enumerate(requests):
+        together = size or max(request.prompt, 1)
+        for start in range(0, request.prompt, together):
+            yield index, PREFILL, request.tokens[start : min(start + together, request.prompt)]
+        for token in request.tokens[request.prompt :]:
+            yield index, DECODE, [token]
+
+
+def _union(rows: Sequence[Token], layer: int) -> Union:
+    cells = [token[layer] for token in rows]
+    return unite([cell.ids for cell in cells], _mass(cells))
+
+
+def _mass(cells: Sequence[Cell]) -> list[list[int]]:
+    return [list(cell.weights) for cell in cells] if cells[0].weights else []
+
+
+def _with_future(unions: list[Union], geometry: Geometry) -> tuple[list[Union], list[int]]:
+    """Each union with its `next_use`, and every expert's first use: one walk backwards."""
+    following = [NEVER] * (geometry.layers * geometry.experts)
+    position = sum(len(union.expert) for union in unions)
+    known = []
+    for step in range(len(unions) - 1, -1, -1):
+        base, found = step % geometry.layers * geometry.experts, []
+        for e in reversed(unions[step].expert):
+            position -= 1
+            found.append(following[base + e])
+            following[base + e] = position
+        known.append(unions[step]._replace(next_use=found[::-1]))
+    return known[::-1], following
+
+
+def _descending(scores: Sequence[int]) -> list[int]:
+    return sorted(range(len(scores)), key=lambda e: (-scores[e], e))

@@ -1,0 +1,46 @@
+"""Short live runs of tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from simulator.config import configure
+from tests.kit.tiny_models import shared_model
+from tracegen.checkpoint import Loaded
+from tracegen.live.run import Ask, Live, proven, run
+from tracegen.modules import Anatomy
+
+DTYPES = (torch.float32, torch.bfloat16)
+VOCABULARY = 96  #: of every tiny config
+
+
+def loaded(family: str, dtype: torch.dtype = torch.float32) -> Loaded:
+    """As if from a checkpoint; there is no tokenizer."""
+    no_tokenizer: Any = None
+    name = str(dtype).removeprefix("torch.")
+    return Loaded(shared_model(family, dtype), no_tokenizer, f"tiny-{family}", "", "", name)
+
+
+def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
+    """Random token ids."""
+    return tuple(torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+#: A prompt and its continuation, a text without a prompt, a prompt alone.
+ASKS = (Ask(tokens(14, 1), 6), Ask(tokens(5, 2), 0), Ask(tokens(7, 3), 7))
+
+
+def live(family: str, asks: Sequence[Ask] = ASKS, quality: bool = False, **settings: Any) -> Live:
+    """A live run with its event log."""
+    config = configure(**{"capacity": "30%", **settings})
+    return run(loaded(family), asks, config, anatomy=anatomy(family), quality=quality, log=True)
+
+
+@cache
+def anatomy(family: str, dtype: torch.dtype = torch.float32) -> Anatomy:
+    """Dissected and checked once."""
+    return proven(loaded(family, dtype))

@@ -1,0 +1,132 @@
+"""What both engines must agree on, in worlds drawn from everything that a replay can be asked for."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+import policies
+from policies.grammar import Chosen, parse
+from tests.kit.cases import Outcome, machine, replay_lists
+from tests.kit.worlds import CONTRACTS, EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, World, worlds
+from traces.schema import Router
+
+
+def with_all(kind: str, *texts: str) -> tuple[str, ...]:
+    """The texts, and every policy of the catalogue at its defaults: a new one is searched from its first day."""
+    return tuple(dict.fromkeys((*texts, *policies.NAMES[kind])))
+
+
+EVERY_EVICTION = with_all("eviction", *EVICTIONS, "belady:bypass=ties", "least_stale:current=fifo")
+EVERY_PREFETCH = with_all(
+    "prefetch",
+    *PREFETCHES,
+    SIDE_BUFFER,
+    "side_buffer:buffers=1:fetch=3",
+    "top_k:factor=2:source=current_gate",
+    "top_k:factor=.5:depth=2:source=current_gate",
+    "score:percentile=30:pool=running:depth=2",
+)
+
+
+def is_silent(chosen: Chosen) -> bool:
+    """Whether it has no hook that listens."""
+    return all(getattr(chosen.policy, f"on_{event}") is None for event in ("gate", "use", "insert", "evict", "predict"))
+
+
+def is_plain_eviction(text: str) -> bool:
+    """Whether it names victims by key alone and never says no."""
+    chosen = parse("eviction", text)
+    declines = chosen.policy.admit is not None and chosen.policy.declines(chosen.params)
+    return is_silent(chosen) and chosen.policy.key is not None and not declines
+
+
+def is_plain_prefetch(text: str) -> bool:
+    """Whether it only answers, and into the cache."""
+    chosen = parse("prefetch", text)
+    return is_silent(chosen) and not chosen.policy.side_slots(chosen.params)
+
+
+EVERY_MISS = with_all(
+    "miss",
+    *MISSES,
+    "drop:keep=0",
+    "split:q=0",
+    "cascade:bits=8/4:below=0.5",
+    "cascade:bits=8/4/2/1:below=.8/.5/.2",
+    "substitute:tolerance=.1",
+)
+EVERY_ROUTING = with_all(
+    "routing",
+    "standard",
+    "cache_prior",
+    "cache_prior:lam=1:top_j=0",
+    "cache_prior:lam=0",
+    *(f"cache_prior:delta={delta}" for delta in ("token_range", "ema_range", "running_mean:top_j=1")),
+    "max_rank:m=3:top_j=0",
+    "cumulative:p=.5:top_j=0",
+    "reuse_distance:keep=1:phase=any",
+    "reuse_distance:predict=interval:keep=1:phase=any",
+    "prune:keep=1",
+    "swap:rank=1",
+    "swap:by=next",
+)
+PLAIN_EVICTION = tuple(filter(is_plain_eviction, EVERY_EVICTION))
+PLAIN_PREFETCH = tuple(filter(is_plain_prefetch, EVERY_PREFETCH))
+PLAIN_ROUTING = tuple(text for text in EVERY_ROUTING if is_silent(parse("routing", text)))
+ROUTERS = (
+    Router(),
+    Router(renormalise=True, scale=1.5),
+    Router(family="topk_softmax"),
+    Router(family="sparsemixer", jitter=0.01),
+    Router(family="sparsemixer", jitter=0.3),
+    Router(family="softmax_groups", groups=2, groups_kept=1, scale=16.0),
+    Router(family="sigmoid_groups", renormalise=True, scale=2.5),
+)
+
+
+class Seen(NamedTuple):
+    """Everything that a replay leaves behind."""
+
+    outcome: Outcome
+    executed: list[list[list[int]]]
+
+
+def seen(world: World, engine: str) -> Seen:
+    """One engine's replay of a world."""
+    outcome = replay_lists(world.source, world.pools, machine(**world.times), engine=engine, **world.settings)
+    return Seen(outcome, [list(map(list, step)) for step in world.source.executed])
+
+
+@st.composite
+def anything(draw: st.DrawFn, **fixed: Any) -> World:
+    """Any world under any option; `fixed` settings hold in all of them."""
+    world = draw(worlds())
+    chosen = {
+        "eviction": draw(st.sampled_from(EVERY_EVICTION)),
+        "prefetch": draw(st.sampled_from(EVERY_PREFETCH)),
+        "miss": draw(st.sampled_from(EVERY_MISS)),
+        "routing": draw(st.sampled_from(EVERY_ROUTING)),
+        "contract": draw(st.sampled_from(CONTRACTS)),
+        "seed": draw(st.integers(0, 2**63 - 1)),
+        "warm": draw(_warm(world)),
+    }
+    world.settings.update(chosen | fixed)
+    if world.settings["eviction"].startswith("belady"):
+        world.settings["routing"] = "standard"
+    world.source.geometry = world.source.geometry.model_copy(update={"router": draw(st.sampled_from(ROUTERS))})
+    return world
+
+
+@st.composite
+def _warm(draw: st.DrawFn, world: World) -> tuple[tuple[int, int], ...]:
+    """Some experts that fit at the stored precision; precisions below that fit all the more."""
+    geometry, room, warm = world.source.geometry, list(world.pools), []
+    every = [(layer, expert) for layer in range(geometry.layers) for expert in range(geometry.experts)]
+    for layer, expert in draw(st.lists(st.sampled_from(every), unique=True, max_size=4)):
+        pool = layer if len(room) > 1 else 0
+        if geometry.expert_bytes[layer] <= room[pool]:
+            room[pool] -= geometry.expert_bytes[layer]
+            warm.append((layer, expert))
+    return tuple(warm)

@@ -1,0 +1,326 @@
+"""Slow, obvious models of more evictions, from their definitions; sizes in bytes, prefetches and namings included.
+
+A pool is told what happens in order: a step's gate opens, an expert is looked up, used and, if it was missing,
+admitted; between steps one may be prefetched or, where it is resident, named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from tests.kit.policy_models import DemandStep, Model
+from traces.demand import to_units
+from traces.routers import scores as router_scores
+from traces.schema import Trace
+
+
+class Facts(NamedTuple):
+    """What a model may know of the world beside the demand; one-token passes, so a pass is a token."""
+
+    layers: int
+    experts: int
+    request: Sequence[int]  #: of each token
+    position: Sequence[int]  #: of each token in its request
+    scores: Sequence[Sequence[Sequence[int]]] = ()  #: (T, L, E) router probabilities in UNITs
+    counts: Mapping[int, int] = {}  #: how often the trace chose each expert
+    k: int = 1
+
+
+def facts_of(trace: Trace) -> Facts:
+    """Everything, from the trace."""
+    sizes, spans = trace.geometry, range(trace.requests)
+    lengths = [int(trace.request_offsets[r + 1] - trace.request_offsets[r]) for r in spans]
+    chosen = [
+        layer * sizes.experts + int(e) for row in trace.read("chosen") for layer, ids in enumerate(row) for e in ids
+    ]
+    return Facts(
+        sizes.layers,
+        sizes.experts,
+        [r for r, length in enumerate(lengths) for _ in range(length)],
+        [at for length in lengths for at in range(length)],
+        to_units(router_scores(sizes.router, trace.read("logits"))).tolist(),
+        {x: chosen.count(x) for x in sorted(set(chosen))},
+        sizes.k,
+    )
+
+
+class Pool(Model):
+    """Residents in order of arrival, and everything ever stamped in order of its stamp."""
+
+    def __init__(self, capacity: int, size: Mapping[int, int], facts: Facts) -> None:
+        super().__init__(0)
+        self.capacity, self.size, self.facts = capacity, size, facts
+        self.unused_prefetch = dict[int, bool]()  # residents, oldest arrival first
+        self.stamped = list[int]()  # oldest stamp first
+        self.time = 0  # stamps given
+        self.gates = list[DemandStep]()
+
+    @property
+    def residents(self) -> Collection[int]:
+        """What is there."""
+        return self.unused_prefetch.keys()
+
+    @property
+    def now(self) -> DemandStep:
+        """The step in progress."""
+        return self.gates[-1]
+
+    def begin(self, step: DemandStep) -> None:
+        self.gates.append(step)
+
+    def has(self, x: int) -> bool:
+        return x in self.unused_prefetch
+
+    def use(self, x: int) -> None:
+        self._stamp(x)
+        self.used(x, hit=x in self.residents and not self.unused_prefetch[x])
+        if x in self.residents:
+            self.unused_prefetch[x] = False
+
+    def predict(self, x: int) -> None:
+        """A prefetch names a resident."""
+        self.named(x)
+
+    def admit(self, x: int, kept: Collection[int], prefetched: bool = False) -> None:
+        if not self.all_may_leave(x, kept):
+            self.declined(x)
+            return
+        while self.too_large(x, ()):
+            leaving = self.victim([y for y in self.residents if y not in kept], x)
+            del self.unused_prefetch[leaving]
+            self.left(leaving)
+        self.unused_prefetch[x] = prefetched
+        if prefetched:
+            self._stamp(x)
+        self.arrived(x, prefetched)
+
+    def too_large(self, x: int, gone: Collection[int]) -> bool:
+        """Whether x does not fit beside the residents that are not `gone`."""
+        return sum(self.size[y] for y in self.residents if y not in gone) + self.size[x] > self.capacity
+
+    def all_may_leave(self, x: int, kept: Collection[int]) -> bool:
+        """Whether x may push out every one that has to leave for it; those that decide once, the first."""
+        gone = list[int]()
+        while self.may_decline and self.too_large(x, gone) and not (gone and self.decides_once):
+            gone.append(self.victim([y for y in self.residents if y not in (*kept, *gone)], x))
+            if not self.lets_in(x, gone[-1]):
+                return False
+        return True
+
+    def _stamp(self, x: int) -> None:
+        self.time += 1
+        self.stamped = [*(y for y in self.stamped if y != x), x]
+
+    # what a policy defines
+
+    may_decline = decides_once = False
+
+    def victim(self, candidates: list[int], x: int) -> int:
+        """Who of the candidates, oldest arrival first, leaves for x."""
+        raise NotImplementedError
+
+    def lets_in(self, x: int, leaving: int) -> bool:
+        """Whether x may push it out."""
+        raise NotImplementedError
+
+    def declined(self, x: int) -> None:
+        """x did not become resident."""
+
+    def used(self, x: int, hit: bool) -> None:
+        """x was used; a hit unless it is missing or this is the first use of what a prefetch brought."""
+
+    def named(self, x: int) -> None:
+        """A prefetch named the resident x."""
+
+    def arrived(self, x: int, prefetched: bool) -> None:
+        """x is resident now."""
+
+    def left(self, x: int) -> None:
+        """x is not any more."""
+
+
+Namings = Callable[[DemandStep], Sequence[int]]
+
+
+def play_ahead(steps: Sequence[DemandStep], pools: Sequence[Pool], names: Namings) -> list[bool]:
+    """Hit or miss of every access under contract atomic; every transfer, also of a prefetch, arrives at once."""
+    hits = []
+    for step in steps:
+        for pool in pools:
+            pool.begin(step)
+        model = pools[step.layer % len(pools)]
+        found = [model.has(x) for x in step.demand]
+        for x in step.demand:
+            model.use(x)
+        absent = [x for x in names(step) if not _named_resident(pools[x // step.experts % len(pools)], x)]
+        for x, hit in zip(step.demand, found, strict=True):
+            if not hit:
+                model.admit(x, kept=step.demand)
+        for x in absent:
+            pools[x // step.experts % len(pools)].admit(x, kept=step.demand, prefetched=True)
+        hits += found
+    return hits
+
+
+def play_one_by_one(steps: Sequence[DemandStep], pools: Sequence[Pool]) -> list[bool]:
+    """Hit or miss of every access under contract sequential, without prefetch."""
+    hits = []
+    for step in steps:
+        for pool in pools:
+            pool.begin(step)
+        model = pools[step.layer % len(pools)]
+        for x in step.demand:
+            hits.append(model.has(x))
+            model.use(x)
+            if not hits[-1]:
+                model.admit(x, kept=[x])
+    return hits
+
+
+def _named_resident(pool: Pool, x: int) -> bool:
+    if pool.has(x):
+        pool.predict(x)
+    return pool.has(x)
+
+
+class Clock(Pool):
+    """A circular list and a hand; the hand spends marks until it finds none."""
+
+    def __init__(self, *setting, bits: int = 1, touch: bool = False) -> None:
+        super().__init__(*setting)
+        self.most, self.touch = 2**bits - 1, touch
+        self.ring, self.marks = list[int](), dict[int, int]()
+
+    def used(self, x: int, hit: bool) -> None:
+        if hit:
+            self.marks[x] = min(self.most, self.marks[x] + 1)
+
+    def named(self, x: int) -> None:
+        if self.touch:
+            self.marks[x] = min(self.most, self.marks[x] + 1)
+
+    def arrived(self, x: int, prefetched: bool) -> None:
+        """Just behind the hand, which stands before the ring's first."""
+        self.ring.append(x)
+        self.marks[x] = 0
+
+    def victim(self, candidates: list[int], x: int) -> int:
+        while self.ring[0] not in candidates or self.marks[self.ring[0]] > 0:
+            if self.ring[0] in candidates:
+                self.marks[self.ring[0]] -= 1
+            self.ring.append(self.ring.pop(0))
+        return self.ring[0]
+
+    def left(self, x: int) -> None:
+        self.ring.remove(x)
+
+
+class Slru(Pool):
+    """Segments from the lowest up, each oldest first."""
+
+    def __init__(self, *setting, segments: int = 2, protected: float = 0.5, lowest: bool = False, touch=False) -> None:
+        super().__init__(*setting)
+        upper = int(self.capacity * protected / (segments - 1))
+        self.room = [self.capacity - upper * (segments - 1), *[upper] * (segments - 1)]
+        self.segments, self.lowest, self.touch = [list[int]() for _ in range(segments)], lowest, touch
+
+    def held(self, i: int) -> int:
+        return sum(self.size[x] for x in self.segments[i])
+
+    def _to(self, i: int, x: int) -> None:
+        for segment in self.segments:
+            if x in segment:
+                segment.remove(x)
+        self.segments[i].append(x)
+        for upper in range(i, 0, -1):
+            while self.held(upper) > self.room[upper]:
+                self.segments[upper - 1].append(self.segments[upper].pop(0))
+
+    def where(self, x: int) -> int:
+        return next(i for i, segment in enumerate(self.segments) if x in segment)
+
+    def used(self, x: int, hit: bool) -> None:
+        if x in self.residents:
+            self._to(min(self.where(x) + hit, len(self.segments) - 1), x)
+
+    def named(self, x: int) -> None:
+        if self.touch:
+            self._to(self.where(x), x)
+
+    def arrived(self, x: int, prefetched: bool) -> None:
+        fits = [i for i in range(len(self.segments)) if self.held(i) + self.size[x] <= self.room[i]]
+        self.segments[fits[0] if self.lowest and fits else 0].append(x)
+
+    def victim(self, candidates: list[int], x: int) -> int:
+        return next(y for segment in self.segments for y in segment if y in candidates)
+
+    def left(self, x: int) -> None:
+        self.segments[self.where(x)].remove(x)
+
+
+class S3Fifo(Pool):
+    """Algorithm 1 of Yang et al., SOSP 2023: READ, INSERT, EVICT, EVICTS and EVICTM; queues oldest first."""
+
+    def __init__(self, *setting, small=0.1, ghost=0.9, threshold=2, fill_main=False) -> None:
+        super().__init__(*setting)
+        self.small_room, self.ghost_room = int(self.capacity * small), int(self.capacity * ghost)
+        self.threshold, self.filling = threshold, fill_main
+        self.s, self.m, self.g = list[int](), list[int](), list[int]()
+        self.freq, self.returning = dict[int, int](), set[int]()
+
+    def bytes_of(self, queue: list[int]) -> int:
+        return sum(self.size[x] for x in queue)
+
+    def used(self, x: int, hit: bool) -> None:
+        if hit:
+            self.freq[x] += 1
+        if x in self.g:
+            self.g.remove(x)
+            self.returning.add(x)
+
+    def arrived(self, x: int, prefetched: bool) -> None:
+        if x in self.g:
+            self.g.remove(x)
+        full = self.filling and self.bytes_of(self.s) >= self.small_room
+        (self.m if x in self.returning or full else self.s).append(x)
+        self.returning.discard(x)
+        self.freq[x] = 0
+
+    def victim(self, candidates: list[int], x: int) -> int:
+        main_first = self.bytes_of(self.m) > self.capacity - self.small_room
+        for evict in (
+            (self.evict_main, self.evict_small, self.evict_main) if main_first else (self.evict_small, self.evict_main)
+        ):
+            leaving = evict(candidates)
+            if leaving is not None:
+                return leaving
+        raise AssertionError("nothing may leave")
+
+    def evict_small(self, candidates: list[int]) -> int | None:
+        for x in [x for x in self.s if x in candidates]:
+            if self.freq[x] < self.threshold:
+                return x
+            self.s.remove(x)
+            self.m.append(x)
+            self.freq[x] = 0
+        return None
+
+    def evict_main(self, candidates: list[int]) -> int | None:
+        while mine := [x for x in self.m if x in candidates]:
+            if self.freq[mine[0]] == 0:
+                return mine[0]
+            self.m.remove(mine[0])
+            self.m.append(mine[0])
+            self.freq[mine[0]] = min(self.freq[mine[0]], 3) - 1
+        return None
+
+    def left(self, x: int) -> None:
+        self.filling = False
+        if x in self.s:
+            self.s.remove(x)
+            self.g.append(x)
+        else:
+            self.m.remove(x)
+        while self.bytes_of(self.g) > self.ghost_room:
+            self.g.pop(0)

@@ -1,0 +1,66 @@
+"""What tests of sweeps share: a trace of milliseconds, experiments over it, and the merged bytes of a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from sweeps.folder_store import Folder
+from sweeps.merge import merge
+from sweeps.store import place_of
+from traces.schema import Geometry
+from traces.synthetic import Synthetic, synthesise
+from traces.writer import write_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPE = Geometry(layers=3, experts=6, k=2, expert_bytes=(1000, 1000, 1000))
+#: 18 configurations and 3 bounds.
+GRID = """
+traces = ["tiny.zarr"]
+[grid]
+capacity = ["20%", "40%", "60%"]
+eviction = ["lru", "fifo", "least_stale"]
+prefetch = ["none", "top_k"]
+"""
+
+
+def store_trace(path: Path, requests: int = 2, **settings: object) -> Path:
+    """A trace with everything that a policy may need."""
+    chosen = {"kind": "zipf", "prompt_tokens": 2, "decode_tokens": 4, "recall": (0.8,)} | settings
+    made = Synthetic.model_validate({"geometry": SHAPE, "requests": requests} | chosen)
+    trace = synthesise(made)
+    write_trace(path, trace.header, map(trace.request, range(requests)))
+    return path
+
+
+def experiment(folder: Path, text: str = GRID, name: str = "experiment.toml") -> Path:
+    """An experiment file beside its trace."""
+    if not (folder / "tiny.zarr").exists():
+        store_trace(folder / "tiny.zarr")
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def merged(out: Path, *results: Path | str) -> dict[str, str]:
+    """sha256 of every table of the merged folders and URLs."""
+    where = Path(merge([place_of(str(each)) for each in results], Folder(out)).where)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(where.glob("*.parquet"))}
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """The command line as a process of its own, in a group of its own."""
+    command = [sys.executable, "-W", "error", str(ROOT / "moereplay.py"), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True)
+
+
+def moereplay(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a finished command."""
+    process = start(*arguments)
+    out, said = process.communicate(timeout=240)
+    return process.returncode, out, said

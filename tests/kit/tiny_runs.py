@@ -1,0 +1,68 @@
+"""What tests of analysis share: small replays with their bounds, and results made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import polars as pl
+
+from results.replay_part import write_part
+from results.result import COUNTERS, Result, Row
+from results.write import to_frame
+from simulator.bounds import Counted
+from simulator.config import KINDS, configure
+from sweeps.grid import run_grid
+from traces.schema import Geometry, Trace
+from traces.synthetic import Synthetic, synthesise
+
+SMALL = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)
+NO_COUNT: Row = dict.fromkeys(COUNTERS, 0)
+NO_TIME: Row = {"start_ns": 0, "ttft_ns": None, "decode_ns": 0, "decode_passes": 0, "end_ns": 0, "tokens": 0}
+
+
+def small_trace(geometry: Geometry = SMALL, tokens: int = 24) -> Trace:
+    recall = (0.8,) if geometry.layers > 1 else ()
+    config = Synthetic(
+        kind="markov", geometry=geometry, requests=2, prompt_tokens=4, decode_tokens=tokens, reuse=0.5, recall=recall
+    )
+    return synthesise(config)
+
+
+def replayed(trace: Trace, **grid: Sequence[str]) -> tuple[list[Result], list[Counted | None]]:
+    """Every combination of the given settings, and the bound of each."""
+    configs = [configure(**dict(zip(grid, values, strict=True))) for values in product(*grid.values())]
+    results, bounds = zip(*run_grid(trace, configs), strict=True)
+    return list(results), list(bounds)
+
+
+def frame_of(trace: Trace, **grid: Sequence[str]) -> pl.DataFrame:
+    return to_frame(*replayed(trace, **grid))
+
+
+def written_to(folder: Path, results: Sequence[Result], bounds: Sequence[Counted | None]) -> list[Path]:
+    return [write_part(folder, result, bound) for result, bound in zip(results, bounds, strict=True)]
+
+
+def by_hand(
+    totals: Row, layers: Sequence[Row] = (), requests: Sequence[Row] = (), bound: Counted | None = None, **config: str
+) -> pl.DataFrame:
+    """One result of a replay that never was; what is not given is zero."""
+    chosen = configure(**config)
+    about = {
+        "identity": repr(sorted(config.items())),
+        "label": "SIMULATED",
+        "model": "toy",
+        "trace": "0123456789abcdef",
+    }
+    about |= {"semantics": 1, "capacity_bytes": 1, "capacity_forms": "5% = 1 experts"}
+    policies = {kind: chosen.spelled_out()[kind] for kind in KINDS}
+    result = Result(
+        config=chosen.model_dump(mode="json"),
+        totals=NO_COUNT | {"time_ns": 0, "lifetime": []} | totals,
+        per_layer=[{"phase": "decode", "lifetime": []} | NO_COUNT | row for row in layers],
+        per_request=[{"request": number} | NO_TIME | NO_COUNT | row for number, row in enumerate(requests)],
+        about=about | {"policies": policies},
+    )
+    return to_frame([result], [bound])

@@ -1,0 +1,153 @@
+"""Random small worlds for the laws: demand, sizes, pools, times and every policy, drawn by Hypothesis."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from policies.contract import UNIT
+from policies.grammar import parse
+from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
+from traces.schema import Geometry
+
+EVICTIONS = ("lru", "fifo", "lfu", "lfu:count=history", "random", "score", "arc")
+EVICTIONS += ("farthest_layer", "farthest_layer:distance=absolute", "belady")
+EVICTIONS += ("least_stale", "least_stale:order=a", "least_stale:order=b:prefetch_evicts_current=false")
+EVICTIONS += ("sieve", "clock:bits=2", "slru", "slru:segments=3:fill=lowest", "s3fifo:small=.3", "lru_k", "lfu_decay")
+EVICTIONS += (
+    "lfru",
+    "class_lru:half_life=2",
+    "least_high_precision",
+    "hobbit",
+    "score:over=window",
+    "shielded_score:n=1",
+)
+EVICTIONS += ("mrs", "activation_ratio", "lru:touch_on_predict=true", "belady:window=2")
+DECLINING = ("belady:bypass=true", "static", "pinned:share=.6")
+EVICTIONS += DECLINING
+PREFETCHES = ("none", "top_k", "top_k:factor=1.5:depth=2", "score:percentile=50", "score:pool=running")
+PREFETCHES += ("adaptive_depth:p=2", "adaptive_depth:p=2:precision=scored", "confident:alpha=.1", "activation_matrix")
+PREFETCHES += ("activation_matrix:kept=1:enqueue=all", "previous_token:depth=2", "coactivation", "frequent:depth=2")
+PREFETCHES += ("oracle", "oracle:recall=.5:precision=.5:horizon=2")
+SIDE_BUFFER = "side_buffer:buffers=2:fetch=2"
+MISSES = (
+    "fetch",
+    "fetch:bits=4",
+    "drop:keep=1",
+    "substitute:tolerance=.5",
+    "split",
+    "cascade",
+    "cascade:when=pressure",
+    "lowest_bit",
+    "hobbit:bits=8/4:t1=.3:t2=.6",
+    "drop_cascade:keep=1",
+    "drop_cascade:when=pressure:keep=0",
+    "drop_below:of=share",
+    "substitute_band:alpha=.9:phase=any",
+    "substitute_band:alpha=.9:rest=balance:ratio=1",
+    "cpu",
+    "fiddler:ratio=2:goal=max:decode=cost",
+)
+ROUTINGS = ("standard", "cache_prior", "max_rank:m=4:top_j=1", "cumulative:p=.8:top_j=0", "prune:keep=1", "swap:rank=1")
+ROUTINGS += ("reuse_distance:keep=1:phase=any",)
+CONTRACTS = ("atomic", "sequential")
+
+
+class World(NamedTuple):
+    """Everything that a replay needs; replaying it twice must give the same."""
+
+    source: ListSource
+    pools: tuple[int, ...]
+    times: dict[str, Any]
+    settings: dict[str, Any]
+
+    def replay(self) -> Outcome:
+        """Replay with the event log."""
+        return replay_lists(self.source, self.pools, machine(**self.times), **self.settings)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, **fixed: Any) -> World:
+    """Any world; `fixed` settings hold in all of them."""
+    settings = draw(_settings()) | fixed
+    geometry = draw(_geometries())
+    return World(draw(_sources(geometry, settings.pop("passes"))), draw(_pools(geometry)), draw(_times()), settings)
+
+
+def _settings() -> st.SearchStrategy[dict[str, Any]]:
+    free = st.fixed_dictionaries(
+        {
+            "eviction": st.sampled_from(EVICTIONS),
+            "prefetch": st.sampled_from((*PREFETCHES, SIDE_BUFFER)),
+            "miss": st.sampled_from(MISSES),
+            "routing": st.sampled_from(ROUTINGS),
+            "contract": st.sampled_from(CONTRACTS),
+            "passes": st.sampled_from(("recorded", "token", "chunk:2")),
+            "reset": st.sampled_from(("never", "request", "3")),
+            "prefetch_at": st.sampled_from(("gate", "after_demand")),
+            "prefetch_admission": st.sampled_from(("evict", "free_only")),
+        }
+    )
+    return free.map(_allowed)
+
+
+def _allowed(settings: dict[str, Any]) -> dict[str, Any]:
+    """What reads the future is refused where routing changes it."""
+    needs = parse("eviction", settings["eviction"]).needs | parse("prefetch", settings["prefetch"]).needs
+    return settings | {"routing": "standard"} if "future" in needs else settings
+
+
+@st.composite
+def _geometries(draw: st.DrawFn) -> Geometry:
+    layers, experts = draw(st.integers(1, 3)), draw(st.integers(2, 6))
+    k = draw(st.integers(1, min(3, experts)))
+    return sizes(layers, experts, k, draw(st.lists(st.integers(1, 7), min_size=layers, max_size=layers)))
+
+
+@st.composite
+def _pools(draw: st.DrawFn, geometry: Geometry) -> tuple[int, ...]:
+    """From one expert to about half of them, global or per layer."""
+    if geometry.layers > 1 and draw(st.booleans()):
+        return tuple(size * draw(st.integers(1, geometry.experts)) for size in geometry.expert_bytes)
+    return (max(geometry.expert_bytes) + draw(st.integers(0, 3 * sum(geometry.expert_bytes))),)
+
+
+@st.composite
+def _sources(draw: st.DrawFn, geometry: Geometry, passes: str) -> ListSource:
+    requests = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=3))
+    dice = random.Random(draw(st.integers(0, 2**32)))
+    return ListSource(geometry, [_request(dice, geometry, *lengths) for lengths in requests if any(lengths)], passes)
+
+
+def _request(dice: random.Random, geometry: Geometry, prompt: int, decoded: int) -> Prompted:
+    rows: list[Token] = [[_cell(dice, geometry) for _ in range(geometry.layers)] for _ in range(prompt + decoded)]
+    return Prompted(rows, prompt)
+
+
+def _cell(dice: random.Random, geometry: Geometry) -> Cell:
+    """One cell in eight is not routed; scores are coarse, so that they tie."""
+    experts, k = geometry.experts, geometry.k
+    ids = dice.sample(range(experts), k) if dice.random() > 0.125 else [-1] * k
+    weights = sorted((dice.randrange(1, 5) * UNIT // 8 for _ in range(k)), reverse=True)
+    look = [[dice.randrange(8) * UNIT // 8 for _ in range(experts)] for _ in range(2)]
+    logits = [dice.randrange(-4, 5) / 2 for _ in range(experts)]
+    return Cell(ids, weights if ids[0] >= 0 else [0] * k, look, logits)
+
+
+def _times() -> st.SearchStrategy[dict[str, Any]]:
+    few = st.integers(0, 7)
+    return st.fixed_dictionaries(
+        {
+            "bytes_per_ns": st.sampled_from((0.5, 1.0, 3.0, float("inf"))),
+            "latency_ns": few,
+            "depth": st.integers(1, 3),
+            "cpu_ns": few,
+            "left": st.sampled_from((1.0, 0.5, 0.3)),
+            "dense_ns": few,
+            "expert_ns": few,
+            "expert_ns_per_token": few,
+            "pass_ns": few,
+        }
+    )

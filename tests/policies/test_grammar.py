@@ -1,0 +1,130 @@
+"""The command-line grammar of policies: what parses, what it spells back to, and what an error says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import policies
+from policies.contract import PAR_SLOTS, Choice, Number, Numbers, Parameter, Policy, PolicyError, slot
+from policies.grammar import Chosen, parse
+from sweeps.grid import expand
+
+POLICIES = st.sampled_from(policies.catalogue())
+several = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+def values(param: Parameter) -> st.SearchStrategy[Any]:
+    """Everything that a parameter allows."""
+    if isinstance(param, Choice):
+        return st.sampled_from(param.options)
+    if isinstance(param, Number) and param.integer:
+        return st.integers(int(param.low), int(param.high))
+    number = st.floats(param.low, param.high)
+    return number if isinstance(param, Number) else st.lists(number, min_size=1, max_size=4).map(tuple)
+
+
+def choices(policy: Policy) -> st.SearchStrategy[Chosen]:
+    params = {param.name: values(param) for param in policy.params}
+    return st.fixed_dictionaries(params).map(lambda given: Chosen(policy, given))
+
+
+ANY_CHOICE = POLICIES.flatmap(choices)
+
+
+def refusal(kind: str, text: str) -> str:
+    with pytest.raises(PolicyError) as refused:
+        parse(kind, text)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@several
+@given(ANY_CHOICE)
+def test_a_choice_parses_back_from_its_spelling(chosen: Chosen):
+    kind = chosen.policy.kind
+    assert parse(kind, chosen.text()).params == chosen.params
+    assert parse(kind, chosen.text(full=True)).params == chosen.params
+
+
+@several
+@given(ANY_CHOICE)
+def test_two_spellings_of_a_choice_give_the_same_parameters_to_hooks(chosen: Chosen):
+    assert parse(chosen.policy.kind, chosen.text()).par() == chosen.par()
+
+
+@several
+@given(ANY_CHOICE)
+def test_spellings_are_safe_in_a_shell_and_in_a_comma_list(chosen: Chosen):
+    assert not set(chosen.text(full=True)) & set(" ,;&|<>()$`\"'\\*?[]#~!{}\n")
+
+
+def test_defaults_are_left_out_unless_asked_for():
+    assert parse("eviction", "least_stale:order=c").text() == "least_stale"
+    full = "least_stale:order=c:current=cyclic:prefetch_evicts_current=true"
+    assert parse("eviction", "least_stale").text(full=True) == full
+
+
+def test_parameters_are_spelled_in_the_order_of_the_policy():
+    assert parse("prefetch", "top_k:depth=2:factor=1.5").text() == "top_k:factor=1.5:depth=2"
+
+
+def test_lists_are_written_with_slashes():
+    cascade = parse("miss", "cascade:bits=8/4:below=.5")
+    assert cascade.params == {"bits": (8, 4), "when": "importance", "below": (0.5,)}
+    assert cascade.text() == "cascade:bits=8/4:below=0.5"
+
+
+def test_comma_lists_are_expanded_in_order():
+    configs = expand({"capacity": "5%,25%", "eviction": "lru,belady:bypass=true, lfu"}, {"seed": 3})
+    evictions = ["lru", "belady:bypass=true", "lfu"]
+    assert [config.policy_set().eviction.text() for config in configs] == evictions * 2
+    assert [config.capacity for config in configs] == ["5%"] * 3 + ["25%"] * 3
+
+
+def test_hooks_see_parameters_in_declaration_order():
+    """bits=8/4/2 takes five slots: the count, the values and a zero; when=pressure is option 1."""
+    par = parse("miss", "cascade:when=pressure").par()
+    assert par[:11] == [3, 8, 4, 2, 0, 1, 2, 0.6, 0.3, 0, 0]
+    assert par[11:] == [0] * (PAR_SLOTS - 11)
+
+
+def test_slots_are_found_by_name():
+    params = (Numbers("a", (1,), 0, 9), Choice("b", "x", ("x", "y")), Number("c", 0, 0, 1))
+    assert [slot(params, name) for name in "abc"] == [0, 5, 6]
+    with pytest.raises(KeyError):
+        slot(params, "d")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("eviction", "lruu", "no eviction policy called 'lruu': did you mean lru?"),
+        ("prefetch", "zzz", "no prefetch policy called 'zzz': choose from none, top_k, score"),
+        ("eviction", "", "no eviction policy called ''"),
+        ("prefetch", "top_k:factr=2", "prefetch top_k has no parameter 'factr': did you mean factor?"),
+        ("prefetch", "top_k:zzz=2", "it has factor, depth, source"),
+        ("eviction", "fifo:x=1", "eviction fifo has no parameters, so no 'x'"),
+        ("prefetch", "top_k:2", "'2' is no key=value; write top_k:key=value"),
+        ("prefetch", "top_k:depth=1.5", "prefetch top_k: depth=1.5 is not an integer from 1 to 8"),
+        ("prefetch", "top_k:depth=9", "depth=9 is not an integer from 1 to 8"),
+        ("prefetch", "top_k:factor=nan", "factor=nan is not a number from 0 to 64"),
+        ("prefetch", "top_k:factor=inf", "factor=inf is not a number from 0 to 64"),
+        ("prefetch", "top_k:factor=", "factor= is not a number from 0 to 64"),
+        ("prefetch", "top_k:source=past", "source=past is not next_gate | current_gate"),
+        ("miss", "cascade:bits=8/4/2/1/1", "one to four numbers from 1 to 32, separated by /"),
+        ("miss", "cascade:bits=8//2", "bits=8//2 is not one to four numbers"),
+        ("miss", "fetch:bits=8/4", "bits=8/4 is not a number from 0 to 32"),
+        ("prefetch", "top_k:factor=1:factor=2", "factor is given twice"),
+    ],
+)
+def test_an_error_names_the_thing_and_what_is_allowed(kind: str, text: str, said: str):
+    assert said in refusal(kind, text)
+
+
+def test_needs_follow_the_parameters():
+    assert parse("prefetch", "top_k").needs == {"lookahead"}
+    assert parse("prefetch", "top_k:source=current_gate").needs == {"logits"}

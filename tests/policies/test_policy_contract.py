@@ -1,0 +1,229 @@
+"""Every policy of the catalogue keeps the contract of `policies/contract.py`, in Python and as machine code.
+
+One suite for all: a policy added to the catalogue is tested without a line here. Hooks meet the tables that real
+replays give them; `test_policy_promises` gives them random ones.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+import pytest
+
+import policies
+from policies.contract import (
+    CPU,
+    DROP,
+    NONE,
+    PAR_SLOTS,
+    PER_TOKEN,
+    Eviction,
+    Miss,
+    Policy,
+    PolicyError,
+    Prefetch,
+    Routing,
+    slot,
+)
+from policies.declaration import HOOKS
+from policies.grammar import Chosen, parse
+from simulator.compiled.hooks import given_by
+from simulator.reference.victims import Victims
+from tests.kit.hook_twins import hook_of, twin
+from tests.kit.policy_catalogue import CATALOGUE, every_policy, label, of_kind, variants, with_key
+from tests.kit.policy_runs import Outcome, Sizes, random_trace, replayed_by_reference
+
+KINDS = {"routing": Routing, "prefetch": Prefetch, "eviction": Eviction, "miss": Miss}
+CAPABILITIES = {"weights", "logits", "lookahead", "future"}
+QUESTIONS = {
+    "own_scores",
+    "needs",
+    "depth",
+    "reach",
+    "side_slots",
+    "side_inside",
+    "uses_cpu",
+    "priced",
+    "bits",
+    "rekey",
+    "queue",
+    "declines",
+    "profile",
+}  # asked once, of the parameters; no engine calls them in a run
+SIZES = Sizes(layers=3, experts=6, k=2, tokens=9, prompt=4, requests=2, depth=8)
+RANKED = tuple((layer, e) for layer in range(SIZES.layers) for e in reversed(range(SIZES.experts)))  # as --profile
+CONTRACTS = ("atomic", "sequential")
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch, policy: Policy, **changed: Any) -> None:
+    module = import_module(f"policies.{policy.kind}.{policy.name}")
+    monkeypatch.setattr(module, "POLICY", replace(policy, **changed))
+
+
+def replay_with(chosen: Chosen, seed: int, **others: object) -> Outcome:
+    """A short replay with prefill, two requests and a reset between them; room for eight experts of eighteen."""
+    given = {"prefetch": "top_k", "reset": "request", "profile": RANKED} | others
+    given[chosen.policy.kind] = chosen.text()
+    return replayed_by_reference(random_trace(seed, SIZES), 8, **given)
+
+
+# -- what a policy declares ---------------------------------------------------------------------------------------
+
+
+@every_policy
+def test_a_policy_is_called_as_its_file(policy: Policy):
+    assert policies.load(policy.kind, policy.name) is policy
+    assert re.fullmatch("[a-z][a-z0-9_]*", policy.name)
+    assert isinstance(policy, KINDS[policy.kind])
+
+
+@every_policy
+def test_a_policy_says_what_it_does_and_where_it_is_from(policy: Policy):
+    assert policy.summary.strip()
+    assert policy.source.strip()
+    assert "\n" not in policy.summary + policy.source
+
+
+@every_policy
+def test_defaults_parse_to_themselves(policy: Policy):
+    defaults = {param.name: param.default for param in policy.params}
+    assert parse(policy.kind, policy.name).params == defaults
+    assert parse(policy.kind, Chosen(policy, defaults).text(full=True)).params == defaults
+
+
+@every_policy
+def test_every_spelling_of_a_parameter_survives_the_command_line(policy: Policy):
+    for chosen in variants(policy):
+        assert parse(policy.kind, chosen.text()).params == chosen.params
+
+
+@every_policy
+def test_parameters_fit_their_slots(policy: Policy):
+    assert sum(param.width for param in policy.params) <= PAR_SLOTS
+    for chosen in variants(policy):
+        par = chosen.par()
+        assert len(par) == PAR_SLOTS
+        for param in policy.params:
+            begin = slot(policy.params, param.name)
+            assert par[begin : begin + param.width] == param.slots(chosen.params[param.name])
+
+
+@every_policy
+def test_needs_are_known_capabilities(policy: Policy):
+    for chosen in variants(policy):
+        assert chosen.needs <= CAPABILITIES
+
+
+@every_policy
+def test_hooks_take_the_documented_parameters(policy: Policy):
+    for name, hook in given_by(policy):
+        assert tuple(signature(hook).parameters) == HOOKS[name].arguments
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_every_hook_of_the_contract_is_tested_here(kind: type[Policy]):
+    asked = {field.name for field in fields(kind) if "Callable" in str(field.type)}
+    assert asked - QUESTIONS <= set(HOOKS)
+
+
+# -- hooks in replays: what users' own policies are held to ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@every_policy
+def test_a_policy_reads_what_it_declares_and_keeps_what_it_promises(
+    policy: Policy, contract: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Checked by the reference as of a policy from a user's own file, to the same events."""
+    assert policy.reads is not None
+    plain = [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)]
+    put_in_place(monkeypatch, policy, version="0" * 12)
+    assert [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)] == plain
+
+
+@pytest.mark.parametrize("policy", [p for p in CATALOGUE if p.reads], ids=label)
+def test_a_policy_declares_nothing_that_it_does_not_read(policy: Policy, monkeypatch: pytest.MonkeyPatch):
+    """What is kept current for nobody costs time."""
+    for name in policy.reads or ():
+        with monkeypatch.context() as patched, pytest.raises(PolicyError, match=f"'{name}' is read"):
+            put_in_place(patched, policy, version="0" * 12, reads=(policy.reads or frozenset()) - {name})
+            for chosen in variants(policy):
+                replay_with(chosen, 1)
+
+
+# -- hooks in replays: compiled = Python, tables unharmed -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@every_policy
+def test_compiled_hooks_agree_with_python_in_a_replay(policy: Policy, contract: str, monkeypatch: pytest.MonkeyPatch):
+    plain = [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)]
+    put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in given_by(policy)})
+    assert [replay_with(chosen, 1, contract=contract).events for chosen in variants(policy)] == plain
+
+
+@of_kind("eviction")
+def test_compiled_evictions_agree_with_python_per_layer(policy: Policy, monkeypatch: pytest.MonkeyPatch):
+    put_in_place(monkeypatch, policy, **{name: twin(name, hook) for name, hook in given_by(policy)})
+    for chosen in variants(policy):
+        trace, given = random_trace(2, SIZES), {"prefetch": "top_k", "scope": "per_layer", "profile": RANKED}
+        evicting = replayed_by_reference(trace, slots=3, eviction=chosen.text(), **given)
+        assert evicting.totals["evictions"] > 0
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@with_key
+def test_orders_that_an_engine_keeps_are_those_it_would_work_out_anew(
+    policy: Eviction, contract: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Keys change only where the contract says so: on a touch, at a gate of the layer, or as `rekey` declares."""
+    given = {"contract": contract, "miss": "cascade", "reset": "never"}
+    kept = [replay_with(chosen, 6, **given).events for chosen in variants(policy)]
+    monkeypatch.setattr(Victims, "_rekey", Victims.clear)
+    assert [replay_with(chosen, 6, **given).events for chosen in variants(policy)] == kept
+
+
+@of_kind("routing")
+def test_routing_gives_every_token_distinct_experts(policy: Policy):
+    for chosen in variants(policy):
+        for step in replay_with(chosen, 3).ran:
+            for row in step:
+                executed = [e for e in row if e != NONE]  # a routing policy may leave a slot empty
+                assert len(row) == SIZES.k
+                assert len(set(executed)) == len(executed) > 0
+                assert set(executed) <= set(range(SIZES.experts))
+
+
+@pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "suggest", None)], ids=label)
+def test_prefetch_names_distinct_experts_of_later_layers(policy: Prefetch, monkeypatch: pytest.MonkeyPatch):
+    counts, suggest = [], hook_of(policy, "suggest")
+
+    def watched(now, step, experts, copies, own, out):
+        count = suggest(now, step, experts, copies, own, out)
+        named = out[:count]
+        counts.append(count)
+        assert len({y // now["precisions"] for y in named}) == count
+        assert all(experts[y // now["precisions"]]["layer"] > now["layer"] for y in named)
+        return count
+
+    put_in_place(monkeypatch, policy, suggest=watched)
+    for chosen in variants(policy):
+        replay_with(chosen, 4, miss="cascade", reset="never")
+    assert max(counts) > 0
+
+
+@of_kind("miss")
+def test_miss_policies_give_known_verdicts(policy: Miss, monkeypatch: pytest.MonkeyPatch):
+    def watched(now, step, experts, copies, own, missing, free, verdict):
+        verdict[:] = [None] * len(missing)
+        policy.resolve(now, step, experts, copies, own, missing, free, verdict)
+        known = {DROP, CPU, *range(now["precisions"])} | ({PER_TOKEN} if policy.substitute else set())
+        assert set(verdict) <= known
+
+    put_in_place(monkeypatch, policy, resolve=watched)
+    for chosen in variants(policy):
+        assert replay_with(chosen, 5).misses > 0

@@ -1,0 +1,228 @@
+"""Replays against slow models of more evictions: every access, with unequal sizes, prefetches and precisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kit.policy_models import DemandStep, best, one_token_steps
+from tests.kit.policy_models_eviction import (
+    Clock,
+    Pool,
+    S3Fifo,
+    Slru,
+    facts_of,
+    play_ahead,
+    play_one_by_one,
+)
+from tests.kit.policy_ranks_eviction import (
+    Foresight,
+    LetsIn,
+    Ranked,
+    Shielded,
+    activation,
+    aged,
+    decayed,
+    frequency_per_age,
+    is_current,
+    kth_use,
+    multidimensional,
+    recent_score,
+    staleness,
+    windowed_mass,
+)
+from tests.kit.policy_runs import Nanoseconds, Sizes, random_trace, replayed
+from traces.demand import to_units
+from traces.routers import scores as router_scores
+from traces.schema import Trace
+
+AT_ONCE = Nanoseconds(bandwidth=float("inf"))
+Maker = Callable[..., Pool]
+
+
+def ranked(rank: Callable[..., Any], *arguments: Any, lets_in: LetsIn | None = None, **options: Any) -> Maker:
+    """A model whose residents are ordered by a number."""
+    return partial(Ranked, rank=lambda m, x: rank(m, x, *arguments, **options), lets_in=lets_in)
+
+
+def static(m: Ranked, x: int, leaving: int) -> bool:
+    return m.place(x) < m.place(leaving)
+
+
+def pinned(share: float, rest: Callable[[Ranked, int], Any]) -> Maker:
+    """Pinned ones last, and for nobody; a Ranked's own ties are by stamp."""
+
+    def rank(m: Ranked, x: int) -> tuple[bool, float]:
+        return (True, -m.place(x)) if m.is_pinned(x, share) else (False, rest(m, x))
+
+    return partial(Ranked, rank=rank, lets_in=lambda m, x, leaving: not m.is_pinned(leaving, share))
+
+
+def stamp(m: Ranked, x: int) -> int:
+    return m.stamped.index(x)
+
+
+def arrival(m: Ranked, x: int) -> int:
+    return list(m.residents).index(x)
+
+
+def uses_in_residence(m: Ranked, x: int) -> int:
+    """A prefetch counts as one, and the use that proves it right is the same one."""
+    return max(1, len(m.uses_here(x)))
+
+
+def guards_current(m: Ranked, x: int, leaving: int) -> bool:
+    """What comes in for another layer than the one in progress was prefetched."""
+    return m.layer(x) == m.now.layer or not is_current(m, leaving)
+
+
+MODELS: dict[str, Maker] = {
+    "lfu": ranked(uses_in_residence),
+    "lfu:count=history": ranked(lambda m, x: len(m.uses_of(x))),
+    "farthest_layer": ranked(lambda m, x: -m.ahead(x)),
+    "farthest_layer:distance=absolute": ranked(lambda m, x: -abs(m.layer(x) - m.now.layer)),
+    "least_stale": ranked(staleness, "c"),
+    "least_stale:order=a": ranked(staleness, "a"),
+    "least_stale:order=b": ranked(staleness, "b"),
+    "least_stale:current=fifo": ranked(staleness, "c", fifo=True),
+    "least_stale:prefetch_evicts_current=false": ranked(staleness, "c", lets_in=guards_current),
+    "score": ranked(windowed_mass, 10**9),
+    "lru:touch_on_predict=true": ranked(lambda m, x: m.touched.index(x)),
+    "clock": Clock,
+    "clock:bits=2:touch_on_predict=true": partial(Clock, bits=2, touch=True),
+    "slru": Slru,
+    "slru:segments=3:protected=.7:touch_on_predict=true": partial(Slru, segments=3, protected=0.7, touch=True),
+    "slru:segments=4:protected=.75:fill=lowest": partial(Slru, segments=4, protected=0.75, lowest=True),
+    "s3fifo": S3Fifo,
+    "s3fifo:small=.4:ghost=.5:threshold=1": partial(S3Fifo, small=0.4, ghost=0.5, threshold=1),
+    "s3fifo:small=.3:fill=main": partial(S3Fifo, small=0.3, fill_main=True),
+    "lru_k": ranked(kth_use, 2),
+    "lru_k:k=1:history=resident": ranked(kth_use, 1, "resident"),
+    "lru_k:k=3:among=fifo": ranked(kth_use, 3, "kept", "fifo"),
+    "lru_k:k=2:history=resident:among=fifo": ranked(kth_use, 2, "resident", "fifo"),
+    "lfu_decay:half_life=1": ranked(decayed, 1),
+    "lfu_decay:half_life=5": ranked(decayed, 5),
+    "lfru": ranked(frequency_per_age),
+    "class_lru:half_life=3": ranked(aged, 3),
+    "class_lru:touch_on_predict=true": ranked(aged, 128, touch=True),
+    "least_high_precision": ranked(lambda m, x: len(m.in_request(x))),
+    "least_high_precision:span=history": ranked(lambda m, x: len(m.uses_of(x))),
+    "hobbit": ranked(multidimensional, (0.25, 0.25, 0.25, 0.25)),
+    "hobbit:w_lru=.5:w_lfu=0:w_fld=1:mask=false": ranked(multidimensional, (0.5, 0, 0.25, 1), mask=False),
+    "score:over=window:window=1": ranked(windowed_mass, 1),
+    "score:over=window:window=5": ranked(windowed_mass, 5),
+    "shielded_score:n=0": partial(Shielded, n=0),
+    "shielded_score:n=4": partial(Shielded, n=4),
+    "mrs": ranked(recent_score, "3/4", 2),
+    "mrs:a=.5:p=1": ranked(recent_score, "1/2", 1),
+    "activation_ratio": ranked(activation),
+    "activation_ratio:frequency=false:mask=false": ranked(activation, frequency=False, mask=False),
+    "static": partial(Ranked, rank=lambda m, x: -m.place(x), lets_in=static),
+    "pinned": pinned(0.5, stamp),
+    "pinned:share=.7:rest=lfu": pinned(0.7, uses_in_residence),
+    "pinned:share=.3:rest=fifo": pinned(0.3, arrival),
+}
+
+
+class Case(NamedTuple):
+    """A trace of one-token passes whose layers' experts may differ in size, and pools for it."""
+
+    trace: Trace
+    slots: int
+    scope: str
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of every expert."""
+        geometry = self.trace.geometry
+        return {x: geometry.expert_bytes[x // geometry.experts] for x in range(geometry.layers * geometry.experts)}
+
+    def pools(self, make: Maker) -> list[Pool]:
+        """One pool with all experts, or one per layer with its own; all of the same capacity."""
+        geometry, facts = self.trace.geometry, facts_of(self.trace)
+        capacity, layers = self.slots * geometry.expert_bytes[0], range(geometry.layers)
+        if self.scope == "global":
+            return [make(capacity, self.sizes, facts)]
+        own = [{x: size for x, size in self.sizes.items() if x // geometry.experts == layer} for layer in layers]
+        return [make(capacity, sizes, facts) for sizes in own]
+
+    def replay(self, eviction: str, contract: str, prefetch: str = "none") -> list[bool]:
+        """Hit or miss of every access."""
+        given = {"eviction": eviction, "contract": contract, "scope": self.scope, "prefetch": prefetch}
+        outcome = replayed(self.trace, self.slots, AT_ONCE, passes="token", **given)
+        return [access.hit for access in outcome.accesses]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A step's demand always fits, with room for one more expert."""
+    layers, experts, k = draw(st.sampled_from([3, 2, 1])), draw(st.sampled_from([6, 4])), draw(st.integers(1, 3))
+    sizes = Sizes(layers, experts, k, draw(st.sampled_from([9, 3])), requests=draw(st.integers(1, 2)), depth=1)
+    trace = random_trace(draw(st.integers(0, 2**32)), sizes)
+    unequal = draw(st.lists(st.integers(3, 7), min_size=layers, max_size=layers) | st.just([5] * layers))
+    geometry = trace.geometry.model_copy(update={"expert_bytes": tuple(unequal)})
+    trace = replace(trace, header=trace.header.model_copy(update={"geometry": geometry}))
+    least = -(-(k + 1) * max(unequal) // unequal[0])
+    return Case(trace, least + draw(st.integers(0, 4)), draw(st.sampled_from(["global", "per_layer"])))
+
+
+def top_k_of(trace: Trace) -> Callable[[DemandStep], list[int]]:
+    """What `top_k` names: the k best of the next layer by look-ahead score."""
+    geometry = trace.geometry
+    scores = to_units(router_scores(geometry.router, trace.read("lookahead/1"))).tolist()
+
+    def names(step: DemandStep) -> list[int]:
+        if step.layer + 1 == step.layers:
+            return []
+        return [(step.layer + 1) * step.experts + e for e in best(scores[step.step_pass][step.layer], geometry.k)]
+
+    return names
+
+
+few = settings(max_examples=40, deadline=None, derandomize=True)
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+@every_model
+@few
+@given(case=cases(), prefetch=st.booleans())
+def test_evictions_agree_with_their_models_with_and_without_prefetch(name: str, case: Case, prefetch: bool):
+    """Contract atomic. The link takes no time, so every prefetch is there before the next gate."""
+    names = top_k_of(case.trace) if prefetch else lambda step: []
+    expected = play_ahead(one_token_steps(case.trace), case.pools(MODELS[name]), names)
+    assert case.replay(name, "atomic", "top_k" if prefetch else "none") == expected
+
+
+@every_model
+@few
+@given(case=cases())
+def test_evictions_agree_with_their_models_one_by_one(name: str, case: Case):
+    """Contract sequential."""
+    expected = play_one_by_one(one_token_steps(case.trace), case.pools(MODELS[name]))
+    assert case.replay(name, "sequential") == expected
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+@few
+@given(case=cases(), window=st.integers(1, 6))
+def test_belady_sees_as_far_as_its_window(bypass: bool, case: Case, window: int):
+    steps = one_token_steps(case.trace)
+    spans = [range(case.trace.geometry.layers)] if case.scope == "global" else [[n] for n in range(steps[0].layers)]
+    streams = [[(step.step_pass, x) for step in steps if step.layer in span for x in step.demand] for span in spans]
+    facts, capacity = facts_of(case.trace), case.slots * case.trace.geometry.expert_bytes[0]
+    pools = [Foresight(capacity, case.sizes, facts, stream=s, window=window, bypass=bypass) for s in streams]
+    name = f"belady:window={window}:bypass={str(bypass).lower()}"
+    assert case.replay(name, "atomic") == play_ahead(steps, pools, lambda step: [])
+
+
+@few
+@given(case=cases())
+def test_a_window_that_sees_everything_is_belady(case: Case):
+    """But for experts that are never demanded again, which cannot show."""
+    assert case.replay("belady:window=1000", "atomic") == case.replay("belady", "atomic")

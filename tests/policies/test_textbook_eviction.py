@@ -1,0 +1,306 @@
+"""Worked examples of more evictions: formulas and figures of their sources, followed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from policies.contract import RESIDENT
+from tests.kit.policy_runs import replayed, trace_of
+from tests.policies.test_policy_hooks import BARE, EXPERTS, Asked
+from tests.policies.test_textbook import evicted, misses_of, paged
+
+# -- queues ---------------------------------------------------------------------------------------------------------
+
+
+def victims(pages: Sequence[int], frames: int, eviction: str) -> list[int]:
+    """Pages in the order in which they leave."""
+    return [page for _, page in evicted(paged(pages, frames, eviction))]
+
+
+def test_clock_gives_a_second_chance():
+    """Three frames, 1 2 3, then 2 again: marked. 4 replaces 1, the oldest. For 5 the hand comes to 2, spends its mark
+    and replaces 3. For 6 the oldest are 4, 2, 5: 4 leaves. FIFO would have replaced 1, 2, 3.
+    """
+    assert victims((1, 2, 3, 2, 4, 5, 6), 3, "clock") == [1, 3, 4]
+    assert victims((1, 2, 3, 2, 4, 5, 6), 3, "fifo") == [1, 2, 3]
+
+
+def test_a_clock_of_two_bits_gives_up_to_three_chances():
+    """0 is hit twice: two marks. 1 leaves for 2 and 2 for 3, each time after 0 spent one; then 0 leaves for 4.
+
+    With one bit the second hit is forgotten: 1 leaves, then 0, then 2.
+    """
+    assert victims((0, 1, 0, 0, 2, 3, 4), 2, "clock:bits=2") == [1, 2, 0]
+    assert victims((0, 1, 0, 0, 2, 3, 4), 2, "clock") == [1, 0, 2]
+
+
+def test_sieve_keeps_its_hand_where_it_stopped():
+    """Zhang et al.: frames hold 1 2 3, oldest first; 1 is hit: marked. For 4 the hand spends that mark and replaces 2.
+
+    It now points at 3, the next newer, which leaves for 5; then 4 leaves for 6 and 5 for 7: new pages go quickly, and
+    1 stays where it is. CLOCK moved 1 to the newest end and meets it again, unmarked, after 3.
+    """
+    assert victims((1, 2, 3, 1, 4, 5, 6, 7), 3, "sieve") == [2, 3, 4, 5]
+    assert victims((1, 2, 3, 1, 4, 5, 6, 7), 3, "clock") == [2, 3, 1, 4]
+
+
+def test_slru_keeps_what_was_used_twice_and_lets_it_down_gently():
+    """Karedla et al.: two of four frames protected. 0 1 2 3 fill the probation; hits on 0 and 1 protect them.
+
+    A hit on 2 protects it too, so 0, the least recent there, becomes the newest of the probation: 3 0 | 1 2.
+    A scan of 4 5 then pushes out 3 and 0; 1 and 2 still hit. LRU would have lost 3 and 0 as well, but then 1 for 6.
+    """
+    pages = (0, 1, 2, 3, 0, 1, 2, 4, 5, 6, 1, 2)
+    assert victims(pages, 4, "slru") == [3, 0, 4]
+    assert misses_of(paged(pages, 4, "slru"))[-2:] == ".."
+    assert victims(pages, 4, "lru")[:3] == [3, 0, 1]
+
+
+def test_s4lru_raises_step_by_step():
+    """Huang et al.: four queues of one frame each. Every hit moves a page one queue up, and what was there one down.
+
+    0 1 2 3, then 3 twice: queue 1 takes 3, then queue 2. A hit on 2 takes it to queue 1. 0, 1 remain below: 4 replaces
+    0, 5 replaces 1, 6 replaces 4; 2 and 3 stay.
+    """
+    assert victims((0, 1, 2, 3, 3, 3, 2, 4, 5, 6), 4, "slru:segments=4:protected=.75") == [0, 1, 4]
+
+
+def test_lru_2_tells_index_pages_from_records():
+    """O'Neil et al., example 1.1: every record is read through an index page, 0 or 1; records 2 to 7 come once.
+
+    Three frames, so LRU always loses an index page before it returns (three others come between). LRU-2: a page with
+    one use leaves before any with two, least recent first: 0 for 3, 2 for 0 (which has two uses now), 1 for 4, 3 for 1.
+    From then on only records leave, and both index pages hit.
+    """
+    pages = (0, 2, 1, 3, 0, 4, 1, 5, 0, 6, 1, 7)
+    assert misses_of(paged(pages, 3, "lru")) == "M" * 12
+    assert misses_of(paged(pages, 3, "lru_k")) == "MMMMMMMM.M.M"
+    assert victims(pages, 3, "lru_k")[:4] == [0, 2, 1, 3]
+
+
+def test_lru_2_without_a_memory_forgets_that_it_has_met_a_page():
+    """The same, but a returning index page has one use again and is no better than a record: every access misses."""
+    pages = (0, 2, 1, 3, 0, 4, 1, 5, 0, 6, 1, 7)
+    assert misses_of(paged(pages, 3, "lru_k:history=resident")) == "M" * 12
+
+
+def test_s3fifo_demotes_quickly_and_remembers_ghosts():
+    """Yang et al.: one frame small, three main (small=.25 of four); ghosts for three.
+
+    0 1 2 3 fill the small queue; 0 is hit twice, 1 once. For 4 the small queue's oldest is looked at: 0 was used twice
+    and goes to the main queue; 1 was used once, which is not enough: it leaves, a ghost. 1 returns: the main queue. For
+    it 2 leaves, for 5 then 3. 0 has been there all along; a plain FIFO loses it to 4.
+    """
+    pages = (0, 1, 2, 3, 0, 0, 1, 4, 1, 5, 0)
+    assert victims(pages, 4, "s3fifo:small=.25") == [1, 2, 3]
+    assert misses_of(paged(pages, 4, "s3fifo:small=.25")) == "MMMM...MMM."
+    assert victims(pages, 4, "fifo")[0] == 0
+    # 6 and 7 push 4 and 5 through the small queue; 1, a ghost that returned, stays
+    assert misses_of(paged((*pages, 6, 7, 1), 4, "s3fifo:small=.25"))[-3:] == "MM."
+
+
+# -- counts that age --------------------------------------------------------------------------------------------------
+
+
+def test_a_decayed_count_forgets_an_old_favourite():
+    """Half-life one token. 0 is used at tokens 0, 1, 2: 1.75 then, and 1.75 / 8 = 0.22 at token 5. 1 is used at tokens
+    3 and 4: 1.5 then, and 0.75 at token 5, so 0 leaves for 2. With a half-life of 100 the counts are still about 3 and
+    2, and 1 leaves, as under LFU.
+    """
+    pages = (0, 0, 0, 1, 1, 2)
+    assert victims(pages, 2, "lfu_decay:half_life=1") == [0]
+    assert victims(pages, 2, "lfu_decay:half_life=100") == [1] == victims(pages, 2, "lfu")
+
+
+def test_lfru_weighs_frequency_against_age():
+    """2608.07911: frequency / (clock - last + 1), one step per token, for the page that comes at step 7.
+
+    0: three uses, last at step 2: 3 / 6. 1: two uses, last at step 4: 2 / 4. 2: two uses, last at 6: 2 / 2.
+    0 and 1 tie and the less recent leaves. One step later 0 would have 3 / 7 and 1 2 / 5: 1 leaves, as under LFU.
+    """
+    pages = (0, 0, 0, 1, 1, 2, 2)
+    assert victims((*pages, 3), 3, "lfru") == [0]
+    assert victims((*pages, 2, 3), 3, "lfru") == [1]
+    assert victims((*pages, 3), 3, "lfu") == [1]
+
+
+def test_class_lru_divides_age_by_use():
+    """Half-life 128 tokens. Five uses of 0 at tokens 0 to 4 are worth 4.7 at token 13: class 2, so its age of 9 counts
+    9 / 4. 1 was used once, at token 5: class 0, and its age of 8 counts 8: it leaves for 3, where LRU takes 0.
+
+    At token 45 the five uses are worth 3.9, class 1, and 41 / 2 exceeds the 10 of 4, used once at token 35: 0 leaves.
+    """
+    soon, late = (*[0] * 5, 1, *[2] * 7, 3), (*[0] * 5, *[1] * 30, 4, *[1] * 9, 5)
+    assert victims(soon, 3, "class_lru") == [1]
+    assert victims(soon, 3, "lru") == [0]
+    assert victims(late, 3, "class_lru") == [0]
+
+
+# -- HOBBIT -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_use_at_low_precision_does_not_count():
+    """Two experts a step, the heavier at 8 bits, the lighter at 4: 8 and 4 bytes; room for 16.
+
+    0 high and 1 low, twice; then 2 high, which needs 8 with 4 free. 1 has no high use, 0 has two: 1 leaves.
+    LRU takes 0, which is used before 1 in every step.
+    """
+    trace = trace_of([[[0, 1]], [[0, 1]], [[2, 3]]], 8, [[[0.6, 0.4]]] * 3)
+    geometry = trace.geometry.model_copy(update={"expert_bytes": (8,)})
+    trace = replace(trace, header=trace.header.model_copy(update={"geometry": geometry}))
+    first = {}
+    for eviction in ("least_high_precision", "lru"):
+        first[eviction] = evicted(replayed(trace, 2, eviction=eviction, miss="cascade:bits=8/4:below=.5"))[0]
+    assert first == {"least_high_precision": (0, 1), "lru": (0, 0)}
+
+
+def hobbit_order(text: str, layer: int, uses: dict[int, list[tuple[int, int]]], tokens: int) -> list[int]:
+    """Experts 0 of layers 0 to 3, the first to leave first; `uses`: layer -> (token, precision) of each."""
+    asked = Asked("eviction", text, layer=layer, precisions=2)
+    history = sorted((token, used, precision) for used, each in uses.items() for token, precision in each)
+    for token, used, precision in history:
+        asked.tables.now.update(position=token, tokens=1)
+        asked.about("on_use", used * EXPERTS * 2 + precision)
+    asked.tables.now.update(position=tokens - 1, tokens=1)
+    return sorted(range(4), key=lambda layer: asked.about("key", layer * EXPERTS * 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        # R / T: last used at tokens 2, 8, 4, 10 of 10
+        ("w_lru=1:w_lfu=0:w_lhu=0:w_fld=0", [0, 2, 1, 3]),
+        # F / T: 4, 1, 3, 2 uses
+        ("w_lru=0:w_lfu=1:w_lhu=0:w_fld=0", [1, 3, 2, 0]),
+        # H / T: 1, 0, 3, 2 of them at high precision
+        ("w_lru=0:w_lfu=0:w_lhu=1:w_fld=0", [1, 0, 3, 2]),
+        # 1 - d / 4 at layer 2: layers 2, 3, 0, 1 are 0, 1, 2, 3 ahead
+        ("w_lru=0:w_lfu=0:w_lhu=0:w_fld=1", [1, 0, 3, 2]),
+        # sums of all four: .2 + .4 + .1 + .5 = 1.2, .8 + .1 + 0 + .25 = 1.15, .4 + .3 + .3 + 1 = 2, 1 + .2 + .2 + .75
+        ("", [1, 0, 2, 3]),
+    ],
+)
+def test_hobbits_four_terms(text: str, order: list[int]):
+    uses = {0: [(0, 0), (0, 1), (1, 1), (1, 1)], 1: [(7, 1)], 2: [(1, 0), (2, 0), (3, 0)], 3: [(8, 0), (9, 0)]}
+    assert hobbit_order(f"hobbit:{text}".rstrip(":"), 2, uses, tokens=10) == order
+
+
+# -- router scores ----------------------------------------------------------------------------------------------------
+
+
+def keys_after(text: str, gates: Sequence[Sequence[int]]) -> list[int]:
+    """Keys of layer 0's experts after gates with these scores, each a pass of one token."""
+    asked = Asked("eviction", text)
+    for number, scores in enumerate(gates):
+        asked.tables.now.update({"pass": number, "step": number * 4}, tokens=1)
+        asked.at_gate("on_gate", BARE._replace(gate=[[*scores, *[0] * (EXPERTS - len(scores))]]))
+    return [asked.about("key", e) for e in range(len(gates[0]))]
+
+
+def test_mrs_averages_only_what_is_near_the_top():
+    """HybriMoE: S = a TopP(s) + (1 - a) S with a = 3/4 and, for k = 2, the four largest scores.
+
+    First gate 40 30 20 8 2: S = 30 22.5 15 6 0, the last being the fifth. Second gate 0 8 10 60 22: the 0 is the fifth;
+    S = 7.5, 6 + 5.625, 7.5 + 3.75, 45 + 1.5, 16.5.
+    """
+    keys = keys_after("mrs", [[40, 30, 20, 8, 2], [0, 8, 10, 60, 22]])
+    assert [key / 2**16 for key in keys] == [7.5, 11.625, 11.25, 46.5, 16.5]
+
+
+def test_smoe_averages_the_last_iterations_of_all_experts():
+    """n = 1: the mean of the last two. Scores 20 0, 4 4, 2 12 give 3 and 8; all three would give 8.67 and 5.33."""
+    asked = Asked("eviction", "shielded_score:n=1")
+    for scores in ([20, 0], [4, 4], [2, 12]):
+        asked.at_gate("on_gate", BARE._replace(gate=[[*scores, *[50] * (EXPERTS - 2)]]))
+    for y in (0, 1):
+        asked.tables.copies[y]["state"] = RESIDENT
+        asked.about("on_insert", y, 0)
+    assert asked.about("victim", 0, 5) == 0
+    asked.about("on_predict", 0)  # a prefetch names 0: it is shielded, and leaves only after 1
+    assert asked.about("victim", 0, 5) == 1
+    asked.about("on_use", 0)
+    assert asked.about("victim", 0, 5) == 0
+
+
+def test_smoes_shield_holds_half_of_the_cache():
+    """100 bytes and experts of 8: six predictions fit into 50; the seventh exposes the first."""
+    asked = Asked("eviction", "shielded_score")
+    for y in range(7):
+        asked.tables.copies[y]["state"] = RESIDENT
+        asked.about("on_insert", y, 1)
+    assert asked.about("victim", 0, 20) == 0
+
+
+def test_a_window_of_scores_forgets_a_once_important_expert():
+    """Two slots. 0 weighs .9 in pass 0, 1 weighs .2 in passes 1 and 2; over passes 2 and 3 that is 0 against .2."""
+    trace = trace_of([[[0]], [[1]], [[1]], [[2]]], 4, [[[0.9]], [[0.2]], [[0.2]], [[0.5]]])
+    assert evicted(replayed(trace, 2, eviction="score:over=window:window=2")) == [(0, 0)]
+    assert evicted(replayed(trace, 2, eviction="score")) == [(0, 1)]
+
+
+def test_moe_infinity_keeps_early_layers_and_what_this_sequence_uses():
+    """Four layers; three of four assignments at layer 0 were expert 0's, one was 1's. Layer 3 used its 0 all the time.
+
+    Ratio times 1 - l / 4: 3/4 * 1, 1/4 * 1, 1 * 1/4. With e = 1e-6 layer 3's is smaller than layer 0's 1, by 3/4 e.
+    Frequencies are 3/8, 1/8 and 4/8: .28, .03, .13, so the order of the last two turns round.
+    """
+    for frequency, order in (("false", [21, 1, 0]), ("true", [1, 21, 0])):
+        asked = Asked("eviction", f"activation_ratio:frequency={frequency}")
+        for token, chosen in enumerate((0, 0, 1, 0)):
+            for layer, e in ((0, chosen), (3, 0)):
+                asked.tables.now.update({"pass": token, "layer": layer, "gated": 1})
+                asked.at_gate("on_gate", BARE._replace(expert=[layer * EXPERTS + e], tokens=[1]))
+        assert sorted((0, 1, 21), key=lambda y: asked.about("key", y)) == order
+
+
+# -- profiles and the future ------------------------------------------------------------------------------------------
+
+
+def test_static_placement_is_settled_once_the_best_have_come():
+    """2608.07911's static row: the most often demanded stay. 2 comes three times, 1 and 0 twice, 3 once; two slots.
+
+    0 and 1 fill them. 2 outranks both; 1 ranks below 0 (ties by id), so it leaves. Then nobody outranks 0 and 2.
+    """
+    pages = (0, 1, 2, 1, 2, 3, 0, 2)
+    outcome = paged(pages, 2, "static")
+    assert misses_of(outcome) == "MMMM.M.."
+    assert evicted(outcome) == [(0, 1)]
+    assert outcome.totals["declined"] == 2
+
+
+def test_a_given_profile_beats_the_traces_own_order():
+    """--profile names 3 and 1: 3 replaces 0, which it does not list, and 2 may replace nobody that it lists."""
+    pages, given = (0, 1, 3, 2, 0, 1, 3), {"profile": ((0, 3), (0, 1)), "contract": "sequential"}
+    outcome = replayed(trace_of([[[page]] for page in pages], 8), 2, eviction="static:profile=given", **given)
+    assert evicted(outcome) == [(0, 0)]
+    assert misses_of(outcome) == "MMMMM.."
+
+
+def test_pinned_experts_survive_a_scan():
+    """Two of four slots for 0 and 1, the most demanded; 2 to 7 pass through the other two, and LRU loses 0 and 1."""
+    pages = (0, 1, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1)
+    assert misses_of(paged(pages, 4, "pinned"))[-2:] == ".."
+    assert misses_of(paged(pages, 4, "lru"))[-2:] == "MM"
+
+
+def test_belady_with_a_short_sight():
+    """Two slots, 0 1 2: 0 comes back two tokens later, 1 four. Belady lets 1 go, and so does a window of two, which
+    does not see 1. A window of one sees neither, and lets the less recent 0 go.
+    """
+    pages = (0, 1, 2, 2, 0, 2, 1)
+    assert [victims(pages, 2, f"belady:window={window}")[0] for window in (0, 2, 1)] == [1, 1, 0]
+
+
+# -- namings ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_naming_refreshes_a_resident_if_it_counts():
+    """Stamps 3 and 5, and the older was named by a prefetch at 7."""
+    for touch, leaves in (("false", 0), ("true", 1)):
+        asked = Asked("eviction", f"lru:touch_on_predict={touch}")
+        asked.tables.experts[0].update(last_use=3, last_hint=7)
+        asked.tables.experts[1].update(last_use=5)
+        assert min((0, 1), key=lambda y, asked=asked: asked.about("key", y)) == leaves

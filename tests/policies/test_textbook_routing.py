@@ -1,0 +1,141 @@
+"""Worked examples of routing policies: the rules of their sources, followed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from policies.contract import UNIT
+from tests.kit.bound_policies import ByHand
+from tests.kit.cases import Cell, ListSource, Prompted, machine, replay_lists, sizes
+from tests.kit.policy_runs import Sizes
+
+EIGHT = Sizes(layers=1, experts=8, k=3)
+FALLING = [4.0, 3.0, 2.0, 1.0, 0.5, 0.0, -1.0, -2.0]  # expert e has rank e + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        # ranks 2 to 5 may be reordered: 4 is resident and comes before 1 and 2, of which the better is left
+        ("max_rank:m=5:top_j=1", [0, 1, 4]),
+        # up to rank 7 both residents come in, beside the protected first
+        ("max_rank:m=7:top_j=1", [0, 4, 6]),
+        # only the third slot may change, and the better resident takes it
+        ("max_rank:m=7:top_j=2", [0, 1, 4]),
+        # with nothing protected two of three are residents
+        ("max_rank:m=7:top_j=0", [0, 4, 6]),
+        # a window of k, or k protected, is the identity
+        ("max_rank:m=3:top_j=0", [0, 1, 2]),
+        ("max_rank:m=8:top_j=3", [0, 1, 2]),
+    ],
+)
+def test_max_rank_by_hand(text: str, chosen: list[int]):
+    """Experts 4 and 6, of ranks 5 and 7, are resident; three are chosen."""
+    asked = ByHand("routing", text, EIGHT)
+    asked.make_resident(4, 6)
+    assert asked.choose([0, 1, 2], FALLING) == chosen
+
+
+@pytest.mark.parametrize(
+    ("p", "chosen"),
+    [
+        ("0.5", [0, 1, 2]),  # one expert holds half: the window is k
+        ("0.9375", [0, 1, 2]),  # 1/2 + 1/4 + 1/8 + 1/16: four, of which rank 4 is absent
+        ("0.95", [0, 1, 4]),  # a fifth is needed, and it is resident
+        ("0.99", [0, 4, 6]),  # 127/128: seven
+    ],
+)
+def test_cumulative_probability_by_hand(p: str, chosen: list[int]):
+    """Probabilities 1/2, 1/4, ... 1/128, 1/128. J = 1 protects the first."""
+    asked = ByHand("routing", f"cumulative:top_j=1:p={p}", EIGHT)
+    asked.make_resident(4, 6)
+    assert asked.choose([0, 1, 2], FALLING, [2.0**-n for n in (1, 2, 3, 4, 5, 6, 7, 7)]) == chosen
+
+
+def cecar(text: str) -> list[int]:
+    """At pass 10; 4 was used in pass 9, 5 in pass 8, 6 in pass 6: distances 1, 2 and 4."""
+    asked = ByHand("routing", text, EIGHT)
+    asked.at(**{"pass": 10})
+    asked.make_resident(4, 5, 6)
+    for expert, last in ((4, 9), (5, 8), (6, 6)):
+        asked.learn(expert, {"last_pass": last, "uses_ever": 1})
+    return asked.choose([0, 1, 2], FALLING)
+
+
+def test_cecar_lifts_what_is_used_again_soon_and_drops_what_is_absent_and_weak():
+    """The lift is up to 4 - 2 = 2: expert 4 gets (1 - 1/4) of it, 0.5 + 1.5 = 2, as much as expert 2 has.
+
+    The recorded choice wins the tie. Expert 5 gets half, 0 + 1 = 1; expert 6, the farthest, nothing. With T = 2 the
+    third, expert 2, is dropped: it is absent. The first two are kept, absent as they are.
+    """
+    assert cecar("reuse_distance:keep=3") == [0, 1, 2]
+    assert cecar("reuse_distance:keep=2") == [0, 1, -1]
+
+
+def test_cecars_lifted_expert_needs_no_fetch():
+    """Without the tie, expert 4 replaces 2, and being resident it is never dropped."""
+    asked = ByHand("routing", "reuse_distance:keep=1", EIGHT)
+    asked.at(**{"pass": 10})
+    asked.make_resident(4, 6)
+    asked.learn(4, {"last_pass": 9})
+    asked.learn(6, {"last_pass": 2})
+    # distances 1 and 8: 0.5 + 2 * 7/8 = 2.25 exceeds 2
+    assert asked.choose([0, 1, 2], FALLING) == [0, 4, -1]
+
+
+def prior(
+    text: str, resident: Sequence[int], ids: Sequence[int], scores: Sequence[float], *weights: float
+) -> list[int]:
+    """What Cache-Prior chooses of four experts."""
+    asked = ByHand("routing", f"cache_prior:delta=token_range:{text}", Sizes(layers=1, experts=4, size=8, k=2))
+    asked.make_resident(*resident)
+    return asked.choose(ids, scores, weights=weights)
+
+
+def test_cache_prior_leaves_ranks_to_the_router():
+    """Lifted by half of the range 2, expert 1 (2.9 + 1) passes 0 (3), which remains the router's first."""
+    assert prior("lam=.5:top_j=0", [1], [0, 1], [3, 2.9, 1, 1]) == [0, 1]
+
+
+def test_cache_prior_protects_one_of_two_experts_and_two_of_more():
+    """J = 2 of k = 2 would leave nothing to choose. Lift 1 = .5 * 2: 3 + 1 and 2.9 against the resident 2 + 1."""
+    assert prior("lam=.5", [2], [0, 1], [3, 2.9, 2, 1]) == [0, 2]
+    assert prior("lam=.5:top_j=2", [2], [0, 1], [3, 2.9, 2, 1]) == [0, 1]
+
+
+def test_cache_prior_protects_by_gate_weight_where_a_bias_ranks_otherwise():
+    """Scores with the bias are .9, 1.1, .85, .1, without it expert 0 weighs most: J = 1 lifts 0, not the first rank, 1.
+
+    The range is 1, the lift .2: 0 1.1, 1 1.1, 2 1.05 and 3 .3. By rank, as where weights are not recorded, 1 would have
+    1.3 and 2, resident, would win against 0.
+    """
+    scores = [0.9, 1.1, 0.85, 0.1]
+    assert prior("lam=.2:top_j=1", [2, 3], [1, 0], scores, 0.5, 0.9) == [1, 0]
+    assert prior("lam=.2:top_j=1", [2, 3], [1, 0], scores) == [1, 2]
+
+
+def test_pruning_renormalises_what_is_left_where_the_router_does():
+    """Mixtral's rule, softmax over the chosen: .75 and .25 from logits log 3 and 0. Alone, the first weighs 1.
+
+    Of mass 1 .75 is kept and .25 dropped; total variation (|.75 - 1| + |.25 - 0|) / 2 = .25.
+    """
+    logits = [1.0986122886681098, 0.0, -9.0, -9.0]
+    cell = Cell([0, 1], [3 * UNIT // 4, UNIT // 4], logits=logits)
+    source = ListSource(sizes(1, 4, 2), [Prompted([[cell]])])
+    outcome = replay_lists(source, 4, machine(), routing="prune:keep=1")
+    assert source.executed == [[[0, -1]]]
+    assert outcome.counts("mass", "mass_kept", "mass_dropped", "mass_substituted") == (
+        UNIT,
+        3 * UNIT // 4,
+        UNIT // 4,
+        0,
+    )
+    assert outcome["variation"] == pytest.approx(UNIT / 4, abs=2)
+
+
+def test_swapping_a_rank_for_the_next_best_is_the_mildest_case():
+    """Rank 1 gives way to rank 4, the best that was not chosen; the paper finds that rank 1 ruins the model."""
+    assert ByHand("routing", "swap:rank=1:by=next", EIGHT).choose([0, 1, 2], FALLING) == [3, 1, 2]
+    assert ByHand("routing", "swap:rank=3:by=next", EIGHT).choose([0, 1, 2], FALLING) == [0, 1, 3]

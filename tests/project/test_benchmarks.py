@@ -1,0 +1,67 @@
+"""Benchmarks run from end to end at a tiny size: their figures mean nothing, but they cannot rot."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEED = ROOT / "benchmarks" / "engine_speed.py"
+#: Ratios per part: of two shapes, capacities, prefetches and policies.
+ROWS = {"a": 12, "c": 2, "d": 4, "e": 3, "g": 2}
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
+
+
+@pytest.mark.long
+def test_engine_speed_measures_every_part(tmp_path: Path) -> None:
+    """Part (h) compiles the engine a second time, and is left to `make bench`; its patches are checked below."""
+    out = tmp_path / "speed.json"
+    done = run(SPEED, "--quick", "--rounds", 1, "--parts", ",".join(ROWS), "--out", out)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(out.read_text())
+    assert {part: sum(row["part"] == part for row in document["rows"]) for part in ROWS} == ROWS
+    assert all(row["ratio"] > 0 for row in document["rows"])
+    assert document["machine"]["numba"]
+    assert "deepseek-v3" in done.stdout
+
+
+def test_engine_speed_beside_libcachesim(tmp_path: Path) -> None:
+    pytest.importorskip("libcachesim", reason="libcachesim has no wheel for this machine")
+    out = tmp_path / "speed.json"
+    done = run(SPEED, "--quick", "--rounds", 1, "--parts", "b", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert [row["under"] for row in json.loads(out.read_text())["rows"]] == ["libCacheSim"] * 18
+
+
+@pytest.mark.long
+def test_sweep_speed_measures_what_it_says(tmp_path: Path) -> None:
+    done = run(ROOT / "benchmarks" / "sweep_speed.py", "--quick", "--rounds", 1, "--drawn", 2, "--folder", tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert set(document["seconds"]) == {"engine", "one", "two"}
+    assert min(*document["seconds"].values(), *document["resumed"].values()) > 0
+    few, many = (document[name]["one"] - document[name]["engine"] for name in ("seconds", "seconds_of_four_times"))
+    share, start = document["overhead"]["share"], document["overhead"]["start"]
+    assert few == pytest.approx(start + share * document["seconds"]["engine"])
+    assert many == pytest.approx(start + share * document["seconds_of_four_times"]["engine"])
+    assert len(list(tmp_path.glob("many/part-*"))) > 0
+
+
+def test_the_sources_that_the_benchmark_edits_are_as_it_expects(tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path; from engine_speed import bare_tree; bare_tree(Path(sys.argv[2]) / 'tree')"
+    )
+    done = run("-c", script, ROOT / "benchmarks", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name, functions in (("log", 1), ("ledger", 3)):
+        text = (tmp_path / "tree" / "simulator" / "compiled" / f"{name}.py").read_text()
+        assert text.count('"""\n    return\n') == functions

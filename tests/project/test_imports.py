@@ -1,0 +1,210 @@
+"""The rules the tree lives by: imports flow one way, torch stays in tracegen, names and sizes stay human."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import commands
+import policies
+from policies import contract
+from traces import demand, passes
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = ("tracegen", "traces", "policies", "simulator", "sweeps", "results", "analysis")
+ROOMS = (*STAGES, "commands")
+#: What each room may import.
+MAY_IMPORT = {
+    "traces": {"traces"},
+    "policies": {"policies", "traces.spelling"},
+    "results": {"results", "traces"},
+    "simulator": {"simulator", "policies", "results", "traces"},
+    "sweeps": {"sweeps", "simulator", "policies", "results", "traces"},
+    "tracegen": {"tracegen", "traces"},
+    "analysis": {"analysis", "results", "traces"},
+    "commands": set(ROOMS),
+}
+#: A live run is the reference engine fed by a model: it drives the simulator from above, as a sweep does.
+LIVE = Path("tracegen/live")
+#: A policy's hook is a parameter of the compiled loop each, as only names of parameters are pointers.
+COMPILED_LOOP = "kernel"
+BANNED_NAMES = {"utils", "common", "helpers", "base", "misc", "v2"}
+SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, wherever in the file."""
+    return {name for node in ast.walk(ast.parse(path.read_text())) for name in named_by(node)}
+
+
+def named_by(node: ast.AST) -> list[str]:
+    """The modules that an import statement names."""
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or "."]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
+def test_imports_flow_one_way(path):
+    room = path.relative_to(ROOT).parts[0]
+    ours = {name for name in imported(path) if name.split(".")[0] in (*ROOMS, "moereplay")}
+    live = ROOT / LIVE in path.parents
+    allowed = MAY_IMPORT["sweeps" if live else room] | {room}
+    assert {name for name in ours if name.split(".")[0] not in allowed and name not in allowed} == set()
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    """Imports inside functions and of type checkers count: what has to be put off to work is a cycle all the same."""
+    assert cycle({name: set(needed(path)) for name, path in zip(NAMES, SOURCES, strict=True)}) == []
+
+
+def test_a_cycle_is_seen_wherever_it_is(tmp_path):
+    for name, text in {"a": "import b", "b": "def f():\n    from c import d", "c": "from a import f"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    assert set(cycle({path.name: set(needed(path, tmp_path)) for path in tmp_path.iterdir()})) == {
+        "a.py",
+        "b.py",
+        "c.py",
+    }
+
+
+def test_a_package_that_imports_from_a_module_of_its_own_and_is_imported_by_it_is_a_cycle(tmp_path):
+    """A package's own file runs before any of its modules."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("from package.one import x")
+    (tmp_path / "package" / "one.py").write_text("from package.two import y")
+    (tmp_path / "package" / "two.py").write_text("")
+    found = {str(path.relative_to(tmp_path)): set(needed(path, tmp_path)) for path in tmp_path.rglob("*.py")}
+    assert set(cycle(found)) == {"package/__init__.py", "package/one.py"}
+
+
+def cycle(needs: Mapping[str, set[str]]) -> list[str]:
+    """The files of a cycle, or none."""
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def needed(path: Path, root: Path = ROOT) -> Iterator[str]:
+    """The files of ours that run before a file that imports runs on."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = named_by(node)
+        if isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            for file in files_of(name, root):
+                if file != path:
+                    yield str(file.relative_to(root))
+
+
+def files_of(name: str, root: Path) -> Iterator[Path]:
+    """Of a module: its own, and those of the packages that it lies in."""
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        stem = root.joinpath(*parts[:depth])
+        yield from (file for file in (stem.with_suffix(".py"), stem / "__init__.py") if file.is_file())
+
+
+def test_nothing_at_the_top_of_a_file_is_dead():
+    """A name that no file mentions; those that number something are there for the others of their row."""
+    users = [*SOURCES, ROOT / "moereplay.py", *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    mentioned = {name for path in users for name in mentions(ast.parse(path.read_text()))}
+    dead = {(path.name, name) for path in SOURCES for name in defined(ast.parse(path.read_text()))}
+    assert {(file, name) for file, name in dead if name not in mentioned and not name.startswith("__")} == set()
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    """Functions, classes and names that a file assigns at its top."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and not numbers(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+
+
+def numbers(value: ast.expr | None) -> bool:
+    """Whether a row of names is given numbers."""
+    if isinstance(value, ast.Tuple):
+        return all(isinstance(each, ast.Constant | ast.UnaryOp) and "'" not in ast.unparse(each) for each in value.elts)
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == "range"
+
+
+def mentions(tree: ast.Module) -> Iterator[str]:
+    """Every name that is read, and every word of a short text: hooks and verbs are found by their names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 100:
+            yield from re.findall(r"\w+", node.value)
+
+
+def test_verbs_import_their_stage_when_they_run():
+    """Not at the top of the file; what only a type checker reads may stand there."""
+    for path in (ROOT / "commands").glob("*.py"):
+        at_import = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        roots = {name.split(".")[0] for node in at_import for name in named_by(node)}
+        assert roots & {*STAGES} == set(), path.name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
+def test_torch_is_imported_by_tracegen_only(path):
+    roots = {name.split(".")[0] for name in imported(path)}
+    assert path.relative_to(ROOT).parts[0] == "tracegen" or not roots & {"torch", "transformers"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
+def test_files_have_one_reason_and_a_human_size(path):
+    lines = path.read_text().splitlines()
+    nodes = ast.walk(ast.parse(path.read_text()))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name != COMPILED_LOOP]
+    assert path.stem not in BANNED_NAMES
+    assert len(lines) <= 400
+    assert max([(node.end_lineno or 0) - node.lineno + 1 for node in functions], default=0) <= 60
+
+
+def test_every_package_is_listed_by_name():
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    assert listed == {".".join(path.relative_to(ROOT).parent.parts) for path in SOURCES if path.name == "__init__.py"}
+
+
+def test_numbers_that_two_rooms_must_agree_on_are_the_same():
+    """Neither room may import the other, so each has its own."""
+    ours = (contract.UNIT, contract.NEVER, contract.PREFILL, contract.DECODE)
+    assert ours == (demand.UNIT, demand.NEVER, passes.PREFILL, passes.DECODE)
+
+
+def test_every_policy_file_is_listed_by_one_word():
+    for kind, names in policies.NAMES.items():
+        files = {path.stem for path in (ROOT / "policies" / kind).glob("*.py")} - {"__init__"}
+        assert files == set(names)
+
+
+def test_every_verb_is_a_file_listed_by_one_word():
+    """A verb's file has a function of its name; other files serve several verbs."""
+    files = {path.stem: ast.parse(path.read_text()).body for path in (ROOT / "commands").glob("*.py")}
+    functions = {
+        stem: {node.name for node in body if isinstance(node, ast.FunctionDef)} for stem, body in files.items()
+    }
+    assert {stem for stem in files if stem in functions[stem]} == set(commands.NAMES)
+
+
+def test_helping_oneself_imports_nothing_slow():
+    """`--help` answers in well under a second because of this."""
+    slow = ("numpy", "polars", "zarr", "matplotlib", "pydantic", "simpy", "rich.table", "torch", "transformers")
+    script = f"import sys, moereplay; print([name for name in {slow} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

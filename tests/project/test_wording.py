@@ -1,0 +1,323 @@
+"""Words of refusals: names get the nearest known one, what pydantic refuses is said plainly, sizes take units."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import moereplay as main
+import policies
+from policies.contract import PolicyError
+from policies.grammar import parse
+from simulator.capacity import parse_capacity, surplus
+from simulator.config import configure
+from simulator.errors import ConfigError
+from simulator.platform import platform
+from simulator.preset import preset
+from simulator.replay import replay
+from tests.commands.test_cli import ROOT, SAMPLE
+from tests.kit.cases import sizes
+from tests.kit.policy_runs import Sizes, random_trace
+from traces.faults import first_fault
+from traces.importers.registry import load as importer
+from traces.schema import TraceError
+from traces.spelling import hint
+from traces.store import open_trace
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command line in this process: exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["moereplay", *map(str, arguments)])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return run
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("refused", "meant"),
+    [
+        (lambda: parse("eviction", "LRU"), "did you mean lru?"),
+        (lambda: parse("eviction", "Least-Stale"), "did you mean least_stale?"),
+        (lambda: parse("eviction", "lfu:COUNT=history"), "did you mean count?"),
+        (lambda: parse("prefetch", "TOP_K"), "did you mean top_k?"),
+        (lambda: parse("miss", "Fetch"), "did you mean fetch?"),
+        (lambda: parse("routing", "Cache-Prior"), "did you mean cache_prior?"),
+        (lambda: policies.named("BELADY"), "did you mean belady?"),
+        (lambda: platform("A100-5GBPS"), "did you mean a100-5gbps?"),
+        (lambda: preset("LLAMA.CPP"), "did you mean llama.cpp?"),
+        (lambda: importer("Generic"), "did you mean generic?"),
+        (lambda: replay(open_trace(SAMPLE), configure(), engine="Reference"), "did you mean reference?"),
+        (lambda: configure(contract="Atomic"), "contract: did you mean atomic?"),
+        (lambda: configure(scope="per-layer"), "scope: did you mean per_layer?"),
+    ],
+)
+def test_a_name_in_another_case_gets_the_one_that_is_meant(refused: Callable[[], object], meant: str) -> None:
+    with pytest.raises((PolicyError, ConfigError, TraceError)) as said:
+        refused()
+    assert meant in str(said.value)
+    assert len(str(said.value)) < 100  # the one that is meant, not all
+
+
+def test_without_a_near_name_all_are_listed_the_nearest_first() -> None:
+    assert hint("qqbexlaqqqqqqdy", ("lru", "belady", "lfu")) == "choose from belady, lru, lfu"
+    assert hint("zzz", ("lru", "belady"), "it has") == "it has lru, belady"
+    listed = hint("crystal", policies.NAMES["eviction"]).removeprefix("choose from ").split(", ")
+    assert sorted(listed) == sorted(policies.NAMES["eviction"])
+
+
+# -- what pydantic refuses -------------------------------------------------------------------------------------------
+
+
+class Inner(BaseModel):
+    rate: float = 1.0
+
+
+class Example(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    count: int = Field(default=1, ge=1, lt=100)
+    share: float = Field(default=0.5, gt=0, le=1, allow_inf_nan=False)
+    on: bool = True
+    name: str = ""
+    pairs: tuple[tuple[int, int], ...] = ()
+    inner: Inner = Inner()
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"count": "many"}, "count: expected a whole number (got 'many')"),
+        ({"count": 1.5}, "count: expected a whole number (got 1.5)"),
+        ({"count": 0}, "count: expected at least 1 (got 0)"),
+        ({"count": 100}, "count: expected less than 100 (got 100)"),
+        ({"share": 0}, "share: expected more than 0 (got 0)"),
+        ({"share": 2}, "share: expected at most 1 (got 2)"),
+        ({"share": float("nan")}, "share: expected a finite number (got nan)"),
+        ({"share": "half"}, "share: expected a number (got 'half')"),
+        ({"on": "perhaps"}, "on: expected true or false (got 'perhaps')"),
+        ({"name": 3}, "name: expected a text (got 3)"),
+        ({"pairs": "ab"}, "pairs: expected a list (got 'ab')"),
+        ({"pairs": [[1]]}, "pairs.0.1: it is missing"),
+        ({"inner": 3}, "inner: expected a table (got 3)"),
+        ({"inner": {"rate": "fast"}}, "inner.rate: expected a number (got 'fast')"),
+        ({"colour": 1}, "colour: nothing is called so here; remove it or correct its name"),
+        ({"name": ["x" * 99]}, f"name: expected a text (got ['{'x' * 55}...)"),
+    ],
+)
+def test_what_pydantic_refuses_is_said_in_our_words(document: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Example.model_validate(document)
+    assert first_fault(refused.value) == said
+
+
+PLAIN = (
+    ("replay", SAMPLE, "--seed", -1),
+    ("replay", SAMPLE, "--contract", "loose"),
+    ("replay", SAMPLE, "--warm", "WARM"),
+    ("replay", SAMPLE, "--platform", "a100-5gbps:link.bytes_per_s=fast"),
+    ("replay", SAMPLE, "--platform", "PLATFORM"),
+    ("synthesise", "--out", "new.zarr", "--kind", "Zipf"),
+    ("synthesise", "--out", "new.zarr", "--requests", 0),
+    ("synthesise", "--out", "new.zarr", "--expert-bits", -1),
+    ("synthesise", "--out", "new.zarr", "--seed", -1),
+    ("import", "CSV", "--out", "new.zarr", "--expert-bytes", "10 M"),
+    ("import", "CSV", "--out", "new.zarr", "--expert-bytes", 1000, "--expert-bits", -1),
+    ("import", "CSV", "--out", "new.zarr", "--expert-bytes", 1000, "--prompt-length", -1),
+    ("import", "CSV", "--out", "new.zarr", "--expert-bytes", 1000, "--chunk", 0),
+    ("sweep", "run", "EXPERIMENT", "--out", "out"),
+    ("sweep", "run", "EXPERIMENT", "--out", "out", "--set", "grid.seed=['one']"),
+    ("sweep", "run", "EXPERIMENT", "--out", "out", "--set", "grid.seed=[]"),
+    ("sweep", "run", "EXPERIMENT", "--out", "out", "--set", "random.n='many'"),
+)
+PYDANTIC = ("Input should", "Extra inputs", "Field required", "valid integer", "valid number", "unable to parse")
+
+
+@pytest.mark.parametrize("arguments", PLAIN, ids=lambda words: " ".join(map(str, words[-3:])))
+def test_no_option_ends_in_the_words_of_a_library(
+    arguments: tuple[object, ...], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {
+        "WARM": '[[0, "first"]]',
+        "PLATFORM.toml": 'name = "p"\n[link]\nbytes_per_s = 0\n[compute]\nkind = "measured"\n',
+        "CSV.csv": "request,token,layer,expert_0\n0,0,0,1\n",
+        "EXPERIMENT.toml": f'traces = ["{SAMPLE}"]\n[base]\nseed = -1\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    files = {Path(name).stem: tmp_path / name for name in texts}
+    monkeypatch.chdir(tmp_path)
+    code, out, said = command(*(files.get(str(word), word) for word in arguments))
+    assert (code, out, len(said.splitlines())) == (2, "", 1), said
+    assert said.startswith("moereplay: ") and not any(words in said for words in PYDANTIC)
+    assert not (tmp_path / "new.zarr").exists() and not (tmp_path / "out").exists()
+
+
+# -- sizes and capacities ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("10MB", 10_000_000), ("1.5 KiB", 1536), ("1000", 1000), ("1KB/2KB", (1000, 2000))]
+)
+def test_expert_bytes_take_the_units_of_capacities(
+    text: str, size: int | tuple[int, ...], tmp_path: Path, command: Command
+) -> None:
+    rows = ["request,token,layer,expert_0", "0,0,0,1", "0,0,1,0"]
+    (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n")
+    code, _, said = command("import", tmp_path / "rows.csv", "--out", tmp_path / "a.zarr", "--expert-bytes", text)
+    assert code == 0, said
+    assert open_trace(tmp_path / "a.zarr").geometry.expert_bytes == (size if isinstance(size, tuple) else (size, size))
+
+
+@pytest.mark.parametrize("text", ["1e6", "10mb", "-5", "0", "1.5", "1.5B", "", "5%", "2experts", "9" * 5000])
+def test_what_is_no_size_of_an_expert_is_refused_with_the_forms(text: str, tmp_path: Path, command: Command) -> None:
+    (tmp_path / "rows.csv").write_text("request,token,layer,expert_0\n0,0,0,1\n")
+    code, _, said = command("import", tmp_path / "rows.csv", "--out", tmp_path / "a.zarr", f"--expert-bytes={text}")
+    assert code == 2
+    assert (
+        f"--expert-bytes {text[:40]!r} is no size of an expert; write whole bytes as 1000000, or a size as 10MB" in said
+    )
+    assert not (tmp_path / "a.zarr").exists()
+
+
+@pytest.mark.parametrize("scope", ["global", "per_layer"])
+@pytest.mark.parametrize(("text", "times"), [("100%", None), ("100.1%", "1.001"), ("150%", "1.5"), ("60experts", "3")])
+def test_a_capacity_above_everything_is_said(text: str, times: str | None, scope: str) -> None:
+    geometry = sizes(2, 10, 2, 1000)
+    found = surplus(parse_capacity(text, geometry, scope, ((1000, 1000),)), geometry, ((1000, 1000),))
+    wanted = f"capacity is {times} times all 20 experts: everything fits and nothing is ever evicted"
+    assert found == (wanted if times else None)
+
+
+def test_everything_is_what_can_be_cached_at_every_precision() -> None:
+    """Two precisions of 1,000 and 500 bytes: 30 kB of copies, of which 150 % of the stored bytes is no more."""
+    geometry, tiers = sizes(2, 10, 2, 1000), ((1000, 1000), (500, 500))
+    held = [surplus(parse_capacity(text, geometry, "global", tiers), geometry, tiers) for text in ("150%", "151%")]
+    assert held[0] is None and held[1] is not None
+
+
+def test_where_everything_is_said_to_fit_nothing_is_evicted() -> None:
+    trace = random_trace(1, Sizes(layers=3, experts=8, tokens=12, prompt=4, requests=2, depth=1, size=1000))
+    for settings in ({"scope": "per_layer"}, {"miss": "cascade:bits=8/4"}, {"prefetch": "top_k"}):
+        result = replay(trace, configure(capacity="200%", **settings), engine="reference")
+        assert "nothing is ever evicted" in result.about["warning"]
+        assert result.totals["evictions"] == 0
+
+
+def test_replay_prints_the_warning(command: Command) -> None:
+    code, out, _ = command("replay", SAMPLE, "--capacity", "150%,50%", "--workers", 1)
+    said = re.search(
+        r"capacity 150%: .* warning: capacity is 1\.5 times all [\d,]+ experts: everything fits", out, re.S
+    )
+    assert code == 0 and said and out.count("warning") == 1, out
+
+
+# -- what is checked before torch --------------------------------------------------------------------------------------
+
+EARLY = """
+import json, sys
+import moereplay
+found = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["moereplay", *arguments]
+    try:
+        moereplay.main()
+    except SystemExit as end:
+        found.append([end.code, "torch" in sys.modules])
+print(json.dumps(found))
+"""
+
+
+def checkpoint_without(folder: Path, *missing: str) -> Path:
+    """A checkpoint as far as no torch is needed to read it."""
+    folder.mkdir()
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    files = {
+        "config.json": b'{"model_type": "olmoe"}',
+        "model.safetensors": len(header).to_bytes(8, "little") + header + bytes(4),
+        "tokenizer.json": b"{}",
+    }
+    for name in files.keys() - set(missing):
+        (folder / name).write_bytes(files[name])
+    return folder
+
+
+def test_what_needs_no_torch_is_checked_before_it_is_imported(tmp_path: Path) -> None:
+    """Importing it takes seconds. One process for all, as it takes a second itself."""
+    whole = checkpoint_without(tmp_path / "whole")
+    bare = checkpoint_without(tmp_path / "bare", "tokenizer.json")
+    headless = checkpoint_without(tmp_path / "headless", "config.json")
+    weightless = checkpoint_without(tmp_path / "weightless", "model.safetensors")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a text\n")
+    (tmp_path / "a file").write_text("")
+    taken = tmp_path / "taken.zarr"
+    taken.mkdir()
+    prompts, out = ("--prompts", texts), ("--out", tmp_path / "new.zarr")
+    elsewhere = renamed(tmp_path / "elsewhere.zarr")
+    cases: list[tuple[tuple[object, ...], str]] = [
+        (("record", bare, *prompts, *out), "bare has no tokenizer, text cannot be read without one; copy tokenizer.js"),
+        (("record", headless, *prompts, *out), "headless has no config.json"),
+        (("record", weightless, *prompts, *out), "model.safetensors is missing"),
+        (("record", tmp_path / "nowhere", *prompts, *out), "nowhere does not exist"),
+        (("record", whole, "--prompts", tmp_path / "none.txt", *out), "none.txt does not exist"),
+        (("record", whole, *prompts, *out, "--temperature", 1, "--top-p", 7), "--top-p: expected at most 1 (got 7.0)"),
+        (("record", whole, *prompts, *out, "--dtype", "Float32"), "--dtype 'Float32' is unknown: did you mean float32"),
+        (("record", whole, *prompts, *out, "--quantise", "gguf"), "--quantise 'gguf' is unknown: choose from "),
+        (("record", whole, *prompts, "--out", taken), "taken.zarr exists"),
+        (("live", bare, "--text", texts), "bare has no tokenizer"),
+        (("live", whole, "--text", tmp_path / "none.txt"), "none.txt does not exist"),
+        (("live", whole, *prompts, "--capacity", "much"), "capacity 'much' cannot be read"),
+        (("live", whole, *prompts, "--platform", "a100"), "no platform called 'a100'"),
+        (("live", whole, *prompts, "--eviction", "belady"), "needs the future, which a live run does not know"),
+        (("live", whole, *prompts, "--record", taken), "taken.zarr exists"),
+        (("live", whole, *prompts, "--events", tmp_path / "a file" / "e.csv"), "is no folder"),
+        (("live", whole, "--trace", tmp_path / "none.zarr"), "none.zarr"),
+        (("validate", elsewhere), "the trace was recorded from a folder called 'mine'; say where with --model"),
+        (("validate", elsewhere, "--model", tmp_path / "nowhere"), "nowhere does not exist"),
+        (("validate", elsewhere, "--model", whole, "--dtype", "float8"), "--dtype 'float8' is unknown"),
+        (("validate", elsewhere, "--model", whole, "--eviction", "LRU"), "did you mean lru?"),
+        (("validate", elsewhere, "--model", whole, "--out", tmp_path / "a file"), "is no folder; choose another"),
+    ]
+    words = json.dumps([[*map(str, arguments)] for arguments, _ in cases])
+    ran = subprocess.run([sys.executable, "-c", EARLY, words], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == [[2, False]] * len(cases)
+    for line, (arguments, said) in zip(ran.stderr.splitlines(), cases, strict=True):
+        assert line.startswith("moereplay: ") and said in line, (arguments, line)
+
+
+def renamed(path: Path) -> Path:
+    """The sample, as if it had been recorded from a folder called mine."""
+    from traces.writer import write_trace
+
+    trace = open_trace(SAMPLE)
+    provenance = trace.header.provenance.model_copy(update={"model": "mine", "revision": ""})
+    header = trace.header.model_copy(update={"provenance": provenance})
+    write_trace(path, header, [trace.request(0)], trace.router_bias)
+    return path
+
+
+def test_a_grid_that_could_not_be_written_is_not_replayed(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "file").write_text("in the way")
+    inside = tmp_path / "file" / "e.csv"
+    for option, path in (("--out", tmp_path / "file"), ("--events", inside), ("--events", tmp_path)):
+        code, out, said = command("replay", tmp_path / "no-trace.zarr", option, path)
+        assert (code, out) == (2, "") and f"cannot write {path}" in said

@@ -1,0 +1,261 @@
+"""Analysis: result files come back whole or are refused in one line, and metrics equal hand-worked numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from analysis.metrics import FORMULAS, RANKED, RATIOS, measured, ranking, with_ratios
+from results import write as rows
+from results.errors import ResultError
+from results.read import NEEDED, ROWS_VERSION, fields, layers, load, only, requests, runs
+from results.result import row_digest
+from tests.kit.tiny_runs import by_hand, frame_of, replayed, small_trace, written_to
+
+
+@pytest.fixture(scope="module")
+def frame() -> pl.DataFrame:
+    return frame_of(small_trace(), eviction=["lru", "belady"], prefetch=["none", "top_k"], capacity=["25%", "50%"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    written_to(tmp_path, *replayed(small_trace(), eviction=["lru", "fifo"], capacity=["25%"]))
+    return tmp_path
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ResultError) as caught:
+        load(folder)
+    return str(caught.value)
+
+
+def value(table: pl.DataFrame, name: str) -> object:
+    return table[name].item()
+
+
+# Files
+
+
+def test_parts_come_back_in_the_order_of_their_names(folder: Path) -> None:
+    loaded = load(folder)
+    assert sorted(loaded["config"].struct.field("eviction")) == ["fifo", "lru"]
+    names = [f"part-{identity}.parquet" for identity in loaded["about"].struct.field("identity")]
+    assert names == sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_without_results_says_how_to_make_them(tmp_path: Path) -> None:
+    (tmp_path / ".part-1.parquet.77.tmp").write_bytes(b"a write that never ended")
+    assert refusal(tmp_path) == f"no results in {tmp_path}; make some with: moereplay replay TRACE --out {tmp_path}"
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, -1])
+def test_a_truncated_part_is_named(folder: Path, kept: int) -> None:
+    part = sorted(folder.iterdir())[1]
+    part.write_bytes(part.read_bytes()[:kept])
+    what = "is damaged: its content does not match its digest" if kept == -1 else "is no readable Parquet file"
+    assert refusal(folder) == f"{part} {what}; delete it and replay again"
+
+
+def test_no_flipped_bit_gives_other_numbers(folder: Path) -> None:
+    """A flip is refused, or lies where no number comes from: Parquet's own statistics and padding."""
+    part, truth = sorted(folder.iterdir())[0], load(folder)
+    whole = part.read_bytes()
+    refused = 0
+    for position in range(0, len(whole), len(whole) // 60):
+        part.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
+        try:
+            assert load(folder).equals(truth)
+        except ResultError as error:
+            refused += 1
+            assert str(error).startswith(str(part))
+    assert refused > 10
+
+
+def test_a_foreign_part_is_named_with_what_it_lacks(folder: Path) -> None:
+    part = folder / "part-mine.parquet"
+    pl.DataFrame({"rows_version": [1], "config": ["lru"]}).write_parquet(part)
+    assert refusal(folder) == f"{part} holds no replay results (config.eviction is missing); move it elsewhere"
+    pl.DataFrame({"some": [1]}).write_parquet(part)
+    assert f"{part} holds no replay results" in refusal(folder)
+
+
+def test_a_newer_part_asks_for_an_upgrade(folder: Path) -> None:
+    part = sorted(folder.iterdir())[0]
+    pl.read_parquet(part).with_columns(rows_version=pl.lit(2, pl.Int64)).write_parquet(part)
+    assert refusal(folder) == f"{part} has rows_version 2, newer than 1; upgrade moereplay to read it"
+
+
+def test_parts_of_two_layouts_are_not_mixed(folder: Path) -> None:
+    part = sorted(folder.iterdir())[1]
+    pl.read_parquet(part).with_columns(more=pl.lit(1)).write_parquet(part)
+    assert f"{part} has other columns than " in refusal(folder)
+
+
+def test_parts_of_before_a_counter_was_added_have_null_for_it(folder: Path) -> None:
+    """A field that later versions have is not missed; nor does it keep old and new parts apart."""
+    old = sorted(folder.iterdir())[0]
+    older = load(folder)[:1].drop("digest")
+    for column in ("totals", "per_layer", "per_request"):
+        rows = older[column].to_list()
+        for row in rows if column == "totals" else rows[0]:
+            del row["predictable"]
+        older = older.with_columns(pl.Series(column, rows))
+    digest = [row_digest(row) for row in older.iter_rows(named=True)]
+    older.with_columns(pl.Series("digest", digest)).write_parquet(old)
+    loaded = load(folder)
+    for tidy in (runs(loaded), layers(loaded), requests(loaded)):
+        first = tidy["identity"] == tidy["identity"][0]
+        assert tidy.filter(first)["predictable"].null_count() == first.sum()
+        assert tidy.filter(~first)["predictable"].null_count() == 0
+    assert measured(loaded)["hit_rate"].null_count() == 0
+
+
+def test_the_layout_that_is_read_is_the_layout_that_is_written() -> None:
+    assert ROWS_VERSION == rows.ROWS_VERSION
+    for column, names in NEEDED.items():
+        dtype = rows.SCHEMA[column]
+        inner = dtype.inner if isinstance(dtype, pl.List) else dtype
+        assert isinstance(inner, pl.Struct) and set(names) <= {field.name for field in inner.fields}
+
+
+# Tidy frames
+
+
+def test_runs_keep_the_capacity_asked_for_apart_from_capacity_misses(frame: pl.DataFrame) -> None:
+    tidy = runs(frame)
+    assert set(tidy["capacity"]) == {"25%", "50%"}
+    assert tidy["capacity_misses"].to_list() == [totals["capacity"] for totals in frame["totals"]]
+
+
+def test_layers_and_requests_sum_to_the_totals(frame: pl.DataFrame) -> None:
+    for tidy in (layers(frame), requests(frame)):
+        sums = tidy.group_by("identity", maintain_order=True).agg(pl.col("hits", "misses", "capacity_misses").sum())
+        assert sums.drop("identity").equals(runs(frame).select("hits", "misses", "capacity_misses"))
+
+
+def test_layers_have_a_row_per_layer_and_phase(frame: pl.DataFrame) -> None:
+    counted = layers(frame).group_by("phase").len().sort("phase")
+    assert counted.rows() == [("decode", 8 * 4), ("prefill", 8 * 4)]
+
+
+def test_only_keeps_the_wanted_configurations(frame: pl.DataFrame) -> None:
+    kept = runs(only(frame, prefetch="none", eviction=["lru", "belady"], trace=runs(frame)["trace"][0][:6]))
+    assert (len(kept), set(kept["prefetch"])) == (4, {"none"})
+
+
+def test_only_says_which_fields_and_values_there_are(frame: pl.DataFrame) -> None:
+    with pytest.raises(ResultError, match=r"^no configuration field called 'evict': did you mean eviction[?]$"):
+        only(frame, evict="lru")
+    with pytest.raises(ResultError, match=r"^no result has eviction = mru; found belady, lru$"):
+        only(frame, eviction="mru")
+
+
+def test_warm_content_is_text_in_tidy_frames() -> None:
+    warm = by_hand({}).with_columns(pl.col("config").struct.with_fields(warm=pl.lit([[0, 3], [1, 5]])))
+    assert value(runs(warm), "warm") == "0:3 1:5"
+    assert len(only(warm, warm="0:3 1:5")) == 1
+
+
+# Metrics
+
+
+def test_ratios_of_counters() -> None:
+    counters = {"accesses": 40, "hits": 10, "late": 6, "misses": 24, "collisions": 3}
+    counters |= {"prefetch_started": 20, "prefetch_used": 8, "predicted": 50, "predicted_demanded": 30}
+    seen = measured(by_hand(counters))
+    assert (value(seen, "hit_rate"), value(seen, "late_rate")) == (10 / 40, 6 / 40)
+    assert (value(seen, "collisions_per_miss"), value(seen, "collisions_per_access")) == (3 / 24, 3 / 40)
+    # 8 of 20 transfers paid; 8 of the 8 + 24 experts that had to be fetched were fetched ahead of their gate
+    assert (value(seen, "prefetch_precision"), value(seen, "prefetch_recall")) == (0.4, 0.25)
+    assert value(seen, "predictor_precision") == 0.6
+
+
+def test_an_oracle_recalls_everything_from_however_far_it_looks() -> None:
+    prefetches = ["oracle", "oracle:horizon=2", "oracle:horizon=3", "oracle:recall=0.5:horizon=3", "top_k:depth=1"]
+    seen = measured(frame_of(small_trace(), prefetch=prefetches, capacity=["50%"]))
+    recalls = seen["predictor_recall"].to_list()
+    assert recalls[:3] == [1.0] * 3
+    assert 0.4 < recalls[3] < 0.6 and 0.7 < recalls[4] < 0.9
+
+
+def test_who_predicts_nothing_has_no_recall(frame: pl.DataFrame) -> None:
+    seen = measured(frame).filter(pl.col("prefetch") == "none")
+    assert seen["predictor_recall"].null_count() == len(seen) > 0
+
+
+def test_bounds_as_hit_rates() -> None:
+    seen = measured(by_hand({}, bound={"belady_hits": 30, "accesses": 40, "compulsory": 4}))
+    assert (value(seen, "belady_hit_rate"), value(seen, "compulsory_limit")) == (0.75, 0.9)
+
+
+def test_latencies_over_requests() -> None:
+    # TTFT 1, 2 and 6 ms: mean 3, median 2; the fourth request has no prompt. Decoding: 40 ms for 8 passes
+    times = [(1_000_000, 10_000_000, 1), (2_000_000, 10_000_000, 3), (6_000_000, 0, 0), (None, 20_000_000, 4)]
+    seen = measured(
+        by_hand({}, (), [dict(zip(("ttft_ns", "decode_ns", "decode_passes"), t, strict=True)) for t in times])
+    )
+    assert (value(seen, "ttft_mean_ms"), value(seen, "ttft_median_ms")) == (3.0, 2.0)
+    assert (value(seen, "tpot_ms"), value(seen, "tokens_per_s")) == (5.0, 200.0)
+
+
+def test_what_never_happened_is_null() -> None:
+    seen = measured(by_hand({}, [{"layer": 0}], [{}]))
+    assert {name for name in FORMULAS if value(seen, name) is not None} == {"gb_moved"}
+
+
+def test_every_ratio_is_documented_by_its_formula() -> None:
+    assert FORMULAS["prefetch_recall"] == "prefetch_used / (prefetch_used + misses)"
+    assert set(FORMULAS) == set(RATIOS) | {name for name in measured(by_hand({})).columns if name in FORMULAS}
+
+
+def test_layers_and_requests_have_the_ratios_that_their_counters_feed(frame: pl.DataFrame) -> None:
+    for tidy in (layers(frame), requests(frame)):
+        seen = with_ratios(tidy)
+        assert seen["hit_rate"].to_list() == [h / a for h, a in tidy.select("hits", "accesses").iter_rows()]
+        assert "belady_hit_rate" not in seen.columns and "stall_share" not in seen.columns
+
+
+def test_time_is_dense_expert_and_stall(frame: pl.DataFrame) -> None:
+    seen = runs(frame)
+    assert (seen["dense_ns"] + seen["expert_ns"] + seen["stall_ns"]).equals(seen["time_ns"].alias("dense_ns"))
+    assert seen["time_ns"].equals(
+        requests(frame).group_by("identity", maintain_order=True).last()["end_ns"].alias("time_ns")
+    )
+
+
+# Ranking
+
+
+def test_the_ranking_shows_what_varies_and_starts_with_the_best(frame: pl.DataFrame) -> None:
+    table = ranking(frame)
+    assert table.columns == ["capacity", "eviction", "prefetch", *RANKED]
+    assert table["capacity"].to_list() == ["25%"] * 4 + ["50%"] * 4
+    assert all(rows["hit_rate"].is_sorted(descending=True) for _, rows in table.group_by("capacity"))
+    assert {row[1] for row in (table.row(0), table.row(4))} == {"belady"}
+
+
+def test_a_single_result_is_ranked_by_its_eviction_alone(frame: pl.DataFrame) -> None:
+    assert ranking(only(frame, eviction="lru", prefetch="none", capacity="25%")).columns == ["eviction", *RANKED]
+
+
+def test_without_prefetch_no_policy_beats_the_bounds(frame: pl.DataFrame) -> None:
+    table = ranking(only(frame, prefetch="none"))
+    assert (table["hit_rate"] <= table["belady_hit_rate"]).all()
+    assert (table["belady_hit_rate"] <= table["compulsory_limit"]).all()
+
+
+def test_the_ranking_can_be_by_time_and_refuses_other_columns(frame: pl.DataFrame) -> None:
+    assert ranking(only(frame, capacity="25%"), by="tpot_ms")["tpot_ms"].is_sorted()
+    with pytest.raises(ResultError, match=r"^no ranking column called 'tpot': did you mean tpot_ms[?]$"):
+        ranking(frame, by="tpot")
+
+
+def test_the_order_of_rows_in_files_does_not_matter(frame: pl.DataFrame) -> None:
+    assert ranking(frame.reverse()).equals(ranking(frame))
+
+
+def test_fields_start_with_what_a_reader_compares(frame: pl.DataFrame) -> None:
+    assert fields(frame)[:4] == ["model", "trace", "eviction", "prefetch"]

@@ -1,0 +1,261 @@
+"""The bound beside a result: the best of all ways to evict, found by trying them all, and never beaten by a replay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.bounds import FORCED, RELAXED, Bound, bound_of, count, judge, remarks
+from simulator.config import ReplayConfig, configure
+from simulator.curves.curve import curve
+from simulator.replay import plan, replay_source
+from simulator.source import TraceSource
+from sweeps.grid import run_grid
+from tests.kit.cases import sizes
+from tests.simulator.test_curves import World, searched, trace_of, worlds
+from traces.demand import demand_of
+from traces.schema import Geometry, Trace, memory_trace
+from traces.synthetic import Synthetic, synthesise
+
+Expert = tuple[int, int]
+State = frozenset[Expert]
+
+# ---------------------------------------------------------------- all ways to evict
+
+
+def kept(held: State, demanded: State, slots: int, admission: str) -> Iterator[State]:
+    """Everything that a pool may hold after a step."""
+    stays = demanded if admission == FORCED and len(demanded) <= slots else frozenset()
+    free = demanded if admission == FORCED and len(demanded) > slots else held | demanded
+    others = sorted(free - stays)
+    for more in range(min(slots - len(stays), len(others)) + 1):
+        yield from (stays | set(chosen) for chosen in combinations(others, more))
+
+
+def most_hits(steps: Sequence[State], slots: int, admission: str, start: State = frozenset()) -> int:
+    """Of all sequences of choices; only the best way to each state is followed."""
+    best = {start: 0}
+    for demanded in steps:
+        after: dict[State, int] = {}
+        for held, hits in best.items():
+            for state in kept(held, demanded, slots, admission):
+                after[state] = max(after.get(state, 0), hits + len(held & demanded))
+        best = after
+    return max(best.values())
+
+
+def steps_of(trace: Trace, bound: Bound) -> list[list[State]]:
+    """What each pool is asked for at once; a reset is where a new list begins."""
+    demand, layers = demand_of(trace, bound.passes), trace.geometry.layers
+    pools: dict[int, list[State]] = {}
+    for step in range(len(demand.offsets) - 1):
+        layer = step % layers
+        asked = [(layer, e) for e in demand.step(step).expert]
+        groups = [asked] if bound.contract == "atomic" else [[x] for x in asked]
+        pools.setdefault(layer if bound.scope == "per_layer" else 0, []).extend(map(frozenset, groups))
+    return list(pools.values())
+
+
+def drawn(dice: random.Random) -> Trace:
+    layers, experts = dice.choice(((1, 4), (1, 5), (2, 3)))
+    k = dice.randint(1, 3)
+    cells = [[dice.sample(range(experts), k) for _ in range(layers)] for _ in range(dice.randint(2, 9))]
+    return trace_of(cells, experts)
+
+
+@pytest.mark.parametrize("admission", [FORCED, RELAXED])
+@pytest.mark.parametrize("contract", ["atomic", "sequential"])
+@pytest.mark.parametrize("scope", ["global", "per_layer"])
+def test_no_way_to_evict_hits_more_and_one_hits_as_often(scope: str, contract: str, admission: str) -> None:
+    dice, fewer = random.Random(7), 0
+    for _ in range(30):
+        trace = drawn(dice)
+        units = trace.geometry.experts * (1 if scope == "per_layer" else trace.geometry.layers)
+        slots = dice.randint(1, units)
+        pools = trace.geometry.layers if scope == "per_layer" else 1
+        bound = Bound(admission, "token", "never", scope, contract, (slots,) * pools, ())
+        most = sum(most_hits(steps, slots, admission) for steps in steps_of(trace, bound))
+        assert count(trace, bound)["belady_hits"] == most
+        fewer += most < demand_of(trace, "token").expert.size - units
+    assert fewer > 5
+
+
+def test_what_is_warm_counts_from_the_start() -> None:
+    dice, gained = random.Random(3), 0
+    for _ in range(20):
+        trace = drawn(dice)
+        warm = ((0, 0), (trace.geometry.layers - 1, 2))
+        for admission in (FORCED, RELAXED):
+            bound = Bound(admission, "token", "never", "global", "atomic", (2,), warm)
+            (steps,) = steps_of(trace, bound)
+            found = count(trace, bound)
+            assert found["belady_hits"] == most_hits(steps, 2, admission, frozenset(warm))
+            assert found["compulsory"] == len(frozenset().union(*steps) - set(warm))
+            gained += found["belady_hits"] != count(trace, replace(bound, warm=()))["belady_hits"]
+    assert gained > 5
+
+
+@searched
+@given(worlds(), st.integers(1, 6))
+def test_a_reset_begins_anew(world: World, slots: int) -> None:
+    """Requests one after the other, each from cold, hit as often as each alone."""
+    trace, scope, passes = world.trace, world.how["scope"], world.how["passes"]
+    pools = trace.geometry.layers if scope == "per_layer" else 1
+    whole = Bound(RELAXED, passes, "request", scope, "atomic", (slots,) * pools, ())
+    alone = [memory_trace(trace.header, [trace.request(at)]) for at in range(trace.requests)]
+    together, apart = count(trace, whole), [count(each, replace(whole, reset="never")) for each in alone]
+    assert together == {name: sum(each[name] or 0 for each in apart) for name in together}
+
+
+# ---------------------------------------------------------------- no replay beats it
+
+FORCING = ("lru", "lfu", "fifo", "mru", "random", "arc", "belady", "least_stale", "s3fifo")
+DECLINING = ("belady:bypass=true", "belady:bypass=ties", "static", "pinned:share=.6")
+MISSES = ("fetch", "fetch:bits=4", "drop:keep=1", "drop:keep=0")
+
+
+def hits_of(world: World, config: ReplayConfig) -> int:
+    """On the world's machine."""
+    ready = replace(plan(world.trace, config), machine=world.where)
+    source = TraceSource(world.trace, config.passes, ready.chosen.prefetch, ready.needs)
+    return replay_source(source, ready).totals["hits"]
+
+
+@pytest.mark.parametrize("contract", ["atomic", "sequential"])
+@searched
+@given(worlds(one_size=True), st.sampled_from(FORCING + DECLINING), st.sampled_from(MISSES), st.data())
+def test_no_replay_without_prefetch_beats_its_bound(
+    contract: str, world: World, eviction: str, miss: str, data: st.DataObject
+) -> None:
+    # steps that do not fit their pool among them, where the machine's times decide what is left
+    capacity = f"{data.draw(st.sampled_from(world.every_byte))}B"
+    scope = "global" if int(capacity[:-1]) < sum(world.trace.geometry.expert_bytes) else world.how["scope"]
+    how = world.how | {"contract": contract, "capacity": capacity, "scope": scope}
+    config = configure(eviction=eviction, miss=miss, **how)
+    bound = bound_of(world.trace, config)
+    assert bound is not None
+    most = count(world.trace, bound)["belady_hits"]
+    assert most is None or hits_of(world, config) <= most
+    forced = eviction in FORCING and miss.startswith("fetch")
+    assert bound.admission in ("", FORCED if forced else RELAXED)
+
+
+@searched
+@given(worlds(one_size=True, passes="token"))
+def test_belady_is_the_forced_bound_where_steps_fit_and_never_more_than_the_relaxed_one(world: World) -> None:
+    made = world.curve("belady")
+    for at, decided in enumerate(made.decided):
+        config = made.config.model_copy(update={"capacity": f"{made.capacity_bytes[at]}B"})
+        bound = bound_of(world.trace, config)
+        assert bound is not None
+        forced, relaxed = (
+            count(world.trace, replace(bound, admission=each))["belady_hits"] for each in (FORCED, RELAXED)
+        )
+        assert forced is not None and relaxed is not None and forced <= relaxed
+        if decided:
+            assert forced == made.accesses - made.misses[at]
+
+
+@searched
+@given(worlds(one_size=True))
+def test_the_relaxed_curve_is_the_relaxed_bound_at_every_capacity(world: World) -> None:
+    made = world.curve("relaxed_belady")
+    assert made.decided.all()
+    for at, capacity in enumerate(made.capacity_bytes.tolist()):
+        bound = bound_of(world.trace, made.config.model_copy(update={"capacity": f"{capacity}B"}))
+        assert bound is not None
+        assert count(world.trace, replace(bound, admission=RELAXED))["belady_hits"] == made.accesses - made.misses[at]
+
+
+def test_forced_admission_costs_a_hit_that_the_relaxed_bound_keeps() -> None:
+    # one slot: 0 1 0 2 0. Forced, each pushes the one before out; relaxed, 0 stays. Two at once: after 0 1 with a slot
+    # for one, the relaxed bound has kept the one that is used next
+    trace = trace_of([[[e]] for e in (0, 1, 0, 2, 0)], experts=3)
+    assert curve(trace, "belady").misses.tolist() == [5, 3, 3]
+    assert curve(trace, "relaxed_belady").misses.tolist() == [3, 3, 3]
+    both = trace_of([[[0, 1]], [[1, -1]]], experts=2)
+    assert curve(both, "belady").decided.tolist() == [False, True]
+    assert curve(both, "relaxed_belady").misses.tolist() == [2, 2]
+
+
+# ---------------------------------------------------------------- beside a result
+
+UNEVEN = Geometry(layers=3, experts=6, k=2, expert_bytes=(1000, 2000, 3000))
+
+
+def synthetic(geometry: Geometry | None = None) -> Trace:
+    shape = geometry or sizes(3, 6, 2, 1000)
+    drawn = Synthetic(kind="zipf", geometry=shape, requests=2, prompt_tokens=1, decode_tokens=30, recall=(0.8,))
+    return synthesise(drawn)
+
+
+def beside(trace: Trace, **settings: str) -> tuple[float, float | None, float | None]:
+    """Hit rate, its bound and the compulsory limit."""
+    [(result, bound)] = run_grid(trace, [configure(capacity="30%", **settings)], engine="reference")
+    accesses = result.totals["accesses"]
+    if bound is None:
+        return result.totals["hits"] / accesses, None, None
+    most, compulsory = bound["belady_hits"], bound["compulsory"] or 0
+    return result.totals["hits"] / accesses, None if most is None else most / accesses, 1 - compulsory / accesses
+
+
+@pytest.mark.parametrize("eviction", ["static", "pinned"])
+def test_what_declines_hits_more_than_forced_admission_can_and_is_beside_a_bound_that_may_too(eviction: str) -> None:
+    trace, config = synthetic(sizes(4, 8, 2, 1000)), configure(capacity="2experts", eviction=eviction)
+    [(result, bound)] = run_grid(trace, [config], engine="reference")
+    of = bound_of(trace, config)
+    assert of is not None and bound is not None
+    assert count(trace, replace(of, admission=FORCED))["belady_hits"] == 0
+    assert 0 < result.totals["hits"] <= (bound["belady_hits"] or 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"miss": "cascade:bits=4/2"}, "blank where a pool holds experts at several precisions: cascade:bits=4/2"),
+        ({"miss": "lowest_bit"}, "blank where a pool holds experts at several precisions: lowest_bit"),
+        ({"routing": "cache_prior"}, "blank where routing changes the demand: cache_prior"),
+    ],
+)
+def test_where_bytes_or_demand_differ_the_bound_is_blank_and_a_line_says_why(settings: dict, why: str) -> None:
+    trace = synthetic()
+    hit_rate, most, limit = beside(trace, **settings)
+    assert most is None and (limit is None) == ("routing" in settings)
+    assert limit is None or hit_rate <= limit
+    config = configure(capacity="30%", **settings)
+    assert remarks(trace, [config, configure(capacity="40%", **settings)]) == [f"belady_hit_rate is {why}"]
+
+
+def test_layers_of_unequal_bytes_have_a_bound_in_pools_of_their_own_alone() -> None:
+    trace = synthetic(UNEVEN)
+    assert beside(trace, scope="global")[1] is None
+    hit_rate, most, _ = beside(trace, scope="per_layer")
+    assert most is not None and 0 < hit_rate <= most
+    (said,) = remarks(trace, [configure(scope=each, capacity="30%") for each in ("global", "per_layer")])
+    assert "is blank where experts of one pool differ in bytes" in said and said.endswith(": scope global")
+
+
+def test_a_bound_has_the_bytes_of_its_result() -> None:
+    trace, inside = synthetic(), "side_buffer:buffers=2:count=inside"
+
+    def slots(**settings: str) -> tuple[int, ...]:
+        bound = bound_of(trace, configure(capacity="50%", **settings))
+        return () if bound is None else bound.slots
+
+    assert slots() == (9,)
+    assert slots(miss="fetch:bits=4") == slots(miss="fetch:bits=4", eviction="static") == (36,)
+    assert slots(prefetch=inside) == (7,)
+    assert slots(prefetch=inside.replace("inside", "beside")) == (9,)
+    assert slots(scope="per_layer") == (3, 3, 3)
+
+
+def test_what_needs_no_remark_has_none() -> None:
+    configs = [configure(eviction=each, prefetch="top_k", capacity="40%") for each in ("lru", "belady", "arc")]
+    assert remarks(synthetic(), configs) == []
+    assert judge(synthetic(), configs[0]).bound == judge(synthetic(), configs[1]).bound

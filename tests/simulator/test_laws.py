@@ -1,0 +1,196 @@
+"""What holds in every replay, whatever the policies: searched for in small worlds in which events collide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from policies.grammar import parse
+from results.result import COUNTERS, Event, Row
+from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
+from tests.kit.worlds import DECLINING, EVICTIONS, PREFETCHES, World, worlds
+
+searched = settings(max_examples=150, deadline=None, derandomize=True)
+REASONS = ("compulsory", "collisions", "capacity")
+
+
+def summed(rows: Iterable[Row]) -> Row:
+    rows = list(rows)
+    return {name: sum(row[name] for row in rows) for name in COUNTERS}
+
+
+# ---------------------------------------------------------------- sums
+
+
+@searched
+@given(worlds())
+def test_every_access_hits_is_late_or_misses_for_one_reason(world: World) -> None:
+    outcome = world.replay()
+    assert outcome["accesses"] == sum(outcome.counts("hits", "late", "misses"))
+    assert outcome["misses"] == sum(outcome.counts(*REASONS))
+
+
+@searched
+@given(worlds())
+def test_every_queued_prefetch_starts_is_cancelled_or_dropped(world: World) -> None:
+    # none is left at the end: nothing is named beyond the last layer, and its gate cancels what is queued for it
+    outcome = world.replay()
+    assert outcome["prefetch_issued"] == sum(
+        outcome.counts("prefetch_started", "prefetch_cancelled", "prefetch_dropped")
+    )
+    assert outcome["prefetch_issued"] <= outcome["predicted"]
+    assert outcome["prefetch_hits"] <= outcome["prefetch_used"] <= outcome["prefetch_started"]
+    assert outcome["bytes_wasted"] + outcome["bytes_unused_at_end"] <= outcome["bytes_prefetch"]
+
+
+@searched
+@given(worlds())
+def test_an_expert_could_be_named_once_at_every_gate_that_reaches_its_layer(world: World) -> None:
+    # so what was named and demanded is a share of it: no policy that ships names farther, or one expert twice at a gate
+    chosen = parse("prefetch", world.settings["prefetch"])
+    reach = chosen.policy.names_ahead(chosen.params)
+    for row in world.replay().layers:
+        assert row["predictable"] == row["accesses"] * min(row["layer"], reach)
+        assert 0 <= row["predicted_demanded"] <= row["predictable"]
+
+
+@searched
+@given(worlds())
+def test_time_is_dense_and_expert_compute_and_stall(world: World) -> None:
+    outcome = world.replay()
+    assert outcome["time_ns"] == sum(outcome.counts("dense_ns", "expert_ns", "stall_ns"))
+    assert min(outcome.counts("stall_ns", "link_busy_ns")) >= 0
+
+
+@searched
+@given(worlds())
+def test_rows_per_layer_and_per_request_add_up_to_the_totals(world: World) -> None:
+    outcome = world.replay()
+    totals = {name: outcome[name] for name in COUNTERS}
+    assert summed(outcome.layers) == summed(outcome.requests) == totals
+    assert outcome["evictions"] == sum(outcome.totals["lifetime"])
+
+
+@searched
+@given(worlds())
+def test_a_replay_of_the_same_is_the_same_to_the_last_event(world: World) -> None:
+    assert world.replay() == world.replay()
+
+
+@searched
+@given(worlds())
+def test_the_routers_own_mass_is_kept_substituted_or_dropped(world: World) -> None:
+    outcome = world.replay()
+    assert outcome["mass"] == sum(outcome.counts("mass_kept", "mass_substituted", "mass_dropped"))
+    assert 0 <= outcome["mass_low_precision"] <= outcome["mass_kept"]
+
+
+# ---------------------------------------------------------------- the event log tells the whole story
+
+#: The streamed transfers of others look like those that stay.
+LOGGED = [eviction for eviction in EVICTIONS if eviction not in DECLINING]
+#: By ids alone, and whatever comes in stays.
+FORCED = [eviction for eviction in LOGGED if not parse("eviction", eviction).needs & {"weights", "logits"}]
+without_side_buffer = st.sampled_from(PREFETCHES)
+
+
+class Residency:
+    """The cache as the event log moves it: a copy is in flight until t1 of its transfer, then there until evicted."""
+
+    def __init__(self, world: World, tiers: tuple[tuple[int, ...], ...]) -> None:
+        self._pools, self._tiers = world.pools, tiers
+        self.arrives: dict[tuple[int, int, int], int] = {}
+        self.bytes_moved = 0
+
+    def follow(self, event: Event) -> None:
+        copy = (event.layer, event.expert, event.precision)
+        if event.kind == "transfer":
+            assert copy not in self.arrives
+            self.arrives[copy] = event.t1
+            self.bytes_moved += self._size(copy)
+            assert self._fits(event.layer)
+        if event.kind == "evict":
+            assert self.arrives.pop(copy) <= event.t0
+        if event.kind == "hits":
+            assert self.arrives[copy] <= event.t0
+        if event.kind == "late":
+            assert self.arrives[copy] > event.t0
+        if event.kind in REASONS:
+            assert copy not in self.arrives
+
+    def _size(self, copy: tuple[int, int, int]) -> int:
+        return self._tiers[copy[2]][copy[0]]
+
+    def _fits(self, layer: int) -> bool:
+        if len(self._pools) == 1:
+            return sum(map(self._size, self.arrives)) <= self._pools[0]
+        return sum(self._size(copy) for copy in self.arrives if copy[0] == layer) <= self._pools[layer]
+
+
+def tiers_of(world: World) -> tuple[tuple[int, ...], ...]:
+    geometry, miss = world.source.geometry, parse("miss", world.settings["miss"])
+    bits = miss.policy.bits(miss.params)
+    return tuple(geometry.bytes_at(tier) for tier in bits) if bits else (geometry.expert_bytes,)
+
+
+@searched
+@given(worlds(reset="never"), st.sampled_from(LOGGED), without_side_buffer)
+def test_gates_find_what_the_log_moved_and_no_pool_ever_overflows(world: World, eviction: str, prefetch: str) -> None:
+    world.settings.update(eviction=eviction, prefetch=prefetch, routing="standard")
+    outcome, residency = world.replay(), Residency(world, tiers_of(world))
+    for event in outcome.events:
+        residency.follow(event)
+    assert residency.bytes_moved == outcome["bytes_demand"] + outcome["bytes_prefetch"]
+    landed = sum(t1 <= outcome["time_ns"] for t1 in residency.arrives.values())
+    assert outcome["insertions"] - outcome["evictions"] == landed
+
+
+# ---------------------------------------------------------------- optimality and inclusion in the pure setting
+
+ids = st.lists(st.integers(0, 5), min_size=1, max_size=60)
+pure = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def one_at_a_time(stream: list[int], layers: int) -> ListSource:
+    """Single-expert steps: layer l of pass p demands stream[p * layers + l]."""
+    rows = [[[e] for e in stream[at : at + layers]] for at in range(0, len(stream) - layers + 1, layers)]
+    return ListSource(sizes(layers, 6, 1), [Prompted(tokens(*rows))])
+
+
+def misses(source: ListSource, slots: int, eviction: str) -> int:
+    return replay_lists(source, slots, machine(), log=False, eviction=eviction)["misses"]
+
+
+@pytest.mark.parametrize("eviction", FORCED)
+@pure
+@given(ids, st.integers(1, 3), st.integers(1, 6))
+def test_belady_misses_least_of_all_that_must_admit(eviction: str, stream: list[int], layers: int, slots: int) -> None:
+    assume(len(stream) >= layers)
+    source = one_at_a_time(stream, layers)
+    assert misses(source, slots, "belady") <= misses(source, slots, eviction)
+
+
+@pure
+@given(ids, st.integers(1, 3), st.integers(1, 6))
+def test_being_free_to_bypass_never_costs_belady_a_miss(stream: list[int], layers: int, slots: int) -> None:
+    assume(len(stream) >= layers)
+    source = one_at_a_time(stream, layers)
+    assert misses(source, slots, "belady:bypass=true") <= misses(source, slots, "belady")
+
+
+@pytest.mark.parametrize("contract", ["atomic", "sequential"])
+@searched
+@given(st.lists(st.permutations(range(5)).map(lambda order: order[:2]), min_size=1, max_size=40), st.integers(2, 9))
+def test_what_hits_in_a_small_lru_hits_in_a_larger_one(contract: str, demands: list[list[int]], slots: int) -> None:
+    # two layers; a step's two experts always fit
+    rows = [demands[at : at + 2] for at in range(0, len(demands) - 1, 2)] or [[demands[0], demands[0]]]
+    source = ListSource(sizes(2, 5, 2), [Prompted(tokens(*rows))])
+    small, large = (hits(replay_lists(source, each, machine(), contract=contract)) for each in (slots, slots + 1))
+    assert small <= large
+
+
+def hits(outcome: Outcome) -> set[tuple[int, int, int]]:
+    return {(event.step_pass, event.layer, event.expert) for event in outcome.events if event.kind == "hits"}

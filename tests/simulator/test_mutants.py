@@ -1,0 +1,105 @@
+"""The search for differences between the engines finds what it is for: deliberate faults of the reference engine.
+
+The compiled engine stays as it is, so a fault in one engine alone is what every mutant amounts to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from simulator.reference.ledger import Ledger
+from simulator.reference.link import Link
+from simulator.reference.tier import Tier
+from simulator.reference.victims import Victims
+from tests.kit.parity import anything, seen
+from tests.kit.worlds import World
+
+#: Worlds until a mutant counts as survived; the parity test searches more, and without shrinking most die sooner.
+CASES = 400
+
+
+class DifferentError(Exception):
+    """The engines disagree, or the mutant cannot finish."""
+
+
+@settings(
+    max_examples=CASES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(anything())
+def search(world: World) -> None:
+    """Raises DifferentError."""
+    correct = seen(world, "compiled")
+    try:
+        mutated = seen(world, "reference")
+    except Exception as error:
+        raise DifferentError from error
+    if mutated != correct:
+        raise DifferentError
+
+
+def the_highest_id_wins_ties(smallest: Callable) -> Callable:
+    def mutant(self: Victims, candidates: list[int]) -> int:
+        smallest(self, candidates)
+        return min(candidates, key=lambda y: (*self._orders[y][:2], -y))
+
+    return mutant
+
+
+def the_largest_key_leaves(smallest: Callable) -> Callable:
+    def mutant(self: Victims, candidates: list[int]) -> int:
+        smallest(self, candidates)
+        return max(candidates, key=self._orders.__getitem__)
+
+    return mutant
+
+
+def prefetches_go_before_demands(start_one: Callable) -> Callable:
+    def mutant(self: Link) -> bool:
+        demands, self._demands = self._demands, type(self._demands)()
+        started = start_one(self)
+        self._demands = demands
+        return started or start_one(self)
+
+    return mutant
+
+
+def pins_end_with_the_compute(computed: Callable) -> Callable:
+    def mutant(self: Tier, y: int) -> None:
+        computed(self, y)
+        self.release(y)
+
+    return mutant
+
+
+def stalls_are_a_nanosecond_longer(count: Callable) -> Callable:
+    def mutant(self: Ledger, counter: str, layer: int, amount: int = 1) -> None:
+        count(self, counter, layer, amount + (counter == "stall_ns" and amount > 0))
+
+    return mutant
+
+
+MUTANTS: list[tuple[type, str, Callable[[Callable], Callable]]] = [
+    (Victims, "_smallest", the_highest_id_wins_ties),
+    (Victims, "_smallest", the_largest_key_leaves),
+    (Link, "_start_one", prefetches_go_before_demands),
+    (Tier, "computed", pins_end_with_the_compute),
+    (Ledger, "count", stalls_are_a_nanosecond_longer),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "mutate"), MUTANTS, ids=[mutate.__name__ for _, _, mutate in MUTANTS])
+def test_the_search_kills_a_mutant(
+    owner: type, name: str, mutate: Callable[[Callable], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
+    with pytest.raises(DifferentError):
+        search()

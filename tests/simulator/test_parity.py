@@ -1,0 +1,111 @@
+"""Both engines give the same: every counter, row, time, executed expert and line of the event log.
+
+Worlds have times of a few nanoseconds, so that events collide, and scores so coarse that they tie. `MOEREPLAY_CASES` is
+the number of worlds of each search (make parity).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simulator.compiled import engine
+from simulator.compiled.kernel import kernel
+from simulator.compiled.plain.kernel import plain
+from tests.kit.parity import (
+    EVERY_EVICTION,
+    EVERY_MISS,
+    EVERY_PREFETCH,
+    EVERY_ROUTING,
+    PLAIN_EVICTION,
+    PLAIN_PREFETCH,
+    PLAIN_ROUTING,
+    anything,
+    seen,
+)
+from tests.kit.worlds import CONTRACTS, World
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = int(os.environ.get("MOEREPLAY_CASES", "0"))
+
+
+def searched(cases: int):
+    """A repeatable search of that many worlds, or a new one of as many as asked for."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=CASES or cases, deadline=None, derandomize=not CASES, suppress_health_check=slow)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@searched(150)
+@given(anything())
+def test_the_engines_agree_to_the_last_event(contract: str, world: World) -> None:
+    world.settings.update(contract=contract)
+    assert seen(world, "compiled") == seen(world, "reference")
+
+
+#: Kinds of order: two queues, keys that change by touch, keys that change by layer, and any.
+ORDERS = {"lru": ("lru",), "fifo": ("fifo",), "lfu": ("lfu",), "least_stale": ("least_stale",), "any": PLAIN_EVICTION}
+
+
+@pytest.mark.parametrize("evictions", ORDERS.values(), ids=ORDERS)
+@searched(120)
+@given(anything(contract="atomic", miss="fetch", warm=()), st.data())
+def test_the_short_way_through_plain_worlds_leads_to_the_same(
+    evictions: tuple[str, ...], world: World, data: st.DataObject
+) -> None:
+    """`replay_lists` compares both ways of the compiled engine with each other, here always two different ones."""
+    world.settings["eviction"] = data.draw(st.sampled_from(evictions))
+    world.settings["prefetch"] = data.draw(st.sampled_from(PLAIN_PREFETCH))
+    if not world.settings["eviction"].startswith("belady"):
+        world.settings["routing"] = data.draw(st.sampled_from(PLAIN_ROUTING))
+    with kernels_noted() as used:
+        compiled = seen(world, "compiled")
+    assert used == [kernel, plain]
+    assert compiled == seen(world, "reference")
+
+
+@contextmanager
+def kernels_noted() -> Iterator[list[Callable]]:
+    """Which kernels are asked for, in order."""
+    used: list[Callable] = []
+    with pytest.MonkeyPatch.context() as patch:
+        machine_code = engine.machine_code
+        patch.setattr(engine, "machine_code", lambda of: used.append(of) or machine_code(of))
+        yield used
+
+
+OPTIONS = [
+    *(("eviction", policy) for policy in EVERY_EVICTION),
+    *(("prefetch", policy) for policy in EVERY_PREFETCH),
+    *(("miss", policy) for policy in EVERY_MISS),
+    *(("routing", policy) for policy in EVERY_ROUTING),
+]
+
+
+@pytest.mark.parametrize(("kind", "policy"), OPTIONS, ids=[f"{kind}-{policy}" for kind, policy in OPTIONS])
+@searched(10)
+@given(anything())
+def test_the_engines_agree_under_every_policy(kind: str, policy: str, world: World) -> None:
+    world.settings.update({kind: policy})
+    if world.settings["eviction"].startswith("belady"):
+        world.settings["routing"] = "standard"
+    assert seen(world, "compiled") == seen(world, "reference")
+
+
+@pytest.mark.skipif(bool(os.environ.get("NUMBA_DISABLE_JIT")), reason="this is the run without a compiler")
+def test_the_engines_agree_without_a_compiler_too() -> None:
+    """The same functions as plain Python: what would be undefined in machine code is an error here."""
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "MOEREPLAY_CASES": "60", "PYTHONPATH": str(ROOT)}
+    options = ["-p", "no:cacheprovider", "--hypothesis-seed=0", "-k", "last_event or short_way"]
+    command = [sys.executable, "-m", "pytest", *options, str(Path(__file__).relative_to(ROOT))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(CONTRACTS) + len(ORDERS)} passed" in done.stdout

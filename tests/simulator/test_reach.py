@@ -1,0 +1,48 @@
+"""How far a prefetch policy may name is what it declares; what it names beyond that is no recall above everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policies import files
+from policies.contract import PolicyError
+from simulator.config import configure
+from simulator.replay import ENGINES, replay
+from tests.kit.policy_runs import Sizes, random_trace
+
+TWICE = """from policies.contract import Prefetch
+
+
+def suggest(now, step, experts, copies, own, out):
+    if now["layer"] + 1 == now["layers"]:
+        return 0
+    first = (now["layers"] - 1) * now["experts"]
+    for e in range(2 * now["experts"]):
+        out[e] = first + e // 2
+    return 2 * now["experts"]
+
+
+POLICY = Prefetch(name="twice", summary="the last layer twice", source="a test", suggest=suggest)
+"""
+
+
+def test_a_policy_that_names_twice_and_beyond_its_reach_recalls_no_more_than_everything(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(TWICE)
+    files.take(tmp_path / "twice.py")
+    trace = random_trace(1, Sizes(layers=3, experts=4, tokens=6, requests=1, size=1000))
+    seen = [replay(trace, configure(prefetch="twice", capacity="60%"), engine=engine) for engine in ENGINES]
+    assert seen[0].per_layer == seen[1].per_layer
+    found = [
+        (row["layer"], row["predicted_demanded"], row["predictable"] // row["accesses"]) for row in seen[0].per_layer
+    ]
+    accesses = seen[0].per_layer[-1]["accesses"]
+    # one gate is said to name each layer; the last is named twice at each of the two before it
+    assert found == [(0, 0, 0), (1, 0, 1), (2, 4 * accesses, 4)]
+
+
+def test_a_reach_that_is_no_number_of_layers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "near.py").write_text(TWICE.replace("suggest=suggest)", "suggest=suggest, reach=lambda params: 1.5)"))
+    with pytest.raises(PolicyError, match=r"reach or depth gives 1\.5; return how many layers ahead it may name"):
+        files.take(tmp_path / "near.py")

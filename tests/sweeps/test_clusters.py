@@ -1,0 +1,211 @@
+"""Sweeps on Ray and by submitit on this machine, and searches by optuna: the same rows as from a plain run.
+
+These three are optional dependencies; where one is not installed, its tests have nothing to run.
+"""
+
+import json
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from commands.sweep_run import sweep_run
+from commands.tune import tune as tune_verb
+from results import read_sweep as sweeps
+from simulator.errors import ConfigError
+from sweeps.batches import Batch, compute
+from sweeps.executor import Stored
+from sweeps.experiment.file import read
+from sweeps.folder_store import Folder
+from sweeps.jobs import open_traces
+from sweeps.ray_cluster import RayExecutor, pack, place
+from sweeps.run import execute, planned
+from sweeps.slurm import options_of
+from sweeps.store import Place
+from sweeps.tune import Search, check, tune
+from tests.kit.sweeping import experiment, merged, store_trace
+from traces.store import open_trace
+
+TUNED = """
+traces = ["tiny.zarr"]
+[grid]
+capacity = { low = 10, high = 90, suffix = "%" }
+eviction = ["lru", "fifo", "least_stale", "lfu"]
+prefetch = ["none", "top_k"]
+[[exclude]]
+eviction = "fifo"
+"""
+
+
+class Here:
+    """An executor that runs every batch at once, in this process."""
+
+    slots = room = 2
+
+    def __init__(self, out: Place) -> None:
+        self._out, self._waiting = out, []
+
+    def submit(self, batch: Batch, alone: bool = False) -> None:
+        self._waiting.append(batch)
+
+    def collect(self, seconds: float) -> list[Stored]:
+        waiting, self._waiting = self._waiting, []
+        made = [(batch, compute(batch)) for batch in waiting]
+        for _, each in made:
+            self._out.store(each.part, {"sweep_version": 1})
+        return [Stored(batch, each.headlines) for batch, each in made]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """An experiment and its results from this process."""
+    folder = tmp_path_factory.mktemp("clusters")
+    sweep = planned(experiment(folder))
+    execute(sweep, sweep.jobs, Folder(folder / "out"), "reference", lambda out, about: Here(out))
+    return folder
+
+
+def test_a_packed_trace_is_the_trace_wherever_it_is_placed(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    trace = open_trace(folder / "tiny.zarr")
+    for _ in range(2):  # the second finds the first
+        placed = place(pack(folder / "tiny.zarr"), "tiny.zarr", trace.digest)
+    assert tmp_path in placed.parents
+    assert open_trace(placed).digest == trace.digest
+    assert [path.name for path in placed.parent.iterdir()] == ["tiny.zarr"]
+
+
+def kill_one(killed: list[int], stop: threading.Event) -> None:
+    """kill -9 the first Ray worker that is replaying for us."""
+    while not stop.is_set() and not killed:
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if not killed and b"ray::_run" in (process / "cmdline").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
+                    killed.append(int(process.name))
+        time.sleep(0.02)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")  # Ray's own
+def test_ray_gives_the_same_rows_though_a_worker_is_killed(tmp_path):
+    pytest.importorskip("ray")
+    store_trace(tmp_path / "tiny.zarr", prompt_tokens=20, decode_tokens=60)  # long enough to be caught at work
+    sweep, killed, stop = planned(experiment(tmp_path)), [], threading.Event()
+    execute(sweep, sweep.jobs, Folder(tmp_path / "here"), "reference", lambda out, about: Here(out))
+    killer = threading.Thread(target=kill_one, args=(killed, stop))
+    killer.start()
+    try:
+        out = Folder(tmp_path / "out")
+        ended = execute(sweep, sweep.jobs, out, "reference", lambda out, about: RayExecutor("", 2, out, about))
+    finally:
+        stop.set()
+        killer.join()
+    assert len(killed) == 1
+    assert (ended.done, ended.killers, ended.errors) == (21, {}, {})
+    assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", tmp_path / "here")
+
+
+def test_submitit_gives_the_same_rows(folder, tmp_path, capsys):
+    pytest.importorskip("submitit")
+    options = ["cluster=local", "timeout_min=5"]
+    sweep_run(folder / "experiment.toml", str(tmp_path / "out"), workers=1, executor="slurm", nodes=2, slurm=options)
+    said = capsys.readouterr().err
+    assert "shard 1/2: " in said
+    assert "shard 2/2: " in said
+    assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", folder / "out")
+
+
+def test_submitit_sweeps_into_a_store_and_leaves_its_logs_beside_the_experiment(folder, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("submitit")
+    pytest.importorskip("obstore")
+    (tmp_path / "bucket").mkdir()
+    url, options = (tmp_path / "bucket").as_uri(), ["cluster=local", "timeout_min=5"]
+    sweep_run(experiment(tmp_path), url, workers=1, executor="slurm", nodes=2, slurm=options, engine="reference")
+    assert "shard 2/2: " in capsys.readouterr().err
+    assert list((tmp_path / "slurm").iterdir())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert merged(tmp_path / "a", url) == merged(tmp_path / "b", folder / "out")
+
+
+def test_a_trace_behind_a_url_is_fetched_once_and_is_the_same(folder, tmp_path, monkeypatch):
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    url = (folder / "tiny.zarr").as_uri()
+    sweep = planned(folder / "experiment.toml", [f'traces=["{url}"]'])
+    assert tmp_path in sweep.jobs[0].trace.parents
+    assert sweep.traces[0].digest == open_trace(folder / "tiny.zarr").digest
+    (kept,) = (tmp_path / "moereplay" / "fetched").glob("*/*")
+    (kept / "more").write_text("still there, so nothing was fetched again")
+    planned(folder / "experiment.toml", [f'traces=["{url}"]'])
+    assert (kept / "more").exists()
+    with pytest.raises(ConfigError, match=r"cannot fetch|holds nothing"):
+        planned(folder / "experiment.toml", [f'traces=["{url}-nope"]'])
+
+
+def test_options_of_slurm_are_submitits():
+    assert options_of(["timeout_min=60", "slurm_partition=cpu"]) == {"timeout_min": 60, "slurm_partition": "cpu"}
+    with pytest.raises(ConfigError, match="write name=value"):
+        options_of(["60"])
+
+
+def search(folder: Path, trials: int, sampler: str = "tpe", text: str = TUNED, *objectives: str) -> Search:
+    file = experiment(folder, text, "tuned.toml")
+    described = read(file)
+    traces = open_traces(described.traces, folder, file)
+    return Search(described, file, traces, objectives or ("tpot_ms", "capacity_gb"), trials, sampler, 3, "reference")
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsgaii", "random"])
+def test_a_search_finds_what_nothing_beats_and_is_the_same_again(folder, tmp_path, sampler):
+    pytest.importorskip("optuna")
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        found.append(tune(search(folder, 14, sampler), tmp_path / name, Here(Folder(tmp_path / name))))
+    assert found[0] == found[1]
+    pareto = [each.values for each in found[0]]
+    assert pareto
+    for one in pareto:
+        assert not any(other != one and all(other[name] <= one[name] for name in one) for other in pareto), (
+            "one of them is beaten"
+        )
+    assert all(each.settings["eviction"] != "fifo" for each in found[0])
+    assert 0 < len(sweeps.load(tmp_path / "a")) <= 14
+
+
+def test_a_search_is_resumed_from_its_journal(folder, tmp_path):
+    pytest.importorskip("optuna")
+    counted = []
+    for trials in (6, 10):
+        tune(search(folder, trials), tmp_path, Here(Folder(tmp_path)), counted.append)
+    assert (counted[0], sum(counted[:4])) == (0, 6)
+    assert counted[4:] == [6, 2, 2]
+
+
+def test_a_grid_that_is_no_larger_than_the_search_is_better_enumerated(folder):
+    with pytest.raises(ConfigError, match="the grid has 8 combinations, no more than 20 trials: enumerating"):
+        check(search(folder, 20, "tpe", TUNED.replace('{ low = 10, high = 90, suffix = "%" }', '["20%"]')))
+
+
+def test_tune_prints_the_pareto_set(folder, tmp_path, capsys):
+    pytest.importorskip("optuna")
+    file = experiment(folder, TUNED, "tuned.toml")
+    tune_verb(file, str(tmp_path), objectives="tpot_ms,capacity_gb", trials=6, workers=2, as_json=True)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows
+    assert set(rows[0]) == {"tpot_ms", "capacity_gb", "capacity", "eviction", "prefetch"}
+    assert [row["tpot_ms"] for row in rows] == sorted(row["tpot_ms"] for row in rows)
+
+
+def test_a_search_knows_its_words(folder):
+    with pytest.raises(ConfigError, match="tune knows no 'tpot': did you mean tpot_ms"):
+        check(search(folder, 5, "tpe", TUNED, "tpot"))
+    with pytest.raises(ConfigError, match="tune knows no 'grid': choose from "):
+        check(search(folder, 5, "grid"))

@@ -1,0 +1,177 @@
+"""Experiment files: what they expand to, and what a wrong one is told."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from policies.contract import PolicyError
+from simulator.config import ReplayConfig, configure
+from simulator.errors import ConfigError
+from sweeps.experiment import schema
+from sweeps.experiment.expand import configurations
+from sweeps.experiment.file import read
+from sweeps.experiment.settings import configuration
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def expanded(tmp_path: Path, text: str, *changes: str, name: str = "e.toml") -> list[ReplayConfig]:
+    file = tmp_path / name
+    file.write_text(text if name.endswith("yaml") else f'traces = ["a.zarr"]\n{text}')
+    return configurations(read(file, changes), file)
+
+
+def refusal(tmp_path: Path, text: str, *changes: str) -> str:
+    with pytest.raises((ConfigError, PolicyError)) as refused:
+        expanded(tmp_path, text, *changes)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def settings(configs: list[ReplayConfig], *names: str) -> list[tuple[object, ...]]:
+    return [tuple(getattr(config, name) for name in names) for config in configs]
+
+
+def test_a_file_without_axes_is_one_configuration(tmp_path):
+    assert expanded(tmp_path, "[base]\ncapacity = '7%'") == [configure(capacity="7%")]
+
+
+def test_a_grid_is_every_combination_in_the_order_of_the_file(tmp_path):
+    found = expanded(tmp_path, "[grid]\ncapacity = ['5%', '9%']\neviction = ['lru', 'fifo']")
+    assert settings(found, "capacity", "eviction") == [("5%", "lru"), ("5%", "fifo"), ("9%", "lru"), ("9%", "fifo")]
+
+
+def test_zipped_lists_move_in_step_and_multiply_the_grid(tmp_path):
+    text = "[grid]\nseed = [1, 2]\n[[zip]]\neviction = ['lru', 'fifo']\ncapacity = ['5%', '9%']"
+    assert settings(expanded(tmp_path, text), "seed", "eviction", "capacity") == [
+        (1, "lru", "5%"),
+        (1, "fifo", "9%"),
+        (2, "lru", "5%"),
+        (2, "fifo", "9%"),
+    ]
+
+
+def test_included_configurations_join_and_repeated_ones_count_once(tmp_path):
+    text = "[grid]\neviction = ['lru']\n[[include]]\neviction = 'belady'\n[[include]]\neviction = 'lru'"
+    assert settings(expanded(tmp_path, text), "eviction") == [("lru",), ("belady",)]
+
+
+def test_an_excluded_policy_stands_for_all_its_parameters(tmp_path):
+    text = "[grid]\neviction = ['lru', 'least_stale:order=a']\ncapacity = ['5%', '9%', '12%']\n"
+    text += "[[exclude]]\neviction = 'least_stale'\ncapacity = ['5%', '9%']"
+    kept = settings(expanded(tmp_path, text), "eviction", "capacity")
+    assert kept == [("lru", "5%"), ("lru", "9%"), ("lru", "12%"), ("least_stale:order=a", "12%")]
+
+
+def test_an_excluded_default_counts_where_nothing_is_said(tmp_path):
+    text = "[grid]\neviction = ['lru', 'fifo']\n[[exclude]]\nprefetch = 'none'\neviction = 'fifo'"
+    assert settings(expanded(tmp_path, text), "eviction") == [("lru",)]
+
+
+def test_settings_with_a_dot_become_part_of_their_owner(tmp_path):
+    text = "[base]\nprefetch = 'top_k'\n[grid]\nprefetch.depth = [1, 2]\n'platform.link.bytes_per_s' = [1e9]"
+    assert settings(expanded(tmp_path, text), "prefetch", "platform") == [
+        ("top_k:depth=1", "a100-5gbps:link.bytes_per_s=1000000000"),
+        ("top_k:depth=2", "a100-5gbps:link.bytes_per_s=1000000000"),
+    ]
+
+
+def test_a_random_draw_is_a_part_of_the_grid_and_the_same_again(tmp_path):
+    text = "[grid]\nseed = [0,1,2,3,4,5,6,7,8,9]\neviction = ['lru', 'fifo', 'lfu']\n"
+    whole, drawn = expanded(tmp_path, text), expanded(tmp_path, text + "[random]\nn = 12\nseed = 3")
+    assert len(drawn) == 12
+    assert set(drawn) < set(whole)
+    assert drawn == expanded(tmp_path, text + "[random]\nn = 12\nseed = 3")
+    assert drawn != expanded(tmp_path, text + "[random]\nn = 12\nseed = 4")
+    assert set(expanded(tmp_path, text + "[random]\nn = 99")) == set(whole)
+
+
+def test_ranges_are_drawn_between_their_ends(tmp_path):
+    text = "[grid]\ncapacity = {low = 1, high = 50, log = true, suffix = '%'}\n"
+    text += "seed = {low = 3, high = 9, integer = true}\n"
+    drawn = expanded(tmp_path, text + "[random]\nn = 40\nseed = 1")
+    percents = [float(config.capacity.removesuffix("%")) for config in drawn]
+    assert all(1 <= percent <= 50 for percent in percents)
+    assert sorted(percents)[len(percents) // 2] < 15  # the middle of a logarithmic range is near 7
+    assert {config.seed for config in drawn} == {3, 4, 5, 6, 7, 8, 9}
+
+
+def test_settings_from_the_command_line_stand_above_the_file(tmp_path):
+    text = "[base]\ncapacity = '5%'\n[grid]\neviction = ['lru']"
+    found = expanded(tmp_path, text, "base.capacity=9%", 'grid.eviction=["fifo", "lfu"]', "base.seed=4")
+    assert settings(found, "capacity", "eviction", "seed") == [("9%", "fifo", 4), ("9%", "lfu", 4)]
+
+
+def test_yaml_says_the_same_as_toml(tmp_path):
+    text = "traces: [a.zarr]\ngrid:\n  eviction: [lru, fifo]\n  prefetch: ['none']\nrandom: {n: 1, seed: 2}\n"
+    toml = "[grid]\neviction = ['lru', 'fifo']\nprefetch = ['none']\n[random]\nn = 1\nseed = 2"
+    assert expanded(tmp_path, text, name="e.yaml") == expanded(tmp_path, toml)
+
+
+REFUSALS = {
+    "table": ("[gird]\neviction = ['lru']", "e.toml: nothing is called 'gird': did you mean grid?"),
+    "setting": ("[grid]\nevicton = ['lru']", "e.toml: [grid]: no setting called 'evicton': did you mean eviction?"),
+    "zipped setting": ("[[zip]]\nsed = [1]", "e.toml: [[zip]] 1: no setting called 'sed': did you mean seed?"),
+    "policy": ("[grid]\neviction = ['lur']", "[grid] eviction: no eviction policy called 'lur': did you mean lru?"),
+    "parameter": (
+        "[base]\nprefetch = 'top_k'\nprefetch.dept = 2".replace("prefetch.dept", "'prefetch.dept'"),
+        "has no parameter 'dept': did you mean depth?",
+    ),
+    "platform": ("[base]\nplatform = 'a100'", "[base] platform: no platform called 'a100'"),
+    "figure": ("[base]\n'platform.link.bytes' = 1", "did you mean link.bytes_per_s=?"),
+    "word": ("[grid]\ncontract = ['atomc']", "[grid] contract: did you mean atomic? (got 'atomc')"),
+    "empty list": ("[grid]\neviction = []", "grid.eviction"),
+    "list for a value": ("[base]\neviction = ['lru']", "base.eviction"),
+    "unequal lists": ("[[zip]]\nseed = [1, 2]\neviction = ['lru']", "[[zip]] 1: lists move in step"),
+    "endless grid": ("[grid]\nseed = {low = 1, high = 2}", "a range has no end of values; add [random] with n"),
+    "falling range": ("[grid]\nseed = {low = 2, high = 1}\n[random]\nn = 1", "a range needs low < high"),
+    "nothing left": ("[[exclude]]\neviction = 'lru'", "[[exclude]] leaves no configuration"),
+    "no TOML": ("[grid", "expected an experiment in TOML"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_wrong_file_is_told_where_and_what_was_meant(name, tmp_path):
+    text, said = REFUSALS[name]
+    answer = refusal(tmp_path, text)
+    assert said in answer
+    assert "e.toml: " in answer
+
+
+def test_a_wrong_change_is_told_what_to_write(tmp_path):
+    assert "write table.key=value" in refusal(tmp_path, "", "capacity")
+    assert "did you mean base?" in refusal(tmp_path, "", "bas.capacity=5%")
+
+
+def test_the_example_in_the_documentation_is_valid(tmp_path):
+    """Of the module; the page about sweeps shows the same kind of file."""
+    examples = [re.sub(r"(?m)^    ", "", (schema.__doc__ or "").split("\n\n", 1)[1])]
+    examples += re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "sweeps.md").read_text(), re.DOTALL)
+    assert len(examples) >= 2
+    policy = re.search(r"```python\n(\"\"\"newest\.py: .*?)```", (ROOT / "docs" / "policies.md").read_text(), re.DOTALL)
+    (tmp_path / "newest.py").write_text(policy[1] if policy else "")
+    for text in examples:
+        (tmp_path / "e.toml").write_text(text)
+        assert configurations(read(tmp_path / "e.toml"), tmp_path / "e.toml")
+
+
+def test_the_published_schema_is_the_one_of_the_code():
+    """`moereplay sweep schema > docs/experiment.schema.json` writes it anew."""
+    published = json.loads((ROOT / "docs" / "experiment.schema.json").read_text())
+    assert published == schema.json_schema()
+    tables = ("base", "grid")
+    settings = {*ReplayConfig.model_fields, "preset"}
+    assert all(set(published["properties"][name]["properties"]) == settings for name in tables)
+
+
+def test_a_preset_lies_below_every_other_setting():
+    whole = configuration({"preset": "specmd-1", "eviction": "fifo"})
+    assert (whole.eviction, whole.capacity) == ("fifo", configuration({"preset": "specmd-1"}).capacity)
+    with pytest.raises(ConfigError, match="did you mean specmd-1"):
+        configuration({"preset": "specmd1"})
+
+
+def test_a_setting_is_checked_as_the_command_line_checks_it():
+    assert configuration({"prefetch": "top_k", "prefetch.factor": 1.5}) == configure(prefetch="top_k:factor=1.5")

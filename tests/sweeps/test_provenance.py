@@ -1,0 +1,111 @@
+"""Where results come from: the same document beside the parts of `replay --out` and those of a sweep."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import moereplay as main
+from policies import files
+from results.read import load
+from simulator.platform import platform
+from sweeps import provenance as origins
+from sweeps.experiment.expand import platforms
+from sweeps.experiment.file import read
+from sweeps.provenance import provenance, sweep_provenance
+from tests.kit.sweeping import experiment, store_trace
+from tests.policies.test_own_policies import NEWEST
+from traces.store import open_trace
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return store_trace(tmp_path_factory.mktemp("provenance") / "tiny.zarr")
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """Runs the command line in this process, to the end; returns it as it was typed."""
+
+    def run(*arguments: object) -> list[str]:
+        line = ["moereplay", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", line)
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        assert not ended.value.code, capsys.readouterr().err
+        return line
+
+    return run
+
+
+def test_replay_keeps_where_its_parts_come_from(trace: Path, tmp_path: Path, command: Callable) -> None:
+    mine = tmp_path / "newest.py"
+    mine.write_text(NEWEST)
+    out, machine = tmp_path / "out", "a100-5gbps:link.bytes_per_s=25e9"
+    options = ("--policy-file", mine, "--eviction", "lru,newest", "--platform", f"{machine},phone-ufs4")
+    line = command(
+        "replay", trace, *options, "--capacity", "50%", "--engine", "reference", "--workers", 1, "--out", out
+    )
+    parts = sorted(out.glob("part-*.parquet"))
+    assert len(parts) == 4
+    for part in parts:
+        about = json.loads(part.with_suffix(".provenance.json").read_text())
+        identity = part.stem.removeprefix("part-")
+        assert about["holds"] == {"configuration": [identity]}
+        assert about["sha256"] == {part.name: hashlib.sha256(part.read_bytes()).hexdigest()}
+        assert about["traces"] == {open_trace(trace).digest: str(trace)}
+        assert about["platforms"] == {name: platform(name).figures() for name in ("a100-5gbps", "phone-ufs4")}
+        assert (about["command"], about["engine"], about["semantics"]) == (line, "reference", 1)
+        assert about["policy_files"][0]["source"] == NEWEST
+        assert about["versions"]["moereplay"] and about["commit"] == origins._commit()
+
+
+def test_results_without_provenance_are_read_as_before(trace: Path, tmp_path: Path, command: Callable) -> None:
+    command("replay", trace, "--capacity", "50%", "--engine", "reference", "--workers", 1, "--out", tmp_path)
+    before = load(tmp_path)
+    for about in tmp_path.glob("*.provenance.json"):
+        about.unlink()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
+    assert load(tmp_path).equals(before)
+
+
+def test_a_sweep_says_the_same_and_its_experiment(trace: Path) -> None:
+    given = ([open_trace(trace)], "reference", ["mac-nvme"], ["moereplay", "sweep", "run", "e.toml"])
+    ours, theirs = sweep_provenance("e.toml", *given), provenance(*given)
+    assert ours == theirs | {"experiment": "e.toml", "sweep_version": 1, "started": ours["started"]}
+
+
+def test_a_search_names_every_machine_that_it_may_come_to(tmp_path: Path) -> None:
+    text = 'traces = ["tiny.zarr"]\n[grid]\npreset = ["hobbit"]\n"platform.link.bytes_per_s" = [5e9, 6e9]\n'
+    described = read(experiment(tmp_path, text + '[[zip]]\nplatform = ["mac-nvme"]\nseed = [1]\n'))
+    assert platforms(described) == {"a100-5gbps", "mac-nvme", platform_of("hobbit")}
+
+
+def platform_of(preset: str) -> str:
+    from simulator.preset import preset as named
+
+    return named(preset).values()["platform"]
+
+
+def test_the_commit_is_that_of_the_program_not_of_whoever_installed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "repository" / ".venv" / "packages"
+    installed.mkdir(parents=True)
+    (tmp_path / "repository" / ".git").mkdir()
+    monkeypatch.setattr(origins, "CHECKOUT", installed)
+    assert origins._commit() is None
+
+
+def test_a_source_that_is_no_utf_8_can_be_written_back(tmp_path: Path) -> None:
+    content = "# coding: latin-1\n# \xe4\n".encode("latin-1") + NEWEST.encode()
+    (tmp_path / "newest.py").write_bytes(content)
+    files.take(tmp_path / "newest.py")
+    (about,) = json.loads(json.dumps(provenance([], "reference", [])))["policy_files"]
+    assert about["source"].encode("utf-8", "surrogateescape") == content

@@ -1,0 +1,315 @@
+"""Parts of a sweep: the rows of a replay, whole or not at all, the same bytes however the work was cut."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analysis.figures import FIGURES, draw_all
+from analysis.metrics import grouped, measured, ranked
+from results import read as results
+from results import read_sweep as sweeps
+from results.errors import ResultError
+from results.parts import Part
+from results.replay_part import write_part
+from results.result import COUNTERS
+from simulator.config import configure
+from simulator.errors import ConfigError
+from simulator.replay import replay
+from sweeps import tables
+from sweeps.batches import Batch, compute
+from sweeps.estimate import estimate
+from sweeps.folder_store import Folder
+from sweeps.grid import run_grid
+from sweeps.jobs import Job, job_of
+from sweeps.merge import merge
+from sweeps.run import Sweep, left_to_do, planned
+from tests.kit.sweeping import GRID, experiment, merged, store_trace
+from traces.schema import TraceError
+from traces.store import open_trace
+
+ABOUT = {"sweep_version": 1}
+
+
+def done(out: Path, jobs: list[Job], requests: bool = True) -> None:
+    """Run jobs here and now, as one part."""
+    Folder(out).store(compute(Batch(0, tuple(jobs), "reference", requests)).part, ABOUT)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory) -> Sweep:
+    return planned(experiment(tmp_path_factory.mktemp("sweep")))
+
+
+@pytest.fixture(scope="module")
+def whole(sweep, tmp_path_factory) -> Path:
+    """Every job of the sweep as one part."""
+    out = tmp_path_factory.mktemp("whole")
+    done(out, sweep.jobs)
+    return out
+
+
+@pytest.fixture(scope="module")
+def one_by_one(sweep, tmp_path_factory) -> dict[str, Path]:
+    """Every job as a part of its own, by identity."""
+    folders = {}
+    for job in sweep.jobs:
+        folders[job.identity] = tmp_path_factory.mktemp("one")
+        done(folders[job.identity], [job])
+    return folders
+
+
+def test_a_sweep_is_every_combination_and_a_bound_per_capacity(sweep):
+    kinds = [job.kind for job in sweep.jobs]
+    assert (kinds.count("configuration"), kinds.count("bound")) == (18, 3)
+    assert {job.bound for job in sweep.jobs} == {job.identity for job in sweep.jobs if job.kind == "bound"}
+
+
+def test_rows_hold_what_the_replay_says(sweep, whole):
+    """Every counter of the totals, of each layer and phase and of each request, one configuration after the other."""
+    read = {
+        name: pl.read_parquet(whole / f"part-*/{name}.parquet") for name in ("configurations", "layers", "requests")
+    }
+    trace = open_trace(sweep.jobs[0].trace)
+    for job in sweep.jobs[:4]:
+        result = replay(trace, job.config)
+        (row,) = read["configurations"].filter(identity=job.identity).to_dicts()
+        assert {name: row[tables.RENAMED.get(name, name)] for name in COUNTERS} == {
+            name: result.totals[name] for name in COUNTERS
+        }
+        assert row["eviction"] == job.config.eviction
+        for table, expected in (("layers", result.per_layer), ("requests", result.per_request)):
+            rows = read[table].filter(identity=job.identity).drop("rows_version", "identity")
+            back = {new: old for old, new in tables.RENAMED.items()}
+            assert rows.rename(back).to_dicts() == expected
+
+
+def test_a_sweep_reads_like_replays(sweep, whole, tmp_path):
+    """The same metrics, figure by figure, as from the folder that `replay --out` writes."""
+    trace = open_trace(sweep.jobs[0].trace)
+    for outcome in run_grid(trace, [job.config for job in sweep.jobs if job.kind == "configuration"]):
+        write_part(tmp_path, *outcome)
+    ours, theirs = (measured(frame).sort("identity") for frame in (sweeps.load(whole), results.load(tmp_path)))
+    assert ours.select(sorted(ours.columns)).equals(theirs.select(sorted(theirs.columns)))
+    assert [name for name, _ in draw_all(sweeps.load(whole))] == list(FIGURES)
+
+
+def test_parts_of_before_a_counter_was_added_are_read_and_merged(whole, tmp_path):
+    """Null where it was not counted; beside new parts, too."""
+    for part in Folder(whole).parts():
+        found = {path.stem: pl.read_parquet(path) for path in part.path.glob("*.parquet")}
+        files = {name: tables.frame_bytes(rows.drop("predictable", strict=False)) for name, rows in found.items()}
+        own = {name: part.provenance[name] for name in part.provenance.keys() - {"holds", "sha256", "digest"}}
+        Folder(tmp_path / "old").store(Part(files, part.provenance["holds"]), own)
+    new, old = (measured(sweeps.load(folder)).sort("identity") for folder in (whole, tmp_path / "old"))
+    assert old["predictor_recall"].null_count() == len(old) > new["predictor_recall"].null_count()
+    changed = ["predictable", "predictor_recall"]
+    assert old.drop(changed).equals(new.drop(changed))
+    both = merge([Folder(tmp_path / "old"), Folder(whole)], Folder(tmp_path / "both"))
+    assert both.configurations == len(new) == len(sweeps.load(tmp_path / "both"))
+
+
+def test_latencies_do_not_need_the_rows_of_requests(sweep, whole, tmp_path):
+    done(tmp_path, sweep.jobs, requests=False)
+    assert not list(tmp_path.glob("part-*/requests.parquet"))
+    names = ["ttft_mean_ms", "ttft_median_ms", "tpot_ms", "tokens_per_s"]
+    without, with_rows = (measured(sweeps.load(folder)).select(names) for folder in (tmp_path, whole))
+    assert without.equals(with_rows)
+    assert without.null_count().sum_horizontal().item() == 0
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_merging_gives_the_same_bytes_in_any_order_and_however_often_a_part_is_there(whole, one_by_one, tmp_path, dice):
+    folders = list(one_by_one.values()) + dice.sample(list(one_by_one.values()), 5)
+    dice.shuffle(folders)
+    if dice.random() < 0.5:
+        folders.insert(dice.randrange(len(folders)), whole)
+    scratch = Path(tempfile.mkdtemp(dir=tmp_path))
+    assert merged(scratch / "b", *folders) == merged(scratch / "a", whole)
+    assert set(merged(scratch / "c", scratch / "b")) == {f"{name}.parquet" for name in tables.TABLES}
+
+
+def test_equal_work_is_a_part_of_equal_name_and_bytes(sweep, whole, tmp_path):
+    done(tmp_path, sweep.jobs)
+    done(tmp_path, sweep.jobs)  # the second finds the first and leaves it
+    (first,), (second,) = (list(folder.glob("part-*")) for folder in (whole, tmp_path))
+    assert first.name == second.name
+    for file in first.glob("*.parquet"):
+        assert file.read_bytes() == (second / file.name).read_bytes()
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_what_is_stored_is_not_left_to_do(sweep, tmp_path):
+    assert left_to_do(sweep, Folder(tmp_path), sweep.jobs) == sweep.jobs
+    done(tmp_path, sweep.jobs[:5], requests=False)
+    assert left_to_do(sweep, Folder(tmp_path), sweep.jobs) == sweep.jobs[5:]
+    wants_requests = sweep._replace(experiment=sweep.experiment.model_copy(update={"requests": True}))
+    assert left_to_do(wants_requests, Folder(tmp_path), sweep.jobs) == sweep.jobs  # their rows per request are missing
+
+
+def test_a_failing_configuration_is_an_error_row_beside_the_others_and_gives_way_to_a_result(sweep, tmp_path):
+    trace = tmp_path / "gone.zarr"
+    store_trace(trace, seed=5)
+    bad = job_of(open_trace(trace), configure(capacity="40%"))
+    shutil.rmtree(trace)
+    done(tmp_path / "out", [bad, *sweep.jobs[:2]])
+    table = sweeps.errors(tmp_path / "out")
+    assert table["identity"].to_list() == [bad.identity]
+    assert "gone.zarr does not exist" in table["error"][0]
+    assert len(sweeps.load(tmp_path / "out")) == 2
+    assert left_to_do(sweep, Folder(tmp_path / "out"), [bad]) == [bad]  # it is tried again
+    store_trace(trace, seed=5)
+    done(tmp_path / "out", [bad], requests=False)
+    assert sweeps.errors(tmp_path / "out").is_empty()
+    assert merge([Folder(tmp_path / "out")], Folder(tmp_path / "merged"))[1:] == (3, 0)
+
+
+def test_a_trace_that_changed_is_not_replayed_under_its_old_name(tmp_path):
+    store_trace(tmp_path / "t.zarr", seed=6)
+    job = job_of(open_trace(tmp_path / "t.zarr"), configure())
+    shutil.rmtree(tmp_path / "t.zarr")
+    store_trace(tmp_path / "t.zarr", seed=7)
+    made = compute(Batch(0, (job,), "reference", False))
+    assert "has changed since the sweep began" in (made.headlines[0].error or "")
+
+
+def test_a_full_disk_leaves_no_part_and_says_what_to_do(sweep, tmp_path, monkeypatch):
+    part = compute(Batch(0, tuple(sweep.jobs[:2]), "reference", False)).part
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left on device; what is stored stays"):
+        Folder(tmp_path).store(part, ABOUT)
+    assert [path.name for path in tmp_path.rglob("*")] == ["tmp"]
+
+
+def test_a_flipped_bit_is_noticed_by_every_reader(whole, tmp_path):
+    for table in ("configurations", "layers", "bounds"):
+        copy = tmp_path / table
+        shutil.copytree(whole, copy)
+        (file,) = copy.glob(f"part-*/{table}.parquet")
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 4
+        file.write_bytes(data)
+        with pytest.raises(ResultError, match="damaged"):
+            sweeps.load(copy)
+        with pytest.raises(ConfigError, match="damaged"):
+            merge([Folder(copy)], Folder(tmp_path / f"{table}-merged"))
+
+
+def test_results_of_a_newer_version_are_refused(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "new")
+    (file,) = (tmp_path / "new").glob("part-*/provenance.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"sweep_version": 2}))
+    with pytest.raises(ResultError, match="newer than 1"):
+        sweeps.load(tmp_path / "new")
+
+
+def test_a_part_that_is_being_written_is_not_there(whole, tmp_path):
+    """A killed writer leaves its scratch folder: no reader sees it, and the next run on that host clears it."""
+    shutil.copytree(whole, tmp_path / "out")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (part,) = (tmp_path / "out").glob("part-*")
+    for pid in (gone.pid, os.getpid()):
+        shutil.copytree(part, tmp_path / "out" / "tmp" / f"{os.uname().nodename}-{pid}-0")
+    assert len(sweeps.load(tmp_path / "out")) == 18
+    Folder(tmp_path / "out").prepare()
+    assert [path.name.split("-")[-2] for path in (tmp_path / "out" / "tmp").iterdir()] == [str(os.getpid())]
+
+
+def test_tables_rank_and_group(whole):
+    frame = sweeps.load(whole)
+    best = ranked(frame, "hit_rate")
+    assert best["hit_rate"].to_list() == sorted(best["hit_rate"], reverse=True)
+    assert ranked(frame, "tpot_ms")["tpot_ms"].is_sorted()
+    groups = grouped(frame, ["capacity"], "hit_rate")
+    assert groups["configurations"].to_list() == [6, 6, 6]
+    (largest,) = groups.filter(capacity="60%")["hit_rate"]
+    assert largest == pytest.approx(best.filter(capacity="60%")["hit_rate"].mean())
+    only_lru = results.filtered(frame, ["eviction=lru", "capacity=20%,60%"])
+    assert ranked(only_lru, "hit_rate").height == 4
+    with pytest.raises(ResultError, match="write setting=value"):
+        results.filtered(frame, ["lru"])
+
+
+def test_no_row_names_a_host_or_a_time(whole):
+    host = os.uname().nodename.encode()
+    for file in whole.glob("part-*/*.parquet"):
+        text = json.dumps(pl.read_parquet(file).to_dicts()).encode()
+        assert host not in text or len(host) < 4  # a host called "vm" is in many words
+        assert str(whole).encode() not in text
+
+
+def test_an_estimate_is_of_the_size_of_what_is_measured(sweep):
+    cost = estimate(sweep.jobs, "reference", 2)
+    start = time.perf_counter()
+    compute(Batch(0, tuple(sweep.jobs), "reference", False))
+    took = time.perf_counter() - start
+    assert took / 8 < cost.replay_seconds * len(sweep.jobs) < took * 8
+    assert cost.seconds == pytest.approx(cost.replay_seconds * len(sweep.jobs) / 2)
+    assert (cost.process_bytes or 0) > 2**20
+
+
+REFUSALS = {
+    "missing trace": (GRID.replace("tiny", "nope"), "traces: ", "nope.zarr does not exist"),
+    "glob": (GRID.replace("tiny.zarr", "*.nope"), "traces: ", "nothing matches '*.nope'"),
+    "small pool": (GRID.replace("20%", "1%"), "6 of 18 cannot run, first ", "less than one expert of 1,000"),
+    "impossible": (
+        GRID.replace('"fifo"', '"belady"') + 'routing = ["cache_prior"]',
+        "6 of 18 cannot run",
+        "belady reads the future",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_run_is_refused_before_the_first_replay(name, tmp_path):
+    text, *said = REFUSALS[name]
+    with pytest.raises((ConfigError, TraceError)) as refused:
+        planned(experiment(tmp_path, text))
+    assert "\n" not in str(refused.value)
+    assert all(words in str(refused.value) for words in ("experiment.toml: ", *said))
+
+
+def test_a_policy_that_needs_logits_is_refused_on_a_trace_without(tmp_path):
+    store_trace(tmp_path / "tiny.zarr", logits=False, recall=())
+    with pytest.raises(ConfigError, match=r"9 of 18 cannot run.*prefetch=top_k.*needs lookahead.*\[\[exclude\]\]"):
+        planned(experiment(tmp_path))
+
+
+def test_to_keep_going_makes_error_rows_of_impossible_combinations(tmp_path):
+    text = GRID.replace('"fifo"', '"belady"') + 'routing = ["cache_prior"]'
+    sweep = planned(experiment(tmp_path, text), keep_going=True)
+    assert len(sweep.refusals) == 6
+    done(tmp_path / "out", sweep.jobs, requests=False)
+    assert set(sweeps.errors(tmp_path / "out")["eviction"]) == {"belady"}
+    assert len(sweeps.load(tmp_path / "out")) == 12
+
+
+def test_the_same_trace_under_two_names_is_replayed_once(tmp_path):
+    file = experiment(tmp_path, GRID.replace('["tiny.zarr"]', '["tiny.zarr", "*.zarr"]'))
+    shutil.copytree(tmp_path / "tiny.zarr", tmp_path / "copy.zarr")
+    assert len(planned(file).traces) == 1
+
+
+def test_settings_of_a_platform_change_times_and_nothing_else(tmp_path):
+    text = GRID + '"platform.link.bytes_per_s" = [1e6, 1e7]'
+    sweep = planned(experiment(tmp_path, text))
+    done(tmp_path / "out", sweep.jobs, requests=False)
+    pairs = pl.read_parquet(tmp_path / "out" / "part-*" / "configurations.parquet").filter(prefetch="none")
+    both = pairs.group_by("eviction", "capacity").agg(pl.col("hits", "time_ns").n_unique())
+    assert both["hits"].to_list() == [1] * 9
+    assert both["time_ns"].to_list() == [2] * 9

@@ -1,0 +1,388 @@
+"""Kills, flipped bits, missing files, full disks, foreign folders: nothing committed is lost, no damage is silent."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import LocalStore
+
+from traces.metadata import metadata_digest
+from traces.schema import Geometry, Header, Request, Trace, TraceError
+from traces.store import open_trace, verify
+from traces.writer import TraceWriter
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS, EXPERTS, K = 2, 8, 2
+HEADER = Header(geometry=Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(64, 64)), lookahead_depth=2)
+BIAS = np.ones((LAYERS, EXPERTS), np.float32)
+KILLED_REQUESTS = 400
+
+
+def sample(index: int) -> Request:
+    """The request of this index, the same in every process: 6 to 12 tokens."""
+    rng = np.random.Generator(np.random.PCG64(index))
+    tokens = int(rng.integers(6, 13))
+    logits, *lookahead = rng.standard_normal((3, tokens, LAYERS, EXPERTS), np.float32)
+    return Request(
+        chosen=logits.argsort(-1)[..., :K],
+        prompt_length=int(rng.integers(tokens)),
+        weights=rng.random((tokens, LAYERS, K), np.float32),
+        logits=logits,
+        lookahead=tuple(lookahead),
+        token_ids=rng.integers(0, 1000, tokens),
+        nll=rng.random(tokens, np.float32),
+        residency=rng.integers(-1, 3, (tokens, LAYERS, K)),
+    )
+
+
+def record(path: Path, requests: int, shard_tokens: int = 64) -> Trace:
+    """Write, or continue, a trace of the first samples, printing how many are committed."""
+    if path.with_name(f"{path.name}.partial").exists():
+        writer = TraceWriter.resume(path, HEADER, BIAS)
+    else:
+        writer = TraceWriter.create(path, HEADER, BIAS, shard_tokens)
+    with writer:
+        for index in range(writer.requests_done, requests):
+            writer.append(sample(index))
+            print(writer.requests_done, flush=True)
+        return writer.finish()
+
+
+def assert_holds_samples(trace: Trace) -> None:
+    """Every committed row of every array is the one that was appended."""
+    given = [sample(index).arrays() for index in range(trace.requests)]
+    assert trace.arrays.keys() == given[0].keys()
+    for name in given[0]:
+        np.testing.assert_array_equal(trace.read(name), np.concatenate([arrays[name] for arrays in given]))
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory) -> Path:
+    """About 450 tokens in shards of 64."""
+    path = tmp_path_factory.mktemp("pristine") / "a.zarr"
+    record(path, 50)
+    return path
+
+
+@pytest.fixture
+def store(pristine, tmp_path) -> Path:
+    return Path(shutil.copytree(pristine, tmp_path / "a.zarr"))
+
+
+def detected(path: Path) -> bool:
+    try:
+        verify(open_trace(path))
+    except TraceError:
+        return True
+    return False
+
+
+def edit_attributes(path: Path, change) -> None:
+    document = json.loads((path / "zarr.json").read_bytes())
+    change(document["attributes"])
+    (path / "zarr.json").write_text(json.dumps(document))
+
+
+def reseal(path: Path) -> None:
+    """Give edited metadata a valid digest, as a hostile writer would."""
+    group = json.loads((path / "zarr.json").read_bytes())
+    edit_attributes(path, lambda attributes: attributes.update(digest=metadata_digest(path, group)))
+
+
+# Kills
+
+
+def kill_while_recording(path: Path, rng: np.random.Generator) -> int:
+    """Kill -9 a recorder at a random moment; returns the requests it had reported as committed."""
+    command = [sys.executable, __file__, str(path), str(KILLED_REQUESTS)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert child.stdout is not None
+    reported = [child.stdout.readline() for _ in range(int(rng.integers(8, 25)))]
+    time.sleep(rng.uniform(0, 0.03))  # a commit takes about this long, so any step of it may be hit
+    child.send_signal(signal.SIGKILL)
+    reported += child.stdout.readlines()
+    child.stdout.close()
+    assert child.wait() == -signal.SIGKILL
+    return int(reported[-1])
+
+
+def test_ten_kills_lose_no_committed_row(tmp_path):
+    rng = np.random.Generator(np.random.PCG64(2024))
+    for _ in range(10):
+        reported = kill_while_recording(tmp_path / "a.zarr", rng)
+        survived = open_trace(tmp_path / "a.zarr.partial")
+        assert survived.requests >= reported > 0
+        assert_holds_samples(survived)
+    finished = record(tmp_path / "a.zarr", KILLED_REQUESTS)
+    assert_holds_samples(finished)
+    verify(finished)
+    assert finished.digest == record(tmp_path / "undisturbed.zarr", KILLED_REQUESTS).digest
+    assert not list((tmp_path / "a.zarr").rglob("*.partial"))
+
+
+# Damaged files
+
+
+def test_one_flipped_bit_in_any_file_is_detected(store):
+    """A bit in each of the 66 files: 8 shards of 6 arrays, 5 arrays of one file, 13 zarr.json."""
+    rng = np.random.Generator(np.random.PCG64(7))
+    files = sorted(file for file in store.rglob("*") if file.is_file())
+    silent = []
+    for file in files:
+        original = file.read_bytes()
+        damaged = bytearray(original)
+        bit = int(rng.integers(8 * len(damaged)))
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        if not detected(store):
+            silent.append((file, bit))
+        file.write_bytes(original)
+    assert not silent
+    assert len(files) == 66
+    assert not detected(store)  # restored, so it was the bits
+
+
+@pytest.mark.parametrize("kept", [1, 3, 100, -1])
+def test_a_truncated_chunk_is_detected_and_named(store, kept):
+    file = store / "logits" / "c.2.0.0"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(TraceError, match=r"a\.zarr: logits rows .* are damaged"):
+        verify(open_trace(store))
+
+
+@pytest.mark.parametrize("file", ["request_offsets/c.0", "prompt_lengths/c.0", "router_bias/c.0.0"])
+def test_small_damaged_arrays_are_named_on_opening(store, file):
+    (store / file).write_bytes((store / file).read_bytes()[:-9])
+    with pytest.raises(TraceError, match=rf"a\.zarr: {file.split('/')[0]} is damaged"):
+        open_trace(store)
+
+
+def test_damage_is_met_only_by_the_rows_it_touches(store):
+    file = store / "logits" / "c.2.0.0"
+    file.write_bytes(file.read_bytes()[:100])
+    trace = open_trace(store)
+    assert len(trace.read("logits", 0, 128)) == 128  # shards 0 and 1 of 64 tokens are whole
+    with pytest.raises(TraceError, match="logits rows 128-192 are damaged"):
+        trace.read("logits", 128, 192)
+
+
+def test_swapped_chunks_are_detected(store):
+    """Each file is valid in itself, so only the digest of the decoded rows can tell."""
+    first, second = store / "chosen" / "c.0.0.0", store / "chosen" / "c.1.0.0"
+    first.rename(store / "kept")
+    second.rename(first)
+    (store / "kept").rename(second)
+    with pytest.raises(TraceError, match="chosen does not match its recorded sha256"):
+        verify(open_trace(store))
+
+
+@pytest.mark.parametrize("file", ["chosen/c.0.0.0", "lookahead/2/c.6.0.0", "request_offsets/c.0", "router_bias/c.0.0"])
+def test_a_deleted_or_empty_file_is_detected_on_opening(store, file):
+    (store / file).write_bytes(b"")
+    with pytest.raises(TraceError, match=f"{file} is empty"):
+        open_trace(store)
+    (store / file).unlink()
+    with pytest.raises(TraceError, match=f"{file} is missing"):
+        open_trace(store)
+
+
+@pytest.mark.parametrize("file", ["chosen/zarr.json", "lookahead/zarr.json"])
+def test_deleted_metadata_is_detected_on_opening(store, file):
+    (store / file).unlink()
+    with pytest.raises(TraceError, match=f"{file} is missing or damaged"):
+        open_trace(store)
+
+
+def test_an_edited_attribute_is_detected_on_opening(store):
+    edit_attributes(store, lambda attributes: attributes["header"]["provenance"].update(model="a better one"))
+    with pytest.raises(TraceError, match="attributes or metadata were edited or damaged"):
+        open_trace(store)
+
+
+def test_edited_array_metadata_is_detected_on_opening(store):
+    file = store / "logits" / "zarr.json"
+    file.write_text(file.read_text().replace('"fill_value": 0.0', '"fill_value": 1.0'))
+    with pytest.raises(TraceError, match="attributes or metadata were edited or damaged"):
+        open_trace(store)
+
+
+# Metadata that is consistent with its digest, and wrong
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a["header"]["geometry"].update(layers=0), r"header\.geometry\.layers: expected at least 1 "),
+        (lambda a: a["header"].update(colour="red"), r"header\.colour: nothing is called so here"),
+        (lambda a: a["committed"].update(tokens=-1), r"committed\.tokens: "),
+        (lambda a: a["arrays"].pop("lookahead/2"), r"arrays lack, or should not have, lookahead/2"),
+        (lambda a: a["arrays"].update({"../../etc": ""}), r"arrays lack, or should not have, \.\./\.\./etc"),
+    ],
+)
+def test_invalid_attributes_name_the_field_in_one_line(store, change, message):
+    edit_attributes(store, change)
+    with pytest.raises(TraceError, match=message) as refused:
+        open_trace(store)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a["header"]["geometry"].update(experts=9), r"logits is float32 \(\d+, 2, 8\), expected .*, 2, 9\)"),
+        (lambda a: a["committed"].update(tokens=64), r"chosen is int16 .*expected int16 \(64, 2, 2\)"),
+        (lambda a: a["committed"].update(requests=40), r"is int64 \(5[01],\), expected int64 \(4[01],\)"),
+    ],
+)
+def test_arrays_that_contradict_the_attributes_are_refused(store, change, message):
+    edit_attributes(store, change)
+    reseal(store)
+    with pytest.raises(TraceError, match=message):
+        open_trace(store)
+
+
+def rewrite(store: Path, name: str, values: list[int]) -> None:
+    zarr.open_array(store / name, mode="r+")[:] = np.array(values)
+
+
+def test_ranges_that_do_not_rise_are_refused(store):
+    offsets = open_trace(store).request_offsets.tolist()
+    rewrite(store, "request_offsets", [0, offsets[2], offsets[1], *offsets[3:]])
+    with pytest.raises(TraceError, match="request_offsets do not rise from 0"):
+        open_trace(store)
+
+
+def test_prompts_longer_than_their_request_are_refused(store):
+    rewrite(store, "prompt_lengths", [13] * 50)
+    with pytest.raises(TraceError, match="prompt_lengths exceed the lengths"):
+        open_trace(store)
+
+
+def test_metadata_that_zarr_cannot_use_is_refused(store):
+    file = store / "logits" / "zarr.json"
+    file.write_text(file.read_text().replace('"blosc"', '"made_up"'))
+    reseal(store)
+    with pytest.raises(TraceError, match=r"logits/zarr\.json is not usable"):
+        open_trace(store)
+
+
+# Not ours
+
+
+def test_a_newer_version_asks_for_an_upgrade(store):
+    edit_attributes(store, lambda attributes: attributes.update(version=2, unheard_of=True))
+    with pytest.raises(TraceError, match="format version 2, this program reads 1; upgrade moereplay"):
+        open_trace(store)
+
+
+def test_a_foreign_zarr_is_refused(tmp_path):
+    zarr.create_group(tmp_path / "a.zarr", attributes={"title": "sea ice"}, zarr_format=3)
+    with pytest.raises(TraceError, match="is a Zarr group but no moereplay-trace"):
+        open_trace(tmp_path / "a.zarr")
+
+
+def test_a_zarr_v2_group_is_refused(tmp_path):
+    zarr.create_group(tmp_path / "a.zarr", zarr_format=2)
+    with pytest.raises(TraceError, match=r"no zarr\.json, so it is no Zarr v3 group"):
+        open_trace(tmp_path / "a.zarr")
+
+
+def test_an_empty_folder_a_file_and_nothing_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_bytes(b"PK")
+    for name, message in {"empty": r"no zarr\.json", "file": "is a file, expected", "none": "does not exist"}.items():
+        with pytest.raises(TraceError, match=message):
+            open_trace(str(tmp_path / name))
+
+
+def test_the_current_folder_is_refused_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TraceError, match=r"no zarr\.json"):
+        open_trace(".")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", '{"attributes": 3}', "[" * 100_000, "\xff", '{"a": NaN'])
+def test_a_broken_group_document_is_refused_in_one_line(store, content):
+    (store / "zarr.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(TraceError) as refused:
+        open_trace(store)
+    assert "\n" not in str(refused.value)
+
+
+# Disks that refuse
+
+
+def fail_from(monkeypatch, call: int) -> None:
+    """Let the disk be full from that chunk or metadata write on."""
+    original, calls = LocalStore.set, iter(range(10**9))
+
+    async def refuse(self, key, value):
+        if next(calls) >= call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        await original(self, key, value)
+
+    monkeypatch.setattr(LocalStore, "set", refuse)
+
+
+@pytest.mark.parametrize("call", [40, 47, 60, 95])
+def test_a_full_disk_keeps_committed_rows_and_a_rerun_completes(tmp_path, monkeypatch, call):
+    fail_from(monkeypatch, call)
+    with pytest.raises(TraceError, match=r"No space left on device; committed rows are kept in a\.zarr\.partial"):
+        record(tmp_path / "a.zarr", 40)
+    assert_holds_samples(open_trace(tmp_path / "a.zarr.partial"))
+    monkeypatch.undo()
+    resumed = record(tmp_path / "a.zarr", 40)
+    assert resumed.digest == record(tmp_path / "undisturbed.zarr", 40).digest
+
+
+def test_a_disk_full_from_the_start_leaves_nothing(tmp_path, monkeypatch):
+    fail_from(monkeypatch, 5)
+    with pytest.raises(TraceError, match="No space left on device; choose another --out"):
+        record(tmp_path / "a.zarr", 40)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_commit_may_be_retried_once_there_is_space(tmp_path, monkeypatch):
+    with TraceWriter.create(tmp_path / "a.zarr", HEADER, BIAS) as writer:
+        for index in range(20):
+            writer.append(sample(index))
+        fail_from(monkeypatch, 7)
+        with pytest.raises(TraceError, match="No space left on device"):
+            writer.commit()
+        assert writer.requests_done == 0
+        monkeypatch.undo()
+        assert_holds_samples(writer.finish())
+
+
+def test_a_read_only_folder_is_named(tmp_path, monkeypatch):
+    def refuse(self, *args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(TraceError, match=r"cannot write .*a\.zarr\.partial: Permission denied; choose another --out"):
+        TraceWriter.create(tmp_path / "a.zarr", HEADER)
+
+
+def test_resume_refuses_a_partial_whose_committed_rows_are_damaged(tmp_path):
+    with TraceWriter.create(tmp_path / "a.zarr", HEADER, BIAS, 64) as writer:
+        for index in range(20):
+            writer.append(sample(index))
+    chunks = tmp_path / "a.zarr.partial" / "chosen"
+    shutil.copy(chunks / "c.0.0.0", chunks / "c.1.0.0")
+    with pytest.raises(TraceError, match="chosen does not match its recorded sha256"):
+        TraceWriter.resume(tmp_path / "a.zarr", HEADER, BIAS)
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,197 @@
+"""Derived arrays are used only if they are, to the byte, what this user's replays made; anything else is made anew."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.traces.test_demand import HEADER, assert_same, in_memory, request
+from traces import manifest as manifest_module
+from traces.demand import Demand, demand_of, next_passes
+from traces.passes import schedule
+from traces.schema import Trace
+from traces.writer import write_trace
+
+SETTLED = 0.03  # seconds: a write within a tick of the clock leaves a file's times as they are
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return write_trace(tmp_path / "a.zarr", HEADER, [request(1, 3, 4, weighted=True), request(2, 2, 9, weighted=True)])
+
+
+def beside(trace: Trace) -> Path:
+    """The folder of the demand of one-token passes."""
+    assert trace.path is not None
+    (folder,) = trace.path.with_name(f"{trace.path.name}.derived").glob("*-demand-token")
+    return folder
+
+
+def derived(trace: Trace) -> Demand:
+    """The demand of one-token passes, which must be the true one whatever lies on disk."""
+    found = demand_of(trace, "token")
+    assert_same(found, in_memory(trace, "token"))
+    return found
+
+
+def flips(folder: Path) -> Iterator[tuple[Path, int, int]]:
+    """A bit of every eighth byte of every file, headers and values."""
+    for file in sorted(folder.glob("*.npy")):
+        for byte in range(0, file.stat().st_size, 8):
+            yield file, byte, byte // 8 % 8
+
+
+def flip(file: Path, byte: int, bit: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[byte] ^= 1 << bit
+    file.write_bytes(content)
+
+
+def test_a_flipped_bit_is_noticed_wherever_it_is_and_mended(stored: Trace) -> None:
+    derived(stored)
+    pristine = {file.name: file.read_bytes() for file in beside(stored).iterdir()}
+    for number, (file, byte, bit) in enumerate(flips(beside(stored))):
+        if number % 37 == 0:
+            flip(file, byte, bit)
+            derived(stored)
+            assert {name: (beside(stored) / name).read_bytes() for name in pristine} == pristine, (file, byte, bit)
+
+
+def test_a_flip_whose_time_was_set_back_is_noticed(stored: Trace) -> None:
+    derived(stored)
+    time.sleep(SETTLED)
+    derived(stored)
+    file = beside(stored) / "expert.npy"
+    before = file.stat()
+    flip(file, before.st_size - 4, 1)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_mtime_ns == before.st_mtime_ns
+    derived(stored)
+
+
+def test_damage_is_said_in_one_line(stored: Trace, caplog: pytest.LogCaptureFixture) -> None:
+    derived(stored)
+    flip(beside(stored) / "expert.npy", 130, 0)
+    derived(stored)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{beside(stored)} is damaged or was changed; it is derived anew"
+    ]
+    derived(stored)
+    assert len(caplog.records) == 1
+
+
+def test_files_that_are_as_they_were_are_not_read_again(stored: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    derived(stored)
+    time.sleep(SETTLED)
+    derived(stored)
+    hashed = []
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, name: hashed.append(file.name))
+    derived(stored)
+    assert hashed == []
+
+
+def test_what_others_put_there_is_neither_used_nor_replaced(stored: Trace, tmp_path: Path) -> None:
+    """Here with ids that are none, as in a trace from a stranger; no manifest of ours vouches for them."""
+    derived(stored)
+    folder, hostile = beside(stored), beside(stored) / "expert.npy"
+    np.save(hostile, np.full_like(np.load(hostile), 30_000))
+    for file in (tmp_path / "cache").rglob("*.json"):
+        file.unlink()
+    manifest_module.KNOWN.clear()
+    assert isinstance(derived(stored).expert, np.memmap)
+    assert (np.load(hostile) == 30_000).all()
+    assert {file.name for file in (tmp_path / "cache").rglob("*.npy")} == {file.name for file in folder.iterdir()}
+    derived(stored)
+
+
+def test_a_folder_that_others_may_write_is_not_used(stored: Trace) -> None:
+    derived(stored)
+    beside(stored).chmod(0o777)
+    derived(stored)
+    assert beside(stored).stat().st_mode & 0o777 == 0o700  # made anew
+
+
+def to_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def to_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def to_link(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to("elsewhere")
+
+
+def to_terabytes(file: Path) -> None:
+    os.truncate(file, 1 << 42)
+
+
+def to_claim_of_terabytes(file: Path) -> None:
+    with file.open("r+b") as written:
+        np.lib.format.write_array_header_1_0(written, {"descr": "<i4", "fortran_order": False, "shape": (1 << 40,)})
+
+
+def to_broken_header(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"'shape': (", b"'shape': [", 1))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "damage", [to_pipe, to_folder, to_link, to_terabytes, to_claim_of_terabytes, to_broken_header, Path.unlink]
+)
+def test_a_file_that_is_none_of_ours_is_made_anew(stored: Trace, damage: Callable[[Path], None]) -> None:
+    derived(stored)
+    damage(beside(stored) / "expert.npy")
+    assert isinstance(derived(stored).expert, np.memmap)
+    assert (beside(stored) / "expert.npy").is_file()
+    assert sorted(beside(stored).parent.iterdir()) == [beside(stored)]
+
+
+def test_a_damaged_manifest_vouches_for_nothing(stored: Trace, tmp_path: Path) -> None:
+    derived(stored)
+    manifest_module.KNOWN.clear()
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    document = json.loads(file.read_text())
+    forged = {"shape": [1 << 40], "sha256": "0" * 64}
+    document["arrays"]["expert"] |= forged
+    for content in (json.dumps(document), "{", "[]", "\xff" * 9, ""):
+        file.write_text(content)
+        derived(stored)
+
+
+def test_manifests_lie_in_a_folder_closed_to_others(stored: Trace, tmp_path: Path) -> None:
+    derived(stored)
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_manifests_that_others_could_write_is_emptied(stored: Trace, tmp_path: Path) -> None:
+    derived(stored)
+    manifests = tmp_path / "cache" / "moereplay" / "derived"
+    (manifests / "forged.json").write_text("{}")
+    manifests.chmod(0o777)
+    manifest_module.KNOWN.clear()
+    derived(stored)
+    assert manifests.stat().st_mode & 0o777 == 0o700
+    assert [file.name for file in manifests.glob("*token*")] != []
+    assert not (manifests / "forged.json").exists()
+
+
+def test_the_pass_of_a_next_use_is_the_one_that_holds_it(stored: Trace) -> None:
+    demand, passes = demand_of(stored, "chunk:2"), len(schedule(stored, "chunk:2"))
+    begins = demand.offsets[:: HEADER.geometry.layers].tolist()
+    held = {at: p for p in range(passes) for at in range(begins[p], begins[p + 1])}
+    assert next_passes(stored, "chunk:2").tolist() == [held.get(at, at) for at in demand.next_use.tolist()]

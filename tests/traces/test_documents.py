@@ -1,0 +1,78 @@
+"""Documents say what the program does: tables equal the code, examples run, links lead somewhere."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from policies import NAMES, catalogue
+from policies.grammar import parse
+from policies.table import explain, markdown, rows
+from results.result import COUNTERS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def between(page: str, mark: str) -> str:
+    """The text that a generated table occupies."""
+    return (ROOT / page).read_text().split(f"<!-- {mark}:")[1].split("-->\n", 1)[1].split("<!-- end -->")[0].strip()
+
+
+def test_the_readme_lists_the_policies_as_the_command_does():
+    assert between("README.md", "policies") == markdown(), "run `make tables`"
+
+
+def test_the_list_of_policies_has_everything_that_may_be_set():
+    """Each row names every parameter with its default, and what the trace must have."""
+    told = {(row["kind"], row["policy"]): row for row in rows()}
+    for policy in catalogue():
+        row = told.pop((policy.kind, policy.name))
+        settings = [cell.split(" (")[0] for cell in row["parameters"].split("), ") if cell]
+        assert ":".join([policy.name, *settings]) == parse(policy.kind, policy.name).text(full=True)
+        assert set(row["needs"].split(", ")) - {"ids"} == parse(policy.kind, policy.name).needs
+    assert told == {}
+
+
+@pytest.mark.parametrize("policy", catalogue(), ids=lambda policy: f"{policy.kind}-{policy.name}")
+def test_a_policy_is_explained_with_its_notes_and_ranges(policy):
+    text = "\n".join(f"{heading} {said}" for heading, said in explain(policy))
+    assert (import_module(f"policies.{policy.kind}.{policy.name}").__doc__ or "?").splitlines()[0] in text
+    assert all(f"{param.name} {param.allowed}" in text for param in policy.params)
+    assert policy.source in text and policy.summary in text
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_page_on_policies_groups_such_as_there_are(kind):
+    """README's table, which is written by a command, is the whole list."""
+    page = (ROOT / "docs" / "policies.md").read_text()
+    row = re.search(rf"^\| {kind} \|.*\|(.*)\|$", page, re.MULTILINE)
+    assert row and set(re.findall(r"`(\w+)`", row[1])) <= set(NAMES[kind])
+
+
+def test_semantics_defines_every_counter_as_the_code_does():
+    lines = between("docs/semantics.md", "counters").splitlines()[2:]
+    assert [tuple(cell.strip(" `") for cell in line.strip("|").split(" | ")) for line in lines] == list(
+        COUNTERS.items()
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    targets = re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_python_example_of_the_readme_runs(monkeypatch, capsys):
+    example = re.search(r"## From Python\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert example
+    monkeypatch.chdir(ROOT)
+    exec(example[1], {})
+    label, rate = capsys.readouterr().out.split()
+    assert label == "SIMULATED"
+    assert 0 < float(rate) < 1
+
+
+def test_no_page_keeps_a_placeholder():
+    assert [page.name for page in PAGES if "PLACEHOLDER" in page.read_text()] == []

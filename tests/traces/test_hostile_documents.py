@@ -1,0 +1,201 @@
+"""Files that nobody meant: each reader refuses them at once, in one line that says what is wrong."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commands.options import named_experts
+from policies.contract import PolicyError
+from policies.files import take
+from simulator.config import configure
+from simulator.errors import ConfigError
+from simulator.platform import platform
+from simulator.replay import plan
+from sweeps.experiment.file import read
+from sweeps.experiment.schema import Range
+from sweeps.jobs import open_traces, parse_shard
+from sweeps.policy_sets import read_sets
+from tests.kit.command import moereplay_here
+from tests.kit.fuzz_documents import TOMLS, YAMLS
+from tests.kit.sweeping import store_trace
+from tracegen.errors import RecordError
+from tracegen.folder import Folder, read_config
+from tracegen.prompts import read_prompts
+from traces.documents import DocumentError, content, from_json, from_toml
+from traces.schema import TraceError
+from traces.store import open_trace
+
+REFUSALS = (ConfigError, PolicyError, RecordError, TraceError, DocumentError, OSError)
+
+
+def refusal(work: Callable[[], object]) -> str:
+    """The one line, which comes within seconds."""
+    began = time.monotonic()
+    with pytest.raises(REFUSALS) as refused:
+        work()
+    assert time.monotonic() - began < 10
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "experiment": ("a.toml", read),
+    "yaml": ("a.yaml", read),
+    "platform": ("a.toml", lambda path: platform(str(path))),
+    "sets": ("a.toml", read_sets),
+    "warm": ("a.json", lambda path: named_experts("--warm", path)),
+    "policy": ("a.py", take),
+    "prompts": ("a.txt", lambda path: read_prompts([path])),
+    "parquet": ("a.parquet", lambda path: read_prompts([path])),
+    "checkpoint": ("config.json", lambda path: read_config(Folder(path.parent, "made", ""))),
+    "trace": ("zarr.json", lambda path: open_trace(path.parent)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+def test_what_is_no_file_or_without_an_end_is_refused_unread(reader: str, kind: str, tmp_path: Path) -> None:
+    name, opens = READERS[reader]
+    path = tmp_path / name
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 8 << 30)
+    assert refusal(lambda: opens(path))
+
+
+@pytest.mark.parametrize("name", ["digits", "hex", "brackets", "brackets_closed", "braces", "dotted", "dotted_quoted"])
+def test_toml_that_no_stack_or_integer_holds_is_refused(name: str) -> None:
+    said = refusal(lambda: from_toml(TOMLS[name]))
+    assert "nested deeper than 64 levels" in said or "an integer of more than 300 digits" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("numeric_setting", "the key 1 is no text; write it in quotes"),
+        ("boolean_key", "the key True is no text"),
+        ("bomb", "its aliases stand for more than 1,000,000 values"),
+        ("merge_bomb", "its aliases stand for more than 1,000,000 values"),
+        ("cycle", "an alias stands for a list or table that it is itself in"),
+        ("sexagesimal", "an integer of more than 300 digits"),
+        ("bad_date", "month must be in 1..12"),
+        ("bad_int", "invalid literal for int()"),
+        ("brackets", "nested too deep"),
+        ("deep", "nested deeper than 64 levels"),
+    ],
+)
+def test_hostile_yaml_is_refused_with_its_fault(name: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(YAMLS[name])
+    assert why in refusal(lambda: read(tmp_path / "a.yaml"))
+
+
+def test_yaml_may_name_a_table_and_use_it_again(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "base: &all {seed: 1}\ntraces: [a.zarr]\ninclude: [{<<: *all, eviction: lfu}, {<<: *all, eviction: lru}]\n"
+    )
+    assert read(tmp_path / "a.yaml").include[1] == {"seed": 1, "eviction": "lru"}
+
+
+@pytest.mark.parametrize("text", ["9" * 4301, "[" * 100_000, '{"a":' * 100_000, "[" * 70 + "]" * 70, f"[{10**310}]"])
+def test_json_that_no_stack_or_integer_holds_is_refused(text: str) -> None:
+    assert refusal(lambda: from_json(text))
+
+
+def test_a_document_within_the_limits_is_what_it_was(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("[" * 64 + str(10**300) + "]" * 64)
+    found = from_json(content(tmp_path / "a"))
+    for _ in range(64):
+        (found,) = found
+    assert found == 10**300
+
+
+@pytest.mark.parametrize("pattern", ["/nonexist/*.zarr", "***", "a\0*", "**x"])
+def test_a_glob_of_traces_from_the_root_or_of_nothing_is_told(pattern: str, tmp_path: Path) -> None:
+    said = refusal(lambda: open_traces([pattern], tmp_path, tmp_path / "e.toml"))
+    assert any(why in said for why in ("nothing matches", "is no glob", "has a zero byte"))
+
+
+@pytest.mark.parametrize("address", ["s3://", "s3:///", "file:///..", "a\0b"])
+def test_an_address_without_a_name_is_refused(address: str, tmp_path: Path) -> None:
+    said = refusal(lambda: open_traces([address], tmp_path, tmp_path / "e.toml"))
+    assert "names no trace" in said or "has a zero byte" in said
+
+
+def test_a_glob_from_the_root_finds_traces(tmp_path: Path) -> None:
+    store_trace(tmp_path / "a.zarr")
+    assert len(open_traces([f"{tmp_path}/*.zarr"], Path("/"), tmp_path / "e.toml")) == 1
+
+
+def test_a_capacity_beyond_all_traces_is_refused(tmp_path: Path) -> None:
+    trace = open_trace(store_trace(tmp_path / "a.zarr"))
+    text = "99999999999999999999999GB"
+    said = refusal(lambda: plan(trace, configure(capacity=text)))
+    assert said.startswith(f"capacity {text} is more than 2**62 bytes")
+    assert "has 5,002 characters" in refusal(lambda: configure(capacity="9" * 5000 + "GB"))
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        "link.latency_ns=99999999999999999999",
+        "link.depth=99999999999999999999",
+        "compute.flops=1e-300",
+        "compute.launch_ns=9223372036854775807",
+    ],
+)
+def test_a_figure_that_no_machine_has_is_refused(figures: str) -> None:
+    assert figures.split("=")[0] in refusal(lambda: platform(f"a100-5gbps:{figures}"))
+
+
+def test_a_link_that_takes_years_is_refused(tmp_path: Path) -> None:
+    trace = store_trace(
+        tmp_path / "a.zarr", geometry={"layers": 1, "experts": 6, "k": 2, "expert_bytes": (10**9,)}, recall=()
+    )
+    slow = ("--platform", "a100-5gbps:link.bytes_per_s=1")
+    done = moereplay_here("replay", trace, *slow, "--capacity", "50%", "--engine", "reference")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "more than eleven days for one expert or pass; raise its bytes_per_s" in done.stderr
+
+
+@pytest.mark.parametrize("ends", [(0, float("inf")), (float("nan"), 1), (-1e308, 1e308)])
+def test_a_range_without_a_middle_is_refused(ends: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"finite|too far apart"):
+        Range(low=ends[0], high=ends[1])
+
+
+@pytest.mark.parametrize("text", ["²/²", "1/" + "9" * 5000, "1/99999999999999999999"])
+def test_a_share_is_two_whole_numbers(text: str) -> None:
+    assert "write i/n" in refusal(lambda: parse_shard(text))
+
+
+@pytest.mark.parametrize("setting", [{"passes": "chunk:²"}, {"passes": "chunk:" + "9" * 5000}, {"reset": "²"}])
+def test_a_number_of_tokens_is_a_whole_number(setting: dict[str, str]) -> None:
+    assert "is unknown" in refusal(lambda: configure(**setting))
+
+
+def test_a_message_stays_a_line_whatever_it_quotes(tmp_path: Path) -> None:
+    done = moereplay_here("platforms", "x\n\x1b[31m" * 2000, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert len(done.stderr) < 1100 and "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("setting", [("--exponent", "inf"), ("--exponent", 2**64), ("--decode-tokens", 99_999_999_999)])
+def test_a_synthetic_trace_that_cannot_be_made_is_refused(setting: tuple[str, object], tmp_path: Path) -> None:
+    done = moereplay_here("synthesise", "--out", tmp_path / "a.zarr", *setting)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "expected at most 100" in done.stderr or "too many for memory" in done.stderr
+
+
+def test_a_path_that_is_no_utf8_is_told(tmp_path: Path) -> None:
+    done = moereplay_here("inspect", tmp_path / "\udce9.zarr")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "\\udce9.zarr does not exist" in done.stderr

@@ -1,0 +1,493 @@
+"""Files made to break an import: numbers that would wrap, claims that would fill the memory, pickles that would run."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import moereplay
+from tests.kit.importer_samples import SAMPLES
+from tests.kit.importing import imported, refusal, written
+from traces.importers import text
+from traces.importers.contract import Options
+from traces.schema import MOST_EXPERTS, Header, TraceError
+from traces.writer import TraceWriter
+
+CSV = "request,token,layer,expert_0,expert_1\n"
+WEIGHED = "request,token,layer,expert_0,weight_0\n"
+IDS = np.array([[[3, 1]]])
+NOT_FINITE = ["nan", "inf", "-inf", "1e300"]
+
+
+def run(*arguments: str) -> str:
+    """What a verb said when it refused, with exit code 2 as `moereplay` would give it."""
+    outcome = CliRunner().invoke(moereplay.app, list(arguments))
+    assert outcome.exit_code != 0
+    if outcome.exception is None or isinstance(outcome.exception, SystemExit):
+        return outcome.output
+    assert moereplay._told(outcome.exception) is not None, repr(outcome.exception)  # type: ignore[arg-type]
+    return str(outcome.exception)
+
+
+def gptoss(path: Path, ids: np.ndarray = IDS, probs: np.ndarray | None = None, **more: object) -> Path:
+    shown = np.full(ids.shape, 0.5) if probs is None else probs
+    np.savez(path, ids=ids, probs=shown, **({"offsets": [0, len(ids)]} | more))  # type: ignore[arg-type]
+    return path
+
+
+def router_data(layer: dict[str, object]) -> str:
+    return json.dumps({"router_data": [{"token_0": {"layer_0": layer}}]})
+
+
+def route(**changes: str) -> str:
+    """The sample with other words in it."""
+    whole = (SAMPLES / "route_trace.csv").read_text()
+    for old, new in changes.items():
+        assert old in whole
+        whole = whole.replace(old, new, 1)
+    return whole
+
+
+# ---------------------------------------------------------------- numbers that no trace holds
+
+
+def test_an_id_that_would_wrap_is_refused_by_file_line_and_value(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", CSV + "0,0,0,5,7\n0,1,0,40000,65537\n")
+    said = run("import", str(path), "--expert-bytes", "1000", "--out", str(tmp_path / "a.zarr"))
+    assert said == f"{path} line 3: expert_0 is 40000; expected a whole number from -1 to 32766"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize(
+    "value", [MOST_EXPERTS, 10**9, 2**40, 2**53, 2**63, 10**300, -2], ids=lambda value: f"{value:g}"
+)
+def test_an_id_out_of_range_is_refused_in_every_format(tmp_path: Path, value: int) -> None:
+    row = json.dumps({"request": 0, "token": 0, "layer": 0, "experts": [value, 1]})
+    layer = {"selected_experts": [value, 1], "selected_probs": [0.5, 0.5]}
+    for file in (
+        written(tmp_path / "a.csv", f"{CSV}0,0,0,{value},1\n"),
+        written(tmp_path / "a.jsonl", row),
+        written(tmp_path / "a.json", router_data(layer)),
+        written(tmp_path / "r.csv", route(**{",4,0.875,0,128": f",{value},0.875,0,128"})),
+    ):
+        assert "expected a whole number from -1 to" in refusal(file) or "not a whole number from" in refusal(file)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(40_000, "u2"), (2**31, "i8"), (2**63, "u8"), (-2, "i1"), (-(2**40), "i8")]
+)
+def test_ids_of_archives_are_refused_before_they_are_narrowed(tmp_path: Path, value: int, dtype: str) -> None:
+    ids = np.array([[[3, 1]], [[0, value]]], dtype)
+    assert f"ids[1, 0, 1] is {value}; expected a whole number" in refusal(gptoss(tmp_path / "a.npz", ids))
+    np.savez(tmp_path / "b.npz", experts=ids, meta="{}")
+    assert f"experts[1, 0, 1] is {value}; expected a whole number" in refusal(tmp_path / "b.npz")
+
+
+def test_the_last_id_that_fits_comes_back(tmp_path: Path) -> None:
+    trace, _ = imported(written(tmp_path / "a.csv", f"{CSV}0,0,0,{MOST_EXPERTS - 1},0\n"))
+    assert trace.read("chosen").tolist() == [[[32_766, 0]]]
+    assert trace.geometry.experts == 32_767
+
+
+@pytest.mark.parametrize("experts", [32_768, 10**9, 10**12, 10**300], ids=lambda experts: f"{experts:g}")
+def test_more_experts_than_a_trace_holds_are_refused_wherever_they_are_stated(tmp_path: Path, experts: int) -> None:
+    sizes = json.dumps({"moereplay": {"layers": 1, "experts": experts, "k": 2, "expert_bytes": [1]}})
+    np.savez(tmp_path / "a.npz", experts=IDS, meta=json.dumps({"num_experts": experts}))
+    found = [refusal(written(tmp_path / "a.csv", f"# {sizes}\n{CSV}0,0,0,3,1\n")), refusal(tmp_path / "a.npz")]
+    if experts < 10**18:
+        found.append(refusal(written(tmp_path / "r.csv", route(**{"n_expert=8": f"n_expert={experts}"}))))
+    assert all("experts; a trace holds at most 32,767" in said for said in found)
+
+
+def test_more_layers_than_a_trace_holds_are_refused(tmp_path: Path) -> None:
+    assert "line 2: layer is 4096; expected a whole number from 0 to 4095" in refusal(
+        written(tmp_path / "a.csv", f"{CSV}0,0,4096,3,1\n")
+    )
+    np.savez(tmp_path / "a.npz", experts=np.zeros((5000, 1, 1), np.int8), meta="{}")
+    assert "5000 layers; a trace holds at most 4,096" in refusal(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("weight", ["-0.5", *NOT_FINITE])
+def test_a_gate_weight_that_is_none_is_refused_by_its_line(tmp_path: Path, weight: str) -> None:
+    said = refusal(written(tmp_path / "a.csv", f"{WEIGHED}0,0,0,3,{weight}\n"))
+    assert "line 2: weight_0 is " in said
+    assert "expected a number from 0 to 65536" in said
+    cell = weight.replace("inf", "Infinity").replace("nan", "NaN")
+    row = f'{{"request": 0, "token": 0, "layer": 0, "experts": [1], "weights": [{cell}]}}'
+    assert "line 1: weights[0] is " in refusal(written(tmp_path / "a.jsonl", row))
+    layer = router_data({"selected_experts": [1], "selected_probs": ["W"]}).replace('"W"', cell)
+    assert "router_data[0] is not regular" in refusal(written(tmp_path / "a.json", layer))
+    probs = np.array([[[0.5, float(weight)]]])
+    assert "probs[0, 0, 1] is " in refusal(gptoss(tmp_path / "a.npz", probs=probs))
+    if weight != "nan":  # the format's word for "not seen"
+        said = refusal(written(tmp_path / "r.csv", route(**{",0.875,0,96": f",{weight},0,96"})), Options())
+        assert "line 7: weight is " in said
+
+
+@pytest.mark.parametrize("dtype", ["c8", "?", "M8[s]", "U3", "V4"])
+def test_columns_of_no_numbers_are_refused(tmp_path: Path, dtype: str) -> None:
+    probs = np.zeros(IDS.shape, dtype)
+    assert "expected numbers" in refusal(gptoss(tmp_path / "a.npz", probs=probs))
+    assert "expected three axes of whole numbers" in refusal(
+        gptoss(tmp_path / "b.npz", IDS.astype(float).astype(dtype) if dtype == "?" else probs)
+    )
+    assert "offsets do not divide" in refusal(gptoss(tmp_path / "c.npz", offsets=np.zeros(2, dtype)))
+
+
+@pytest.mark.parametrize("cell", ["True", "1+2j", "2024-01-01", "0x10", "1_0", "٣", "", '"3,1"', "3 1"])
+def test_a_cell_that_is_no_number_is_refused_by_its_line(tmp_path: Path, cell: str) -> None:
+    assert "line 2: " in refusal(written(tmp_path / "a.csv", f"{CSV}0,0,0,{cell},1\n"))
+
+
+def test_a_residency_that_is_none_is_refused_by_its_line(tmp_path: Path) -> None:
+    path = written(tmp_path / "r.csv", route(**{",0.125,1,0,0": ",0.125,9,0,0"}))
+    assert "line 8: residency is 9; expected a whole number from -1 to 2" in refusal(path, Options())
+
+
+def test_runs_that_overlap_are_refused_in_unsigned_numbers_too(tmp_path: Path) -> None:
+    ids = np.tile(IDS, (10, 1, 1))
+    path = gptoss(tmp_path / "a.npz", ids, offsets=np.array([0, 5, 3, 10], np.uint64))
+    assert "offsets do not divide 10 rows" in refusal(path)
+
+
+def test_what_the_writer_refuses_is_told_with_the_file(tmp_path: Path) -> None:
+    path = gptoss(tmp_path / "a.npz", np.array([[[3, 3]]]))
+    said = run("import", str(path), "--expert-bytes", "1000", "--out", str(tmp_path / "a.zarr"))
+    assert said == f"{path}: request 0: chosen[0, 0] repeats an expert: [3, 3] (token 0, layer 0)"
+
+
+def test_an_expert_that_stands_twice_is_refused_by_its_line(tmp_path: Path) -> None:
+    assert "line 3: expert 4 twice" in refusal(written(tmp_path / "a.csv", CSV + "0,0,0,5,1\n0,1,0,4,4\n"))
+
+
+# ---------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize("bits", ["inf", "-inf", "nan", "0", "-4", "1e300", "1e-9"])
+@pytest.mark.parametrize("verb", ["import", "synthesise"])
+def test_bits_that_are_no_precision_are_refused_in_our_words(tmp_path: Path, verb: str, bits: str) -> None:
+    source = [str(SAMPLES / "generic.csv")] if verb == "import" else []
+    said = run(verb, *source, f"--expert-bits={bits}", "--out", str(tmp_path / "a.zarr"))
+    assert "bits are no precision; expected 0.1 to 64" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sizes", ["0", "-1", "1e6", "0.5kB", "9" * 23, "100/x", "", "/", "1.5", "100/0", "9" * 5000])
+def test_bytes_that_are_none_are_refused_in_our_words(tmp_path: Path, sizes: str) -> None:
+    said = run("import", str(SAMPLES / "generic.csv"), f"--expert-bytes={sizes}", "--out", str(tmp_path / "a.zarr"))
+    assert "is no size of an expert; write whole bytes as 1000000" in said
+    assert len(said) < 300
+
+
+def test_bytes_that_no_sum_can_hold_are_refused(tmp_path: Path) -> None:
+    said = run(
+        "import", str(SAMPLES / "generic.csv"), f"--expert-bytes={10**18 - 1}", "--out", str(tmp_path / "a.zarr")
+    )
+    assert "are more than 2**60 for all experts" in said
+
+
+@pytest.mark.parametrize("option", ["--chunk=0", "--prompt-length=-1", "--limit=0", "--chunk=x"])
+def test_counts_out_of_range_are_refused_by_their_option(tmp_path: Path, option: str) -> None:
+    said = run("import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", option, "--out", str(tmp_path / "a.zarr"))
+    assert option.partition("=")[0] in said
+
+
+@pytest.mark.parametrize("option", ["--chunk", "--prompt-length", "--limit"])
+def test_a_count_beyond_every_file_means_all_of_it(tmp_path: Path, option: str) -> None:
+    command = ["import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", "--out", str(tmp_path / "a.zarr")]
+    assert CliRunner().invoke(moereplay.app, [*command, option, str(10**30)]).exit_code == 0
+
+
+# ---------------------------------------------------------------- two imports at once
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_an_import_is_refused_while_another_writes_the_trace(tmp_path: Path, resume: list[str]) -> None:
+    trace, requests = imported(SAMPLES / "generic.csv", Options())
+    out = tmp_path / "a.zarr"
+    with TraceWriter.create(out, Header(geometry=trace.geometry)) as first:
+        first.append(requests[0])
+        first.commit()
+        said = run("import", str(SAMPLES / "generic.csv"), "--out", str(out), *resume)
+        assert f"{out}.partial is being written by process " in said
+        first.append(requests[1])
+        assert first.finish().requests == 2
+
+
+# ---------------------------------------------------------------- text
+
+
+def test_quoted_cells_are_read(tmp_path: Path) -> None:
+    rows = '"0",0,"0","3"," 1"\n0, "1",0,4,"2"\n'
+    trace, _ = imported(written(tmp_path / "a.csv", CSV + rows))
+    assert trace.read("chosen").tolist() == [[[3, 1]], [[4, 2]]]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ('0,0,0,"3,1",1', "line 2: '3,1' is not a number; expected 5 numbers"),
+        ('0,0,0,"3","1","2"', "line 2: 6 columns; expected 5"),
+        ('0,0,0,"3,1\n0,1,0,"4,2', "line 2: cells that cannot be read (unexpected end of data)"),
+        ('0,0,0,"3"x,1', "line 2: cells that cannot be read"),
+        ("0,0,0,3," + "9" * 200_000, "line 2: "),
+    ],
+)
+def test_quoted_cells_that_are_wrong_are_refused_by_their_line(tmp_path: Path, row: str, expected: str) -> None:
+    assert expected in refusal(written(tmp_path / "a.csv", f"{CSV}{row}\n"))
+
+
+def test_a_csv_without_its_last_line_end_may_have_been_cut_off(tmp_path: Path) -> None:
+    assert "the last line has no line end" in refusal(written(tmp_path / "a.csv", CSV + "0,0,0,3,12"))
+
+
+@pytest.mark.parametrize("ends", ["\r\n", "\r"])
+def test_line_ends_of_other_systems_are_read(tmp_path: Path, ends: str) -> None:
+    (tmp_path / "a.csv").write_bytes((CSV + "0,0,0,3,1\n0,1,0,4,2\n\n\n").replace("\n", ends).encode())
+    assert imported(tmp_path / "a.csv")[0].tokens == 2
+
+
+def test_a_table_of_several_pieces_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "PIECE", 7)
+    trace, _ = imported(
+        written(tmp_path / "a.csv", CSV + "".join(f"0,{token},0,3,{token % 3}\n" for token in range(50)))
+    )
+    assert trace.read("chosen")[:, 0, 1].tolist() == [token % 3 for token in range(50)]
+    assert "line 12: 1 columns" in refusal(written(tmp_path / "b.csv", CSV + "0,0,0,3,1\n" * 10 + "\n" * 30 + "x\n"))
+
+
+def test_a_route_trace_that_ends_inside_a_token_was_cut_off(tmp_path: Path) -> None:
+    lines = (SAMPLES / "route_trace.csv").read_text().splitlines(keepends=True)
+    said = refusal(written(tmp_path / "r.csv", "".join(lines[:-2])), Options())
+    assert "turn 1: its last token, step 7, has 2 rows of 4; was the file cut off?" in said
+
+
+def test_a_route_trace_without_rows_for_a_layer_of_experts_was_cut_off(tmp_path: Path) -> None:
+    lines = (SAMPLES / "route_trace.csv").read_text().splitlines(keepends=True)
+    said = refusal(written(tmp_path / "r.csv", "".join(lines[:8])), Options())
+    assert "layer 2 has experts and no rows; was the file cut off?" in said
+
+
+def test_few_rows_that_name_many_cells_are_refused_before_they_are_spread(tmp_path: Path) -> None:
+    rows = "".join(f"0,{token},0,3,1\n" for token in range(4000))
+    rows += "".join(f"0,0,{layer},3,1\n" for layer in range(1, 4000))
+    tracemalloc.start()
+    assert "layer 1 has 1 tokens of 4000 (token 1 is missing)" in refusal(written(tmp_path / "a.csv", CSV + rows))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 30e6
+
+
+# ---------------------------------------------------------------- gzip
+
+
+def test_a_gzip_bomb_of_one_line_is_refused_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    with gzip.open(path, "wb", compresslevel=1) as packer:
+        packer.write(CSV.encode())
+        for _ in range(200):
+            packer.write(b"0" * (1 << 20))
+    tracemalloc.start()
+    said = refusal(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "a line of more than 16,777,216 characters" in said
+    assert peak < 100e6
+
+
+def test_a_gzip_bomb_of_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "FREE", 1 << 16)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress((CSV + "0,0,0,3,1\n" * 400_000).encode()))
+    assert "expands more than 100-fold; unpack it yourself" in refusal(tmp_path / "a.csv.gz")
+
+
+def test_gzip_is_known_by_its_bytes_whatever_the_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(gzip.compress((CSV + "0,0,0,3,1\n").encode()))
+    assert imported(tmp_path / "a.csv")[0].tokens == 1
+
+
+def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress((CSV + "0,0,0,3,1\n").encode()))
+    packed[-6] ^= 1  # the checksum
+    (tmp_path / "a.csv.gz").write_bytes(packed)
+    assert "damaged gzip (CRC check failed" in refusal(tmp_path / "a.csv.gz")
+
+
+# ---------------------------------------------------------------- JSON
+
+
+DEEP, LONG = "[" * 200_000 + "]" * 200_000, "9" * 5000
+
+
+@pytest.mark.parametrize(("value", "expected"), [(DEEP, "nested too deep"), (LONG, "a number of thousands of digits")])
+def test_json_that_breaks_readers_is_refused(tmp_path: Path, value: str, expected: str) -> None:
+    row = f'{{"request": {value}, "token": 0, "layer": 0, "experts": [1]}}'
+    assert expected in refusal(written(tmp_path / "a.jsonl", row))
+    assert expected in refusal(written(tmp_path / "b.jsonl", f'{{"moereplay": {{"layers": {value}}}}}'))
+    assert expected in refusal(
+        written(tmp_path / "a.csv", f'# {{"moereplay": {{"layers": {value}}}}}\n{CSV}0,0,0,3,1\n')
+    )
+    assert expected in refusal(written(tmp_path / "a.json", f'{{"router_data": {value}}}'))
+    np.savez(tmp_path / "a.npz", experts=IDS, meta=f'{{"k": {value}}}')
+    assert expected in refusal(tmp_path / "a.npz")
+    written(gptoss(tmp_path / "b.npz").with_suffix(".meta.json"), value)
+    assert expected in refusal(tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize("depth", [400, 900, 990])
+def test_json_that_is_just_not_too_deep_is_refused_in_one_line(tmp_path: Path, depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    row = f'{{"request": 0, "token": 0, "layer": 0, "experts": {deep}}}'
+    assert "line 1: experts[0] is " in refusal(written(tmp_path / "a.jsonl", row)) or depth == 990
+    layer = router_data({"selected_experts": "D", "selected_probs": [1]}).replace('"D"', deep)
+    assert "router_data" in refusal(written(tmp_path / "a.json", layer)) or depth == 990
+
+
+@pytest.mark.parametrize("probs", ["null", "true", '"0.5"', "1e400", "{}", "[]"])
+def test_a_published_run_with_a_weight_that_is_no_number_is_refused(tmp_path: Path, probs: str) -> None:
+    layer = router_data({"selected_experts": [1], "selected_probs": ["P"]}).replace('"P"', probs)
+    assert "router_data[0] is not regular" in refusal(written(tmp_path / "a.json", layer))
+
+
+@pytest.mark.parametrize("listing", ['[{"n_prompt_tokens": [1, 2]}]', '[{"n_decode_steps": {}}]', "[[]]", "{}", "3"])
+def test_a_listing_of_the_wrong_kind_is_refused(tmp_path: Path, listing: str) -> None:
+    path = gptoss(tmp_path / "a.npz", pos0=np.array([4]))
+    written(tmp_path / "a.meta.json", listing)
+    assert "a.meta.json" in refusal(path)
+
+
+def test_prompt_lengths_of_other_runs_are_refused(tmp_path: Path) -> None:
+    path = gptoss(tmp_path / "a.npz", pos0=np.array([4, 5]))
+    written(tmp_path / "a.meta.json", '[{"n_prompt_tokens": 4}]')
+    assert "pos0 is int64(2,); expected a whole number for each of 1 runs" in refusal(path)
+
+
+# ---------------------------------------------------------------- archives
+
+
+def npz(path: Path, **members: bytes) -> Path:
+    """An archive of members as they are given, broken or not."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return path
+
+
+def npy(header: str, data: bytes = b"") -> bytes:
+    """An array file with that header."""
+    encoded = header.encode("latin1") + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(encoded)) + encoded + data
+
+
+def plain(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return stream.getvalue()
+
+
+GOOD = {"probs": plain(np.full((1, 1, 2), 0.5)), "offsets": plain(np.array([0, 1]))}
+
+
+def test_a_header_that_claims_715_gib_is_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+    claim = npy("{'descr': '<i8', 'fortran_order': False, 'shape': (96000000, 1000, 1), }", b"\0" * 64)
+    tracemalloc.start()
+    said = refusal(npz(tmp_path / "a.npz", ids=claim, **GOOD))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "ids claims to be int64(96000000, 1000, 1), which is not the size of its data" in said
+    assert peak < 5e6
+
+
+def test_a_directory_that_agrees_with_the_claim_is_refused_too(tmp_path: Path) -> None:
+    shape, size = (96_000_000, 1000, 1), 96_000_000 * 1000 * 8
+    claim = npy(f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}")
+    path = npz(tmp_path / "a.npz", ids=claim, **GOOD)
+    whole = bytearray(path.read_bytes())
+    entry = whole.index(b"PK\x01\x02")  # of the central directory: compressed and whole size at 20 and 24
+    whole[entry + 20 : entry + 28] = struct.pack("<II", 0xFFFFFFF0, min(size, 0xFFFFFFF0))
+    path.write_bytes(whole)
+    assert "claims more bytes than the file has" in refusal(path)
+
+
+def test_an_archive_that_expands_a_thousandfold_is_refused(tmp_path: Path) -> None:
+    probs = np.zeros((1, 1, 6_000_000))
+    np.savez_compressed(tmp_path / "a.npz", ids=IDS, probs=probs, offsets=[0, 1])
+    assert "probs expands more than 100-fold" in refusal(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (-1, 1, 1), }",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (1, 1, '2'), }",
+        f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({'9' * 5000},), }}",
+        f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({'9' * 400},), }}",
+        f"{{'descr': '<i8', 'fortran_order': False, 'shape': {'(' * 3000}{')' * 3000}, }}",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (1, 1, 2)",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': __import__('os'), }",
+        "{'descr': '<i8', 'fortran_order': False}",
+        "{'descr': 'nonsense', 'fortran_order': False, 'shape': (1, 1, 2), }",
+        "  '''\n",
+        "\t\x00",
+        "",
+    ],
+)
+def test_a_broken_header_is_refused(tmp_path: Path, header: str) -> None:
+    said = refusal(npz(tmp_path / "a.npz", ids=npy(header, b"\0" * 16), **GOOD))
+    assert "a.npz: ids " in said
+    assert len(said) < 400
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x93NUMPY", b"\x93NUMPY\x03\x00" + b"\0" * 80, b"\x93NUMPY\x02\x00\xff\xff\xff\xff"]
+)
+def test_what_is_no_array_is_refused(tmp_path: Path, content: bytes) -> None:
+    assert "ids is a broken array" in refusal(npz(tmp_path / "a.npz", ids=content, **GOOD))
+
+
+def test_a_header_as_python_2_wrote_it_is_read(tmp_path: Path) -> None:
+    header = "{'descr': '<i8', 'fortran_order': False, 'shape': (1L, 1L, 2L), }"
+    path = npz(tmp_path / "a.npz", ids=npy(header, IDS.astype("<i8").tobytes()), **GOOD)
+    assert imported(path)[0].read("chosen").tolist() == [[[3, 1]]]
+
+
+def test_pickled_columns_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", ids=IDS, probs=np.array([[[{}, 1]]], object), offsets=[0, 1])
+    assert "probs holds pickled objects, which can run code" in refusal(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("meta", [np.array(["{}", "{}"]), np.array(3.5), np.array(b"{}"), np.zeros(0, "U2")])
+def test_a_meta_that_is_no_text_is_refused(tmp_path: Path, meta: np.ndarray) -> None:
+    np.savez(tmp_path / "a.npz", experts=IDS, meta=meta)
+    assert "expected one text" in refusal(tmp_path / "a.npz")
+
+
+def test_a_text_of_no_characters_is_refused(tmp_path: Path) -> None:
+    broken = npy("{'descr': '<U1', 'fortran_order': False, 'shape': (), }", b"\xff\xff\xff\x7f")
+    said = refusal(npz(tmp_path / "a.npz", experts=plain(IDS), meta=broken))
+    assert "a.npz: meta" in said
+
+
+def test_a_stream_of_one_token_is_read_without_a_warning(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", experts=IDS, meta="{}")
+    assert imported(tmp_path / "a.npz")[0].tokens == 1
+
+
+def test_only_ids_that_were_not_routed_are_no_trace(tmp_path: Path) -> None:
+    assert "every id is -1, not routed" in refusal(gptoss(tmp_path / "a.npz", np.full((1, 1, 2), -1)))
+
+
+def test_errors_of_importers_stay_errors_of_traces() -> None:
+    with pytest.raises(TraceError):
+        imported(SAMPLES / "generic.csv", Options(), format="layers_npz")

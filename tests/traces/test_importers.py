@@ -1,0 +1,300 @@
+"""Importers: each format's rows, what the user must add, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kit.importing import DATA, imported, on_real_data, refusal, written
+from traces.geometry import MODELS
+from traces.importers import registry as importers
+from traces.importers.contract import Options
+from traces.schema import Geometry
+
+
+def layers_file(path: Path, experts: np.ndarray, **meta: object) -> Path:
+    np.savez(path, experts=experts, meta=json.dumps(meta))
+    return path
+
+
+def gptoss_file(path: Path, offsets: list[int], rows: int = 5) -> Path:
+    ids = np.tile(np.array([[3, 1], [0, 2]], np.uint8), (rows, 1, 1))
+    np.savez(path, ids=ids, probs=np.full(ids.shape, 0.5, np.float16), offsets=np.array(offsets))
+    return path
+
+
+def run_entry(position: int, ids: list[int]) -> dict[str, object]:
+    layer = {"selected_experts": ids, "selected_probs": [0.75, 0.25]}
+    return {f"token_{position}": {"layer_0": layer, "layer_1": layer}}
+
+
+# ---------------------------------------------------------------- the list of formats
+
+
+def test_every_name_has_an_importer_of_that_name() -> None:
+    assert [importers.load(name).name for name in importers.names()] == list(importers.NAMES)
+
+
+def test_an_unknown_format_names_the_nearest(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "request,token,layer,expert_0")
+    assert "did you mean route_trace?" in refusal(path, format="route-trace")
+
+
+def test_a_file_that_nobody_recognises_lists_the_formats(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path / "notes.txt", "hello"))
+    assert all(name in message for name in importers.names())
+
+
+# ---------------------------------------------------------------- what nothing can read
+
+
+def test_a_missing_path_is_refused(tmp_path: Path) -> None:
+    assert "no such file or folder" in refusal(tmp_path / "absent.npz")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.npz", "a.json"])
+def test_an_empty_file_is_refused(tmp_path: Path, name: str) -> None:
+    assert "empty" in refusal(written(tmp_path / name, ""))
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    assert "the folder is empty" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.7, 0.99])
+def test_a_truncated_npz_is_refused(tmp_path: Path, keep: float) -> None:
+    path = gptoss_file(tmp_path / "cut.npz", [0, 5])
+    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+    assert "truncated" in refusal(path)
+
+
+def test_an_npz_with_a_broken_directory_is_refused(tmp_path: Path) -> None:
+    path = gptoss_file(tmp_path / "bad.npz", [0, 5])
+    path.write_bytes(path.read_bytes().replace(b"PK\x01\x02", b"PK\x01\x03"))
+    assert "truncated or not an npz" in refusal(path)
+
+
+def test_a_corrupt_member_of_an_npz_is_refused(tmp_path: Path) -> None:
+    path = gptoss_file(tmp_path / "bad.npz", [0, 5])
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(b"\x03\x01\x00\x02")] ^= 0xFF  # the first row of ids
+    path.write_bytes(whole)
+    assert "damaged" in refusal(path)
+
+
+def test_pickled_objects_in_an_npz_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "evil.npz", experts=np.array([{}], object), meta="{}")
+    assert "pickled objects" in refusal(tmp_path / "evil.npz")
+
+
+def test_a_torch_file_is_refused_by_name_and_by_content(tmp_path: Path) -> None:
+    assert "pickled data" in refusal(written(tmp_path / "routing.pt", "anything"))
+    (tmp_path / "routing.csv").write_bytes(b"\x80\x04\x95")
+    assert "pickled data" in refusal(tmp_path / "routing.csv")
+
+
+def test_binary_data_named_csv_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00\x01")
+    assert "not UTF-8" in refusal(tmp_path / "a.csv")
+
+
+# ---------------------------------------------------------------- sizes: the file's, the model's, the user's
+
+
+def test_without_sizes_the_nearest_model_is_named(tmp_path: Path) -> None:
+    # 24 layers, 4 of 32: the shape of gpt-oss-20b
+    experts = np.tile(np.array([31, 0, 1, 2], np.int16), (24, 3, 1))
+    path = layers_file(tmp_path / "a.npz", experts, num_experts=32)
+    assert "gpt-oss-20b" in refusal(path, Options())
+
+
+def test_a_model_that_contradicts_the_file_is_refused_with_both_named(tmp_path: Path) -> None:
+    path = layers_file(tmp_path / "a.npz", np.zeros((2, 3, 1), np.int16), num_experts=4)
+    olmoe = Options(model="olmoe-1b-7b", geometry=MODELS["olmoe-1b-7b"].geometry)
+    message = refusal(path, olmoe)
+    assert "2 layers, 1 of 4 experts" in message
+    assert "olmoe-1b-7b has 16 layers, 8 of 64" in message
+
+
+def test_an_id_beyond_the_models_experts_is_a_contradiction(tmp_path: Path) -> None:
+    path = gptoss_file(tmp_path / "a.npz", [0, 5])
+    small = Geometry(layers=2, experts=3, k=2, expert_bytes=(1, 1))
+    assert "at least 4" in refusal(path, Options(geometry=small))
+
+
+def test_another_k_than_the_models_is_taken_and_noted(tmp_path: Path) -> None:
+    path = gptoss_file(tmp_path / "a.npz", [0, 5])
+    trace, _ = imported(path, Options(geometry=Geometry(layers=2, experts=8, k=4, expert_bytes=(7, 7))))
+    assert (trace.geometry.k, trace.geometry.experts) == (2, 8)
+    assert any("default is 4" in note for note in trace.header.provenance.notes)
+
+
+def test_expert_bits_choose_the_models_bytes(tmp_path: Path) -> None:
+    model = Geometry(layers=2, experts=8, k=2, expert_bytes=(160, 160), bytes_by_bits={4: (45, 50)})
+    trace, _ = imported(gptoss_file(tmp_path / "a.npz", [0, 5]), Options(geometry=model, expert_bits=4))
+    assert (trace.geometry.expert_bytes, trace.geometry.expert_bits) == ((45, 50), 4)
+
+
+def test_precision_follows_from_bytes_and_the_models_parameters(tmp_path: Path) -> None:
+    # 5 bytes for 8 parameters are 5 bits each
+    model = Geometry(layers=2, experts=8, k=2, expert_bytes=(16, 16), expert_params=8)
+    trace, _ = imported(gptoss_file(tmp_path / "a.npz", [0, 5]), Options(geometry=model, expert_bytes=5))
+    assert (trace.geometry.expert_bytes, trace.geometry.expert_bits) == ((5, 5), 5.0)
+
+
+def test_expert_bytes_must_fit_the_layers(tmp_path: Path) -> None:
+    path = gptoss_file(tmp_path / "a.npz", [0, 5])
+    assert "2 layers, --expert-bytes 3 values" in refusal(path, Options(expert_bytes=(1, 2, 3)))
+    assert "positive" in refusal(path, Options(expert_bytes=0))
+
+
+def test_provenance_names_the_file_and_its_hash(tmp_path: Path) -> None:
+    path = gptoss_file(tmp_path / "a.npz", [0, 5])
+    trace, _ = imported(path)
+    told = trace.header.provenance
+    assert (told.importer, told.source) == ("gptoss_npz", "a.npz")
+    assert told.source_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# ---------------------------------------------------------------- gpt-oss
+
+
+def test_gptoss_runs_become_requests_without_prompt(tmp_path: Path) -> None:
+    trace, requests = imported(gptoss_file(tmp_path / "a.npz", [0, 2, 5]))
+    assert trace.request_offsets.tolist() == [0, 2, 5]
+    assert trace.prompt_lengths.tolist() == [0, 0]
+    assert requests[1].chosen[0].tolist() == [[3, 1], [0, 2]]
+
+
+@pytest.mark.parametrize("offsets", [[0, 2, 4], [1, 5], [0, 3, 3, 5], [5]])
+def test_gptoss_offsets_must_divide_the_rows(tmp_path: Path, offsets: list[int]) -> None:
+    assert "offsets do not divide 5 rows" in refusal(gptoss_file(tmp_path / "a.npz", offsets))
+
+
+def test_gptoss_listing_must_match_the_arrays(tmp_path: Path) -> None:
+    path = gptoss_file(tmp_path / "a.npz", [0, 2, 5])
+    written(tmp_path / "a.meta.json", '[{"n_decode_steps": 2}, {"n_decode_steps": 4}]')
+    assert "run 1 does not have the 3 decode steps" in refusal(path)
+
+
+def test_a_json_run_gives_its_rows_in_order(tmp_path: Path) -> None:
+    run = {"router_data": [run_entry(9, [2, 0]), run_entry(10, [1, 3])]}
+    _, (request,) = imported(written(tmp_path / "run.json", json.dumps(run)))
+    assert request.chosen[:, 1].tolist() == [[2, 0], [1, 3]]
+    assert request.weights is not None
+    assert request.weights[0, 0].tolist() == [0.75, 0.25]
+
+
+def test_a_json_run_with_a_lost_token_is_refused(tmp_path: Path) -> None:
+    run = {"router_data": [run_entry(9, [2, 0]), run_entry(11, [1, 3])]}
+    assert "router_data[1] is token 11; expected 10" in refusal(written(tmp_path / "run.json", json.dumps(run)))
+
+
+@pytest.mark.parametrize(
+    "entries", ["[]", '[{"token_0": {}}]', '[{"token_x": 3}]', '[{"token_0": {"layer_0": 1}}]', "{}"]
+)
+def test_an_irregular_json_run_is_refused(tmp_path: Path, entries: str) -> None:
+    assert "router_data" in refusal(written(tmp_path / "run.json", f'{{"router_data": {entries}}}'))
+
+
+# ---------------------------------------------------------------- streams, layer first
+
+
+def stream(chunks: int, length: int, seed: int = 1) -> np.ndarray:
+    """(L, T, k) rows whose experts drift slowly, from a fresh start at every chunk."""
+    random = np.random.Generator(np.random.PCG64(seed))
+    ids = np.empty((4, chunks * length, 2), np.int16)
+    for token in range(chunks * length):
+        for layer in range(4):
+            keep = token % length and random.random() < 0.8
+            ids[layer, token] = ids[layer, token - 1] if keep else random.choice(32, 2, replace=False)
+    return ids
+
+
+def test_streams_are_split_where_the_context_was_cleared(tmp_path: Path) -> None:
+    path = layers_file(tmp_path / "a.npz", stream(chunks=9, length=50), num_experts=32)
+    trace, _ = imported(path)
+    assert np.diff(trace.request_offsets).tolist() == [50] * 9
+    assert trace.prompt_lengths.tolist() == [50] * 9
+
+
+def test_a_stream_without_resets_stays_whole(tmp_path: Path) -> None:
+    trace, _ = imported(layers_file(tmp_path / "a.npz", stream(chunks=1, length=450), num_experts=32))
+    assert trace.requests == 1
+    assert any("no context resets" in note for note in trace.header.provenance.notes)
+
+
+def test_the_chunk_told_wins_over_the_chunk_in_meta(tmp_path: Path) -> None:
+    path = layers_file(tmp_path / "a.npz", stream(1, 10), num_experts=32, chunk=4)
+    assert np.diff(imported(path)[0].request_offsets).tolist() == [4, 4, 2]
+    told = Options(expert_bytes=1, chunk=6, prompt_length=5)
+    trace, _ = imported(path, told)
+    assert np.diff(trace.request_offsets).tolist() == [6, 4]
+    assert trace.prompt_lengths.tolist() == [5, 4]  # a request shorter than the prompt is all prompt
+
+
+def test_a_folder_of_streams_is_read_by_name(tmp_path: Path) -> None:
+    for name, expert in (("b", 2), ("a", 1)):
+        layers_file(tmp_path / f"{name}.npz", np.full((1, 3, 1), expert, np.int16), num_experts=4)
+    _, requests = imported(tmp_path)
+    assert [int(request.chosen[0, 0, 0]) for request in requests] == [1, 2]
+
+
+def test_streams_of_another_shape_in_the_folder_are_refused(tmp_path: Path) -> None:
+    layers_file(tmp_path / "a.npz", np.zeros((1, 3, 1), np.int16), num_experts=4)
+    layers_file(tmp_path / "b.npz", np.zeros((2, 3, 1), np.int16), num_experts=4)
+    assert "expected (1, 1), as in a.npz" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("meta", [{"k": 3}, {"n_moe_layers": 9}, {"num_experts": "many"}])
+def test_meta_that_contradicts_the_rows_is_refused(tmp_path: Path, meta: dict[str, object]) -> None:
+    path = layers_file(tmp_path / "a.npz", np.zeros((1, 3, 1), np.int16), **meta)
+    assert next(iter(meta)) in refusal(path)
+
+
+def test_ids_out_of_range_are_refused(tmp_path: Path) -> None:
+    path = layers_file(tmp_path / "a.npz", np.full((1, 3, 1), -2, np.int16), num_experts=4)
+    assert "experts[0, 0, 0] is -2; expected a whole number from -1" in refusal(path)
+
+
+# ---------------------------------------------------------------- the real files
+
+
+@on_real_data
+def test_the_real_gptoss_collection_has_346_decode_runs() -> None:
+    model = Options(model="gpt-oss-20b", geometry=MODELS["gpt-oss-20b"].geometry)
+    trace, _ = imported(DATA / "gpt-oss-20b", model)
+    assert (trace.requests, trace.tokens) == (346, 111_934)
+    assert trace.prompt_lengths.sum() == 0
+    assert trace.capabilities == {"ids", "weights"}
+
+
+@on_real_data
+def test_the_published_json_gives_the_rows_of_its_run_in_the_npz() -> None:
+    listing = json.loads((DATA / "gpt-oss-20b" / "gptoss20b_decode.meta.json").read_text())
+    # row_index names the run: 13573 in the published file
+    run = next(index for index, meta in enumerate(listing) if meta["row_index"] == 13573)
+    _, (published,) = imported(DATA / "gpt-oss-20b" / "raw")
+    packed = imported(DATA / "gpt-oss-20b")[1][run]
+    assert len(published.chosen) == 243
+    assert np.array_equal(published.chosen, packed.chosen)
+    assert published.weights is not None
+    assert packed.weights is not None
+    assert np.array_equal(published.weights.astype(np.float16), packed.weights)
+
+
+@on_real_data
+def test_the_real_qwen3_streams_are_split_every_512_tokens() -> None:
+    trace, _ = imported(DATA / "qwen3-30b-a3b")
+    # 8000 tokens per domain are 15 chunks of 512 and one of 320
+    assert np.diff(trace.request_offsets).tolist() == ([512] * 15 + [320]) * 4
+    assert (trace.geometry.layers, trace.geometry.experts, trace.geometry.k) == (48, 128, 8)
+
+
+@on_real_data
+def test_expert_counts_are_no_trace() -> None:
+    assert "no importer recognises it" in refusal(DATA / "olmoe-counts" / "expert_counts.npz")

@@ -1,0 +1,169 @@
+"""Stores whose checksums are right and whose rows are impossible: whoever wrote them, no engine indexes by them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.config import configure
+from simulator.replay import ENGINES, replay
+from tests.tracegen.test_faults import edit_attributes, reseal
+from traces import writer
+from traces.schema import Geometry, Header, Request, TraceError
+from traces.store import open_trace, verify
+from traces.summary import summarise
+from traces.validator import examine
+from traces.writer import write_trace
+
+LAYERS, EXPERTS, K, TOKENS = 2, 8, 2, 12
+HEADER = Header(geometry=Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(64, 64)), lookahead_depth=1)
+#: The replay that reads every array.
+CONFIG = {"capacity": "50%", "routing": "cache_prior", "prefetch": "top_k"}
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that takes what it is given, as somebody else's would."""
+    monkeypatch.setattr(writer, "check_request", lambda request, header, index: request.arrays())
+    monkeypatch.setattr(writer, "_checked_bias", lambda bias, header: bias)
+
+
+def rows() -> dict[str, np.ndarray]:
+    """Sound ones, of one request."""
+    rng = np.random.Generator(np.random.PCG64(0))
+    logits, ahead = rng.standard_normal((2, TOKENS, LAYERS, EXPERTS)).astype(np.float32)
+    chosen = logits.argsort(-1)[..., ::-1][..., :K].astype(np.int16)
+    weights = np.full(chosen.shape, 0.5, np.float32)
+    return {"chosen": chosen, "weights": weights, "logits": logits, "lookahead": ahead, "nll": np.ones(TOKENS)}
+
+
+def stored(path: Path, arrays: dict[str, np.ndarray], bias: np.ndarray | None = None) -> Path:
+    given = {name: array for name, array in arrays.items() if name != "lookahead"}
+    write_trace(path, HEADER, [Request(prompt_length=2, lookahead=(arrays["lookahead"],), **given)], bias)
+    return path
+
+
+def compiled(path: Path) -> None:
+    replay(open_trace(path), configure(**CONFIG))
+
+
+def reference(path: Path) -> None:
+    replay(open_trace(path), configure(**CONFIG), engine="reference")
+
+
+def verified(path: Path) -> None:
+    verify(open_trace(path))
+
+
+def inspected(path: Path) -> None:
+    examine(open_trace(path))
+    summarise(open_trace(path))
+
+
+#: Array, index, value, and what is said of it.
+WRONG = {
+    "id too high": ("chosen", (7, 1, 0), 500, r"chosen\[7, 1, 0\] is 500 \(token 7, layer 1\); ids are 0 to 7"),
+    "id too low": ("chosen", (7, 1, 1), -7, r"chosen\[7, 1, 1\] is -7 \(token 7, layer 1\); ids are 0 to 7"),
+    "repeated": ("chosen", (7, 1), 3, r"chosen\[7, 1\] repeats an expert: \[3, 3\] \(token 7, layer 1\)"),
+    "nan logit": ("logits", (4, 0, 2), np.nan, r"logits\[4, 0, 2\] is nan \(token 4, layer 0\); expected a finite"),
+    "infinite weight": ("weights", (4, 0, 1), np.inf, r"weights\[4, 0, 1\] is inf \(token 4, layer 0\)"),
+    "negative weight": (
+        "weights",
+        (4, 0, 1),
+        -0.5,
+        r"weights\[4, 0, 1\] is -0.5 .*; expected a number from 0 to 65536",
+    ),
+    "weight too large": (
+        "weights",
+        (4, 0, 1),
+        1e6,
+        r"weights\[4, 0, 1\] is 1000000\.0 .*; expected a number from 0 to 65536",
+    ),
+    "nan ahead": ("lookahead", (5, 0, 0), np.nan, r"lookahead/1\[5, 0, 0\] is nan \(token 5, layer 0\)"),
+}
+
+
+@pytest.mark.parametrize(("name", "at", "value", "message"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("use", [compiled, reference, verified])
+def test_an_impossible_row_is_refused_by_token_and_layer(
+    tmp_path: Path, use: Callable[[Path], None], name: str, at: tuple[int, ...], value: float, message: str
+) -> None:
+    arrays = rows()
+    arrays[name][at] = value
+    path = stored(tmp_path / "a.zarr", arrays)
+    with pytest.raises(TraceError, match=rf"a\.zarr: {message}") as refused:
+        use(path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("at", [(7, 1, 0), (7, 1)], ids=["too high", "repeated"])
+def test_inspection_names_impossible_ids(tmp_path: Path, at: tuple[int, ...]) -> None:
+    arrays = rows()
+    arrays["chosen"][at] = 500 if len(at) == 3 else 3
+    with pytest.raises(TraceError, match=r"chosen\[7, 1.*\(token 7, layer 1\)"):
+        inspected(stored(tmp_path / "a.zarr", arrays))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_engine_is_spared_the_check(tmp_path: Path, engine: str) -> None:
+    arrays = rows()
+    arrays["chosen"][7, 1, 0] = 500
+    path = stored(tmp_path / "a.zarr", arrays)
+    with pytest.raises(TraceError, match="is 500"):
+        replay(open_trace(path), configure(capacity="50%"), engine=engine)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 500.0])
+def test_an_impossible_bias_is_refused_on_opening(tmp_path: Path, value: float) -> None:
+    bias = np.zeros((LAYERS, EXPERTS), np.float32)
+    bias[1, 3] = value
+    with pytest.raises(TraceError, match=rf"router_bias of layer 1, expert 3 is {value}; expected a number"):
+        stored(tmp_path / "a.zarr", rows(), bias)
+
+
+def test_a_folder_in_place_of_a_chunk_is_no_zeros(tmp_path: Path) -> None:
+    file = stored(tmp_path / "a.zarr", rows()) / "chosen" / "c.0.0.0"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(TraceError, match=r"chosen/c\.0\.0\.0 is no file; restore the trace"):
+        open_trace(tmp_path / "a.zarr")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["zarr.json", "chosen/zarr.json", "chosen/c.0.0.0"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    file = stored(tmp_path / "a.zarr", rows()) / name
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(TraceError, match=r"missing or damaged|is no file"):
+        open_trace(tmp_path / "a.zarr")
+
+
+def test_shards_of_sizes_that_no_writer_gives_are_refused(tmp_path: Path) -> None:
+    """They would be memory to allocate."""
+    path = stored(tmp_path / "a.zarr", rows())
+    edit_attributes(path, lambda attributes: attributes.update(shard_tokens=1 << 20))
+    reseal(path)
+    with pytest.raises(
+        TraceError, match=r"chosen has shards \(512, 2, 2\) of \(64, 2, 2\), expected \(1048576, 2, 2\)"
+    ):
+        open_trace(path)
+    edit_attributes(path, lambda attributes: attributes.update(shard_tokens=1 << 21))
+    with pytest.raises(TraceError, match="shard_tokens: expected at most 1048576"):
+        open_trace(path)
+
+
+def test_the_command_line_ends_with_2_and_one_line(tmp_path: Path) -> None:
+    arrays = rows()
+    arrays["chosen"][7, 1, 0] = 500
+    path = stored(tmp_path / "a.zarr", arrays)
+    command = [sys.executable, "-m", "moereplay", "inspect", "--full", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "chosen[7, 1, 0] is 500 (token 7, layer 1)" in done.stderr

@@ -1,0 +1,204 @@
+"""Importers of text: route traces and the plain formats, and the line that is named when one is wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kit.importing import DATA, imported, on_real_data, refusal, written
+from traces.geometry import MODELS
+from traces.importers.contract import Options
+
+GENERIC_CSV = "request,token,layer,expert_0,expert_1,weight_0,weight_1,phase\n"
+PREAMBLE = """# route_trace v1
+# model=/data/m.gguf arch=a n_layer=3 n_expert=8 n_expert_used=2
+# layer=0 expert_bytes=0 dense_bytes=9
+# layer=1 expert_bytes=100 dense_bytes=9
+# layer=2 expert_bytes=200 dense_bytes=9
+turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
+"""
+
+ROUTED = "0,0,7,1,0,5,0.6,0,100\n0,0,7,1,1,2,0.4,1,0\n0,0,7,2,0,1,0.7,0,200\n0,0,7,2,1,0,0.3,2,0\n"
+
+
+def test_a_route_trace_carries_sizes_weights_and_residency(tmp_path: Path) -> None:
+    trace, (request,) = imported(written(tmp_path / "r.csv", PREAMBLE + ROUTED), Options())
+    assert trace.geometry.expert_bytes == (100, 200)  # layer 0 is dense: no rows
+    assert request.chosen.tolist() == [[[5, 2], [1, 0]]]
+    assert request.residency is not None
+    assert request.residency.tolist() == [[[0, 1], [0, 2]]]
+    assert trace.header.provenance.model == "m.gguf"
+
+
+def test_the_users_sizes_win_over_the_files(tmp_path: Path) -> None:
+    trace, _ = imported(written(tmp_path / "r.csv", PREAMBLE + ROUTED), Options(expert_bytes=(7, 8)))
+    assert trace.geometry.expert_bytes == (7, 8)
+
+
+def test_cells_without_rows_are_not_routed(tmp_path: Path) -> None:
+    prompt = "0,0,6,1,0,5,0.6,1,0\n0,0,6,1,1,-1,nan,-1,0\n"
+    _, (request,) = imported(written(tmp_path / "r.csv", PREAMBLE + prompt + ROUTED), Options())
+    assert request.chosen[0].tolist() == [[5, -1], [-1, -1]]
+    assert request.prompt_length == 2
+    assert request.weights is not None
+    assert request.weights[0].tolist() == [[0.6, 0.0], [0.0, 0.0]]
+
+
+def test_each_turn_is_a_request_even_where_positions_run_on(tmp_path: Path) -> None:
+    turns = ROUTED + ROUTED.replace("0,0,7", "1,0,8")
+    trace, _ = imported(written(tmp_path / "r.csv", PREAMBLE + turns), Options())
+    assert trace.request_offsets.tolist() == [0, 1, 2]
+
+
+def test_weights_that_were_not_seen_are_left_out(tmp_path: Path) -> None:
+    trace, _ = imported(written(tmp_path / "r.csv", PREAMBLE + ROUTED.replace("0.6", "nan")), Options())
+    assert "weights" not in trace.capabilities
+    assert any("weights left out" in note for note in trace.header.provenance.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (PREAMBLE.replace("v1", "v2") + ROUTED, "line 1: '# route_trace v2'; expected '# route_trace v1'"),
+        (PREAMBLE.replace(",expert,", ",id,") + ROUTED, "line 6: no column expert"),
+        (PREAMBLE, "line 6: no rows follow"),
+        (PREAMBLE + ROUTED + "0,0,8,1,0,5\n", "line 11: 6 columns; expected 9"),
+        (PREAMBLE + ROUTED.replace("7,2,1,0", "7,2,x,0"), "line 10: 'x' is not a number"),
+        (PREAMBLE + ROUTED.replace("7,1,1,2", "7,1,1,2.5"), "line 8: expert is 2.5; expected a whole number"),
+        (PREAMBLE + ROUTED + ROUTED, "line 11: repeats line 7"),
+        (PREAMBLE + ROUTED + ROUTED.replace("0,0,7", "0,0,9"), "jumps from token 7 to 9"),
+        (PREAMBLE + ROUTED.replace("0,0,7", "0,1,7") + ROUTED.replace("0,0,7", "0,0,8"), "returns to phase 0"),
+        (PREAMBLE.replace("used=2", "used=3") + ROUTED, "2 slots per token; expected 3"),
+    ],
+)
+def test_a_wrong_route_trace_is_refused_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in refusal(written(tmp_path / "r.csv", text), Options())
+
+
+# ---------------------------------------------------------------- the plain formats
+
+CSV_ROWS = "0,0,0,5,1,.6,.4,0\n0,0,1,2,3,.7,.3,0\n0,1,0,4,1,.6,.4,1\n0,1,1,2,0,.9,.1,1\n"
+SIZES = json.dumps({"moereplay": {"model": "mine", "layers": 2, "experts": 8, "k": 2, "expert_bytes": [10, 20]}})
+
+
+def json_row(**changes: object) -> str:
+    return json.dumps({"request": 0, "token": 0, "layer": 0, "experts": [1, 0]} | changes) + "\n"
+
+
+def test_a_plain_csv_in_any_order_becomes_requests(tmp_path: Path) -> None:
+    shuffled = "".join(reversed(CSV_ROWS.splitlines(keepends=True)))
+    trace, (request,) = imported(written(tmp_path / "a.csv", GENERIC_CSV + shuffled))
+    assert request.chosen.tolist() == [[[5, 1], [2, 3]], [[4, 1], [2, 0]]]
+    assert request.prompt_length == 1
+    assert trace.read("weights")[1, 1] == pytest.approx([0.9, 0.1])
+
+
+@pytest.mark.parametrize("prefix", ["# " + SIZES + "\n", "\ufeff# " + SIZES + "\n"])
+def test_a_plain_csv_may_carry_its_sizes(tmp_path: Path, prefix: str) -> None:
+    trace, _ = imported(written(tmp_path / "a.csv", prefix + GENERIC_CSV + CSV_ROWS), Options())
+    assert (trace.geometry.experts, trace.geometry.expert_bytes) == (8, (10, 20))
+    assert trace.header.provenance.model == "mine"
+
+
+def test_json_lines_carry_sizes_and_logits(tmp_path: Path) -> None:
+    logits = [float(expert) for expert in range(8)]
+    rows = json_row(logits=logits) + json_row(logits=logits, layer=1)
+    trace, _ = imported(written(tmp_path / "a.jsonl", SIZES + "\n" + rows), Options())
+    assert trace.capabilities == {"ids", "logits"}
+    assert trace.read("logits").tolist() == [[logits, logits]]
+
+
+def test_csv_and_json_lines_of_the_same_rows_agree(tmp_path: Path) -> None:
+    csv = written(tmp_path / "a.csv", "request,token,layer,expert_0,expert_1\n3,0,0,5,1\n3,1,0,2,0\n")
+    jsonl = json_row(request=3, experts=[5, 1]) + json_row(request=3, token=1, experts=[2, 0])
+    assert imported(csv)[0].read("chosen").tolist() == [[[5, 1]], [[2, 0]]]
+    assert np.array_equal(
+        imported(written(tmp_path / "a.jsonl", jsonl))[0].read("chosen"), imported(csv)[0].read("chosen")
+    )
+
+
+def test_without_phases_every_token_counts_as_decoded_and_the_user_may_say_otherwise(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", "".join(json_row(token=token) for token in range(5)))
+    assert imported(path)[0].prompt_lengths.tolist() == [0]
+    assert imported(path, Options(expert_bytes=1, prompt_length=3))[0].prompt_lengths.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("request,token,expert_0\n0,0,1\n", "line 1: no column layer"),
+        ("request,token,layer\n0,0,1\n", "line 1: no column expert_0"),
+        ("request,token,layer,expert_0,note\n0,0,0,1,2\n", "line 1: note not known"),
+        ("request,token,layer,expert_0,expert_0\n0,0,0,1,2\n", "no column expert_1"),
+        ("request,token,layer,expert_0\n", "line 1: no rows follow"),
+        ("request,token,layer,expert_0\n0,0,0,1\n\n0,1,0,1\n", "line 3: 1 columns; expected 4"),
+        ("request,token,layer,expert_0\n0,0,0,1\n0,1,0,one\n", "line 3: 'one' is not a number"),
+        ("request,token,layer,expert_0\n0,0,-1,1\n", "line 2: layer is -1"),
+        ("request,token,layer,expert_0\n0,0,0,1\n0,0,2,1\n", "rows for layer 2, none for 1"),
+        ("request,token,layer,expert_0,phase\n0,0,0,1,2\n", "line 2: phase is 2; expected a whole number from 0 to 1"),
+        ("request,token,layer,expert_0,weight_0\n0,0,0,1,nan\n", "line 2: weight_0 is nan; expected a number from 0"),
+        ('# {"moereplay": {"layers": 2}}\n', "line 1: experts: it is missing"),
+    ],
+)
+def test_a_wrong_plain_csv_is_refused_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in refusal(written(tmp_path / "a.csv", text))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (json_row() + '{"request": 0', "line 2: not JSON"),
+        (json_row() + "[]\n", "line 2: not an object"),
+        (json_row(weigths=[1, 2]), "line 1: unknown key 'weigths'"),
+        (json_row() + json_row(token=1, weights=[0.5, 0.5]), "line 2: keys request, token, layer, experts, weights"),
+        (
+            json_row() + json_row(token=1, experts=[1]),
+            "line 2: experts is [1]; expected 2 numbers, each",
+        ),
+        (json_row(experts=[1, "2"]), "line 1: experts[1] is '2'; expected a whole number"),
+        (json_row(token=True), "line 1: token is True; expected a whole number"),
+        (json_row(weights=[float("nan"), 1]), "line 1: weights[0] is nan; expected a number from 0"),
+        (json_row(experts=[[1], [2]]), "line 1: experts[0] is [1]; expected a whole number"),
+    ],
+)
+def test_wrong_json_lines_are_refused_with_their_line(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in refusal(written(tmp_path / "a.jsonl", text))
+
+
+def test_a_layer_with_fewer_tokens_is_refused_by_layer_and_request(tmp_path: Path) -> None:
+    rows = CSV_ROWS.replace("0,1,1,2,0,.9,.1,1\n", "")
+    message = refusal(written(tmp_path / "a.csv", GENERIC_CSV + rows))
+    assert "request 0: layer 1 has 1 tokens of 2 (token 1 is missing)" in message
+
+
+@on_real_data
+def test_the_real_route_trace_has_157_tokens_and_its_own_sizes() -> None:
+    trace, _ = imported(DATA / "gemma-4-26b-a4b" / "gemma.route.csv", Options())
+    assert trace.read("chosen").size == 28_260 == 157 * 30 * 6
+    assert trace.prompt_lengths.tolist() == [29]
+    assert set(trace.geometry.expert_bytes) == {4_336_640, 3_593_216}
+
+
+@on_real_data
+def test_the_real_route_trace_takes_the_rest_from_its_model() -> None:
+    model = Options(model="gemma-4-26b-a4b", geometry=MODELS["gemma-4-26b-a4b"].geometry)
+    trace, _ = imported(DATA / "gemma-4-26b-a4b" / "gemma.route.csv", model)
+    assert (trace.geometry.k, trace.geometry.expert_bits) == (6, 4)
+    assert any("default is 8" in note for note in trace.header.provenance.notes)
+
+
+@on_real_data
+def test_a_route_trace_of_28_thousand_lines_is_read_in_two_seconds() -> None:
+    start = time.perf_counter()
+    imported(DATA / "gemma-4-26b-a4b" / "gemma.route.csv", Options())
+    assert time.perf_counter() - start < 2
+
+
+@on_real_data
+def test_importing_twice_gives_the_same_digest() -> None:
+    path = DATA / "gemma-4-26b-a4b" / "gemma.route.csv"
+    assert imported(path, Options())[0].digest == imported(path, Options())[0].digest

@@ -1,0 +1,234 @@
+"""The real model under a policy set: the reference engine fed by its gates; capacity, link and time are simulated.
+
+    asks = requests_of(trace)                      # or texts and prompts of your own
+    live = run(loaded, asks, config)               # live.result, live.quality, live.executed
+    replay(live.trace(), config)                   # makes the same decisions: the closed loop
+
+Text that is given goes through the model as given (teacher-forced): the prompt in one pass, then one token per pass on
+the key-value cache. With `decoding`, the prompt is continued under the policies. Beside the modified model the
+unmodified one reads the same tokens, with a cache of its own, for `quality`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from results.result import Result
+from simulator.config import KINDS, ReplayConfig
+from simulator.origin import Origin
+from simulator.replay import Plan, plan_for, report
+from tracegen.checkpoint import Loaded
+from tracegen.decoding import seed_of
+from tracegen.errors import RecordError
+from tracegen.live.baseline import Twins
+from tracegen.live.experts import check_computable
+from tracegen.live.quality import Quality
+from tracegen.live.requests import CAPABILITIES, Ask, check_live, requests_of
+from tracegen.live.sampling import Drawer, endings
+from tracegen.live.source import Emulation, changes_experts, depth_needed
+from tracegen.modules import Anatomy, dissect
+from tracegen.plan import Decoding
+from tracegen.plan import Plan as Recording
+from tracegen.record import header_of, room_of
+from tracegen.selfcheck import check
+from tracegen.tokens import Room, Work
+from traces.schema import Header, Request, Trace, canonical, memory_trace
+
+__all__ = ["Ask", "Live", "Prepared", "check_same_model", "prepare", "proven", "requests_of", "run"]
+
+
+@dataclass(frozen=True)
+class Live:
+    """What a live run leaves behind."""
+
+    result: Result  #: label "LIVE, emulated"; rows, counters and (with `log`) events as of a replay
+    quality: Quality | None
+    header: Header  #: of the trace that the run is
+    router_bias: np.ndarray | None  #: (L, E)
+    requests: tuple[Request, ...]  #: the model's own choice and logits, given what the policies did before
+    executed: tuple[np.ndarray, ...]  #: per request (T, L, k) int16: what each token ran, -1 dropped
+
+    def trace(self) -> Trace:
+        """The run as a trace in memory."""
+        return memory_trace(self.header, list(self.requests), self.router_bias)
+
+
+def proven(loaded: Loaded) -> Anatomy:
+    """The model's anatomy, checked: what decides in the engine is what the model does. Raises RecordError."""
+    anatomy = dissect(loaded.model)
+    check(anatomy)
+    return anatomy
+
+
+def check_same_model(trace: Trace, loaded: Loaded, anatomy: Anatomy) -> None:
+    """Raises RecordError unless the trace may have been recorded from this very model."""
+    name, ours, theirs = trace.path or "this trace", anatomy.geometry, trace.geometry
+    for what in ("layers", "experts", "k", "router"):
+        if getattr(ours, what) != getattr(theirs, what):
+            found = f"{what} {getattr(theirs, what)}, {loaded.name} has {getattr(ours, what)}"
+            raise RecordError(f"{name} is of another model: {found}")
+    provenance = trace.header.provenance
+    if provenance.source_sha256 not in ("", loaded.weights_sha256):
+        was = f"was recorded from other weights ({provenance.model}) than those of {loaded.name}"
+        raise RecordError(f"{name} {was}; give the checkpoint that it was recorded from")
+
+
+def run(
+    loaded: Loaded,
+    asks: Sequence[Ask],
+    config: ReplayConfig,
+    *,
+    decoding: Decoding | None = None,
+    lookahead: int = 0,
+    anatomy: Anatomy | None = None,
+    quality: bool = True,
+    log: bool = False,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> Live:
+    """`prepare`, then `Prepared.run`."""
+    ready = prepare(loaded, asks, config, decoding=decoding, lookahead=lookahead, anatomy=anatomy)
+    return ready.run(quality=quality, log=log, progress=progress)
+
+
+def prepare(
+    loaded: Loaded,
+    asks: Sequence[Ask],
+    config: ReplayConfig,
+    *,
+    decoding: Decoding | None = None,
+    lookahead: int = 0,
+    prompts: str = "",
+    anatomy: Anatomy | None = None,
+) -> Prepared:
+    """Check everything that can be checked before the model runs.
+
+    `decoding` continues every prompt, seeded by the configuration's seed. `lookahead` gates are recorded, or as many
+    as the prefetch policy needs. `prompts` is what a trace calls the requests. `anatomy` is the model's, `proven`.
+    Raises ConfigError or PolicyError for what cannot run live, RecordError for what the model cannot run.
+    """
+    check_live(config)
+    anatomy = anatomy or proven(loaded)
+    _check_asks(asks, room_of(loaded), decoding)
+    plan = plan_for(_origin(loaded, anatomy, asks, decoding), config)
+    if changes_experts(plan, anatomy.geometry.expert_bits):
+        check_computable([site.experts for site in anatomy.sites])
+    depth = max(lookahead, depth_needed(plan))
+    header = _header(loaded, anatomy, plan, Recording(decoding=decoding, look_ahead=depth, seed=config.seed), prompts)
+    return Prepared(loaded, tuple(asks), decoding, anatomy, plan, header)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A live run that can begin."""
+
+    loaded: Loaded
+    asks: tuple[Ask, ...]
+    decoding: Decoding | None
+    anatomy: Anatomy
+    plan: Plan
+    header: Header  #: of the trace that the run will be
+
+    def run(
+        self,
+        quality: bool = True,
+        log: bool = False,
+        progress: Callable[[int], None] = lambda tokens: None,
+        keep: Callable[[Request], None] | None = None,
+    ) -> Live:
+        """Run every request; the same model and arguments give the same result.
+
+        `progress` is told the tokens of every pass. With `keep`, rows go there as requests end and are not kept here.
+        Raises RecordError if the model gives no numbers or does not run as its anatomy says.
+        """
+        emulation = Emulation(self.anatomy, self.plan, log, self.header.lookahead_depth)
+        twins = Twins(self.loaded.model, emulation, quality)
+        requests, executed, scores = [], [], []
+        for number, ask in enumerate(self.asks):
+            try:
+                ids = self._follow(number, ask, twins, progress)
+            except torch.cuda.OutOfMemoryError:
+                fix = "give shorter requests, --device-map auto, or --no-quality"
+                raise RecordError(f"request {number} ran out of GPU memory; {fix}") from None
+            rows, ran = emulation.take()
+            nll, score = twins.take()
+            request = Request(rows.chosen, ask.prompt_length, rows.weights, rows.logits, rows.lookahead, ids, nll)
+            (keep or requests.append)(request)
+            executed.append(ran)
+            scores.append(score)
+        result = report(emulation.close(), self.plan)
+        judged = Quality(tuple(scores)) if quality else None
+        return Live(result, judged, self.header, self.anatomy.bias, tuple(requests), tuple(executed))
+
+    def _follow(self, number: int, ask: Ask, twins: Twins, progress: Callable[[int], None]) -> np.ndarray:
+        """One request, given and continued; returns the tokens (T,) that went through the model."""
+        twins.begin(number)
+        ids = list(ask.token_ids)
+        for start, stop in _passes(ask):
+            ahead = twins.read(ids[start:stop], stop <= ask.prompt_length)
+            progress(stop - start)
+        if self.decoding is None:
+            return np.array(ids, np.int32)
+        drawer = Drawer(self.decoding, seed_of(self.plan.config.seed, number), ahead.device)
+        ends = endings(self.loaded.model)
+        for _ in range(self.decoding.max_new_tokens - 1):  # the last new token does not go through the model
+            token = drawer.pick(ahead)
+            if token in ends:
+                break
+            ids.append(token)
+            ahead = twins.read([token], prefill=False)
+            progress(1)
+        return np.array(ids, np.int32)
+
+
+def _passes(ask: Ask) -> Iterator[tuple[int, int]]:
+    """The tokens [start, stop) of each pass over what is given."""
+    if ask.prompt_length:
+        yield 0, ask.prompt_length
+    for start in range(ask.prompt_length, len(ask.token_ids)):
+        yield start, start + 1
+
+
+def _check_asks(asks: Sequence[Ask], room: Room, decoding: Decoding | None) -> None:
+    if not asks:
+        raise RecordError("there is nothing to run: no request is left; raise --limit")
+    new = decoding.max_new_tokens if decoding else 1  # the last one does not go through the model
+    for number, (ids, prompt_length) in enumerate(asks):
+        tokens = len(ids) + new - 1
+        if not ids or not 0 <= prompt_length <= len(ids):
+            raise RecordError(
+                f"request {number}: {prompt_length} prompt tokens of {len(ids)}; expected 1 token or more"
+            )
+        if room.context is not None and tokens > room.context:
+            fix = "give shorter requests or fewer --max-new-tokens"
+            raise RecordError(f"request {number}: {tokens} tokens exceed the model's context of {room.context}; {fix}")
+        if not 0 <= min(ids) <= max(ids) < room.vocabulary:
+            wrong = max(ids) if min(ids) >= 0 else min(ids)
+            raise RecordError(f"request {number} has token {wrong}, the model knows {room.vocabulary}: another model's")
+
+
+def _origin(loaded: Loaded, anatomy: Anatomy, asks: Sequence[Ask], decoding: Decoding | None) -> Origin:
+    """A live model can be asked anything but its future; its digest names weights, precision and tokens."""
+    settings = decoding.model_dump(mode="json") if decoding else None
+    document = [loaded.weights_sha256, loaded.dtype, [list(ask) for ask in asks], settings]
+    return Origin(
+        geometry=anatomy.geometry,
+        capabilities=CAPABILITIES,
+        lookahead_depth=anatomy.geometry.layers,
+        digest=f"live-{hashlib.sha256(canonical(document)).hexdigest()}",
+        model=loaded.name,
+        live=True,
+    )
+
+
+def _header(loaded: Loaded, anatomy: Anatomy, plan: Plan, recording: Recording, prompts: str) -> Header:
+    """That of a recording, with a note that the routing was another's."""
+    header = header_of(loaded, anatomy, Work((), prompts), recording)
+    policies = ", ".join(f"{kind} {getattr(plan.chosen, kind).text(full=True)}" for kind in KINDS)
+    note = f"recorded live under {policies}, capacity {plan.config.capacity}, {plan.config.contract}"
+    provenance = header.provenance.model_copy(update={"notes": (note,)})
+    return header.model_copy(update={"provenance": provenance})

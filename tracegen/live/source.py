@@ -1,0 +1,243 @@
+"""A live model as a source of demand: its gates ask the reference engine, and obey.
+
+The model drives. At each gate the engine is moved on until it has told what every token runs; it reads what the gate
+said as it would read a trace's rows, through the same code, so a replay of the rows kept here decides the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policies.contract import DECODE, NONE, PREFILL, PolicyError
+from simulator.reference.driven import Driven
+from simulator.reference.engine import Ran
+from simulator.reference.weights import reweighed
+from simulator.replay import Plan
+from simulator.source import Gate, Heard, Mixture, Pass, gate_of, weigh
+from tracegen.capture import Reading, Rows, watching
+from tracegen.errors import RecordError
+from tracegen.live.experts import Orders, check_obeyed, executing
+from tracegen.modules import Anatomy
+from traces import routers
+from traces.demand import to_units, unite
+from traces.lookahead import Predicted, rank
+from traces.schema import Geometry
+
+
+class Said(NamedTuple):
+    """A reading as a trace keeps it; copies."""
+
+    chosen: np.ndarray  #: (T, k) int16
+    weights: np.ndarray  #: (T, k) f32
+    logits: np.ndarray  #: (T, E) f32
+    lookahead: tuple[np.ndarray, ...]  #: [d-1] (T, E) f32, zeros beyond the last gate
+
+
+class LiveGates:
+    """A `simulator.source.Gates` that knows one gate at a time: the one at which the model waits."""
+
+    def __init__(self, anatomy: Anatomy, ready: Plan) -> None:
+        self._geometry, self._bias = anatomy.geometry, anatomy.bias
+        self._logits = "logits" in ready.needs  # otherwise none are handed on, as by a trace
+        prefetch = ready.chosen.prefetch
+        self._depth, self._own_scores = prefetch.policy.depth(prefetch.params), _own_scores(ready)
+        self._said: Said | None = None
+        self._at = -1
+        self.verdict: Mixture | None = None
+
+    @property
+    def geometry(self) -> Geometry:
+        """The model's."""
+        return self._geometry
+
+    def hear(self, layer: int, said: Said) -> None:
+        """The model has come to a gate and waits for a verdict."""
+        self._at, self._said, self.verdict = layer, said, None
+
+    def gate(self, step: Pass, layer: int) -> Gate:
+        """What the gate has said."""
+        said = self._heard(layer)
+        ids = said.chosen.astype(np.int64)
+        look = [self._look(layer, distance, said) for distance in range(1, self._depth + 1)]
+        heard = Heard(ids, said.weights, said.logits if self._logits else None, look)
+        demand = unite(ids.tolist(), to_units(said.weights).tolist())
+        return gate_of(heard, demand, self._geometry.router, self._bias_of(layer))
+
+    def _heard(self, layer: int) -> Said:
+        if self._said is None or layer != self._at:
+            raise AssertionError(f"the engine is at gate {layer}, the model at gate {self._at}")
+        return self._said
+
+    def _look(self, layer: int, distance: int, said: Said) -> Predicted:
+        target, logits = (layer, said.logits) if self._own_scores else (layer + distance, said.lookahead[distance - 1])
+        if target >= self._geometry.layers:
+            return rank(np.zeros(logits.shape, np.int32))
+        return rank(to_units(routers.scores(self._geometry.router, logits, self._bias_of(target))))
+
+    def _bias_of(self, layer: int) -> np.ndarray | None:
+        return None if self._bias is None else self._bias[layer]
+
+    def weigh(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> list[list[int]]:
+        """From the logits that the gate has just given."""
+        return weigh(self._geometry.router, self._heard(layer).logits if self._logits else None, ids)
+
+    def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
+        """The model goes on with this."""
+        self._heard(layer)
+        self.verdict = mixture
+
+    def first_uses(self) -> tuple[int, ...]:
+        """The future is unknown."""
+        return ()
+
+    def pass_of(self, position: int) -> int:
+        """Raises AssertionError: a plan refuses policies that ask for the future of a live run."""
+        raise AssertionError(f"a live run does not know the pass of demand {position}")
+
+    def popularity(self, tokens: int) -> Sequence[int]:
+        """Raises AssertionError: a plan refuses policies that are fitted to the demand of a live run."""
+        raise AssertionError(f"a live run does not know the demand of its first {tokens} tokens")
+
+
+def depth_needed(ready: Plan) -> int:
+    """How many gates ahead the prefetch policy must be told."""
+    prefetch = ready.chosen.prefetch
+    return 0 if _own_scores(ready) else prefetch.policy.depth(prefetch.params)
+
+
+def rounding(ready: Plan, stored: float) -> list[float | None]:
+    """Per precision tier, the bits that experts are rounded to; None where the weights as they are hold no more."""
+    bits = ready.chosen.miss.policy.bits(ready.chosen.miss.params)
+    return [None if each >= stored else each for each in bits]
+
+
+def changes_experts(ready: Plan, stored: float) -> bool:
+    """Whether experts may be dropped, replaced or rounded. Otherwise the model's own run: faster, and exact."""
+    chosen = ready.chosen
+    return chosen.routing.policy.drops or chosen.miss.policy.changes_output or any(rounding(ready, stored))
+
+
+def _own_scores(ready: Plan) -> bool:
+    return ready.chosen.prefetch.policy.own_scores(ready.chosen.prefetch.params)
+
+
+class Emulation:
+    """A model under one configuration: pass after pass through `forward`, then `close`."""
+
+    def __init__(self, anatomy: Anatomy, ready: Plan, log: bool, lookahead: int) -> None:
+        """`lookahead` gates are asked and kept, at least as many as `depth_needed`."""
+        self._anatomy, self._lookahead, stored = anatomy, lookahead, anatomy.geometry.expert_bits
+        self._gates = LiveGates(anatomy, ready)
+        self._engine = Driven(self._gates, ready.setting(log))
+        self._bits, self._routing = rounding(ready, stored), ready.chosen.routing.policy.name
+        self._orders = Orders() if changes_experts(ready, stored) else None
+        self._kept: list[list[Said]] = [[] for _ in anatomy.sites]
+        self._executed: list[list[np.ndarray]] = [[] for _ in anatomy.sites]
+        self._passes = self._tokens = 0
+
+    def forward(self, model_pass: Callable[[], Tensor], tokens: int, request: int, prefill: bool) -> Tensor:
+        """Run `model_pass`, one forward pass of the model over `tokens` tokens; returns what it returns."""
+        phase = PREFILL if prefill else DECODE
+        self._engine.begin(Pass(self._passes, request, phase, tokens, self._tokens))
+        self._passes, self._tokens, self._next = self._passes + 1, self._tokens + tokens, 0
+        with watching(self._anatomy, self._lookahead, self._at_gate), self._obeying():
+            logits = model_pass()
+        if self._next != len(self._anatomy.sites):
+            raise RecordError(f"{self._anatomy.name}: a pass ran {self._next} of {len(self._anatomy.sites)} gates")
+        if self._orders is not None:
+            check_obeyed(self._orders, [site.experts for site in self._anatomy.sites])
+        return logits
+
+    def take(self) -> tuple[Rows, np.ndarray]:
+        """Rows kept since the last take, and what was executed (T, L, k) int16."""
+        kept, executed = self._kept, self._executed
+        self._kept, self._executed = [[] for _ in kept], [[] for _ in executed]
+        ahead = [_by_token([[said.lookahead[d] for said in layer] for layer in kept]) for d in range(self._lookahead)]
+        rows = Rows(
+            chosen=_by_token([[said.chosen for said in layer] for layer in kept]),
+            weights=_by_token([[said.weights for said in layer] for layer in kept]),
+            logits=_by_token([[said.logits for said in layer] for layer in kept]),
+            lookahead=tuple(ahead),
+        )
+        return rows, _by_token(executed)
+
+    def close(self) -> Ran:
+        """The engine's books."""
+        return self._engine.close()
+
+    def _obeying(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._orders is None else executing(self._anatomy.model, self._orders)
+
+    def _at_gate(self, layer: int, reading: Reading) -> tuple[Tensor, Tensor] | None:
+        if layer != self._next:
+            raise RecordError(f"{self._anatomy.name}: gate {layer} ran where gate {self._next} was due")
+        self._next += 1
+        said = _said(reading, self._lookahead)
+        if not np.isfinite(said.logits).all():
+            raise RecordError(
+                f"{self._anatomy.name}: router logits of MoE layer {layer} are no numbers; try another --dtype"
+            )
+        self._kept[layer].append(said)
+        self._gates.hear(layer, said)
+        self._engine.advance(lambda: self._gates.verdict is not None)
+        assert self._gates.verdict is not None
+        self._executed[layer].append(np.array(self._gates.verdict.run, np.int16).reshape(said.chosen.shape))
+        self._order(layer, self._gates.verdict)
+        return obeyed(self._anatomy, reading, said, self._gates.verdict)
+
+    def _order(self, layer: int, mixture: Mixture) -> None:
+        pairs = zip(mixture.gate.ids, mixture.run, strict=True)
+        if self._orders is None and any(NONE in run and NONE not in own for own, run in pairs):
+            raise PolicyError(f"routing {self._routing} dropped an expert, which it must declare: drops=True")
+        if self._orders is not None and self._bits:
+            rounded = {expert: self._bits[tier] for expert, tier in mixture.tiers.items()}
+            self._orders.bits[self._anatomy.sites[layer].experts] = {e: bits for e, bits in rounded.items() if bits}
+
+
+def obeyed(anatomy: Anatomy, reading: Reading, said: Said, mixture: Mixture) -> tuple[Tensor, Tensor] | None:
+    """The ids and weights (T, k) that the experts are given, or None if no token's set of experts has changed.
+
+    As fidelity counts it: a token that was routed to fewer experts, or runs one that its router did not choose, is
+    weighed anew from its logits; one that only lost some at a miss keeps the others' weights.
+    """
+    own = said.chosen.tolist()
+    changed = [t for t, run in enumerate(mixture.run) if set(run) != set(own[t])]
+    if not changed:
+        return None
+    ids, weights = reading.ids.clone(), reading.weights.clone()
+    for t in changed:
+        ids[t] = torch.tensor(mixture.run[t])
+        weights[t] = torch.from_numpy(_weights(anatomy, said, t, own[t], mixture)).to(weights)
+    return ids, weights
+
+
+def _weights(anatomy: Anatomy, said: Said, t: int, own: list[int], mixture: Mixture) -> np.ndarray:
+    """(k,) f32 for one token."""
+    run = mixture.run[t]
+    if reweighed(own, mixture.routed[t], run):
+        return routers.weigh(anatomy.geometry.router, said.logits[t], np.asarray(run))
+    kept = dict(zip(own, said.weights[t], strict=True))
+    return np.array([kept[e] if e >= 0 else 0 for e in run], np.float32)
+
+
+def _said(reading: Reading, lookahead: int) -> Said:
+    ahead = [_numpy(logits) for logits in reading.lookahead]
+    logits = _numpy(reading.logits)
+    beyond = [np.zeros_like(logits)] * (lookahead - len(ahead))
+    return Said(_numpy(reading.ids, torch.int16), _numpy(reading.weights), logits, (*ahead, *beyond))
+
+
+def _numpy(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """A copy: the model may go on to write into its own."""
+    return tensor.to("cpu", dtype, copy=True).numpy()
+
+
+def _by_token(layers: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """(T, L, n) from (T', n) per layer and pass."""
+    return np.stack([np.concatenate(passes) for passes in layers], axis=1)
