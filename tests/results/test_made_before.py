@@ -1,0 +1,70 @@
+"""Results that earlier versions wrote stay readable, resume without a replay, and share a folder with new ones.
+
+tests/samples/before was written at commit 2d11a6e, the last one before rooms `results` and `sweeps` existed, by
+`moereplay replay miniature --capacity 25% --eviction lru --out replays`, `moereplay curve miniature --out curves` and
+`moereplay sweep run experiment.toml --out sweep`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from results import read, read_sweep
+from tests.kit.command import moereplay_here as moereplay
+
+BEFORE = Path(__file__).resolve().parents[1] / "samples" / "before"
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    """A copy, with its trace where the experiment looks for it."""
+    folder = tmp_path / "tests" / "samples" / "before"
+    shutil.copytree(BEFORE, folder)
+    (tmp_path / "traces").symlink_to(BEFORE.parents[2] / "traces")
+    return folder
+
+
+def test_a_folder_of_replays_opens_and_takes_new_parts(before):
+    replays = before / "replays"
+    assert read.load(replays)["about"].struct.field("identity").to_list() == ["6f1a3ac40081255e"]
+    ended = moereplay("replay", "miniature", "--capacity", "25%", "--eviction", "lru,fifo", "--out", replays)
+    assert ended.returncode == 0, ended.stderr
+    runs = read.runs(read.load(replays)).sort("eviction")
+    assert runs["eviction"].to_list() == ["fifo", "lru"]
+    assert runs["misses"].null_count() == 0
+
+
+def test_a_replay_of_today_writes_the_numbers_of_then(before, tmp_path):
+    then = read.load(before / "replays")
+    ended = moereplay("replay", "miniature", "--capacity", "25%", "--out", tmp_path / "today")
+    assert ended.returncode == 0, ended.stderr
+    today = read.load(tmp_path / "today").select(then.columns)
+    for column in ("config", "about", "totals", "bounds", "per_layer", "per_request"):
+        assert today[column].to_list() == then[column].to_list(), column
+
+
+def test_a_sweep_resumes_with_no_replay(before):
+    ended = moereplay("sweep", "run", before / "experiment.toml", "--out", before / "sweep")
+    assert ended.returncode == 0, ended.stderr
+    assert "nothing to replay" in ended.stderr, ended.stderr
+
+
+def test_a_sweep_takes_new_parts_beside_the_old(before):
+    file = before / "experiment.toml"
+    file.write_text(file.read_text().replace('"least_stale"', '"least_stale", "fifo"'))
+    ended = moereplay("sweep", "run", file, "--out", before / "sweep")
+    assert ended.returncode == 0, ended.stderr
+    loaded = read_sweep.load(before / "sweep")
+    assert sorted(loaded["config"].struct.field("eviction")) == ["fifo", "least_stale", "lru"]
+    ended = moereplay("sweep", "show", before / "sweep", "--json")
+    assert (ended.returncode, len(json.loads(ended.stdout))) == (0, 3), ended.stderr
+
+
+def test_curves_are_still_drawn(before, tmp_path):
+    ended = moereplay("plot", before / "curves", "--out", tmp_path / "figures")
+    assert ended.returncode == 0, ended.stderr
+    assert list((tmp_path / "figures").glob("*.png"))
