@@ -1,4 +1,4 @@
-"""The books of a run: counters per (layer, phase) and per request, and how long copies stayed."""
+"""Counters of a run, per (layer, phase) and per request, and lifetimes of evicted copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from results.result import COUNTERS, LIFETIME_BUCKETS, Row
 PHASES = ("prefill", "decode")
 
 
-class Ledger:
+class Counters:
     """Everything is charged to the phase and the request of the pass in progress."""
 
     def __init__(self, layers: int) -> None:
@@ -42,7 +42,7 @@ class Ledger:
         self._row[name] += amount
 
     def lived(self, layer: int, steps: int) -> None:
-        """A copy was evicted after so many steps."""
+        """A copy was evicted after `steps` steps."""
         self._lifetimes[layer][self.phase][min(steps.bit_length(), LIFETIME_BUCKETS - 1)] += 1
 
     def totals(self, end: int) -> Row:

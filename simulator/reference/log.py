@@ -11,20 +11,20 @@ NO_EXPERT = -1
 
 
 class EventLog:
-    """Knows the time, so that nobody else has to; keeps nothing unless asked to."""
+    """Events in order, with their times; empty unless `keep`."""
 
     def __init__(self, env: simpy.Environment, tables: Tables, keep: bool) -> None:
         self._env, self._now, self._keep = env, tables.now, keep
         self.events: list[Event] = []
 
     def note(self, kind: str, y: int, cause: str) -> None:
-        """Something that takes no time."""
+        """An event that takes no time."""
         if self._keep:
             at = int(self._env.now)
             self._add(at, at, kind, y, cause)
 
     def begin(self, kind: str, y: int, spent: int, cause: str, after: int = 0) -> None:
-        """Something that starts `after` ns from now and takes `spent`."""
+        """An activity that starts `after` ns from now and takes `spent` ns."""
         if self._keep:
             at = int(self._env.now) + after
             self._add(at, at + spent, kind, y, cause)
