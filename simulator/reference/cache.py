@@ -6,6 +6,7 @@ from policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
 from simulator.reference.bound import Hands, Tables
 from simulator.reference.counters import Counters
 from simulator.reference.log import EventLog
+from simulator.reference.placement import Area, Placement
 from simulator.reference.side_buffer import SideBuffer
 from simulator.reference.transfers import Claim, Transfer
 from simulator.reference.victims import Victims
@@ -24,6 +25,7 @@ class Cache:
         hooks: Hands,
         counters: Counters,
         log: EventLog,
+        placement: Placement,
         side_slots: int = 0,
         free_only: bool = False,
     ) -> None:
@@ -32,11 +34,14 @@ class Cache:
         self._capacity = hooks.eviction.own.capacity
         self._victims = Victims(tables, hooks.eviction)
         self._side = SideBuffer(tables, side_slots)
+        self._placement, self._placed = placement, dict[int, None]()  # in the order of their placing
         self.clear()
 
     def clear(self) -> None:
         """Nothing resident, nothing remembered."""
         copies = len(self.tables.copies)
+        for y in list(self._placed):
+            self._vacate(y)
         self._victims.clear()
         self._side.clear()
         self._used = [0] * len(self._capacity)
@@ -125,6 +130,7 @@ class Cache:
         if self._bypass_buffer == y:
             self._bypass_buffer = None
             self._set(y, ABSENT)
+            self._vacate(y)
             self._forget_uses(y // self._precisions)
         elif y in self._residents[self.tables.copies[y]["pool"]]:  # and not in a side buffer, which holds no room
             self._done.add(y)
@@ -146,10 +152,10 @@ class Cache:
         verdict = self._make_space(transfer.y, pool, transfer.prefetch, transfer.layer)
         if verdict is Claim.GRANTED:
             self._used[pool] += self.tables.copies[transfer.y]["bytes"]
-            self._set(transfer.y, IN_FLIGHT)
+            self._place(transfer.y, Area.POOL)
         if verdict is Claim.BYPASSED:
             self._bypass_buffer, transfer.bypasses = transfer.y, True
-            self._set(transfer.y, IN_FLIGHT)
+            self._place(transfer.y, Area.BYPASS)
             self._counters.count("declined", transfer.layer)
         return verdict
 
@@ -235,6 +241,7 @@ class Cache:
         if copy["prefetched"]:
             self._counters.count("bytes_wasted", expert["layer"], copy["bytes"])
         copy.update(state=ABSENT, protected=0, prefetched=0)
+        self._vacate(y)
         self._forget_uses(y // self._precisions)
         self._evicted_pass[y] = self.tables.now["pass"]
         self._log.note("evict", y, f"for {cause}")
@@ -282,6 +289,18 @@ class Cache:
     def _set(self, y: int, state: int) -> None:
         self.tables.copies[y]["state"] = state
 
+    # where copies lie
+
+    def _place(self, y: int, area: Area) -> None:
+        """Space for y is taken; its transfer starts next."""
+        self._set(y, IN_FLIGHT)
+        self._placed[y] = None
+        self._placement.placed(y, area)
+
+    def _vacate(self, y: int) -> None:
+        del self._placed[y]
+        self._placement.vacated(y)
+
     # the side buffer
 
     def _claim_side(self, transfer: Transfer) -> Claim:
@@ -293,7 +312,7 @@ class Cache:
             self._side.take(stale)
             self._record_eviction(stale, transfer.layer, cause=transfer.y)
         self._side.put(transfer)
-        self._set(transfer.y, IN_FLIGHT)
+        self._place(transfer.y, Area.SIDE)
         return Claim.GRANTED
 
     def promote(self, y: int) -> None:
@@ -304,6 +323,7 @@ class Cache:
         if self._make_space(y, pool, prefetch=False, layer=layer) is not Claim.GRANTED:
             return
         self._side.take(y)
+        self._placement.promoted(y)
         self._used[pool] += self.tables.copies[y]["bytes"]
         self._residents[pool].add(y)
         self._arrivals += 1
@@ -321,6 +341,8 @@ class Cache:
         self._set(y, RESIDENT)
         copy["entered"], self._ever[y] = self._arrivals, True
         self._used[copy["pool"]] += copy["bytes"]
+        self._placed[y] = None
+        self._placement.warmed(y)
         self._residents[copy["pool"]].add(y)
         self._hooks.on_insert(y, 0)
 

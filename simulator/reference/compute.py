@@ -9,13 +9,13 @@ import simpy
 
 from simulator.reference.bound import Tables
 from simulator.reference.cache import Cache
-from simulator.reference.clock import COMPUTE, At, Bell
-from simulator.reference.clock import CPU as CPU_PHASE
+from simulator.reference.clock import Activity, Bell, Span
 from simulator.reference.counters import Counters
 from simulator.reference.demand import Access, Demanded, Served
 from simulator.reference.gate import Gatekeeper
 from simulator.reference.link import Link
 from simulator.reference.log import NO_EXPERT, EventLog
+from simulator.reference.machine import Machine
 from simulator.reference.transfers import Transfer
 from simulator.setting import Setting
 from simulator.source import Pass
@@ -28,7 +28,7 @@ class Compute:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        machine: Machine,
         setting: Setting,
         tables: Tables,
         cache: Cache,
@@ -37,27 +37,26 @@ class Compute:
         counters: Counters,
         log: EventLog,
     ) -> None:
-        self._env, self._config, self._times, self._shape = env, setting.config, setting.times, setting.shape
+        self._machine, self._config, self._layers = machine, setting.config, setting.shape.geometry.layers
         self._tables, self._cache, self._link, self._gates = tables, cache, link, gates
         self._counters, self._log = counters, log
         self._ready: deque[int] = deque()  # copies that arrived and wait for compute
         self._awaited: Bell | None = None
-        self._cpu_busy = False
+        self._on_cpu = 0  # experts that the CPU has not yet computed
         self._expert_ns = 0  # of the step in progress
 
     def run(self, step_pass: Pass, position: int) -> Process:
         """One pass, every layer. `position` is that of its first token in its request."""
         began = self._now
         self._counters.begin_pass(began, step_pass.request, step_pass.phase, step_pass.tokens)
-        for layer in range(self._shape.geometry.layers):
+        for layer in range(self._layers):
             self._begin_step(step_pass, layer, position)
             yield from self._step(step_pass, layer)
         self._counters.end_pass(began, self._now)
 
     def _begin_step(self, step_pass: Pass, layer: int, position: int) -> None:
-        layers = self._shape.geometry.layers
         self._tables.now.update(
-            {"pass": step_pass.index, "layer": layer, "step": step_pass.index * layers + layer, "gated": 0},
+            {"pass": step_pass.index, "layer": layer, "step": step_pass.index * self._layers + layer, "gated": 0},
             phase=step_pass.phase,
             tokens=step_pass.tokens,
             request=step_pass.request,
@@ -66,10 +65,9 @@ class Compute:
         )
 
     def _step(self, step_pass: Pass, layer: int) -> Process:
-        dense = self._times.dense_ns(layer, step_pass.tokens)
-        dense += self._times.pass_ns(step_pass.tokens) if layer == 0 else 0
-        self._counters.count("dense_ns", layer, dense)
-        yield self._busy(dense, "dense", NO_EXPERT)
+        dense = self._machine.accelerator.dense(layer, step_pass.tokens)
+        self._charge(dense, "dense_ns", layer)
+        yield self._begun(dense, "dense", NO_EXPERT)
         gated, self._expert_ns = self._now, 0
         demanded = self._gates.open(step_pass, layer)
         sequential = self._config.contract == "sequential"
@@ -98,7 +96,7 @@ class Compute:
         while coming:
             yield from self._until(lambda: bool(self._ready))
             yield from self._run_expert(coming.pop(self._ready.popleft()), layer)
-        yield from self._until(lambda: not self._cpu_busy)
+        yield from self._until(lambda: not self._on_cpu)
 
     # contract sequential
 
@@ -119,31 +117,38 @@ class Compute:
                 if access.served.runs_here:
                     yield from self._run_expert(access, layer)
                     self._cache.release(access.y)
-            yield from self._until(lambda: not self._cpu_busy)
+            yield from self._until(lambda: not self._on_cpu)
 
     # activities
 
     def _run_expert(self, access: Access, layer: int) -> Process:
         """One expert over its tokens."""
-        spent = self._times.expert_ns(layer, access.y % self._shape.precisions, access.tokens)
-        self._expert_ns += spent
-        self._counters.count("expert_ns", layer, spent)
-        yield self._busy(spent, "expert", access.y)
+        expert = self._machine.accelerator.expert(layer, access.y, access.tokens)
+        self._charge(expert, "expert_ns", layer)
+        expert.measured(self._add_to_step)
+        yield self._begun(expert, "expert", access.y)
         self._cache.learn(access.x, needed=0)
         self._cache.computed(access.y)
 
-    def _busy(self, spent: int, kind: str, y: int) -> simpy.Event:
-        """Compute's next activity; the link is woken once it has been chosen."""
-        self._log.begin(kind, y, spent, "compute")
-        done = At(self._env, COMPUTE, spent)
+    def _charge(self, activity: Activity, name: str, layer: int) -> None:
+        """Count its time where it began."""
+        add = self._counters.here(layer)
+        activity.measured(lambda span: add(name, span.spent))
+
+    def _add_to_step(self, span: Span) -> None:
+        self._expert_ns += span.spent
+
+    def _begun(self, activity: Activity, kind: str, y: int) -> Activity:
+        """Compute has started its next activity: the link is woken."""
+        self._log.begin(kind, y, activity, "compute")
         self._link.wake()
-        return done
+        return activity
 
     def _until(self, holds: Callable[[], bool]) -> Process:
         """Wait, woken by arrivals and by the CPU."""
         while not holds():
             self._link.wake()
-            self._awaited = Bell(self._env)
+            self._awaited = Bell(self._machine.env)
             yield self._awaited
 
     def _wake(self) -> None:
@@ -160,19 +165,19 @@ class Compute:
 
     def _start_cpu(self, accesses: list[Access], layer: int) -> None:
         """The CPU takes its share one after the other, beside link and compute; slower if the link works too."""
-        at, contended = 0, self._link.busy
+        contended = self._link.busy
+        self._on_cpu, self._link.beside_cpu = len(accesses), bool(accesses)
         for access in accesses:
-            spent = self._times.cpu_ns(layer, access.y % self._shape.precisions, access.tokens, contended)
-            self._log.begin("cpu", access.y, spent, "miss", after=at)
-            at += spent
-        self._cpu_busy = self._link.beside_cpu = bool(accesses)
-        if accesses:
-            At(self._env, CPU_PHASE, at).callbacks.append(self._cpu_done)
+            activity = self._machine.cpu.expert(layer, access.y, access.tokens, contended)
+            self._log.begin("cpu", access.y, activity, "miss")
+            activity.then(self._cpu_done)
 
-    def _cpu_done(self, _: simpy.Event) -> None:
-        self._cpu_busy = self._link.beside_cpu = False
-        self._wake()
+    def _cpu_done(self) -> None:
+        self._on_cpu -= 1
+        if self._on_cpu == 0:
+            self._link.beside_cpu = False
+            self._wake()
 
     @property
     def _now(self) -> int:
-        return int(self._env.now)
+        return int(self._machine.env.now)

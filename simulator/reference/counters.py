@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from results.result import COUNTERS, LIFETIME_BUCKETS, Row
 
 PHASES = ("prefill", "decode")
@@ -40,6 +42,16 @@ class Counters:
         """Add to a counter."""
         self._cells[layer][self.phase][name] += amount
         self._row[name] += amount
+
+    def here(self, layer: int) -> Callable[[str, int], None]:
+        """`count` for this layer and the pass in progress, to be called when an activity's time is known."""
+        cells = self._cells[layer][self.phase], self._row
+
+        def add(name: str, amount: int) -> None:
+            for cell in cells:
+                cell[name] += amount
+
+        return add
 
     def lived(self, layer: int, steps: int) -> None:
         """A copy was evicted after `steps` steps."""

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import simpy
 
 from simulator.reference.engine import Engine, Ran, Setting
+from simulator.reference.machine import Machine
+from simulator.reference.placement import Placement
 from simulator.source import Gates, Pass
 
 
@@ -17,8 +19,11 @@ class Driven:
     the time, and in the place, at which the one before it ended.
     """
 
-    def __init__(self, source: Gates, setting: Setting) -> None:
-        self._engine = Engine(source, setting)
+    def __init__(
+        self, source: Gates, setting: Setting, machine: Machine | None = None, placement: Placement | None = None
+    ) -> None:
+        """`machine` and `placement` are those of `run`."""
+        self._engine = Engine(source, setting, machine, placement)
         self._engine.warm_up()
         self._process: simpy.Process | None = None
 

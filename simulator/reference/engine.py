@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import simpy
-
 from policies.contract import RESIDENT
 from simulator.config import parse_reset
 from simulator.foreknown import known_of
@@ -17,24 +15,28 @@ from simulator.reference.counters import Counters
 from simulator.reference.gate import Gatekeeper
 from simulator.reference.link import Link
 from simulator.reference.log import NO_EXPERT, EventLog
+from simulator.reference.machine import Machine, simulated
+from simulator.reference.placement import Placement, Unobserved
 from simulator.reference.transfers import Transfer
 from simulator.setting import EndState, Ran, Setting
 from simulator.source import Gates, Pass, Source
 
 
-def run(source: Source, setting: Setting) -> Ran:
-    """Replay the source."""
-    return _finished(source, setting).close()
+def run(source: Source, setting: Setting, machine: Machine | None = None, placement: Placement | None = None) -> Ran:
+    """Replay the source on `machine`, by default the simulated one of the setting's platform.
+
+    `placement` is told where copies lie. Raises PolicyError, and what an activity of the machine failed with.
+    """
+    return _finished(Engine(source, setting, machine, placement), source).close()
 
 
 def run_with_state(source: Source, setting: Setting) -> EndState:
     """The same, with the state at the end."""
-    engine = _finished(source, setting)
+    engine = _finished(Engine(source, setting), source)
     return EndState(engine.close(), *engine.state())
 
 
-def _finished(source: Source, setting: Setting) -> Engine:
-    engine = Engine(source, setting)
+def _finished(engine: Engine, source: Source) -> Engine:
     engine.env.process(engine.replay(source.passes()))
     engine.env.run(until=engine.finished)
     return engine
@@ -43,9 +45,13 @@ def _finished(source: Source, setting: Setting) -> Engine:
 class Engine:
     """One run: its parts, wired, and what happens between passes."""
 
-    def __init__(self, source: Gates, setting: Setting) -> None:
+    def __init__(
+        self, source: Gates, setting: Setting, machine: Machine | None = None, placement: Placement | None = None
+    ) -> None:
+        """The platform of the setting prices policies, whatever the machine."""
         config, chosen = setting.config, setting.config.policy_set().priced(setting.times)
-        self.env = simpy.Environment()
+        machine = machine or simulated(setting.times, setting.shape.precisions)
+        self.env = machine.env
         self.finished = self.env.event()
         self._config, self._shape = config, setting.shape
         self._counters = Counters(setting.shape.geometry.layers)
@@ -55,10 +61,12 @@ class Engine:
         side = chosen.prefetch.policy.side_slots(chosen.prefetch.params)
         free_only = config.prefetch_admission == "free_only"
         shared = self._counters, self._log
-        self._cache = Cache(setting.shape, self._tables, self._hooks, *shared, side, free_only)
-        self._link = Link(self.env, self._cache, setting.times, *shared, self._arrived)
+        self._cache = Cache(
+            setting.shape, self._tables, self._hooks, *shared, placement or Unobserved(), side, free_only
+        )
+        self._link = Link(machine.link, self._cache, *shared, self._arrived)
         gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._link, *shared)
-        self._compute = Compute(self.env, setting, self._tables, self._cache, self._link, gates, *shared)
+        self._compute = Compute(machine, setting, self._tables, self._cache, self._link, gates, *shared)
         self._previous: Pass | None = None
         self._tokens_since_reset = 0
         self._request_began = 0  # token at which the request in progress begins
@@ -105,10 +113,17 @@ class Engine:
         self._link.clear()
 
     def close(self) -> Ran:
-        """The run is over: count what was prefetched and never used."""
+        """The run ends now, with its last step: count what was prefetched and never used.
+
+        What is on the link is abandoned; where only its end tells how long it took, that is waited for.
+        """
+        ended = int(self.env.now)
+        self._link.clear()
+        while self._link.unmeasured:
+            self.env.step()
         for layer, size in self._cache.unused_bytes():
             self._counters.count("bytes_unused_at_end", layer, size)
-        return Ran(self._counters, int(self.env.now), self._log.events)
+        return Ran(self._counters, ended, self._log.events)
 
     def state(self) -> tuple[list[int], list[Sequence[Any]]]:
         """The copies that are resident, and the memories of the four policies, as `EndState` has them."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import simpy
-
-from simulator.platform import Times
 from simulator.reference.cache import Cache
-from simulator.reference.clock import LINK, At
+from simulator.reference.clock import Activity, Span
 from simulator.reference.counters import Counters
 from simulator.reference.log import EventLog
+from simulator.reference.machine import Channel
 from simulator.reference.transfers import Claim, Transfer
 
 
@@ -20,27 +18,33 @@ class Link:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        channel: Channel,
         cache: Cache,
-        times: Times,
         counters: Counters,
         log: EventLog,
         arrived: Callable[[Transfer], None],
     ) -> None:
-        self._env, self._cache, self._times = env, cache, times
+        self._channel, self._cache = channel, cache
         self._counters, self._log, self._arrived = counters, log, arrived
-        self._precisions = cache.tables.now["precisions"]
-        self._epoch = 0
-        self.clear()
+        self._epoch = self._unmeasured = 0
+        self._empty()
 
     def clear(self) -> None:
         """Forget the queue, abandon what is in flight; the link is free at once."""
         self._epoch += 1
+        self._channel.abandon()
+        self._empty()
+
+    def _empty(self) -> None:
         self._demands: deque[Transfer] = deque()
         self._prefetches: deque[Transfer] = deque()
         self._in_flight: list[Transfer] = []
-        self._last_done = 0
         self.beside_cpu = False  #: the CPU computes now, and may take from this link's rate
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether a transfer, perhaps an abandoned one, is under way of which nobody knows how long it takes."""
+        return self._unmeasured > 0
 
     @property
     def busy(self) -> bool:
@@ -76,7 +80,7 @@ class Link:
 
     def wake(self) -> None:
         """Start whatever can start now."""
-        while len(self._in_flight) < self._times.depth and self._start_one():
+        while len(self._in_flight) < self._channel.depth and self._start_one():
             pass
 
     def _start_one(self) -> bool:
@@ -100,19 +104,24 @@ class Link:
         return True
 
     def _begin(self, transfer: Transfer) -> None:
-        now, precision = int(self._env.now), transfer.y % self._precisions
-        free = max(now + self._times.latency_ns, self._last_done)
-        begins = max(now, self._last_done)
-        wire_ns = self._times.contended_wire_ns if self.beside_cpu else self._times.wire_ns
-        self._last_done = free + wire_ns[transfer.layer][precision]
+        activity = self._channel.start(transfer, self.beside_cpu)
         self._in_flight.append(transfer)
         size = self._cache.tables.copies[transfer.y]["bytes"]
         self._counters.count("bytes_prefetch" if transfer.prefetch else "bytes_demand", transfer.layer, size)
-        self._counters.count("link_busy_ns", transfer.layer, self._last_done - begins)
-        self._log.begin("transfer", transfer.y, self._last_done - now, transfer.cause)
+        self._log.begin("transfer", transfer.y, activity, transfer.cause)
+        self._charge(activity, self._counters.here(transfer.layer))
         epoch = self._epoch
-        done = At(self._env, LINK, self._last_done - now)
-        done.callbacks.append(lambda _: self._complete(transfer, epoch))
+        activity.then(lambda: self._complete(transfer, epoch))
+
+    def _charge(self, activity: Activity, add: Callable[[str, int], None]) -> None:
+        """Count the wire's time where the transfer began, also if it ends after a reset or after the run."""
+        self._unmeasured += 1
+
+        def charge(span: Span) -> None:
+            self._unmeasured -= 1
+            add("link_busy_ns", span.spent)
+
+        activity.measured(charge)
 
     def _complete(self, transfer: Transfer, epoch: int) -> None:
         """One LINK event: resident, next transfer started, compute woken."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import simpy
 
 from results.result import Event
 from simulator.reference.bound import Tables
+from simulator.reference.clock import Activity, Span
 
 NO_EXPERT = -1
 
@@ -20,20 +23,26 @@ class EventLog:
     def note(self, kind: str, y: int, cause: str) -> None:
         """An event that takes no time."""
         if self._keep:
-            at = int(self._env.now)
-            self._add(at, at, kind, y, cause)
+            now = int(self._env.now)
+            self._add(Span(now, now, 0), kind, y, cause)
 
-    def begin(self, kind: str, y: int, spent: int, cause: str, after: int = 0) -> None:
-        """An activity that starts `after` ns from now and takes `spent` ns."""
-        if self._keep:
-            at = int(self._env.now) + after
-            self._add(at, at + spent, kind, y, cause)
-
-    def _add(self, t0: int, t1: int, kind: str, y: int, cause: str) -> None:
-        now = self._now
-        if y == NO_EXPERT:
-            self.events.append(Event(t0, t1, kind, now["pass"], now["layer"], NO_EXPERT, 0, cause))
+    def begin(self, kind: str, y: int, activity: Activity, cause: str) -> None:
+        """An activity was started: its place in the log is here; its times may be filled in at its end."""
+        if not self._keep:
             return
-        x, precision = divmod(y, now["precisions"])
-        layer, expert = divmod(x, now["experts"])
-        self.events.append(Event(t0, t1, kind, now["pass"], layer, expert, precision, cause))
+        if activity.span is not None:
+            self._add(activity.span, kind, y, cause)
+            return
+        line = len(self.events)
+        self.note(kind, y, cause)
+        activity.measured(lambda span: self._fill_in(line, span))
+
+    def _fill_in(self, line: int, span: Span) -> None:
+        self.events[line] = replace(self.events[line], t0=span.began, t1=span.ended)
+
+    def _add(self, span: Span, kind: str, y: int, cause: str) -> None:
+        now, layer, expert, precision = self._now, self._now["layer"], NO_EXPERT, 0
+        if y != NO_EXPERT:
+            x, precision = divmod(y, now["precisions"])
+            layer, expert = divmod(x, now["experts"])
+        self.events.append(Event(span.began, span.ended, kind, now["pass"], layer, expert, precision, cause))
