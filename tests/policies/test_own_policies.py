@@ -20,7 +20,7 @@ from policies.grammar import parse
 from simulator import dry_run
 from simulator.compiled import asking
 from simulator.compiled.hooks import SIGNATURES, compiled, given_by
-from simulator.compiled.jit import IS_PYTHON
+from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.config import configure
 from simulator.replay import replay
 from tests.commands.test_cli import ROOT, moereplay

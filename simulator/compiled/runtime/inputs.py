@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policies.contract import NONE, UNIT
-from simulator.compiled.layout import FEED
-from simulator.compiled.world import Feed
+from simulator.compiled.runtime.initial import Feed
+from simulator.compiled.runtime.layout import FEED
 from simulator.config import ReplayConfig
 from simulator.source import Gate, Pass, Source
 from traces import plain, routers
