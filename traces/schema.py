@@ -355,6 +355,18 @@ def check_bias(bias: np.ndarray, where: str) -> None:
         )
 
 
+def checked_bias(bias: np.ndarray | None, header: Header) -> np.ndarray | None:
+    """A router's correction bias as stored, (L, E) f32. Raises TraceError for another shape or range."""
+    if bias is None:
+        return None
+    expected = (header.geometry.layers, header.geometry.experts)
+    checked = np.ascontiguousarray(bias, "<f4")
+    if checked.shape != expected or not np.isfinite(checked).all():
+        raise TraceError(f"router_bias has shape {checked.shape}, expected finite numbers of shape {expected}")
+    check_bias(checked, "this model")
+    return checked
+
+
 def check_bits(bits: float) -> None:
     """Raises ValueError for what is no precision of an expert, NaN among them."""
     if not LEAST_BITS <= bits <= MOST_BITS:
