@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -204,6 +205,8 @@ class Trace:
     router_bias: np.ndarray | None = None  #: (L, E) f32
     complete: bool = True
     array_digests: Mapping[str, str] = field(default_factory=dict)
+    #: What replays of this very trace share (`traces/shared.py`), where no path and digest name it.
+    shared: OrderedDict[Any, Any] = field(default_factory=OrderedDict, init=False, repr=False, compare=False)
 
     @property
     def geometry(self) -> Geometry:

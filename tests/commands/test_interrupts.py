@@ -23,9 +23,9 @@ from moereplay import command as entry
 from results.write import write_events
 from simulator import threads
 from simulator.compiled import engine
-from simulator.compiled.cache import COMPILING
-from simulator.compiled.jit import IS_PYTHON
-from simulator.compiled.layout import STOP
+from simulator.compiled.runtime.jit import IS_PYTHON
+from simulator.compiled.runtime.layout import STOP
+from simulator.compiled.runtime.machine_code import COMPILING
 from simulator.config import configure
 from simulator.curves.curve import curve
 from simulator.errors import ConfigError
@@ -133,7 +133,7 @@ def test_a_compilation_goes_on_by_itself_and_the_next_replay_waits_for_it(trace,
 @pytest.mark.parametrize("config", [PLAIN, GENERAL], ids=["plain", "general"])
 def test_both_kernels_end_at_the_next_step_once_they_are_told(trace, config, monkeypatch):
     flag = flag_of(asked=1)
-    monkeypatch.setattr("simulator.compiled.world.stop_flag", lambda: flag)
+    monkeypatch.setattr("simulator.compiled.runtime.initial.stop_flag", lambda: flag)
     with pytest.raises(KeyboardInterrupt):
         replay(trace, config)
     flag["asked"] = 0
@@ -155,7 +155,7 @@ def test_machine_code_reads_the_flag_while_it_runs(config, monkeypatch):
         code = code_of(of)
         return lambda *given: (begun.set(), code(*given))
 
-    monkeypatch.setattr("simulator.compiled.world.stop_flag", lambda: flag)
+    monkeypatch.setattr("simulator.compiled.runtime.initial.stop_flag", lambda: flag)
     monkeypatch.setattr(engine, "machine_code", told)
     threading.Thread(target=tell, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
