@@ -1,4 +1,4 @@
-"""`moereplay policies`: what there is to combine."""
+"""`moereplay policies`: the catalogue."""
 
 from __future__ import annotations
 
