@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from traces.bias import checked_bias
 from traces.geometry import known
-from traces.schema import Geometry, Header, Provenance, Request, Trace, TraceError, checked_bias, memory_trace
+from traces.schema import Geometry, Header, Provenance, Request, Trace, TraceError, memory_trace
 
 
 def from_arrays(

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import zarr
 
+from traces.bias import check_bias
 from traces.metadata import (
     BIAS,
     OFFSETS,
@@ -27,7 +28,7 @@ from traces.metadata import (
     read_attributes,
     rows_per_file,
 )
-from traces.schema import Geometry, Trace, TraceError, check_bias, check_rows, shown
+from traces.schema import Geometry, Trace, TraceError, check_rows, shown
 
 BLOCK_TOKENS = 2048  #: rows hashed at a time; a multiple of the default shard, so that no chunk is decoded twice
 
