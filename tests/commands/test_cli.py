@@ -14,7 +14,7 @@ import pytest
 from analysis.metrics import FORMULAS
 from commands import options
 from commands.terminal import say_when_compiling
-from results.result import COUNTERS
+from results.counters import COUNTERS
 from simulator.compiled import cache, engine
 from simulator.compiled.kernel import kernel
 from simulator.compiled.plain.kernel import plain
