@@ -91,7 +91,7 @@ def _check_replays(machine: str, engine: str) -> None:
 
 
 def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
-    from commands.progress import progress
+    from commands.progress_bar import progress
     from simulator.curves.curve import curve, is_ready
     from traces.passes import schedule
 
@@ -104,7 +104,7 @@ def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
 
 def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int) -> Curve:
     """With what only a machine's times decide replayed, if a machine is named."""
-    from commands.progress import progress
+    from commands.progress_bar import progress
     from sweeps.curve_gaps import decide, undecided
 
     if not platform or made.decided.all():

@@ -102,7 +102,7 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 
 def _progress(configs: list[ReplayConfig]) -> Any:
-    from commands.progress import progress
+    from commands.progress_bar import progress
 
     return progress(len(configs), "replays")
 

@@ -33,7 +33,7 @@ def tune(
 ) -> None:
     """Search an experiment for the configurations that nothing beats in every objective. SIMULATED."""
     from analysis.tables import table
-    from commands.progress import progress
+    from commands.progress_bar import progress
     from simulator.errors import ConfigError
     from sweeps.experiment.expand import platforms
     from sweeps.experiment.file import read

@@ -58,7 +58,7 @@ def validate(
 ) -> None:
     """Run the model live beside replays of its trace; exit code 1 if they differ by more than is allowed."""
     from analysis.validation import Tolerances
-    from commands.progress import progress
+    from commands.progress_bar import progress
     from results.outputs import check_output
     from results.validation import FILE
     from tracegen.requirements import require_torch

@@ -48,7 +48,7 @@ def load(folder: Path) -> pl.DataFrame:
         pl.struct(settings_in(table.columns)).alias("config"),
         pl.struct(*ABOUT_FIELDS, "warning", pl.struct(full).alias("policies")).alias("about"),
         pl.struct(*totals, "time_ns", "lifetime").alias("totals"),
-        pl.struct(name for name in LATENCIES if name != "requests").alias("latency"),
+        pl.struct([name for name in LATENCIES if name != "requests"]).alias("latency"),
     )
     nested = _joined(nested, _bounds(folder), "bound")
     nested = _joined(nested, _lists(folder, "layers", "per_layer"), "identity")
@@ -91,7 +91,7 @@ def _read(part: StoredPart, name: str) -> pl.DataFrame | None:
 
 def _bounds(folder: Path) -> pl.DataFrame:
     return table_of(stored_parts(folder), "bounds").select(
-        pl.col("identity").alias("bound"), pl.struct(BOUNDS).alias("bounds")
+        pl.col("identity").alias("bound"), pl.struct(list(BOUNDS)).alias("bounds")
     )
 
 

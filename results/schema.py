@@ -143,7 +143,8 @@ def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> p
         except TypeError as conflict:
             raise ResultError(f"{where} has other columns than it should: {conflict}; keep versions apart") from None
     empty = pl.DataFrame(schema=schema)
-    return pl.concat([empty, *(_filled(frame, schema) for _, frame in found)])
+    # in one chunk: polars rounds the quotients of a chunk of one row in another way
+    return pl.concat([empty, *(_filled(frame, schema) for _, frame in found)], rechunk=True)
 
 
 def _filled(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:

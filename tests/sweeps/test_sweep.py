@@ -115,6 +115,7 @@ def test_parts_of_before_a_counter_was_added_are_read_and_merged(whole, tmp_path
     assert old.drop(changed).equals(new.drop(changed))
     both = merge([Folder(tmp_path / "old"), Folder(whole)], Folder(tmp_path / "both"))
     assert both.configurations == len(new) == len(sweeps.load(tmp_path / "both"))
+    assert measured(sweeps.load(tmp_path / "both")).sort("identity").equals(new)  # what counted more stays
 
 
 def test_latencies_do_not_need_the_rows_of_requests(sweep, whole, tmp_path):
