@@ -9,7 +9,7 @@ import pytest
 from results import counters
 from results.counters import COUNTERS, Counter, reported
 from results.schema import rows_schema, table_schemas
-from simulator.compiled import ledger
+from simulator.compiled import counters as compiled
 from simulator.config import KINDS, configure, setting_kinds
 from simulator.replay import replay
 from tests.kit.tiny_runs import small_trace
@@ -54,9 +54,9 @@ def test_schemas_and_the_documented_table_have_what_is_declared(one_more: None) 
 
 
 def test_compiled_code_has_the_column_of_every_counter_by_name() -> None:
-    assert [getattr(ledger, name.upper()) for name in COUNTERS] == list(range(len(COUNTERS)))
+    assert [getattr(compiled, name.upper()) for name in COUNTERS] == list(range(len(COUNTERS)))
     with pytest.raises(AttributeError, match="no counter is declared as 'spilled'"):
-        _ = ledger.SPILLED
+        _ = compiled.SPILLED
 
 
 def test_a_result_is_a_tidy_row_and_one_per_layer_and_phase() -> None:

@@ -7,9 +7,10 @@ import numpy as np
 from policies.contract import PolicyError
 from results.counters import COUNTERS, PHASES, reported
 from results.result import Event, Row
-from simulator.compiled.ledger import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
+from simulator.compiled.counters import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
 from simulator.compiled.log import BY_RESET, CAUSES, KINDS
-from simulator.compiled.state import (
+from simulator.compiled.runtime.initial import World
+from simulator.compiled.runtime.state import (
     BAD_CHOICE,
     BAD_NAME,
     BAD_STAND_IN,
@@ -23,7 +24,6 @@ from simulator.compiled.state import (
     STOPPED,
     STUCK,
 )
-from simulator.compiled.world import World
 from simulator.config import PolicySet
 from simulator.errors import ConfigError
 from simulator.setting import Setting
