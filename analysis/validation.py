@@ -19,13 +19,10 @@ from analysis.divergence import Divergence, first_choice, first_divergence
 from analysis.metrics import RATIOS
 from results.errors import ResultError
 from results.result import Result, Row
+from results.validation import LAYER_COUNTERS
 from traces.schema import Frozen, Trace
 
-#: Counters of a layer that a comparison keeps of either run.
-LAYER_COUNTERS = ("accesses", "hits", "late", "misses", "collisions", "bytes_demand", "bytes_prefetch")
 TIMES = ("TTFT ms", "TPOT ms")
-#: Quality of the model's output under the policies; sums and means over the scored tokens.
-QUALITY = ("tokens", "perplexity_base", "perplexity", "mean_kl", "top1")
 
 
 class Tolerances(Frozen):
@@ -85,7 +82,7 @@ class Comparison:
     open_loop: Divergence | None
     closed_loop: Divergence | None
     closed_ran: bool
-    quality: Mapping[str, float | None]  #: QUALITY, or empty if it was not measured
+    quality: Mapping[str, float | None]  #: `results.validation.QUALITY`, or empty if it was not measured
 
     @property
     def passed(self) -> bool:

@@ -91,7 +91,7 @@ def _check_replays(machine: str, engine: str) -> None:
 
 
 def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
-    from analysis.progress import progress
+    from commands.progress_bar import progress
     from simulator.curves.curve import curve, is_ready
     from traces.passes import schedule
 
@@ -104,7 +104,7 @@ def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
 
 def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int) -> Curve:
     """The curve; capacities whose counts depend on times are replayed on the platform, if one is named."""
-    from analysis.progress import progress
+    from commands.progress_bar import progress
     from sweeps.curve_gaps import decide, undecided
 
     if not platform or made.decided.all():

@@ -43,11 +43,11 @@ def plot(
 
 def _drawn(folder: Path, names: list[str] | None, where: list[str]) -> list[tuple[str, Figure]]:
     """Figures of a validation, of curves alone, or of replays with the curves behind them."""
-    from analysis import curves, validation_rows
     from analysis.figures import draw_all, draw_curves
+    from results import curves, validation
 
-    if (folder / validation_rows.FILE).exists():
-        return draw_all(validation_rows.load(folder), names)
+    if (folder / validation.FILE).exists():
+        return draw_all(validation.load(folder), names)
     lines = curves.load(folder)
     alone = not lines.is_empty() and not any(folder.glob("part-*"))
     if alone and names in (None, [CURVES_ALONE]):

@@ -102,14 +102,14 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 
 def _progress(configs: list[ReplayConfig]) -> Any:
-    from analysis.progress import progress
+    from commands.progress_bar import progress
 
     return progress(len(configs), "replays")
 
 
 def _written(outcomes: Iterator[Outcome], out: Path | None, provenance: Mapping[str, Any]) -> Iterator[Outcome]:
     """Every outcome, each written as soon as it is replayed: an interrupted grid keeps those."""
-    from results.replay_part import write_part
+    from results.write import write_part
 
     for outcome in outcomes:
         if out:

@@ -57,10 +57,10 @@ def validate(
     out: Annotated[Path | None, typer.Option(help="Folder for the comparison (Parquet) and its figures.")] = None,
 ) -> None:
     """Run the model live beside replays of its trace; exit code 1 if they differ by more than is allowed."""
-    from analysis.progress import progress
     from analysis.validation import Tolerances
-    from analysis.validation_rows import FILE
+    from commands.progress_bar import progress
     from results.outputs import check_output
+    from results.validation import FILE
     from tracegen.requirements import require_torch
     from traces.store import open_trace
 
@@ -185,7 +185,8 @@ def _compared(
     name: str, run: Prepared, trace: Trace, allowed: Tolerances, log: bool, advance: Callable[[int], None]
 ) -> Comparison:
     """One live run with both of its replays."""
-    from analysis.validation import QUALITY, Runs, compare
+    from analysis.validation import Runs, compare
+    from results.validation import QUALITY
     from simulator.replay import replay
 
     config = run.plan.config
@@ -212,8 +213,9 @@ def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
 def _write(out: Path, found: Sequence[Comparison]) -> None:
     """The comparison as Parquet, and every figure that it allows."""
     from analysis.figures import draw_all, save
-    from analysis.validation_rows import FILE, to_frame
+    from analysis.validation_rows import to_frame
     from results.errors import ResultError
+    from results.validation import FILE
     from results.write import write_frame
 
     frame = to_frame(found)

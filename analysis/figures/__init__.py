@@ -19,7 +19,7 @@ VALIDATION_FIGURES = ("validation", "open_loop_error")
 
 
 def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **options: str) -> Figure:
-    """The figure of that name from the rows of `results.load` or `validation_rows.load`.
+    """The figure of that name from the rows of `results.load` or `results.validation.load`.
 
     Options are as in the figure's `OPTIONS`, first = default; `curves`, the rows of `curves.load`, are for figures that
     `TAKES_CURVES`.

@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator
 from analysis.figures.facets import DIGEST, MOST_ROWS, shared
 from analysis.figures.lines import from_zero
 from analysis.figures.sheet import Grid, Sheet, Wording
+from results.counters import COUNTERS
 from results.errors import ResultError
-from results.result import COUNTERS
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 #: A dot inside a ring means agreement.
@@ -70,9 +70,10 @@ def _heading(row: dict[str, object]) -> str:
 
 
 def _note() -> str:
+    misses = COUNTERS["misses"].definition.partition(";")[0]
     return (
-        f"Miss rate: {COUNTERS['misses'].partition(';')[0]}, per access. Replayed: the baseline recording under the "
-        "same policies, capacity and times. Policies that change the model's output are replayed open loop."
+        f"Miss rate: {misses}, per access. Replayed: the baseline recording under the same policies, "
+        " capacity and times. Policies that change the model's output are replayed open loop."
     )
 
 

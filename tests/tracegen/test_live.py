@@ -178,10 +178,11 @@ def test_a_mixture_in_another_order_is_the_same_mixture() -> None:
     # a routing policy may rank the router's own experts anew; half of |w - w'| is then 0
     gate = Gate([[0, 1]], unite([[0, 1]], [[75, 25]]), [[75, 25]], choice=[[2.0, 1.0, 0.0]])
     counters = Counters(1)
-    counters.begin_pass(0, 0, 1, 1)
+    here = Pass.of_slice(0, 0, 1, 1, 0)
+    counters.begin_pass(0, here)
     nothing_to_weigh: Any = None
     mixture = Mixture(gate, gate.ids, [[1, 0]], {})
-    count_fidelity(counters, nothing_to_weigh, Pass(0, 0, 1, 1, 0), 0, mixture)
+    count_fidelity(counters, nothing_to_weigh, here, 0, mixture)
     totals = counters.totals(0)
     assert [totals[name] for name in ("assignments_kept", "mass_kept", "variation")] == [2, 100, 0]
 

@@ -144,7 +144,7 @@ class Emulation:
     def forward(self, model_pass: Callable[[], Tensor], tokens: int, request: int, prefill: bool) -> Tensor:
         """Run `model_pass`, one forward pass of the model over `tokens` tokens; returns what it returns."""
         phase = PREFILL if prefill else DECODE
-        self._engine.begin(Pass(self._passes, request, phase, tokens, self._tokens))
+        self._engine.begin(Pass.of_slice(self._passes, request, phase, tokens, self._tokens))
         self._passes, self._tokens, self._next = self._passes + 1, self._tokens + tokens, 0
         with watching(self._anatomy, self._lookahead, self._at_gate), self._obeying():
             logits = model_pass()
