@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policies.contract import NONE, UNIT
-from simulator.compiled.runtime.initial import Feed
+from simulator.compiled.runtime.initial import Inputs
 from simulator.compiled.runtime.layout import FEED
 from simulator.config import ReplayConfig
 from simulator.source import Gate, Pass, Source
@@ -28,7 +28,7 @@ STREAM = {
 }
 
 
-def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Feed:
+def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Inputs:
     """Only the arrays that the policies need; `reads` is what they declare to read. Raises TraceError."""
     plan, geometry, demand = schedule(trace, config.passes), trace.geometry, demand_of(trace, config.passes)
     scores = _scores_of(trace) if "logits" in needs else {}
@@ -82,7 +82,7 @@ def _looks_of(trace: Trace, config: ReplayConfig) -> dict[str, np.ndarray]:
     return {"look_order": order, "look_score": score}
 
 
-def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Feed:
+def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
     """Every array of `layout.FEED`; one that is absent has no tokens."""
     width = arrays["token_ids"].shape[2]
     lengths = {"layers": geometry.layers, "experts": geometry.experts, "width": width}
@@ -96,7 +96,7 @@ def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Feed:
 # any source
 
 
-def feed_from(source: Source) -> Feed:
+def feed_from(source: Source) -> Inputs:
     """A source asked for everything in advance; it must not react to what is made of its gates."""
     geometry, passes = source.geometry, list(source.passes())
     gates = [source.gate(step, layer) for step in passes for layer in range(geometry.layers)]
