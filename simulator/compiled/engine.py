@@ -23,7 +23,7 @@ from simulator.compiled.runtime.layout import FAST_STATE, STATE
 from simulator.compiled.runtime.machine_code import COMPILING, compile_kept, is_kept
 from simulator.compiled.runtime.outcome import check, counters_of, events_of
 from simulator.config import KINDS, PolicySet, ReplayConfig
-from simulator.foreknown import Known, known_of
+from simulator.foreknown import Known, known_of, known_of_trace
 from simulator.setting import EndState, Ran, Setting
 from simulator.source import Source, TraceSource
 from simulator.threads import waited_for
@@ -67,8 +67,8 @@ def _given(trace: Trace, config: ReplayConfig) -> tuple[Inputs, Known]:
     """What there is to replay, and what is known of it beforehand."""
     chosen = config.policy_set()
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
-    source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
-    return feed_of(trace, config, needs, chosen.reads), known_of(source, config, chosen.eviction)
+    source = partial(TraceSource, trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
+    return feed_of(trace, config, needs, chosen.reads), known_of_trace(trace, source, config, chosen.eviction)
 
 
 class Run(NamedTuple):

@@ -29,7 +29,7 @@ SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 
 def moereplay(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command as its own process, as a user does."""
-    command = [sys.executable, "-W", "error", str(ROOT / "moereplay.py"), *map(str, arguments)]
+    command = [sys.executable, "-W", "error", "-m", "moereplay", *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=240, check=False)
 

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import typer
 
-import moereplay
 from commands.sweep_run import sweep_run
+from moereplay import command as entry
 from results.write import write_events
 from simulator import threads
 from simulator.compiled import engine
@@ -342,7 +342,7 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path):
 
 
 def test_ctrl_c_while_a_command_loads_shows_no_traceback():
-    command = [sys.executable, "-v", str(ROOT / "moereplay.py"), "policies"]  # says what it imports
+    command = [sys.executable, "-v", "-m", "moereplay", "policies"]  # says what it imports
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
     assert any("import 'typer." in line for line in process.stderr)
@@ -380,7 +380,7 @@ def test_a_verb_that_has_no_more_to_say_answers_in_one_line(monkeypatch, capsys)
     monkeypatch.setattr(sys, "argv", ["moereplay", "inspect", str(SAMPLE)])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(SystemExit) as ended:
-        moereplay.main()
+        entry.main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted: what was written is whole\n"
 
