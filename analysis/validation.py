@@ -39,7 +39,7 @@ class Measure(NamedTuple):
     live: float | None
     replayed: float | None
     relative: bool = False  #: whether `error` and `allowed` are shares of the live number
-    allowed: float | None = None  #: None: told, not judged
+    allowed: float | None = None  #: None: reported without a limit
 
     @property
     def error(self) -> float | None:
@@ -100,7 +100,7 @@ class Comparison:
         return wrong + [f"{measure.name} is outside its tolerance of {measure.allowed:g}" for measure in outside]
 
     def verdict(self) -> str:
-        """In a word or two."""
+        """identical, differs, within tolerance, or outside tolerance."""
         if self.open_loop is None and self.closed_loop is None:
             return "identical"
         if self.exact or self.closed_loop is not None:

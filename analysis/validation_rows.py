@@ -28,7 +28,7 @@ def to_frame(comparisons: Sequence[Comparison]) -> pl.DataFrame:
 
 
 def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
-    """What was run, and how to read it."""
+    """Title lines: what was run, and how to read the table."""
     capacities = {f"{each.config['capacity']}: {each.about['capacity_forms']}" for each in comparisons}
     warnings = {each.about["warning"] for each in comparisons} - {None}
     return [
@@ -52,7 +52,7 @@ def measure_rows(comparisons: Sequence[Comparison]) -> list[Row]:
 
 
 def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
-    """A table row per set that changes the model's output: what misses it saves, and what the output is worth."""
+    """A table row per set that changes the model's output: misses saved, and quality of the output."""
     return [
         {
             "set": each.name,
@@ -71,7 +71,7 @@ def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
 
 
 def lines(comparisons: Sequence[Comparison]) -> list[str]:
-    """One line per set, and one more for each thing that is not as it should be."""
+    """One line per set, and one for each tolerance that it exceeds."""
     told = []
     for each in comparisons:
         told.append(f"{each.name}: {each.verdict()}{_compared(each)}")

@@ -108,7 +108,7 @@ def _progress(configs: list[ReplayConfig]) -> Any:
 
 
 def _written(outcomes: Iterator[Outcome], out: Path | None, provenance: Mapping[str, Any]) -> Iterator[Outcome]:
-    """Every outcome, written as soon as it is there: an interrupted grid keeps what it has."""
+    """Every outcome, each written as soon as it is replayed: an interrupted grid keeps those."""
     from results.write import write_part
 
     for outcome in outcomes:
@@ -118,7 +118,7 @@ def _written(outcomes: Iterator[Outcome], out: Path | None, provenance: Mapping[
 
 
 def _kept_in(out: Path | None) -> str:
-    """What is left of a grid that was interrupted."""
+    """What an interrupted grid has written."""
     if not (out and any(out.glob("part-*.parquet"))):
         return "nothing was written"
     return f"what was replayed is kept, one part each, in {out}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tracegen.live.run import Prepared
     from traces.schema import Trace
 
-#: Settings that ask for policy sets of one's own, instead of the three that ship.
+#: Settings that name policy sets, in place of the three that ship.
 POLICIES = ("eviction", "prefetch", "miss", "routing")
 
 
@@ -95,7 +95,7 @@ def _first(trace: Trace, requests: int | None) -> Trace:
 
 
 def _configs(path: Path | None, given: Mapping[str, str]) -> dict[str, ReplayConfig]:
-    """The file's sets, or what the options spell, or the three that ship; options win over what holds for all sets."""
+    """The sets of the file, or of the options, or the three that ship. Options override the file's [base]."""
     from sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
 
     if path is not None:
@@ -123,7 +123,7 @@ def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Refusals name the policy set."""
+    """Put the name of the policy set before errors raised in this block."""
     from policies.contract import PolicyError
     from simulator.errors import ConfigError
 
@@ -145,7 +145,7 @@ def _folder(trace: Trace, named: str) -> Folder:
 
 
 def _stored(trace: Trace, dtype: str, device_map: str | None) -> dict[str, Any]:
-    """How weights are stored, as `load` takes it: as they were recorded, unless the user asks for something else."""
+    """dtype and quantisation of the weights for `load`: as recorded, unless an option says otherwise."""
     from tracegen.placement import DTYPES, QUANTISERS, check_placement
 
     stored, _, quantiser = trace.header.provenance.dtype.partition("+")
@@ -160,10 +160,10 @@ def _loaded(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
     """The model of the trace. Raises RecordError if it is another one."""
     from tracegen.checkpoint import load
     from tracegen.live.run import check_same_model
-    from tracegen.modules import dissect
+    from tracegen.modules import discover
 
     loaded, recorded = load(folder, **stored), trace.header.provenance
-    check_same_model(trace, loaded, dissect(loaded.model))
+    check_same_model(trace, loaded, discover(loaded.model))
     if recorded.dtype != loaded.dtype:
         was = recorded.dtype or "an unknown dtype"
         say(f"note: the trace was recorded in {was}, the model runs in {loaded.dtype}: some choices will differ")
@@ -211,7 +211,7 @@ def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
 
 
 def _write(out: Path, found: Sequence[Comparison]) -> None:
-    """The comparison as Parquet, and every figure that it can feed."""
+    """The comparison as Parquet, and every figure that it allows."""
     from analysis.figures import draw_all, save
     from analysis.validation_rows import to_frame
     from results.errors import ResultError

@@ -15,7 +15,7 @@ from results.counters import COUNTERS
 from results.errors import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
-#: A full dot in an open ring is agreement; apart, each is seen.
+#: A dot inside a ring means agreement.
 LIVE = {"color": "#0072B2", "marker": "o", "markersize": 3.6, "lw": 1.3, "label": "live"}
 REPLAYED = {
     "color": "#D55E00",
