@@ -16,8 +16,8 @@ from commands import options
 from commands.terminal import say_when_compiling
 from results.counters import COUNTERS
 from simulator.compiled import engine
-from simulator.compiled.kernel import kernel
 from simulator.compiled.fast_path import fast_path
+from simulator.compiled.kernel import kernel
 from simulator.compiled.runtime import machine_code
 from simulator.config import ReplayConfig
 from tests.kit.command import moereplay_here
