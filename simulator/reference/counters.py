@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from results.result import COUNTERS, LIFETIME_BUCKETS, Row
+from results.counters import COUNTERS, LIFETIME_BUCKETS, PHASES, reported
+from results.result import Row
 from simulator.source import Pass
-
-PHASES = ("prefill", "decode")
 
 
 class Counters:
@@ -73,7 +72,9 @@ class Counters:
     def per_layer(self) -> list[Row]:
         """A row per layer and phase, phases without any step left out."""
         return [
-            {"layer": layer, "phase": PHASES[phase], **cell, "lifetime": self._lifetimes[layer][phase]}
+            {"layer": layer, "phase": PHASES[phase]}
+            | reported(cell.values(), "layer")
+            | {"lifetime": self._lifetimes[layer][phase]}
             for layer, cells in enumerate(self._cells)
             for phase, cell in enumerate(cells)
             if any(cell.values())
@@ -81,7 +82,8 @@ class Counters:
 
     def per_request(self) -> list[Row]:
         """A row per request in run order."""
-        return list(self._requests.values())
+        left_out = {name for name, counter in COUNTERS.items() if "request" not in counter.per}
+        return [{name: it for name, it in row.items() if name not in left_out} for row in self._requests.values()]
 
 
 def _times(now: int) -> Row:
