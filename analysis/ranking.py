@@ -74,7 +74,7 @@ def _figures(row: Row) -> dict[str, float | None]:
 
 
 def _tells_apart(table: Sequence[Row], field: str, named: bool) -> bool:
-    """Whether a reader needs the field to tell rows apart; the eviction is always shown, but for rows with a name."""
+    """Whether the field varies. Eviction is always shown, except where rows have names."""
     varies = len({line[field] for line in table}) > 1
     if not named:
         return field == "eviction" or varies

@@ -19,7 +19,7 @@ class Ratio:
 
     @property
     def formula(self) -> str:
-        """As a reader writes it."""
+        """The ratio as text, for documentation: hits / accesses."""
         parts = [" + ".join(side) for side in (self.over, self.under)]
         return " / ".join(f"({part})" if "+" in part else part for part in parts)
 

@@ -102,7 +102,7 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 
 def _progress(configs: list[ReplayConfig]) -> Any:
-    from analysis.progress import progress
+    from commands.progress_bar import progress
 
     return progress(len(configs), "replays")
 
@@ -111,7 +111,7 @@ def _written(
     out: Path, outcomes: Iterator[Outcome], trace: Trace, configs: list[ReplayConfig], engine: str
 ) -> Iterator[Outcome]:
     """Every outcome, written as soon as it is there: an interrupted grid keeps what it has."""
-    from results.replay_part import write_part
+    from results.write import write_part
     from sweeps.provenance import provenance
 
     origin = provenance([trace], engine, {config.platform for config in configs})
@@ -121,7 +121,7 @@ def _written(
 
 
 def _kept_in(out: Path | None) -> str:
-    """What is left of a grid that was interrupted."""
+    """What an interrupted grid has written."""
     if not (out and any(out.glob("part-*.parquet"))):
         return "nothing was written"
     return f"what was replayed is kept, one part each, in {out}"

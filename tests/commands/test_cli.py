@@ -14,7 +14,7 @@ import pytest
 from analysis.ratios import FORMULAS
 from commands import options
 from commands.terminal import say_when_compiling
-from results.result import COUNTERS
+from results.counters import COUNTERS
 from simulator.compiled import engine
 from simulator.compiled.clock import kernel
 from simulator.compiled.plain.kernel import plain
