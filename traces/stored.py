@@ -98,7 +98,8 @@ class Stored:
 def _written(dtype: np.dtype, row: tuple[int, ...], shard: int, chunk: int) -> dict[str, Any]:
     """The document of an array as `traces/column.py` makes it, without its shape."""
     blosc = {"typesize": dtype.itemsize, "cname": "zstd", "clevel": 3, "shuffle": "shuffle", "blocksize": 0}
-    inner = [LITTLE, {"name": "blosc", "configuration": blosc}, {"name": "crc32c"}]
+    values = LITTLE if dtype.itemsize > 1 else {"name": "bytes"}
+    inner = [values, {"name": "blosc", "configuration": blosc}, {"name": "crc32c"}]
     sharding = {
         "chunk_shape": [chunk, *row],
         "codecs": inner,

@@ -268,7 +268,7 @@ def ranking(frame: pl.DataFrame, by: str = "hit_rate") -> pl.DataFrame:
 def test_the_ranking_has_the_figures_that_frames_have(frame: pl.DataFrame) -> None:
     """Two ways to the same numbers: one for a table without polars, one for thousands of rows."""
     for row in frame.iter_slices(1):
-        (line,), (expected,) = ranking_module.ranking(row.to_dicts()), measured(row).select(RANKED).to_dicts()
+        (line,), (expected,) = ranking_module.ranking(row.to_dicts()), measured(row).select(list(RANKED)).to_dicts()
         assert {name: line[name] for name in RANKED} == pytest.approx(expected, rel=1e-15, nan_ok=False)
 
 

@@ -26,6 +26,9 @@ from traces.schema import Router
 Feed = Mapping[str, np.ndarray]  #: by the names of `layout.FEED`
 
 
+NAMES = WORLD.names or ()
+
+
 class World:
     """The numbers and the arrays that they point to. Plain Python finds the arrays here by name."""
 
@@ -33,10 +36,8 @@ class World:
         """`numbers` and `arrays` by the names of `layout.WORLD`; what is not given is 0."""
         self._row = np.zeros(1, WORLD)
         self.numbers, self.arrays = self._row[0], dict(arrays)
-        for name, value in numbers.items():
-            self.numbers[name] = value
-        for name, array in arrays.items():
-            self.numbers[f"at_{name}"] = array.ctypes.data
+        known = numbers | {f"at_{name}": array.ctypes.data for name, array in arrays.items()}
+        self._row[0] = tuple(known.get(name, 0) for name in NAMES)
 
     @property
     def argument(self) -> Any:
@@ -196,7 +197,9 @@ def _costs(feed: Feed, setting: Setting) -> dict[str, np.ndarray]:
     """Tables of what `simulator.platform.Times` gives, one row per distinct pass and per distinct expert size."""
     times, shape = setting.times, setting.shape
     tokens = int(feed["pass_tokens"].max(initial=1))
-    lengths, dense_row = np.unique(feed["pass_tokens"], return_inverse=True)
+    counted = np.bincount(feed["pass_tokens"], minlength=1)  # a sort would take longer than all the rest
+    lengths = np.flatnonzero(counted)
+    dense_row = (np.cumsum(counted > 0) - 1)[feed["pass_tokens"]]
     layers = range(shape.geometry.layers)
     dense = [[times.dense_ns(layer, int(length)) for layer in layers] for length in lengths]
     for row, length in zip(dense, lengths, strict=True):
