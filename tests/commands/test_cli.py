@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from analysis.metrics import FORMULAS
+from analysis.ratios import FORMULAS
 from commands import options
 from commands.terminal import say_when_compiling
 from results.counters import COUNTERS
