@@ -67,15 +67,21 @@ def step_of(w, demanded):
         ids(w),
         logits(w),
         choice(w),
-        all_token_scores(w)[first:last, layer],
-        all_look_order(w)[:, first:last, layer],
-        all_look_score(w)[:, first:last, layer],
+        wide(all_token_scores(w)[first:last, layer]),
+        wide(all_look_order(w)[:, first:last, layer]),
+        wide(all_look_score(w)[:, first:last, layer]),
         all_demand_expert(w)[:demanded],
         rank(w, demanded),
         mass(w, demanded),
         all_demand_tokens(w)[:demanded],
         weight(w),
     )
+
+
+@fast
+def wide(array):
+    """The array; where nothing is compiled, of 64 bits, as numpy would go on with the 16 or 32 that are kept."""
+    return array.astype(np.int64) if IS_PYTHON else array
 
 
 # the arrays of OPTIONAL_ARRAYS, by their names there
