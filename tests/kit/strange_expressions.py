@@ -46,17 +46,18 @@ class Names(NamedTuple):
 
 
 class Expressions:
-    """Draws expressions; remembers what of OPTIONAL they read. `wild` ones may leave 64 bits."""
+    """Draws expressions, as deep as asked; `wild` ones may leave 64 bits."""
 
-    def __init__(self, dice: Random, wild: bool = False) -> None:
-        self.dice, self.wild = dice, wild
+    def __init__(self, dice: Random, wild: bool, depth: int) -> None:
+        self.dice, self.wild, self.depth = dice, wild, depth
         self.helpers: list[str] = []  #: functions of two integers below LOCAL, of which all answers are below LOCAL
         self.tables: list[tuple[str, int]] = []  #: tuples of integers below LOCAL, and their lengths
 
     # integers
 
-    def whole(self, names: Names, depth: int = 3) -> Value:
+    def whole(self, names: Names, depth: int | None = None) -> Value:
         """An integer."""
+        depth = self.depth if depth is None else depth
         if depth == 0 or self.dice.random() < 0.15:
             return self._leaf(names)
         made = self.dice.choice((self._sum, self._sum, self._product, self._quotient, self._remainder, self._bits))

@@ -33,6 +33,15 @@ ODD = 2
 X = "expert_of(now, y)"
 
 
+class Sort(NamedTuple):
+    """What a file is like: honest ones keep promises, wild ones may leave 64 bits, silent ones listen to nothing."""
+
+    honest: bool
+    wild: bool
+    silent: bool
+    short: bool
+
+
 class File(NamedTuple):
     """A policy file."""
 
@@ -57,9 +66,10 @@ def of_now(*names: str) -> tuple[Value, ...]:
 class Author:
     """Writes one file; `hooks_of_kind` are those that its kind has beside events."""
 
-    def __init__(self, dice: Random, kind: str, name: str, honest: bool, wild: bool, silent: bool) -> None:
-        self.dice, self.kind, self.name, self.honest, self.silent = dice, kind, name, honest, silent
-        self.write = Expressions(dice, wild)
+    def __init__(self, dice: Random, kind: str, name: str, sort: Sort) -> None:
+        self.dice, self.kind, self.name = dice, kind, name
+        self.honest, _, self.silent, self.short = sort
+        self.write = Expressions(dice, sort.wild, 2 if sort.short else 3)
         self.hooks: dict[str, str] = {}
         self.declared: dict[str, str] = {}
         self.needs: set[str] = set()
@@ -107,7 +117,7 @@ class Author:
             f"\n\ndef made(c):\n    def inner(a, b):\n        return ({bodies[1]}) % 1000003 + c\n    return inner"
         ]
         text += [f"\n\nclosed = made({self.dice.randrange(-5, 6)})"]
-        text += [f"\n\ndef defaulted(a, b, c={self.dice.randrange(9)}, *, d=TABLE[0]):"]
+        text += [f"\n\ndef defaulted(a, b, c={self.dice.randrange(9)}, d=TABLE[0]):"]
         text += [f"    if a > b:\n        return plain(b, a) % 99991 + c\n    return ({bodies[2]}) % 65521 - d"]
         self.write.helpers = self.dice.sample(forms, 3)
         return "\n".join(text)
@@ -157,7 +167,7 @@ class Author:
         """A hook: local variables, some statements, then the ending."""
         lines = ["a, b, f = 0, 1, 0.5"]
         local = names.plus(Value("a", LOCAL), Value("b", LOCAL), reals=(Value("f", 1e6),))
-        for _ in range(self.dice.randrange(4)):
+        for _ in range(self.dice.randrange(2 if self.short else 4)):
             lines += self._statement(local, writes, 2)
         arguments = ", ".join(HOOKS[hook].arguments)
         body = "\n".join(f"    {line}" for line in (*lines, *ending) if line)
@@ -228,7 +238,7 @@ class Author:
         if self.dice.random() < 0.5 and "on_gate" not in self.hooks:
             self._define("on_gate", self._names(at_gate=True), writes="gate" if keyed else "free")
         for event in EVENTS:
-            if event not in self.hooks and self.dice.random() < 0.4:
+            if event not in self.hooks and self.dice.random() < (0.2 if self.short else 0.4):
                 names = self._names(X, "y")
                 names = names.plus(Value("prefetched", 1)) if event == "on_insert" else names
                 self._define(event, names, writes="copy")

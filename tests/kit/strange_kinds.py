@@ -6,7 +6,7 @@ from random import Random
 
 from policies.contract import REKEY
 from tests.kit.strange_expressions import LOCAL, WIDEST, Names, Value
-from tests.kit.strange_files import KEYED, ROWS, Author, File, X, of_now, tables
+from tests.kit.strange_files import KEYED, ROWS, Author, File, Sort, X, of_now, tables
 
 #: Columns of `now` that an honest key may read, by `rekey`, from the narrowest scope on.
 CONSTANT = ("layers", "experts", "k", "precisions", "seed")
@@ -211,6 +211,6 @@ class MissAuthor(Author):
 AUTHORS = {"routing": RoutingAuthor, "prefetch": PrefetchAuthor, "eviction": EvictionAuthor, "miss": MissAuthor}
 
 
-def policy_file(dice: Random, kind: str, name: str, honest: bool, wild: bool, silent: bool) -> File:
-    """A file; dishonest ones may break promises, wild ones leave 64 bits, silent ones listen to nothing."""
-    return AUTHORS[kind](dice, kind, name, honest, wild, silent).file()
+def policy_file(dice: Random, kind: str, name: str, sort: Sort) -> File:
+    """A file of that kind and sort."""
+    return AUTHORS[kind](dice, kind, name, sort).file()

@@ -31,7 +31,7 @@ from simulator.reference import engine as reference
 from simulator.replay import Plan, plan, replay
 from simulator.setting import EndState
 from simulator.source import Mixture, Pass, TraceSource
-from tests.kit.strange_files import File
+from tests.kit.strange_files import File, Sort
 from tests.kit.strange_kinds import policy_file
 from tests.kit.strange_worlds import drawn_config, drawn_trace, platform_file
 from traces.schema import Trace
@@ -45,9 +45,7 @@ class Case(NamedTuple):
     """What a case is."""
 
     number: int
-    honest: bool
-    wild: bool
-    silent: bool
+    sort: Sort
     given: list[File]
     dice: Random
 
@@ -76,15 +74,14 @@ class Found(NamedTuple):
     what: str = ""
 
 
-def drawn_case(seed: int, number: int) -> Case:
-    """Case `number` of a seed."""
+def drawn_case(seed: int, number: int, short: bool = False) -> Case:
+    """Case `number` of a seed; short files are compiled sooner."""
     dice = Random(f"{seed}-{number}")
-    honest, wild = dice.random() >= DISHONEST, dice.random() < WILD
-    silent = dice.random() < SILENT
-    shares = dict.fromkeys(KINDS, 0.35) | {"eviction": 0.8} | ({"miss": 0} if silent else {})
+    sort = Sort(dice.random() >= DISHONEST, dice.random() < WILD, dice.random() < SILENT, short)
+    shares = dict.fromkeys(KINDS, 0.35) | {"eviction": 0.8} | ({"miss": 0} if sort.silent else {})
     kinds = [kind for kind in KINDS if dice.random() < shares[kind]] or ["eviction"]
-    given = [policy_file(dice, kind, f"strange_{kind}", honest, wild, silent) for kind in kinds]
-    return Case(number, honest, wild, silent, given, dice)
+    given = [policy_file(dice, kind, f"strange_{kind}", sort) for kind in kinds]
+    return Case(number, sort, given, dice)
 
 
 def run_case(case: Case, folder: Path, worlds: int) -> list[Found]:
@@ -95,7 +92,7 @@ def run_case(case: Case, folder: Path, worlds: int) -> list[Found]:
         files.take(path)
     try:
         with warnings.catch_warnings():  # numpy's, of integers that overflow where nothing is compiled
-            warnings.simplefilter("ignore" if case.wild else "error", RuntimeWarning)
+            warnings.simplefilter("ignore" if case.sort.wild else "error", RuntimeWarning)
             return [_one_world(case, folder) for _ in range(worlds)]
     finally:
         for given in policies.GIVEN.values():
@@ -106,7 +103,7 @@ def _one_world(case: Case, folder: Path) -> Found:
     trace = drawn_trace(case.dice)
     machine = platform_file(case.dice, folder / f"machine_{case.number}.toml")
     try:
-        config = drawn_config(case.dice, trace, machine, case.given, case.silent)
+        config = drawn_config(case.dice, trace, machine, case.given, case.sort.silent)
         ready = plan(trace, config)
     except (PolicyError, ConfigError) as error:
         return Found("refused before", str(error))
@@ -120,7 +117,7 @@ def _one_world(case: Case, folder: Path) -> Found:
         return Found("refused compiled", str(error))
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-    if what and (case.wild or not case.honest):
+    if what and (case.sort.wild or not case.sort.honest):
         return _noticed(trace, config, what)
     return Found("different", what) if what else Found("equal")
 
@@ -214,7 +211,7 @@ def hunt(seed: int, seconds: float, cases: int, jit: bool, only: int | None = No
         for number in numbers:
             if done >= cases or time.monotonic() - began > seconds:
                 break
-            case = drawn_case(seed, number)
+            case = drawn_case(seed, number, short=jit)
             if show:
                 print("\n".join(file.text for file in case.given), flush=True)
             for ending, what in run_case(case, Path(folder), WORLDS[jit]):
