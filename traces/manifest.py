@@ -1,4 +1,4 @@
-"""What vouches for derived arrays: shape, offset and sha256 of each, kept where only this user can write.
+"""The manifest of derived arrays: shape, offset and sha256 of each, kept where only this user can write.
 
 The arrays may lie beside a trace, in a folder that others filled, and machine code indexes by them. So a file is mapped
 only if it is, to the byte, one that this user's own replays made. Hashing reads about 1 GB/s; a file whose inode, size
@@ -23,6 +23,7 @@ from pydantic import Field, ValidationError
 from traces.growing import InFile
 from traces.private import is_mine, is_private, private_folder
 from traces.schema import Frozen, canonical
+from traces.shared import Mapped, look, stands_on
 
 State = tuple[int, int, int, int]  # inode, bytes, and when content and anything else about the file last changed
 SETTLED_NS = 20_000_000  #: two of the longest ticks
@@ -100,14 +101,16 @@ def keep(manifest: Manifest) -> None:
 
 
 def mapped(folder: Path, manifest: Manifest) -> dict[str, np.ndarray] | None:
-    """The arrays in `folder`, memory-mapped; None if any is missing, anybody else's, or not what the manifest says."""
-    seen, states, arrays = manifest.seen.get(str(folder), {}), {}, {}
+    """The arrays in `folder`, memory-mapped; None if any is missing, another user's, or differs from the manifest."""
+    seen, states, looks, arrays = manifest.seen.get(str(folder), {}), {}, {}, {}
     try:
         if not is_private(folder):
             return None
+        looks[str(folder)] = look(folder.lstat())
         for name, described in manifest.arrays.items():
-            with _opened(folder / f"{name}.npy") as file:
-                states[name] = _state(file)
+            file_name = f"{folder}/{name}.npy"
+            with _opened(file_name) as file:
+                states[name], looks[file_name] = _state(file), look(os.fstat(file.fileno()))
                 if not _is_whole(file, described, seen.get(name)):
                     return None
                 arrays[name] = np.memmap(file, described.dtype, "r", described.offset, described.shape)
@@ -115,10 +118,11 @@ def mapped(folder: Path, manifest: Manifest) -> dict[str, np.ndarray] | None:
         return None
     if states != seen and _are_settled(states):
         keep(manifest.model_copy(update={"seen": manifest.seen | {str(folder): states}}))
+    stands_on(Mapped(looks, _are_settled(states)))
     return arrays
 
 
-def _opened(path: Path) -> BufferedReader:
+def _opened(path: str) -> BufferedReader:
     return BufferedReader(FileIO(os.open(path, os.O_RDONLY | SAFELY)))
 
 
@@ -131,7 +135,7 @@ def _is_whole(file: BufferedReader, described: Described, seen: State | None) ->
 
 
 def _are_settled(states: Mapping[str, State]) -> bool:
-    """Whether a write from now on would show: within a tick of the clock the times stay as they are."""
+    """Whether a later write would change the file's times, which stay equal within a tick of the clock."""
     now = time.time_ns()
     return all(now - max(state[2:]) > SETTLED_NS for state in states.values())
 

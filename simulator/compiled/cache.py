@@ -1,130 +1,325 @@
-"""Machine code kept on disk, in a folder whose name is a hash of everything that it was made from.
-
-Numba looks at the file of a function and at no other, so that an edit of a function that it calls would go unseen; a
-folder of its own for every state of the sources cannot be stale. A file that cannot be read back is thrown away and
-made again. Processes may share a folder: numba writes a file beside its place and renames it.
-"""
+"""The fast tier: what is where, what is pinned, what comes in and what leaves."""
 
 from __future__ import annotations
 
-import os
-import platform
-import shutil
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
-from glob import escape
-from hashlib import sha256
-from importlib.metadata import version
-from pathlib import Path
-from threading import RLock
-from typing import Any
+from policies.contract import ABSENT, IN_FLIGHT, NONE, RESIDENT
+from simulator.compiled.counters import (
+    BYTES_WASTED,
+    CAPACITY,
+    COLLISIONS,
+    COMPULSORY,
+    EVICTIONS,
+    INSERTIONS,
+    count,
+    lived,
+)
+from simulator.compiled.log import IS_EVICT, note
+from simulator.compiled.runtime import listeners
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.queues import BY_ENTRY, NO_QUEUE, leave_queue, move_last
+from simulator.compiled.runtime.ranking import add_member, invalidate, invalidate_expert, remove_member
+from simulator.compiled.runtime.state import (
+    NEVER_LEFT,
+    copies,
+    demand_expert,
+    done,
+    expert_of,
+    experts,
+    layer_of,
+    now,
+    owned,
+    pinned,
+    pools,
+)
+from simulator.compiled.uses import count_first_use, count_use, forget_uses, need_no_more, stamp
 
-import numba
-from llvmlite import binding
-from numba.core import config
-from numba.core.errors import NumbaError
-
-from traces.private import private_folder
-
-ROOT = Path(__file__).resolve().parents[2]
-#: Rooms whose sources end up in machine code, or decide what it means.
-SOURCES = ("policies", "results", "simulator", "traces")
-#: Folders in them that machine code cannot reach: an edit there compiles nothing anew.
-APART = ("traces/importers",)
-PACKAGES = ("numba", "llvmlite", "numpy")
-#: Folders of other states of the sources go when no process has used them for so long.
-KEPT_SECONDS = 7 * 24 * 3600
-SETTINGS: Any = config  # its attributes are set when it is imported
-#: Numba compiles one function at a time, and has one cache folder for the whole process.
-COMPILING = RLock()
-
-
-def compile_kept(signature: Any, function: Callable, **options: Any) -> Callable:
-    """`function` as machine code of that signature, from disk where it is there. Raises NumbaError."""
-    compiler = numba.njit(signature, **options)
-    if not Path(function.__code__.co_filename).is_file():  # typed into a session
-        return compiler(function)
-    for _ in range(2):
-        try:
-            return _kept(signature, function, options)
-        except NumbaError:
-            raise
-        except OSError:  # a full disk, too many open files: what is there may serve another process
-            break
-        except Exception:  # a truncated file fails in as many ways as there are bytes in it
-            _throw_away(function)
-    return compiler(function)
+# look-up
 
 
-def compile_unkept(signature: Any, function: Callable, **options: Any) -> Callable:
-    """The same for what no name on disk can stand for."""
-    with COMPILING:
-        return numba.njit(signature, **options)(function)
+@fast
+def find(s, x, want, state):
+    """The most precise copy of x in `state` that is at least as precise as `want`, or NONE."""
+    first = x * s["precisions"]
+    for y in range(first, first + want + 1):
+        if copies(s)[y]["state"] == state:
+            return y
+    return NONE
 
 
-def _kept(signature: Any, function: Callable, options: dict[str, Any]) -> Callable:
-    with COMPILING, _numba_keeps_in(folder()):
-        return numba.njit(signature, cache=True, **options)(function)
+@fast
+def find_any(s, x, state):
+    """The most precise copy of x in `state`, or NONE."""
+    return find(s, x, s["precisions"] - 1, state)
 
 
-def _throw_away(function: Callable) -> None:
-    """Every file of a function; the rest of the folder is worth minutes."""
-    name = function.__qualname__.replace("<", "").replace(">", "")  # as numba spells it
-    for path in folder().glob(f"*/*.{escape(name)}-*"):
-        with suppress(OSError):
-            path.unlink()
+@called
+def reason(s, x, want):
+    """Why x is missing, judged over the copies that would have done: the counter of that."""
+    first, ever, latest = x * s["precisions"], False, NEVER_LEFT
+    for y in range(first, first + want + 1):
+        ever = ever or owned(s)[y]["ever"] == 1
+        latest = max(latest, owned(s)[y]["evicted_pass"])
+    if not ever:
+        return COMPULSORY
+    return COLLISIONS if latest == now(s)["pass"] else CAPACITY
 
 
-@contextmanager
-def _numba_keeps_in(path: Path) -> Iterator[None]:
-    before = SETTINGS.CACHE_DIR
-    SETTINGS.CACHE_DIR = str(path)
-    try:
-        yield
-    finally:
-        SETTINGS.CACHE_DIR = before
+@fast
+def free_bytes(s, y):
+    """Free bytes of the pool that y belongs to."""
+    pool = pools(s)[copies(s)[y]["pool"]]
+    return pool["capacity"] - pool["used"]
 
 
-def is_kept(name: str) -> bool:
-    """Whether a function of that name lies in the folder."""
-    return any(folder().glob(f"*/{name}*.nbi"))
+@fast
+def set_state(s, y, state):
+    """One of the contract's: ABSENT, QUEUED, IN_FLIGHT or RESIDENT."""
+    copies(s)[y]["state"] = state
 
 
-@cache
-def folder() -> Path:
-    """Where this state of the sources keeps its machine code: below the user's cache, or in the temporary folder.
-
-    It is the user's alone (traces/private.py), and every process of theirs finds the same.
-    """
-    path = private_folder(f"compiled-{state_of_sources()}")
-    os.utime(path)
-    _forget_unused(path.parent)
-    return path
+# use
 
 
-def _forget_unused(home: Path) -> None:
-    """Another process may be doing the same, or start to use one: it compiles again."""
-    oldest = time.time() - KEPT_SECONDS
-    for path in home.glob("compiled-*"):
-        with suppress(OSError):
-            if path.stat().st_mtime < oldest:
-                shutil.rmtree(path)
+@fast
+def use(s, hooks, y):
+    """A demanded expert is (or will be) resident and is used."""
+    x = expert_of(s, y)
+    count_use(s, x, copies(s)[y]["prefetched"] * owned(s)[y]["counted"])
+    if s["use_listeners"] != 0:
+        listeners.used(s, hooks, y)
+    copies(s)[y]["prefetched"] = 0
+    invalidate_expert(s, x)
 
 
-@cache
-def state_of_sources() -> str:
-    """A hash of all sources, of the versions that compile them, and of the processor."""
-    hasher = sha256()
-    for path in _source_files():
-        hasher.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
-    versions = [sys.version, *(version(package) for package in PACKAGES)]
-    hasher.update("\0".join([*versions, platform.machine(), binding.get_host_cpu_name()]).encode())
-    return hasher.hexdigest()[:20]
+@fast
+def use_unheard(s, x):
+    """Expert x has one copy, nobody listens, and its pin ends with the step (`unpin_demanded`)."""
+    count_use(s, x, copies(s)[x]["prefetched"] * owned(s)[x]["counted"])
+    copies(s)[x]["prefetched"] = 0
+    pin_unlisted(s, x)
 
 
-def _source_files() -> list[Path]:
-    files = (path for room in SOURCES for path in (ROOT / room).rglob("*.py"))
-    return sorted(path for path in files if not any(path.is_relative_to(ROOT / room) for room in APART))
+@fast
+def forget_if_gone(s, x):
+    """One of its copies went; another may still be here."""
+    if s["precisions"] == 1 or find_any(s, x, RESIDENT) == NONE:
+        forget_uses(s, x)
+
+
+# pins
+
+
+@called
+def pin(s, y):
+    """Not a victim until unpinned or the step's end."""
+    mine = owned(s)[y]
+    if mine["listed"] == 0:
+        mine["listed"] = 1
+        pinned(s)[s["cache"]["pinned_now"]] = y
+        s["cache"]["pinned_now"] += 1
+    pin_unlisted(s, y)
+
+
+@fast
+def pin_unlisted(s, y):
+    """Not a victim until unpinned."""
+    copy = copies(s)[y]
+    if copy["protected"] == 0:
+        copy["protected"] = 1
+        if owned(s)[y]["member"] == 1:
+            pools(s)[copy["pool"]]["open"] -= copy["bytes"]
+            invalidate(s, y)
+
+
+@called
+def unpin(s, y):
+    """Any transfer may evict it again."""
+    copy = copies(s)[y]
+    if copy["protected"] == 1:
+        copy["protected"] = 0
+        if owned(s)[y]["member"] == 1:
+            pools(s)[copy["pool"]]["open"] += copy["bytes"]
+            invalidate(s, y)
+
+
+@called
+def show_last_resort(s, pool, protected):
+    """Computed copies of a pool look pinned or not; nothing else of it is unpinned then."""
+    for i in range(s["cache"]["done_now"]):
+        y = done(s)[i]
+        if copies(s)[y]["pool"] == pool and owned(s)[y]["aside"] == 0:
+            copies(s)[y]["protected"] = protected
+
+
+@fast
+def has_run(s, x, y):
+    """Its compute has ended: a demand that finds nothing else may evict it; one that bypasses the cache is gone."""
+    need_no_more(s, x)
+    if s["has_admit"] == 1 and s["cache"]["bypassed"] == y:
+        s["cache"]["bypassed"] = NONE
+        set_state(s, y, ABSENT)
+        forget_if_gone(s, x)
+    elif owned(s)[y]["member"] == 1 and owned(s)[y]["done"] == 0:  # a side buffer takes no bytes of the pool
+        owned(s)[y]["done"] = 1
+        done(s)[s["cache"]["done_now"]] = y
+        s["cache"]["done_now"] += 1
+
+
+@fast
+def unpin_demanded(s):
+    """Nothing is pinned between a step's start and its gate: `end_step` for `use_unheard`."""
+    for n in range(s["demand"]["demanded"]):
+        unpin(s, demand_expert(s)[n])
+    forget_all_done(s)
+
+
+@called
+def end_step(s):
+    """Nothing is pinned between a step's start and its gate."""
+    for i in range(s["cache"]["pinned_now"]):
+        y = pinned(s)[i]
+        owned(s)[y]["listed"] = 0
+        unpin(s, y)
+    s["cache"]["pinned_now"] = 0
+    forget_all_done(s)
+
+
+@fast
+def forget_all_done(s):
+    """The last resort is empty."""
+    for i in range(s["cache"]["done_now"]):
+        owned(s)[done(s)[i]]["done"] = 0
+    s["cache"]["done_now"] = 0
+
+
+# coming in
+
+
+@fast
+def occupy(s, y):
+    """Its bytes are taken from the start of its transfer."""
+    pools(s)[copies(s)[y]["pool"]]["used"] += copies(s)[y]["bytes"]
+    set_state(s, y, IN_FLIGHT)
+
+
+@called
+def bypass(s, y):
+    """Its transfer goes to the bypass buffer, as the policy rejected its admission."""
+    s["cache"]["bypassed"] = y
+    set_state(s, y, IN_FLIGHT)
+
+
+@fast
+def enter(s, y, unused):
+    """It is resident from now on. `unused`: 1 if it was prefetched and no demand has met it."""
+    mine, copy, x = owned(s)[y], copies(s)[y], expert_of(s, y)
+    known = experts(s)[x]["uses_here"] > 0 or (s["precisions"] > 1 and find_any(s, x, RESIDENT) != NONE)
+    s["cache"]["arrivals"] += 1
+    copy["state"], copy["entered"], copy["prefetched"] = RESIDENT, s["cache"]["arrivals"], unused
+    mine["counted"] = 1 if unused == 1 and not known else 0
+    mine["entered_step"], mine["ever"] = now(s)["step"], 1
+    count(s, INSERTIONS, layer_of(s, y), 1)
+    if unused == 1:
+        stamp(s, x)
+    if mine["counted"] == 1:
+        count_first_use(s, x)
+    invalidate_expert(s, x)
+
+
+@fast
+def join_pool(s, y):
+    """It is a member of its pool: a candidate, now or once it is unpinned."""
+    copy = copies(s)[y]
+    owned(s)[y]["member"] = 1
+    if copy["protected"] == 0:
+        pools(s)[copy["pool"]]["open"] += copy["bytes"]
+    if s["queue"] == BY_ENTRY:
+        move_last(s, y)
+    if s["ranks"] == 1:
+        add_member(s, y)
+
+
+@called
+def move_in(s, y):
+    """A resident copy leaves its side buffer for its pool."""
+    pools(s)[copies(s)[y]["pool"]]["used"] += copies(s)[y]["bytes"]
+    s["cache"]["arrivals"] += 1
+    copies(s)[y]["entered"] = s["cache"]["arrivals"]  # the cache, now
+    join_pool(s, y)
+    invalidate_expert(s, expert_of(s, y))
+
+
+@called
+def warm_copy(s, y):
+    """Resident before the start: unused, not prefetched, never counted."""
+    copy = copies(s)[y]
+    s["cache"]["arrivals"] += 1
+    copy["state"], copy["entered"] = RESIDENT, s["cache"]["arrivals"]
+    owned(s)[y]["ever"] = 1
+    pools(s)[copy["pool"]]["used"] += copy["bytes"]
+    join_pool(s, y)
+
+
+# leaving
+
+
+@fast
+def evict(s, hooks, y, incoming):
+    """Out of its pool."""
+    copy, mine = copies(s)[y], owned(s)[y]
+    pools(s)[copy["pool"]]["used"] -= copy["bytes"]
+    mine["member"] = 0
+    if copy["protected"] == 0:
+        pools(s)[copy["pool"]]["open"] -= copy["bytes"]
+    if s["queue"] != NO_QUEUE:
+        leave_queue(s, y)
+    elif s["ranks"] == 1:
+        remove_member(s, y)
+    if mine["done"] == 1:
+        forget_done(s, y)
+    leave(s, y, incoming)
+    if s["evict_listeners"] != 0:
+        listeners.evicted(s, hooks, y)
+
+
+@called
+def forget_done(s, y):
+    """Out of the list of this step; it may come back and be computed again."""
+    owned(s)[y]["done"] = 0
+    s["cache"]["done_now"] -= 1
+    for i in range(s["cache"]["done_now"]):
+        if done(s)[i] == y:
+            done(s)[i] = done(s)[s["cache"]["done_now"]]
+
+
+@fast
+def leave(s, y, incoming):
+    """Count an eviction: charged to the layer that comes in, waste to the victim's."""
+    copy, mine = copies(s)[y], owned(s)[y]
+    layer = layer_of(s, y)
+    count(s, EVICTIONS, layer_of(s, incoming), 1)
+    lived(s, layer, now(s)["step"] - mine["entered_step"])
+    if copy["prefetched"] == 1:
+        count(s, BYTES_WASTED, layer, copy["bytes"])
+    copy["state"], copy["protected"], copy["prefetched"] = ABSENT, 0, 0
+    forget_if_gone(s, expert_of(s, y))
+    mine["evicted_pass"] = now(s)["pass"]
+    note(s, IS_EVICT, y, incoming)
+
+
+# a reset
+
+
+@called
+def clear_cache(s):
+    """Empty, and as if nothing had ever been here."""
+    for y in range(s["n_copies"]):
+        copy, mine = copies(s)[y], owned(s)[y]
+        copy["state"], copy["protected"], copy["entered"], copy["prefetched"] = ABSENT, 0, 0, 0
+        mine["evicted_pass"], mine["entered_step"] = NEVER_LEFT, 0
+        mine["member"], mine["listed"], mine["done"], mine["ever"] = 0, 0, 0, 0
+    for pool in range(s["n_pools"]):
+        pools(s)[pool]["used"], pools(s)[pool]["open"] = 0, 0
+    cache = s["cache"]
+    cache["pinned_now"], cache["done_now"], cache["arrivals"] = 0, 0, 0
+    cache["bypassed"] = NONE

@@ -1,21 +1,21 @@
-"""The loop over events: (time, phase, issue number), with LINK before CPU before COMPUTE.
-
-No queue of events is needed: transfers land in the order of their issue, and CPU and compute have one event each.
-"""
+"""The general kernel: the loop over events, in which compute, CPU and link take turns."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from simulator.compiled.compute import OVER, go_on
-from simulator.compiled.ledger import close_row
-from simulator.compiled.link import complete, next_landing, ring, wake
+from simulator.compiled.clock import OF_CPU, OF_LINK, OF_NOTHING, go_on, link_is_woken, next_event, resume
+from simulator.compiled.compute import is_over, run_compute
+from simulator.compiled.counters import close_row
+from simulator.compiled.link import complete, next_landing, start_transfers
 from simulator.compiled.reset import count_unused, warm_up
-from simulator.compiled.state import NO_ERROR, NOT_SOON, STUCK, Hands
+from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
+from simulator.compiled.runtime.jit import fast
+from simulator.compiled.runtime.state import BoundHooks
 
 
 def kernel(
-    w: Any,
+    s: Any,
     choose: Any,
     suggest: Any,
     want: Any,
@@ -45,8 +45,8 @@ def kernel(
     predict_eviction: Any,
     predict_miss: Any,
 ) -> None:
-    """Replay the world. `engine` compiles it, once for all policies: pointers to their hooks come one by one."""
-    hands = Hands(
+    """Replay to the end. `engine` compiles it, once for all policies: pointers to their hooks come one by one."""
+    hooks = BoundHooks(
         choose,
         suggest,
         want,
@@ -76,37 +76,43 @@ def kernel(
         predict_eviction,
         predict_miss,
     )
-    warm_up(w, hands)
-    w["go"] = 1
-    abandoned = -1
-    while w["error"] == NO_ERROR:
-        # compute goes on as far as it can without an event
-        if w["go"] == 1:
-            go_on(w, hands)
-        # the link starts what it can
-        if w["wake"] == 1:
-            w["wake"] = 0
-            wake(w, hands)
-        if w["go"] == 1:
+    replay(s, hooks)
+
+
+@fast
+def replay(s, hooks):
+    """The loop over events, from the start to the end of a run."""
+    warm_up(s, hooks)
+    go_on(s)
+    while s["errors"]["error"] == NO_ERROR:
+        if s["clock"]["go"] == 1:
+            run_compute(s, hooks)
+        if link_is_woken(s):
+            start_transfers(s, hooks)
+        if s["clock"]["go"] == 1:
             continue
-        # the end: what lands in this very nanosecond still does, but for what is issued now
-        lands = next_landing(w)
-        if w["place"] == OVER:
-            abandoned = w["flight_end"] if abandoned < 0 else abandoned
-            if w["flight_first"] >= abandoned or lands > w["time"]:
-                break
-        # the next event
-        if lands <= w["cpu_at"] and lands <= w["compute_at"] and lands < NOT_SOON:
-            w["time"] = lands
-            complete(w, hands)
-            w["wake"] = 1
-        elif w["cpu_at"] <= w["compute_at"] and w["cpu_at"] < NOT_SOON:
-            w["time"], w["cpu_at"], w["beside_cpu"] = w["cpu_at"], NOT_SOON, 0
-            ring(w)
-        elif w["compute_at"] < NOT_SOON:
-            w["time"], w["compute_at"] = w["compute_at"], NOT_SOON
-            w["go"] = 1
-        else:
-            w["error"] = STUCK
-    count_unused(w)
-    close_row(w)
+        if is_over(s):
+            break
+        event = next_event(s, next_landing(s))
+        if event == OF_LINK:
+            complete(s, hooks)
+        elif event == OF_CPU:
+            resume(s)
+        elif event == OF_NOTHING:
+            fail(s, STUCK, 0)
+    land_the_last(s, hooks)
+    count_unused(s)
+    close_row(s)
+
+
+@fast
+def land_the_last(s, hooks):
+    """What lands in the nanosecond of the end still does, but for what is issued then."""
+    abandoned = s["link"]["flight_end"]
+    while (
+        s["errors"]["error"] == NO_ERROR
+        and s["link"]["flight_first"] < abandoned
+        and next_landing(s) <= s["clock"]["time"]
+    ):
+        complete(s, hooks)
+        start_transfers(s, hooks)

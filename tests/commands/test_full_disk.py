@@ -17,8 +17,7 @@ import pytest
 from analysis.figures import draw, save
 from results.errors import ResultError
 from results.parts import Part
-from results.replay_part import write_part
-from results.write import to_frame, write_events, write_frame
+from results.write import to_frame, write_events, write_frame, write_part
 from simulator.config import configure
 from simulator.curves.curve import curve
 from simulator.curves.rows import write_curve
@@ -246,7 +245,7 @@ def test_the_command_says_it_in_one_line(trace, tmp_path):
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
 def test_an_answer_that_cannot_be_written_is_an_error(verb, unbuffered):
     """Also what stays in Python's buffer until the end."""
-    command = [sys.executable, str(ROOT / "moereplay.py"), *verb]
+    command = [sys.executable, "-m", "moereplay", *verb]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | unbuffered
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)

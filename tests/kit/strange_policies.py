@@ -163,7 +163,7 @@ def _in_log(expected: EndState, found: EndState) -> str:
 
 def _executed(trace: Trace, ready: Plan) -> list[Any]:
     from simulator.compiled.engine import run_feed
-    from simulator.compiled.feed import feed_of
+    from simulator.compiled.runtime.inputs import feed_of
     from simulator.foreknown import known_of
 
     config, chosen = ready.config, ready.chosen

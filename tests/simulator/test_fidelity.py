@@ -8,8 +8,8 @@ import pytest
 
 from policies.contract import UNIT
 from simulator.config import PolicySet, configure
+from simulator.reference.counters import Counters
 from simulator.reference.fidelity import count_fidelity
-from simulator.reference.ledger import Ledger
 from simulator.reference.weights import reweighed, weights_of
 from simulator.source import Gate, Mixture, Pass
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
@@ -78,11 +78,11 @@ def test_lost_mass_is_shared_between_stand_ins_and_drops(
 ) -> None:
     """The router's own: 5, 2 and 1 eighths for experts 0, 1 and 2."""
     own, weights = [[0, 1, 2]], [[5 * UNIT // 8, 2 * UNIT // 8, UNIT // 8]]
-    ledger, here = Ledger(1), Pass(0, 0, 1, 1, 0)
-    ledger.begin_pass(0, 0, 1, 1)
+    counters, here = Counters(1), Pass.of_slice(0, 0, 1, 1, 0)
+    counters.begin_pass(0, here)
     gate = Gate(own, unite(own, weights), weights)
-    count_fidelity(ledger, NoSource(), here, 0, Mixture(gate, [routed], [run], {}))  # pyright: ignore
-    totals = ledger.totals(0)
+    count_fidelity(counters, NoSource(), here, 0, Mixture(gate, [routed], [run], {}))  # pyright: ignore
+    totals = counters.totals(0)
     assert tuple(totals[name] * 8 // UNIT for name in MASSES[1:]) == masses
 
 
@@ -104,7 +104,7 @@ def test_a_token_that_keeps_its_experts_keeps_their_recorded_weights() -> None:
     gate = Gate([[0, 1], [1, 2], [2, 0]], unite([[0]], [[1]]), [[5, 3], [4, 2], [7, 1]])
     routed, run = [[1, 0], [1, 2], [2, 3]], [[1, 0], [1, -1], [2, 3]]
     given: Any = Tenths()
-    assert weights_of(given, Pass(0, 0, 1, 3, 0), 0, gate, routed, run) == [[3, 5], [4, 0], [20, 30]]
+    assert weights_of(given, Pass.of_slice(0, 0, 1, 3, 0), 0, gate, routed, run) == [[3, 5], [4, 0], [20, 30]]
 
 
 def test_what_a_routing_policy_drops_was_still_chosen() -> None:

@@ -1,0 +1,47 @@
+"""Progress: a bar on a terminal, a plain line now and then elsewhere. On stderr, so that output can be piped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SECONDS_BETWEEN_LINES = 10
+
+
+@contextmanager
+def progress(total: int, what: str) -> Iterator[Callable[..., None]]:
+    """Yields a function to call after each of `total` pieces of work, or with how many; one piece shows nothing."""
+    if total <= 2:
+        yield lambda pieces=1: None
+    elif sys.stderr.isatty():
+        with _bar(total, what) as advance:
+            yield advance
+    else:
+        yield _lines(total, what)
+
+
+@contextmanager
+def _bar(total: int, what: str) -> Iterator[Callable[..., None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from analysis.tables import console
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda pieces=1: bar.advance(task, pieces)
+
+
+def _lines(total: int, what: str) -> Callable[..., None]:
+    done, said = 0, time.monotonic()
+
+    def advance(pieces: int = 1) -> None:
+        nonlocal done, said
+        done += pieces
+        if done == total or time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            print(f"{done}/{total} {what}", file=sys.stderr)
+
+    return advance

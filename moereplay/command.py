@@ -1,0 +1,123 @@
+"""The command `moereplay`: the verbs of `commands/`, and what every one of them does with an error."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+from moereplay.rooms import HiddenPackageError, check
+
+try:
+    check()
+    import typer
+
+    import commands
+    from commands.interrupt import INTERRUPTED, heard_twice, leave
+    from commands.terminal import mute, say
+
+    VERBS = {name: getattr(import_module(f"commands.{name}"), name) for name in commands.NAMES}
+except KeyboardInterrupt:  # nothing has begun yet, and a traceback would say nothing
+    sys.exit(130)
+except HiddenPackageError as error:
+    print(f"moereplay: {error}", file=sys.stderr)
+    sys.exit(2)
+
+#: A disk, a quota or a largest file is reached.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LONGEST = 1000  #: characters of a message
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (anywhere on the line).")] = False,
+) -> None:
+    """Replay the expert routing of Mixture-of-Experts models against modelled caches, links and policies."""
+
+
+groups = {name: typer.Typer(help=about, no_args_is_help=True) for name, about in commands.GROUPS.items()}
+for name, group in groups.items():
+    app.add_typer(group, name=name)
+for name, verb in VERBS.items():
+    room, _, rest = name.partition("_")
+    where, typed = (groups[room], rest) if room in groups else (app, room)
+    where.command(typed)(verb)
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    """Errors that a user can cause; imported only once one has been raised."""
+    from policies.contract import PolicyError
+    from results.errors import ResultError
+    from simulator.errors import ConfigError
+    from tracegen.errors import RecordError
+    from traces.schema import TraceError
+
+    return TraceError, PolicyError, ConfigError, ResultError, RecordError
+
+
+def _told(error: Exception) -> str | None:
+    """The one line on an error that the user can mend; None for a bug of ours."""
+    from policies.files import blamed
+
+    if isinstance(error, _user_errors()):
+        return str(error)
+    in_their_policy = blamed(error)
+    if in_their_policy is None and isinstance(error, OSError) and error.errno in FULL:
+        return f"cannot write {error.filename or 'the output'}: {error.strerror}; make room and run it again"
+    if in_their_policy is None and isinstance(error, MemoryError):
+        return "not enough memory for this; take less of it, or a machine with more"
+    if in_their_policy is None and isinstance(error, OSError):  # a file that may not be read or written
+        return f"{error.filename or 'a file'}: {error.strerror or error}; check the path and its permissions"
+    return in_their_policy
+
+
+def _line(text: str) -> str:
+    """A message that may quote what others wrote: one line, and its middle cut if it is very long."""
+    line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+
+
+def _unexpected(kind: type[BaseException], error: BaseException, _: object) -> None:
+    say(f"moereplay: unexpected {kind.__name__}: {error}; this is a bug: run again with --debug and report it")
+
+
+def main() -> None:
+    """Run a verb. Exit code 2 and one line for anything that the user can mend; tracebacks only with --debug."""
+    command = typer.main.get_command(app)  # app() would install an excepthook of its own
+    debug = "--debug" in sys.argv
+    if debug:
+        sys.argv.remove("--debug")
+    else:
+        sys.excepthook = _unexpected
+    try:
+        with heard_twice():
+            command()
+    except SystemExit as end:  # typer has said what there was to say, but of Ctrl-C
+        if end.code == INTERRUPTED and isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
+            say("interrupted: what was written is whole")
+        leave(_flushed(end.code))
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        mute()
+    except Exception as error:
+        told = None if debug else _told(error)
+        if told is None:
+            raise
+        say(f"moereplay: {_line(told)}")
+        leave(_flushed(2))
+
+
+def _flushed(code: Any) -> Any:
+    """The exit code, or 2 if the last of the output cannot be written; Python itself would say so in two lines."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        mute()
+    except OSError as error:
+        mute()
+        if code != 2:
+            say(f"moereplay: {_told(error)}")
+        return 2
+    return code

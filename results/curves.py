@@ -1,0 +1,96 @@
+"""Curve files: the columns of a row per curve, and a tidy frame with a row per curve and capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from results.digest import row_digest
+from results.errors import ResultError
+from results.read import damaged, read_parquet
+from results.write import write_frame
+
+VERB = "run moereplay curve"
+CURVES_VERSION = 1  #: of the columns
+SETTINGS = ("scope", "contract", "passes", "reset")  #: that a curve holds for
+_ABOUT = ("label", "identity", "trace", "model")
+_CONFIG = ("policy", *SETTINGS, "platform")
+_NUMBERS = pl.List(pl.Int64)
+#: Of a file.
+SCHEMA = pl.Schema(
+    {
+        "curves_version": pl.Int64,
+        "config": pl.Struct(dict.fromkeys(_CONFIG, pl.String)),
+        "about": pl.Struct(
+            dict.fromkeys(_ABOUT, pl.String)
+            | {"semantics": pl.Int64, "experts": pl.Int64, "total_bytes": pl.Int64, "dense": pl.Boolean}
+        ),
+        "capacity_bytes": _NUMBERS,
+        "misses": _NUMBERS,  # null where a machine's times decide
+        "replayed": pl.List(pl.Boolean),  # decided by replays on the platform
+        "layer_misses": pl.List(_NUMBERS),
+        "layer_accesses": _NUMBERS,
+        "layer_compulsory": _NUMBERS,
+    }
+)
+#: Of what `load` returns.
+TIDY = pl.Schema(
+    dict.fromkeys((*_ABOUT, *_CONFIG), pl.String)
+    | {"semantics": pl.Int64, "replayed": pl.Boolean}
+    | dict.fromkeys(("percent", "hit_rate", "compulsory_limit"), pl.Float64)
+)
+
+
+def write_row(folder: Path, row: Mapping[str, Any]) -> Path:
+    """Write a curve as `curve-<identity>.parquet`: the same settings replace their own file. Raises ResultError."""
+    frame = pl.DataFrame([row], schema=SCHEMA)
+    digest = row_digest(frame.row(0, named=True))
+    path = folder / f"curve-{row['about']['identity']}.parquet"
+    write_frame(frame.with_columns(pl.lit(digest).alias("digest")), path)
+    return path
+
+
+def load(folder: Path) -> pl.DataFrame:
+    """Every `curve-*.parquet` of `folder`, capacities rising; without any, no rows.
+
+    `percent` is of all expert bytes; `hit_rate` is null where a machine's times decide, and without accesses; it is
+    `replayed` where those of `platform` have.
+    Raises ResultError naming the file that is broken, foreign or newer than this code.
+    """
+    rows = [row for path in sorted(folder.glob("curve-*.parquet")) for row in _curves(path)]
+    return pl.DataFrame(rows, schema=TIDY, orient="row").sort("identity", "percent")
+
+
+def _curves(path: Path) -> list[dict[str, object]]:
+    frame = read_parquet(path, VERB)
+    _check(path, frame)
+    return [point for row in frame.iter_rows(named=True) for point in _points(row)]
+
+
+def _check(path: Path, frame: pl.DataFrame) -> None:
+    if frame.schema.get("curves_version") != pl.Int64 or frame.is_empty():
+        raise ResultError(f"{path} holds no curve (curves_version is missing); move it elsewhere")
+    for row in frame.iter_rows(named=True):
+        if row["curves_version"] > CURVES_VERSION:
+            raise ResultError(f"{path} is newer than this version reads ({CURVES_VERSION}); upgrade moereplay")
+        if row.get("digest") != row_digest(row):
+            raise damaged(path, VERB)
+
+
+def _points(row: dict) -> list[dict[str, object]]:
+    accesses, compulsory = sum(row["layer_accesses"]), sum(row["layer_compulsory"])
+    shared = {name: row["about"][name] for name in (*_ABOUT, "semantics")} | row["config"]
+    shared["compulsory_limit"] = _hit_rate(compulsory, accesses)
+    return [
+        shared
+        | {"percent": 100 * at / row["about"]["total_bytes"], "hit_rate": _hit_rate(misses, accesses)}
+        | {"replayed": replayed}
+        for at, misses, replayed in zip(row["capacity_bytes"], row["misses"], row["replayed"], strict=True)
+    ]
+
+
+def _hit_rate(misses: int | None, accesses: int) -> float | None:
+    return None if misses is None or not accesses else (accesses - misses) / accesses

@@ -1,0 +1,296 @@
+"""The simulation state at the start of a run, made from input arrays and a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from policies.contract import NEVER, NONE, NOW, QUEUES, REKEY, Eviction, Memory
+from policies.grammar import Chosen
+from simulator.compiled.clock import NEVER_DUE
+from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
+from simulator.compiled.runtime.jit import IS_PYTHON
+from simulator.compiled.runtime.layout import ARRAYS, FAST_STATE, MEMORIES, RECORDS, RULE, STATE
+from simulator.compiled.runtime.queues import NO_QUEUE
+from simulator.compiled.runtime.ranking import TOUCH
+from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
+from simulator.compiled.runtime.variants import is_fast
+from simulator.compiled.weights import FAMILIES
+from simulator.config import KINDS, PolicySet, parse_reset
+from simulator.foreknown import Known
+from simulator.setting import Setting
+from simulator.threads import stop_flag
+from traces.routers import is_shared
+from traces.schema import Router
+
+Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.FEED`
+
+
+class SimulationState:
+    """The numbers, and the arrays that they point to. Plain Python finds records and arrays here by name."""
+
+    def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
+        """`numbers` and `arrays` by the names of `layout.STATE`; what is not given is 0."""
+        self.is_fast = is_fast(numbers)
+        self._row = np.zeros(1, FAST_STATE if self.is_fast else STATE)
+        self.numbers, self.arrays = self._row[0], dict(arrays)
+        self._records = {name: self.numbers[name] for name in RECORDS}
+        for name, value in numbers.items():
+            self.numbers[name] = value
+        for name, array in arrays.items():
+            self.numbers[f"at_{name}"] = array.ctypes.data
+
+    @property
+    def argument(self) -> Any:
+        """What the kernel takes."""
+        return self if IS_PYTHON else self.numbers
+
+    def __getitem__(self, name: str) -> Any:
+        return self._records[name] if name in self._records else self.numbers[name]
+
+
+def initial_state(
+    inputs: Inputs, known: Known, setting: Setting, lines: int = 0, keep: bool = False
+) -> SimulationState:
+    """As at the start. `lines` of the event log are kept, and what every token ran if `keep`."""
+    chosen = setting.config.policy_set().priced(setting.times)
+    numbers = _setting(setting, chosen) | _lengths(inputs, setting, chosen, lines, keep)
+    numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
+    numbers |= {"knows_future": numbers["n_demand"] > 0 and not chosen.changes_routing}
+    numbers |= {"reads_ids": keep or numbers["precisions"] > 1 or _reads_ids(numbers, chosen.reads)}
+    numbers |= _victim_selection(numbers, chosen.eviction)
+    costs = _costs(inputs, setting)
+    numbers |= {"n_lengths": len(costs["dense_ns"]), "n_sizes": len(costs["expert_ns"])}
+    numbers |= {"n_costs": costs["expert_ns"].shape[1], "n_cpu_costs": costs["cpu_ns"].shape[1]}
+    arrays = {
+        name: _zeros(numbers, dtype, axes) for name, (dtype, axes) in (ARRAYS | MEMORIES).items() if name not in costs
+    }
+    records = {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE), "stop": stop_flag()}
+    state = SimulationState(numbers, arrays | costs | dict(inputs) | records)
+    state["clock"]["compute_at"], state["clock"]["cpu_at"] = NEVER_DUE, NEVER_DUE
+    state["counters"]["row"], state["cache"]["bypassed"] = NO_ROW, NONE
+    _describe(state, setting)
+    _foresee(state, known)
+    _remember(state, setting, chosen)
+    return state
+
+
+def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.ndarray:
+    return np.zeros([int(numbers[axis]) for axis in axes], dtype)
+
+
+# numbers
+
+
+def _setting(setting: Setting, chosen: PolicySet) -> dict[str, int]:
+    config, shape, eviction = setting.config, setting.shape, chosen.eviction.policy
+    geometry = shape.geometry
+    return {
+        "layers": geometry.layers,
+        "experts": geometry.experts,
+        "precisions": shape.precisions,
+        "per_layer": len(setting.pools) > 1,
+        "sequential": config.contract == "sequential",
+        "after_demand": config.prefetch_at == "after_demand",
+        "free_only": config.prefetch_admission == "free_only",
+        "depth": setting.times.depth,
+        "latency_ns": setting.times.latency_ns,
+        "reset_every": parse_reset(config.reset),
+        "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
+        "reach": chosen.prefetch.policy.names_ahead(chosen.prefetch.params),
+        "logs": setting.log,
+        "by_key": eviction.victim is None,
+        "rekey": REKEY.index(eviction.scope(chosen.eviction.params)),
+        "row_length": geometry.experts * shape.precisions,
+        "has_cpu": setting.times.has_cpu,
+    } | _given(chosen)
+
+
+def _reads_ids(numbers: Mapping[str, int], named: frozenset[str]) -> bool:
+    """Whether anybody looks at what the gate's tokens are and run: who may change it, or a hook that reads the gate."""
+    hooks = ("has_suggest", "has_want", "gate_listeners")
+    read = named & {"ids", "logits", "choice", "weight"} and any(numbers[hook] for hook in hooks)
+    return bool(numbers["has_choose"] or numbers["has_resolve"] or read)
+
+
+def _victim_selection(numbers: Mapping[str, int], eviction: Chosen[Eviction]) -> dict[str, int]:
+    """By queues where the key is a logical timestamp and the fast variant runs, else by keys in rows."""
+    queue = QUEUES.index(eviction.policy.queue(eviction.params)) if is_fast(numbers) else NO_QUEUE
+    return {"queue": queue, "ranks": numbers["by_key"] and queue == NO_QUEUE}
+
+
+def _given(chosen: PolicySet) -> dict[str, int]:
+    """Which hooks there are, and who listens to what."""
+    policies = [getattr(chosen, kind).policy for kind in KINDS]
+    listeners = {
+        f"{event}_listeners": sum(
+            1 << i for i, policy in enumerate(policies) if getattr(policy, f"on_{event}") is not None
+        )
+        for event in ("gate", "use", "insert", "evict", "predict")
+    }
+    hooks = {
+        "choose": chosen.routing,
+        "suggest": chosen.prefetch,
+        "want": chosen.miss,
+        "substitute": chosen.miss,
+        "admit": chosen.eviction,
+    }
+    given = {f"has_{hook}": getattr(owner.policy, hook) is not None for hook, owner in hooks.items()}
+    eviction = chosen.eviction.policy
+    given["has_resolve"] = not chosen.miss.policy.fetches_all
+    given["has_admit"] = eviction.admit is not None and eviction.declines(chosen.eviction.params)
+    each = given["has_admit"] or eviction.victim is not None  # who must leave next may depend on who has left
+    given["asks_of_each"] = eviction.admit is not None and each and not eviction.decides_once
+    named = chosen.reads
+    reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
+    reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
+    reads |= {"reads_demand": bool(named & {"rank", "mass"})}
+    return listeners | given | reads | _key_dependencies(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
+
+
+def _key_dependencies(eviction: Eviction) -> dict[str, int]:
+    """What may change a key: one that may not read a column stays when that changes; a hook may write what it reads."""
+    named = eviction.may_read
+    return {
+        "keys_read_demand": bool(named & {"needed", "mass_ever"}),
+        "keys_read_future": bool(named & {"next_use", "next_pass"}),
+        "keys_read_hints": bool(named & {"hint_pass", "last_hint"}) or eviction.on_predict is not None,
+        "keys_read_gate": eviction.on_gate is not None,
+    }
+
+
+def _lengths(inputs: Inputs, setting: Setting, chosen: PolicySet, lines: int, keep: bool) -> dict[str, int]:
+    shape, geometry = setting.shape, setting.shape.geometry
+    tokens = len(inputs["token_ids"])
+    most = int(inputs["pass_tokens"].max(initial=1))
+    numbers = {
+        "passes": len(inputs["pass_start"]),
+        "width": inputs["token_ids"].shape[2],
+        "n_experts": shape.experts,
+        "n_copies": shape.experts * shape.precisions,
+        "n_pools": len(setting.pools),
+        "n_queued": shape.experts * shape.precisions + len(setting.pools),
+        "n_kinds": geometry.layers * shape.precisions,
+        "n_cells": geometry.layers * 2 * WIDTH,
+        "n_buckets": geometry.layers * 2 * BUCKETS,
+        "n_log": lines,
+        "n_members": shape.experts * shape.precisions,
+        "n_ring": _power_of_two(shape.experts * shape.precisions + 1),
+        "n_steps": len(inputs["offsets"]),
+        "n_demand": len(inputs["stream_expert"]),
+        "n_passes": len(inputs["stream_pass"]),
+        "n_tokens": tokens,
+        "n_weighted": len(inputs["token_weights"]),
+        "n_scored": len(inputs["token_choice"]),
+        "n_look": len(inputs["look_order"]),
+        "n_most": most,
+        "n_held": most if len(inputs["token_choice"]) else 0,
+        "n_accesses": 2 * geometry.experts,
+        "n_kept": tokens if keep else 0,
+        "n_rows": int(inputs["pass_row"].max(initial=-1)) + 1,
+        "n_counters": WIDTH,
+        "n_times": TIMES,
+        "n_par": len(chosen.eviction.par()),
+        "n_warm": len(setting.config.warm),
+    }
+    for i, kind in enumerate(KINDS):
+        memory: Memory = getattr(chosen, kind).policy.memory
+        rows = memory.rows + memory.rows_per_expert * geometry.experts
+        numbers |= {f"rows_{i}": rows, f"regs_{i}": memory.regs, f"reals_{i}": memory.reals}
+    return numbers
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+# times
+
+
+def _costs(inputs: Inputs, setting: Setting) -> dict[str, np.ndarray]:
+    """Tables of what `simulator.platform.Times` gives, one row per distinct pass and per distinct expert size."""
+    times, shape = setting.times, setting.shape
+    tokens = int(inputs["pass_tokens"].max(initial=1))
+    counted = np.bincount(inputs["pass_tokens"], minlength=1)  # a sort would take longer than all the rest
+    lengths = np.flatnonzero(counted)
+    dense_row = (np.cumsum(counted > 0) - 1)[inputs["pass_tokens"]]
+    layers = range(shape.geometry.layers)
+    dense = [[times.dense_ns(layer, int(length)) for layer in layers] for length in lengths]
+    for row, length in zip(dense, lengths, strict=True):
+        row[0] += times.pass_ns(int(length))
+    sizes = [shape.tiers[p][layer] for layer in layers for p in range(shape.precisions)]
+    _, first, cost_row = np.unique(sizes, return_index=True, return_inverse=True)
+    kinds = [divmod(int(kind), shape.precisions) for kind in first]
+    return {
+        "dense_ns": np.array(dense, np.int64).reshape(-1, len(layers)),
+        "dense_row": dense_row.astype(np.int64),
+        "cost_row": cost_row.astype(np.int64),
+        "expert_ns": _per_tokens(times.expert_ns, kinds, tokens),
+        "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),
+        "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
+        "wire_ns": np.array(times.wire_ns, np.int64).ravel(),
+        "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
+    }
+
+
+def _per_tokens(of: Callable[[int, int, int], int], kinds: Sequence[tuple[int, int]], tokens: int) -> np.ndarray:
+    table = [[of(layer, precision, count) for count in range(tokens + 1)] for layer, precision in kinds]
+    return np.array(table, np.int64).reshape(len(kinds), tokens + 1)
+
+
+# contents
+
+
+def _describe(state: SimulationState, setting: Setting) -> None:
+    """What is what, and where a run starts."""
+    arrays, shape, geometry = state.arrays, setting.shape, setting.shape.geometry
+    experts, owned, copies, pools = (arrays[name] for name in ("experts", "owned", "copies", "pools"))
+    y = np.arange(len(copies))
+    owned["x"], owned["evicted_pass"] = y // shape.precisions, NEVER_LEFT
+    owned["layer"] = owned["x"] // geometry.experts
+    owned["kind"] = owned["layer"] * shape.precisions + y % shape.precisions
+    copies["bytes"] = np.array(shape.tiers, np.int64).T.ravel()[owned["kind"]]
+    copies["pool"] = owned["layer"] if len(pools) > 1 else 0
+    experts["layer"] = np.arange(len(experts)) // geometry.experts
+    experts["last_pass"] = experts["hint_pass"] = -1
+    pools["capacity"], pools["scope"] = setting.pools, NEVER_LEFT
+    arrays["union_at"][:], arrays["access_of"][:] = NONE, NONE
+    arrays["layer_key"][:], arrays["layer_order"][:] = NO_KEY, NO_KEY
+    for name in ("behind", "in_front"):
+        arrays[name][:] = np.arange(len(arrays[name]))
+    arrays["keyed_scope"][:] = 0 if state["rekey"] == TOUCH else NEVER_LEFT
+    arrays["keyed_pass"][:] = NEVER_LEFT
+    warm = [(layer * geometry.experts + expert) * shape.precisions for layer, expert in setting.config.warm]
+    arrays["warm"][:] = warm
+
+
+def _foresee(state: SimulationState, known: Known) -> None:
+    """What is known of the future and of the past before a run."""
+    experts, copies = state.arrays["experts"], state.arrays["copies"]
+    experts["next_use"] = np.asarray(known.first_uses, np.int64) if len(known.first_uses) else NEVER
+    experts["next_pass"] = np.asarray(known.first_passes, np.int64) if len(known.first_passes) else NEVER
+    experts["profile"], taken = NEVER, np.zeros(len(state.arrays["pools"]), np.int64)
+    for x in known.ranking:
+        copy = copies[x * int(state["precisions"])]
+        experts["profile"][x] = taken[copy["pool"]]
+        taken[copy["pool"]] += copy["bytes"]
+
+
+def _remember(state: SimulationState, setting: Setting, chosen: PolicySet) -> None:
+    """What policies and routers are told once."""
+    geometry, here = setting.shape.geometry, state.arrays["now"]
+    here["layers"], here["experts"], here["k"] = geometry.layers, geometry.experts, geometry.k
+    here["precisions"], here["seed"] = setting.shape.precisions, setting.config.seed
+    for i, kind in enumerate(KINDS):
+        of: Chosen = getattr(chosen, kind)
+        state.arrays[f"own_par_{i}"][:] = of.par()
+        state.arrays[f"own_capacity_{i}"][:] = setting.pools
+    _write_rule(state.arrays["rule"], geometry.router)
+
+
+def _write_rule(rule: np.ndarray, router: Router) -> None:
+    rule["family"], rule["shared"] = FAMILIES.index(router.family), is_shared(router)
+    rule["scale"], rule["band"] = router.scale, 2 * router.jitter

@@ -1,0 +1,268 @@
+"""What a run is made of: the numbers of its state, and the arrays that they point to, each with type and shape.
+
+Experts x = layer * E + e and copies y = x * P + p are numbered densely, so that nothing is ever searched by name.
+`now`, `experts` and `copies` are the tables of `policies/contract.py`, which policies see. `state` reaches all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from policies.contract import COPY, EXPERT
+
+
+def record(names: str) -> np.dtype:
+    """A record of int64 numbers."""
+    return np.dtype([(name, np.int64) for name in names.split()], align=True)
+
+
+#: What does not change in a run. `*_listeners` are sets, bit i for the i-th kind of policy; `keys_read_*` is what the
+#: eviction policy's keys depend on, `reads_*` what any hook reads.
+SETTING = (
+    "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset_every "
+    "side_slots reach logs keeps weighted scored knows_future by_key queue rekey ranks row_length "
+    "keys_read_demand keys_read_future keys_read_hints keys_read_gate reads_passes reads_weights reads_logits "
+    "reads_choice reads_ids reads_demand renews "
+    "gate_listeners use_listeners insert_listeners evict_listeners predict_listeners "
+    "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
+)
+#: What changes, in records: each is written by the file of its name only (tests/simulator/test_state_owners.py).
+#: Rings are pairs of positions that only grow; an array's index is their remainder.
+RECORDS = {
+    "clock": record("time compute_at cpu_at go wake waiting"),
+    "compute": record(
+        "program_counter then index layer start tokens began request_began "
+        "gated_at looked_up turn coming running spent ready_first"
+    ),
+    "demand": record("demanded assignments mass changed"),
+    "gate": record("served"),
+    "substitution": record("substituted"),
+    "cache": record("pinned_now done_now bypassed arrivals"),
+    "space": record("aside_now"),
+    "uses": record("stamps"),
+    "ranking": record("invalid_now layers_marked"),
+    "side_buffer": record("in_side"),
+    "link": record("demand_first demand_end ask_first ask_end flight_first flight_end ready_end last_done"),
+    "counters": record("row page"),
+    "log": record("lines"),
+    "reset": record("tokens"),
+    "errors": record("error culprit"),
+}
+
+#: Lengths of arrays, where none of the above is one.
+LENGTHS = (
+    "n_experts n_copies n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand n_passes "
+    "n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held n_accesses n_kept n_rows "
+    "n_counters n_times n_par n_warm "
+    "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
+)
+
+#: The engine's own columns of a copy, beside the contract's.
+OWNED = np.dtype(
+    [
+        ("target", np.int64),  # step at which its prefetch is aimed
+        ("evicted_pass", np.int64),
+        ("entered_step", np.int64),
+        ("x", np.int32),
+        ("layer", np.int32),
+        ("kind", np.int32),  # layer * P + precision: what sizes and times depend on
+        ("member_at", np.int32),  # in its layer's list of members
+        ("row_at", np.int32),  # its position in its layer's row of candidates, from 1; 0 if it is none
+        ("member", np.int8),  # 1 while it occupies room of its pool and has arrived
+        ("invalid", np.int8),  # 1 while its key waits to be evaluated anew
+        ("listed", np.int8),  # 1 if it is unpinned when the step ends
+        ("done", np.int8),  # 1 from its compute to the end of the step
+        ("ever", np.int8),  # 1 once it has been resident
+        ("aside", np.int8),  # a chosen victim while others are chosen: what it was before (cache.py)
+        ("counted", np.int8),  # 1 if its arrival by a prefetch counted as its first use
+        ("side", np.int8),  # 1 while it is in a side buffer
+        ("prefetch", np.int8),  # its transfer: a prefetch, met by a demand, bypassing the cache
+        ("awaited", np.int8),
+        ("bypasses", np.int8),
+    ],
+    align=True,
+)
+POOL = record("capacity used open scope")
+ACCESS = record("n x y tokens served")
+EVENT = record("t0 t1 kind pass layer expert precision cause")
+#: Whether a run has been told to stop (simulator/threads.py): another thread writes it while machine code reads it.
+STOP = record("asked")
+#: How a router makes weights of shares (traces/routers.py).
+RULE = np.dtype([("family", np.int64), ("shared", np.int64), ("scale", np.float64), ("band", np.float32)], align=True)
+
+#: Every array: its type and the numbers of the world that say its shape.
+ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    # the tables that policies see, and the engine's own
+    "experts": (EXPERT, ("n_experts",)),
+    "copies": (COPY, ("n_copies",)),
+    "owned": (OWNED, ("n_copies",)),
+    "pools": (POOL, ("n_pools",)),
+    "wire_ns": (np.int64, ("n_kinds",)),
+    "slow_wire_ns": (np.int64, ("n_kinds",)),  # while the CPU computes
+    # counters
+    "cells": (np.int64, ("n_cells",)),  # layer, phase, counter
+    "lifetimes": (np.int64, ("n_buckets",)),  # layer, phase, bucket
+    "log": (EVENT, ("n_log",)),
+    "rows": (np.int64, ("n_rows", "n_counters")),  # per request
+    "row_times": (np.int64, ("n_rows", "n_times")),
+    "before": (np.int64, ("n_counters",)),  # the counters when the request in progress began
+    # victim selection: candidates in rows, one per layer; the smallest of each; members; copies whose key is invalid
+    "row_key": (np.int64, ("n_copies",)),
+    "row_order": (np.int64, ("n_copies",)),
+    "row_count": (np.int64, ("layers",)),
+    "layer_key": (np.int64, ("layers",)),
+    "layer_shift": (np.int64, ("layers",)),
+    "layer_order": (np.int64, ("layers",)),
+    "layer_marked": (np.int8, ("layers",)),
+    "marked_layers": (np.int64, ("layers",)),
+    "members": (np.int32, ("n_members",)),
+    "member_count": (np.int64, ("layers",)),
+    "keyed_scope": (np.int64, ("layers",)),  # the scope in which a layer's keys were worked out, and the pass
+    "keyed_pass": (np.int64, ("layers",)),
+    "behind": (np.int64, ("n_queued",)),  # in a queue: the next to leave after a copy, and before it
+    "in_front": (np.int64, ("n_queued",)),
+    "invalid_copies": (np.int64, ("n_copies",)),
+    "asked": (np.int64, ("n_copies",)),  # copies whose keys are wanted, and the answers
+    "answers": (np.int64, ("n_copies",)),
+    # rings of copies on their way, when they land, and those that compute waits for; their length is a power of two
+    "demands": (np.int64, ("n_ring",)),
+    "asks": (np.int64, ("n_ring",)),
+    "flight": (np.int64, ("n_ring",)),
+    "lands": (np.int64, ("n_ring",)),
+    "ready": (np.int64, ("n_ring",)),
+    # lists of this step, and side buffers in order of their transfers' start
+    "pinned": (np.int64, ("n_copies",)),
+    "done": (np.int64, ("n_copies",)),
+    "chosen_victims": (np.int64, ("n_copies",)),  # in the order of choice, while others are chosen
+    "buffered": (np.int64, ("n_copies",)),
+    # times
+    "dense_ns": (np.int64, ("n_lengths", "layers")),
+    "dense_row": (np.int64, ("passes",)),
+    "cost_row": (np.int64, ("n_kinds",)),
+    "expert_ns": (np.int64, ("n_sizes", "n_costs")),
+    "cpu_ns": (np.int64, ("n_sizes", "n_cpu_costs")),
+    "slow_cpu_ns": (np.int64, ("n_sizes", "n_cpu_costs")),  # while the link works
+    # the step in progress: its tokens, what routing and misses make of them, and weights of given ids
+    "ids": (np.int64, ("n_most", "width")),
+    "ran": (np.int64, ("n_most", "width")),
+    "chosen": (np.int64, ("n_most", "width")),
+    "units": (np.int64, ("n_most", "width")),
+    "anew": (np.int64, ("n_most",)),  # 1 for tokens that `units` weighs anew
+    "weights": (np.int64, ("n_most", "width")),  # of what routing chose, for policies
+    "logits": (np.float64, ("n_held", "experts")),
+    "choice": (np.float64, ("n_held", "experts")),
+    "own_in_run": (np.int64, ("width",)),  # of one token: where what its router chose runs, and the reverse
+    "run_in_own": (np.int64, ("width",)),
+    "suggested": (np.int64, ("n_copies",)),
+    # its demand in demand order, and the demand after substitution
+    "demand_expert": (np.int64, ("experts",)),
+    "demand_rank": (np.int64, ("experts",)),
+    "demand_mass": (np.int64, ("experts",)),
+    "demand_sum": (np.int64, ("experts",)),
+    "demand_tokens": (np.int64, ("experts",)),
+    "demand_next": (np.int64, ("experts",)),
+    "demand_pass": (np.int64, ("experts",)),
+    "final_expert": (np.int64, ("experts",)),
+    "final_rank": (np.int64, ("experts",)),
+    "final_mass": (np.int64, ("experts",)),
+    "final_sum": (np.int64, ("experts",)),
+    "final_tokens": (np.int64, ("experts",)),
+    "wants": (np.int64, ("experts",)),
+    "missing": (np.int64, ("experts",)),
+    "verdict": (np.int64, ("experts",)),
+    "eligible": (np.int64, ("experts",)),
+    "stand_ins": (np.int64, ("experts",)),  # tokens that each expert takes over from the access at hand
+    "tier": (np.int64, ("experts",)),  # precision at which each expert of the layer runs in this step, or NONE
+    "slot": (np.int64, ("experts",)),  # the access that serves an expert, or NONE
+    "named": (np.int64, ("n_experts",)),  # how often it was named for its layer's next gate
+    "present": (np.int64, ("experts",)),  # demanded and resident, in demand order
+    "union_at": (np.int64, ("experts",)),  # an expert's position in the union being made, or NONE
+    "access_of": (np.int64, ("experts",)),  # an expert's access while the union is made again, or NONE
+    "accesses": (ACCESS, ("n_accesses",)),
+    "others": (ACCESS, ("n_accesses",)),
+    "kept": (np.int16, ("n_kept", "layers", "width")),  # what every token ran, if asked for
+    "warm": (np.int64, ("n_warm",)),
+}
+#: The demand side: a schedule of passes over recorded tokens. Arrays that are absent have no tokens.
+FEED: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "pass_start": (np.int64, ("passes",)),
+    "pass_tokens": (np.int64, ("passes",)),
+    "pass_phase": (np.int64, ("passes",)),
+    "pass_request": (np.int64, ("passes",)),
+    "pass_row": (np.int64, ("passes",)),  # the row of the request's counters
+    "offsets": (np.int64, ("n_steps",)),  # of a step in the demand stream, and its end
+    "stream_expert": (np.int32, ("n_demand",)),
+    "stream_rank": (np.int32, ("n_demand",)),
+    "stream_mass": (np.int64, ("n_demand",)),
+    "stream_sum": (np.int64, ("n_demand",)),
+    "stream_tokens": (np.int32, ("n_demand",)),
+    "stream_next": (np.int64, ("n_demand",)),
+    "stream_pass": (np.int64, ("n_passes",)),  # of that next use
+    "token_ids": (np.int16, ("n_tokens", "layers", "width")),
+    "token_weights": (np.float32, ("n_weighted", "layers", "width")),
+    "token_logits": (np.float32, ("n_scored", "layers", "experts")),
+    "token_choice": (np.float32, ("n_scored", "layers", "experts")),
+    "token_scores": (np.int32, ("n_scored", "layers", "experts")),
+    "token_shares": (np.float32, ("n_scored", "layers", "experts")),
+    "look_order": (np.int16, ("n_look", "n_tokens", "layers", "experts")),
+    "look_score": (np.int32, ("n_look", "n_tokens", "layers", "experts")),
+}
+#: Memories of the four kinds of policy, in the order of simulator.config.KINDS.
+MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    f"{column}_{kind}": (dtype, axes)
+    for kind in range(4)
+    for column, dtype, axes in (
+        ("own_rows", np.int64, ("n_copies", f"rows_{kind}")),
+        ("own_regs", np.int64, ("n_pools", f"regs_{kind}")),
+        ("own_reals", np.float64, ("layers", f"reals_{kind}")),
+        ("own_par", np.float64, ("n_par",)),
+        ("own_capacity", np.int64, ("n_pools",)),
+    )
+}
+#: Which file writes what, beside the record of its name: arrays, and columns of the tables that several files share.
+#: A function may write to what it is handed; who hands it over is the owner.
+OWNS = {
+    "cache": (
+        "copies pools.used pools.open pinned done owned.counted owned.done "
+        "owned.entered_step owned.ever owned.evicted_pass owned.listed owned.member"
+    ),
+    "uses": "experts",
+    "space": "chosen_victims owned.aside",
+    "link": "asks demands flight lands ready owned.awaited owned.bypasses owned.prefetch owned.target",
+    "side_buffer": "buffered owned.side",
+    "ranking": (
+        "asked invalid_copies keyed_pass keyed_scope layer_key layer_marked layer_order layer_shift marked_layers "
+        "member_count members row_count row_key row_order pools.scope owned.invalid owned.member_at owned.row_at"
+    ),
+    "queues": "behind in_front",
+    "compute": "now kept",
+    "gate": "now.absent now.gated accesses missing named slot tier verdict",
+    "demand": (
+        "chosen ids ran weights logits choice union_at demand_expert demand_mass demand_next demand_pass demand_rank "
+        "demand_sum demand_tokens final_expert final_mass final_rank final_sum final_tokens"
+    ),
+    "substitution": "access_of eligible others stand_ins",
+    "weights": "anew units",
+    "fidelity": "own_in_run run_in_own",
+    "counters": "before cells lifetimes row_times rows",
+    "fast_path": "present",
+    "asking": "answers wants suggested",
+}
+
+#: Marks the state of a run that the fast variant may replay: Numba's cache on disk tells variants by types only.
+MARK = "fast_variant"
+
+
+def _state(*marks: str) -> np.dtype:
+    numbers = (SETTING + LENGTHS).split() + [
+        f"at_{name}" for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)
+    ]
+    fields = [(name, np.int64) for name in numbers]
+    return np.dtype([*fields, *RECORDS.items(), *((mark, np.int64) for mark in marks)], align=True)
+
+
+STATE = _state()
+#: The same with a mark behind it, so that functions that take any state can be handed this one.
+FAST_STATE = _state(MARK)

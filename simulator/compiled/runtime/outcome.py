@@ -1,0 +1,125 @@
+"""What a run left in its arrays, in the form that every engine reports."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.contract import PolicyError
+from results.counters import COUNTERS, PHASES, reported
+from results.result import Event, Row
+from simulator.compiled.counters import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
+from simulator.compiled.log import BY_RESET, CAUSES, KINDS
+from simulator.compiled.runtime.errors import (
+    BAD_CHOICE,
+    BAD_NAME,
+    BAD_STAND_IN,
+    BAD_VERDICT,
+    BAD_VICTIM,
+    BAD_WANT,
+    NO_CPU,
+    NO_ERROR,
+    NO_HOOK,
+    NO_LOGITS,
+    STOPPED,
+    STUCK,
+)
+from simulator.compiled.runtime.initial import SimulationState
+from simulator.config import PolicySet
+from simulator.errors import ConfigError
+from simulator.setting import Setting
+
+
+class FinishedCounters:
+    """Counters per layer, phase and request."""
+
+    def __init__(self, cells: np.ndarray, lifetimes: np.ndarray, requests: list[Row]) -> None:
+        """`cells` (L, 2, counters) and `lifetimes` (L, 2, buckets)."""
+        self._cells, self._lifetimes, self._requests = cells, lifetimes, requests
+
+    def totals(self, end: int) -> Row:
+        """Sums over layers and phases."""
+        sums = dict(zip(COUNTERS, self._cells.sum((0, 1)).tolist(), strict=True))
+        return sums | {"time_ns": end, "lifetime": self._lifetimes.sum((0, 1)).tolist()}
+
+    def per_layer(self) -> list[Row]:
+        """A row per layer and phase, phases without any step left out."""
+        return [
+            {"layer": layer, "phase": PHASES[phase]}
+            | reported(self._cells[layer, phase].tolist(), "layer")
+            | {"lifetime": self._lifetimes[layer, phase].tolist()}
+            for layer in range(len(self._cells))
+            for phase in range(len(PHASES))
+            if self._cells[layer, phase].any()
+        ]
+
+    def per_request(self) -> list[Row]:
+        """A row per request in run order."""
+        return self._requests
+
+
+def counters_of(state: SimulationState) -> FinishedCounters:
+    """The counters of a finished run."""
+    layers = int(state["layers"])
+    cells = state.arrays["cells"].reshape(layers, len(PHASES), WIDTH)
+    return FinishedCounters(cells, state.arrays["lifetimes"].reshape(layers, len(PHASES), BUCKETS), _requests(state))
+
+
+def _requests(state: SimulationState) -> list[Row]:
+    """A request's number is that of its passes."""
+    numbers = dict(zip(*(state.arrays[name].tolist() for name in ("pass_row", "pass_request")), strict=True))
+    return [
+        {"request": numbers[row], **_times(times.tolist()), **reported(counts.tolist(), "request")}
+        for row, (times, counts) in enumerate(zip(state.arrays["row_times"], state.arrays["rows"], strict=True))
+    ]
+
+
+def _times(columns: list[int]) -> Row:
+    return {
+        "start_ns": columns[START],
+        "ttft_ns": None if columns[FIRST] == NO_FIRST else columns[FIRST],
+        "decode_ns": columns[DECODE],
+        "decode_passes": columns[PASSES],
+        "end_ns": columns[END],
+        "tokens": columns[TOKENS],
+    }
+
+
+def events_of(state: SimulationState, setting: Setting) -> list[Event]:
+    """The event log in words."""
+    lines = state.arrays["log"][: int(state["log"]["lines"])].tolist()
+    return [
+        Event(t0, t1, KINDS[kind], step_pass, layer, expert, precision, _cause(cause, setting))
+        for t0, t1, kind, step_pass, layer, expert, precision, cause in lines
+    ]
+
+
+def _cause(cause: int, setting: Setting) -> str:
+    if cause == BY_RESET:
+        return setting.config.reset
+    return f"for {cause}" if cause >= 0 else CAUSES[-cause]
+
+
+def check(state: SimulationState, chosen: PolicySet) -> None:
+    """Raises what the reference raises when a run cannot go on; KeyboardInterrupt if it was told to stop."""
+    error, eviction, miss = int(state["errors"]["error"]), chosen.eviction.policy.name, chosen.miss.policy.name
+    if error == NO_ERROR:
+        return
+    culprit = int(state["errors"]["culprit"])
+    if error == STOPPED:
+        raise KeyboardInterrupt
+    if error == NO_CPU:
+        raise ConfigError("this platform has no [cpu] table, which miss policies that compute there need")
+    if error == NO_LOGITS:
+        raise PolicyError("a policy that changes the mixture must declare that it needs logits: needs=always('logits')")
+    raise AssertionError(
+        {
+            BAD_VICTIM: f"{eviction} named {int(state['culprit'])}, which may not leave its pool",
+            STUCK: "nothing can happen any more: a demanded expert finds no room",
+            BAD_CHOICE: f"routing {chosen.routing.policy.name} chose {culprit}, which is no expert",
+            BAD_NAME: f"prefetch {chosen.prefetch.policy.name} named {culprit}, which is no copy",
+            BAD_WANT: f"miss {miss} wants precision {culprit}, which there is not",
+            BAD_VERDICT: f"miss {miss} decided {culprit}, which is no verdict, or less precise than wanted",
+            BAD_STAND_IN: f"miss {miss} let {culprit} stand in, which may not",
+            NO_HOOK: f"miss {miss} was asked for a hook that it does not give",
+        }[error]
+    )

@@ -1,0 +1,128 @@
+"""The tables as one policy's hooks get them: columns and arrays that its `reads` leaves out are not there.
+
+So a hook that reads one all the same does not compile, whichever way it came by the name. Where nothing is compiled,
+numpy refuses the column and None the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from policies.contract import EXPERT, OPTIONAL_ARRAYS, OPTIONAL_COLUMNS, Step
+from simulator.compiled.runtime.jit import IS_PYTHON, array_reader, fast
+from simulator.compiled.runtime.layout import ARRAYS
+from simulator.compiled.runtime.state import (
+    all_choice,
+    all_demand_expert,
+    all_demand_mass,
+    all_demand_rank,
+    all_demand_tokens,
+    all_experts,
+    all_ids,
+    all_logits,
+    all_look_order,
+    all_look_score,
+    all_token_scores,
+    all_weights,
+    now,
+)
+
+
+def readable(reads: frozenset[str]) -> dict[str, Callable]:
+    """`all_experts` and `step_of` for hooks of a policy that reads these, by those names."""
+    return {"all_experts": _experts(reads & OPTIONAL_COLUMNS), "step_of": _step(reads & OPTIONAL_ARRAYS)}
+
+
+@cache
+def _experts(reads: frozenset[str]) -> Callable:
+    """The table with the columns that are left, each where it is in EXPERT."""
+    if reads == OPTIONAL_COLUMNS:
+        return all_experts
+    every: Any = EXPERT.fields
+    fields = {name: every[name] for name in EXPERT.names or () if name not in OPTIONAL_COLUMNS - reads}
+    columns: Any = {"names": list(fields), "itemsize": EXPERT.itemsize}
+    columns |= {"formats": [field[0] for field in fields.values()], "offsets": [field[1] for field in fields.values()]}
+    narrow = np.dtype(columns, align=True)
+    if IS_PYTHON:
+        return lambda s: s.arrays["experts"].view(narrow)
+    return array_reader("experts", narrow, *ARRAYS["experts"][1], whole=True)
+
+
+@cache
+def _step(reads: frozenset[str]) -> Callable:
+    """`step_of`, in which functions of the arrays that are left out return None."""
+    hidden = dict.fromkeys(OPTIONAL_ARRAYS - reads, nothing)
+    return fast(FunctionType(step_of.__code__, step_of.__globals__ | hidden, step_of.__name__))
+
+
+def step_of(s, demanded):
+    """The gate's arrays; `demanded` experts, 0 while routing has not chosen yet."""
+    layer, first, last = now(s)["layer"], s["compute"]["start"], s["compute"]["start"] + s["compute"]["tokens"]
+    return Step(
+        ids(s),
+        logits(s),
+        choice(s),
+        wide(all_token_scores(s)[first:last, layer]),
+        wide(all_look_order(s)[:, first:last, layer]),
+        wide(all_look_score(s)[:, first:last, layer]),
+        all_demand_expert(s)[:demanded],
+        rank(s, demanded),
+        mass(s, demanded),
+        all_demand_tokens(s)[:demanded],
+        weight(s),
+    )
+
+
+@fast
+def wide(array):
+    """The array; where nothing is compiled, of 64 bits, as numpy would go on with the 16 or 32 that are kept."""
+    return array.astype(np.int64) if IS_PYTHON else array
+
+
+# the arrays of OPTIONAL_ARRAYS, by their names there
+
+
+@fast
+def nothing(s, demanded=0):
+    """None in place of an array."""
+
+
+@fast
+def ids(s):
+    """(T, k)."""
+    return all_ids(s)[: s["compute"]["tokens"]]
+
+
+@fast
+def logits(s):
+    """(T, E)."""
+    return all_logits(s)[: s["compute"]["tokens"]]
+
+
+@fast
+def choice(s):
+    """(T, E)."""
+    return all_choice(s)[: s["compute"]["tokens"]]
+
+
+@fast
+def rank(s, demanded):
+    """(n,)."""
+    return all_demand_rank(s)[:demanded]
+
+
+@fast
+def mass(s, demanded):
+    """(n,)."""
+    return all_demand_mass(s)[:demanded]
+
+
+@fast
+def weight(s):
+    """(T, k), or (0, k) where there are none."""
+    return all_weights(s)[: s["compute"]["tokens"] if s["weighted"] == 1 or s["demand"]["changed"] == 1 else 0]

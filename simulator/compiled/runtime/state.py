@@ -1,0 +1,249 @@
+"""How the kernel reaches its arrays: a function for each, the policies' bound hooks, and their memories."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from policies.contract import NOW, Own
+from simulator.compiled.runtime.jit import array_reader, fast, record_reader
+from simulator.compiled.runtime.layout import ARRAYS, FEED, MEMORIES, RULE, STOP
+
+#: No key: larger than that of any copy that it is compared with.
+NO_KEY = (1 << 63) - 1
+NEVER_LEFT = -1
+now = record_reader("now", NOW)
+rule = record_reader("rule", RULE)
+stop_flag = record_reader("stop", STOP)
+_reader = {name: array_reader(name, dtype, *axes) for name, (dtype, axes) in ARRAYS.items()}
+_reader |= {name: array_reader(name, dtype, *axes, readonly=True) for name, (dtype, axes) in FEED.items()}
+#: Of arrays that policies are given, or parts of which are.
+_whole = {name: array_reader(name, dtype, *axes, whole=True) for name, (dtype, axes) in (ARRAYS | MEMORIES).items()}
+_whole |= {name: array_reader(name, dtype, *axes, readonly=True, whole=True) for name, (dtype, axes) in FEED.items()}
+#: Those that hooks only read: one that writes to them does not compile.
+_INPUTS = ("ids", "logits", "choice", "weights", "missing")
+_INPUTS += ("demand_expert", "demand_rank", "demand_mass", "demand_tokens")
+_INPUTS += tuple(name for name in MEMORIES if name.startswith(("own_par", "own_capacity")))
+for _name in _INPUTS:
+    _dtype, _axes = (ARRAYS | MEMORIES)[_name]
+    _whole[_name] = array_reader(_name, _dtype, *_axes, readonly=True, whole=True)
+
+experts = _reader["experts"]
+copies = _reader["copies"]
+owned = _reader["owned"]
+pools = _reader["pools"]
+wire_ns = _reader["wire_ns"]
+slow_wire_ns = _reader["slow_wire_ns"]
+cells = _reader["cells"]
+lifetimes = _reader["lifetimes"]
+log = _reader["log"]
+rows = _reader["rows"]
+row_times = _reader["row_times"]
+before = _reader["before"]
+row_key = _reader["row_key"]
+row_order = _reader["row_order"]
+row_count = _reader["row_count"]
+layer_key = _reader["layer_key"]
+layer_shift = _reader["layer_shift"]
+layer_order = _reader["layer_order"]
+layer_marked = _reader["layer_marked"]
+marked_layers = _reader["marked_layers"]
+members = _reader["members"]
+member_count = _reader["member_count"]
+keyed_scope = _reader["keyed_scope"]
+keyed_pass = _reader["keyed_pass"]
+behind = _reader["behind"]
+in_front = _reader["in_front"]
+invalid_copies = _reader["invalid_copies"]
+asked = _reader["asked"]
+answers = _reader["answers"]
+demands = _reader["demands"]
+asks = _reader["asks"]
+flight = _reader["flight"]
+lands = _reader["lands"]
+ready = _reader["ready"]
+pinned = _reader["pinned"]
+done = _reader["done"]
+chosen_victims = _reader["chosen_victims"]
+buffered = _reader["buffered"]
+dense_ns = _reader["dense_ns"]
+dense_row = _reader["dense_row"]
+cost_row = _reader["cost_row"]
+expert_ns = _reader["expert_ns"]
+cpu_ns = _reader["cpu_ns"]
+slow_cpu_ns = _reader["slow_cpu_ns"]
+ids = _reader["ids"]
+ran = _reader["ran"]
+chosen = _reader["chosen"]
+units = _reader["units"]
+anew = _reader["anew"]
+weights = _reader["weights"]
+logits = _reader["logits"]
+choice = _reader["choice"]
+own_in_run = _reader["own_in_run"]
+run_in_own = _reader["run_in_own"]
+suggested = _reader["suggested"]
+demand_expert = _reader["demand_expert"]
+demand_rank = _reader["demand_rank"]
+demand_mass = _reader["demand_mass"]
+demand_sum = _reader["demand_sum"]
+demand_tokens = _reader["demand_tokens"]
+demand_next = _reader["demand_next"]
+demand_pass = _reader["demand_pass"]
+final_expert = _reader["final_expert"]
+final_rank = _reader["final_rank"]
+final_mass = _reader["final_mass"]
+final_sum = _reader["final_sum"]
+final_tokens = _reader["final_tokens"]
+wants = _reader["wants"]
+missing = _reader["missing"]
+verdict = _reader["verdict"]
+eligible = _reader["eligible"]
+stand_ins = _reader["stand_ins"]
+tier = _reader["tier"]
+slot = _reader["slot"]
+named = _reader["named"]
+present = _reader["present"]
+accesses = _reader["accesses"]
+others = _reader["others"]
+union_at = _reader["union_at"]
+access_of = _reader["access_of"]
+kept = _reader["kept"]
+warm = _reader["warm"]
+pass_start = _reader["pass_start"]
+pass_tokens = _reader["pass_tokens"]
+pass_phase = _reader["pass_phase"]
+pass_request = _reader["pass_request"]
+pass_row = _reader["pass_row"]
+offsets = _reader["offsets"]
+stream_expert = _reader["stream_expert"]
+stream_rank = _reader["stream_rank"]
+stream_mass = _reader["stream_mass"]
+stream_sum = _reader["stream_sum"]
+stream_tokens = _reader["stream_tokens"]
+stream_next = _reader["stream_next"]
+stream_pass = _reader["stream_pass"]
+token_ids = _reader["token_ids"]
+token_weights = _reader["token_weights"]
+token_logits = _reader["token_logits"]
+token_choice = _reader["token_choice"]
+token_shares = _reader["token_shares"]
+look_order = _reader["look_order"]
+look_score = _reader["look_score"]
+all_experts = _whole["experts"]
+all_copies = _whole["copies"]
+all_asked = _whole["asked"]
+all_answers = _whole["answers"]
+all_suggested = _whole["suggested"]
+all_eligible = _whole["eligible"]
+all_ids = _whole["ids"]
+all_logits = _whole["logits"]
+all_choice = _whole["choice"]
+all_weights = _whole["weights"]
+all_chosen = _whole["chosen"]
+all_missing = _whole["missing"]
+all_verdict = _whole["verdict"]
+all_wants = _whole["wants"]
+all_demand_expert = _whole["demand_expert"]
+all_demand_rank = _whole["demand_rank"]
+all_demand_mass = _whole["demand_mass"]
+all_demand_tokens = _whole["demand_tokens"]
+all_token_scores = _whole["token_scores"]
+all_look_order = _whole["look_order"]
+all_look_score = _whole["look_score"]
+_own_rows_0 = _whole["own_rows_0"]
+_own_regs_0 = _whole["own_regs_0"]
+_own_reals_0 = _whole["own_reals_0"]
+_own_par_0 = _whole["own_par_0"]
+_own_capacity_0 = _whole["own_capacity_0"]
+_own_rows_1 = _whole["own_rows_1"]
+_own_regs_1 = _whole["own_regs_1"]
+_own_reals_1 = _whole["own_reals_1"]
+_own_par_1 = _whole["own_par_1"]
+_own_capacity_1 = _whole["own_capacity_1"]
+_own_rows_2 = _whole["own_rows_2"]
+_own_regs_2 = _whole["own_regs_2"]
+_own_reals_2 = _whole["own_reals_2"]
+_own_par_2 = _whole["own_par_2"]
+_own_capacity_2 = _whole["own_capacity_2"]
+_own_rows_3 = _whole["own_rows_3"]
+_own_regs_3 = _whole["own_regs_3"]
+_own_reals_3 = _whole["own_reals_3"]
+_own_par_3 = _whole["own_par_3"]
+_own_capacity_3 = _whole["own_capacity_3"]
+
+
+class BoundHooks(NamedTuple):
+    """Policies' hooks as machine code. Absent ones are never called."""
+
+    choose: Any
+    suggest: Any
+    want: Any
+    resolve: Any
+    substitute: Any
+    keys: Any
+    victim: Any
+    admit: Any
+    gate_routing: Any
+    gate_prefetch: Any
+    gate_eviction: Any
+    gate_miss: Any
+    use_routing: Any
+    use_prefetch: Any
+    use_eviction: Any
+    use_miss: Any
+    insert_routing: Any
+    insert_prefetch: Any
+    insert_eviction: Any
+    insert_miss: Any
+    evict_routing: Any
+    evict_prefetch: Any
+    evict_eviction: Any
+    evict_miss: Any
+    predict_routing: Any
+    predict_prefetch: Any
+    predict_eviction: Any
+    predict_miss: Any
+
+
+@fast
+def own_routing(s):
+    """The routing policy's memory."""
+    return Own(_own_rows_0(s), _own_regs_0(s), _own_reals_0(s), _own_par_0(s), _own_capacity_0(s))
+
+
+@fast
+def own_prefetch(s):
+    """The prefetch policy's memory."""
+    return Own(_own_rows_1(s), _own_regs_1(s), _own_reals_1(s), _own_par_1(s), _own_capacity_1(s))
+
+
+@fast
+def own_eviction(s):
+    """The eviction policy's memory."""
+    return Own(_own_rows_2(s), _own_regs_2(s), _own_reals_2(s), _own_par_2(s), _own_capacity_2(s))
+
+
+@fast
+def own_miss(s):
+    """The miss policy's memory."""
+    return Own(_own_rows_3(s), _own_regs_3(s), _own_reals_3(s), _own_par_3(s), _own_capacity_3(s))
+
+
+@fast
+def expert_of(s, y):
+    """The expert of a copy."""
+    return np.int64(owned(s)[y]["x"])
+
+
+@fast
+def layer_of(s, y):
+    """The layer of a copy."""
+    return np.int64(owned(s)[y]["layer"])
+
+
+@fast
+def kind_of(s, y):
+    """layer * P + precision."""
+    return np.int64(owned(s)[y]["kind"])

@@ -1,0 +1,94 @@
+"""Counters of a run, per (layer, phase) and per request, and lifetimes of evicted copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from results.counters import COUNTERS, LIFETIME_BUCKETS, PHASES, reported
+from results.result import Row
+from simulator.source import Pass
+
+
+class Counters:
+    """What a pass does once is charged to the request and phase of its first row, but see `charge_to`."""
+
+    def __init__(self, layers: int) -> None:
+        self._cells = [[_zeros() for _ in PHASES] for _ in range(layers)]
+        self._lifetimes = [[[0] * LIFETIME_BUCKETS for _ in PHASES] for _ in range(layers)]
+        self._requests: dict[int, Row] = {}
+        self.phase = 0
+        self._row: Row = {}
+
+    def begin_pass(self, now: int, step_pass: Pass) -> None:
+        """Charge to this pass from here on; a request begins with its first pass."""
+        for (request, phase), places in step_pass.parts().items():
+            if request not in self._requests:
+                self._requests[request] = {"request": request, **_times(now), **_zeros()}
+            self.charge_to(request, phase)
+            self._row["tokens"] += len(places)
+        self.charge_to(step_pass.request, step_pass.phase)
+
+    def charge_to(self, request: int, phase: int) -> None:
+        """Charge to this request and phase from here on: what belongs to single tokens of a pass."""
+        self.phase, self._row = phase, self._requests[request]
+
+    def end_pass(self, began: int, now: int, step_pass: Pass) -> None:
+        """The pass's time is part of the TTFT or TPOT of every request in it."""
+        for request, phase in step_pass.parts():
+            row = self._requests[request]
+            row["end_ns"] = now
+            if phase == 0:
+                row["ttft_ns"] = now - row["start_ns"]
+                continue
+            row["decode_ns"] += now - began
+            row["decode_passes"] += 1
+
+    def count(self, name: str, layer: int, amount: int = 1) -> None:
+        """Add to a counter."""
+        self._cells[layer][self.phase][name] += amount
+        self._row[name] += amount
+
+    def here(self, layer: int) -> Callable[[str, int], None]:
+        """`count` for this layer and the pass in progress, for when an activity's time is known."""
+        cells = self._cells[layer][self.phase], self._row
+
+        def add(name: str, amount: int) -> None:
+            for cell in cells:
+                cell[name] += amount
+
+        return add
+
+    def lived(self, layer: int, steps: int) -> None:
+        """A copy was evicted after `steps` steps."""
+        self._lifetimes[layer][self.phase][min(steps.bit_length(), LIFETIME_BUCKETS - 1)] += 1
+
+    def totals(self, end: int) -> Row:
+        """Sums over layers and phases."""
+        cells = [cell for layer in self._cells for cell in layer]
+        totals: Row = {name: sum(cell[name] for cell in cells) for name in COUNTERS}
+        histograms = [histogram for layer in self._lifetimes for histogram in layer]
+        return totals | {"time_ns": end, "lifetime": [sum(bucket) for bucket in zip(*histograms, strict=True)]}
+
+    def per_layer(self) -> list[Row]:
+        """A row per layer and phase, phases without any step left out."""
+        return [
+            {"layer": layer, "phase": PHASES[phase]}
+            | reported(cell.values(), "layer")
+            | {"lifetime": self._lifetimes[layer][phase]}
+            for layer, cells in enumerate(self._cells)
+            for phase, cell in enumerate(cells)
+            if any(cell.values())
+        ]
+
+    def per_request(self) -> list[Row]:
+        """A row per request in run order."""
+        left_out = {name for name, counter in COUNTERS.items() if "request" not in counter.per}
+        return [{name: it for name, it in row.items() if name not in left_out} for row in self._requests.values()]
+
+
+def _times(now: int) -> Row:
+    return {"start_ns": now, "ttft_ns": None, "decode_ns": 0, "decode_passes": 0, "end_ns": now, "tokens": 0}
+
+
+def _zeros() -> Row:
+    return dict.fromkeys(COUNTERS, 0)
