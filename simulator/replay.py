@@ -13,7 +13,7 @@ from simulator.dry_run import dry_run, named_by_machine_code
 from simulator.errors import ConfigError
 from simulator.foreknown import check_profile
 from simulator.origin import Origin, origin_of
-from simulator.platform import Platform, Times, platform
+from simulator.platform import Platform, platform, times_of
 from simulator.reference import engine as reference
 from simulator.setting import Ran, Setting, Shape
 from simulator.source import Source, TraceSource
@@ -49,7 +49,7 @@ class Plan:
 
     def setting(self, log: bool) -> Setting:
         """What an engine needs beside its source."""
-        times = Times(self.machine, self.shape.geometry, self.shape.tiers)
+        times = times_of(self.machine, self.shape.geometry, self.shape.tiers)
         return Setting(self.config, self.shape, times, self.capacity.pools, log)
 
 
@@ -124,7 +124,7 @@ def report(ran: Ran, ready: Plan) -> Result:
 
 def _about(ready: Plan) -> Row:
     """Everything beside the configuration that a reader needs in order to trust a figure."""
-    chosen = ready.chosen.priced(Times(ready.machine, ready.shape.geometry, ready.shape.tiers))
+    chosen = ready.chosen.priced(times_of(ready.machine, ready.shape.geometry, ready.shape.tiers))
     return {
         "label": _label(ready),
         "identity": ready.config.identity(ready.origin),
