@@ -69,7 +69,8 @@ def _replayed(trace: Trace, config: Any) -> float:
 def command(arguments: Sequence[str], cache: Path | None = None) -> float:
     """CPU seconds of a process and its children, with a cache folder of its own if one is given."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = dict(os.environ) | ({"XDG_CACHE_HOME": str(cache)} if cache else {})
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"XDG_CACHE_HOME": str(cache)} if cache else {}
     subprocess.run(arguments, check=True, capture_output=True, env=environment, cwd=ROOT)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

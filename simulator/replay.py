@@ -9,12 +9,10 @@ from policies.contract import PolicyError
 from results.result import Result, Row
 from simulator.capacity import Capacity, cliff, parse_capacity, surplus
 from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig, setting_kinds
-from simulator.dry_run import dry_run, named_by_machine_code
 from simulator.errors import ConfigError
 from simulator.foreknown import check_profile
 from simulator.origin import Origin, origin_of
 from simulator.platform import Platform, platform, times_of
-from simulator.reference import engine as reference
 from simulator.setting import Ran, Setting, Shape
 from simulator.source import Source, TraceSource
 from traces.schema import Geometry, Trace
@@ -104,6 +102,8 @@ def _run_compiled(trace: Trace, ready: Plan, log: bool) -> Ran:
     setting = ready.setting(log)
     if not ready.chosen.own:
         return compiled.run(trace, setting)
+    from simulator.dry_run import dry_run, named_by_machine_code
+
     dry_run(trace, setting, ready.needs)
     with named_by_machine_code(ready.chosen):
         return compiled.run(trace, setting)
@@ -111,6 +111,8 @@ def _run_compiled(trace: Trace, ready: Plan, log: bool) -> Ran:
 
 def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
     """Replay any source of demand, by the reference engine: it can be asked for one gate at a time."""
+    from simulator.reference import engine as reference  # and SimPy, which no compiled replay needs
+
     return report(reference.run(source, ready.setting(log)), ready)
 
 
