@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 from numba import types
+from numba.core.errors import NumbaError
 
 from policies.contract import RESIDENT
 from simulator.compiled import hooks
@@ -19,9 +21,10 @@ from simulator.compiled.kernel import kernel
 from simulator.compiled.runtime.initial import Inputs, SimulationState, initial_state
 from simulator.compiled.runtime.inputs import feed_from, feed_of
 from simulator.compiled.runtime.jit import IS_PYTHON, OPTIONS
-from simulator.compiled.runtime.layout import FAST_STATE, STATE
+from simulator.compiled.runtime.layout import STATE
 from simulator.compiled.runtime.machine_code import COMPILING, compile_kept, is_kept
 from simulator.compiled.runtime.outcome import check, counters_of, events_of
+from simulator.compiled.runtime.variants import frozen_entry
 from simulator.config import KINDS, PolicySet, ReplayConfig
 from simulator.foreknown import Known, known_of, known_of_trace
 from simulator.setting import EndState, Ran, Setting
@@ -45,7 +48,6 @@ ALL = [
     *((kind, f"on_{event}") for event in ("gate", "use", "insert", "evict", "predict") for kind in KINDS),
 ]
 POINTERS = {kernel: ALL, fast_path: FAST}
-STATES = {kernel: STATE, fast_path: FAST_STATE}
 PARTS = {kernel: "general", fast_path: "usual"}
 LOG = logging.getLogger(__name__)
 
@@ -121,8 +123,11 @@ def _start(state: SimulationState, chosen: PolicySet) -> None:
 @cache
 def machine_code(of: Callable) -> Callable:
     """A kernel, compiled or from disk."""
-    if not IS_PYTHON and not is_kept(f"{Path(of.__code__.co_filename).stem}.{of.__name__}-"):
-        LOG.info("compiling the replay engine's %s part (about a minute, once)", PARTS[of])
     pointers = [types.FunctionType(hooks.signature_of(hook)) for _, hook in POINTERS[of]]
-    signature = types.void(numba.from_dtype(STATES[of]), *pointers)
-    return compile_kept(signature, of, nogil=True, **OPTIONS)
+    compiled = partial(compile_kept, types.void(numba.from_dtype(STATE), *pointers), nogil=True, **OPTIONS)
+    if is_kept(f"{Path(of.__code__.co_filename).stem}.{of.__name__}-"):
+        with suppress(NumbaError):  # damaged on disk: made again, from what may be frozen
+            return compiled(of)
+    elif not IS_PYTHON:
+        LOG.info("compiling the replay engine's %s part (about a minute, once)", PARTS[of])
+    return compiled(frozen_entry(of) if of is fast_path and not IS_PYTHON else of)

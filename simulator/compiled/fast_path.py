@@ -50,14 +50,22 @@ from simulator.compiled.link import complete, fetch, may_start, meet, next_landi
 from simulator.compiled.reset import count_unused
 from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
 from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import copies, demand_expert, demand_sum, demand_tokens, now, present, slot
-from simulator.compiled.runtime.variants import only
+from simulator.compiled.runtime.state import (
+    FastHooks,
+    copies,
+    demand_expert,
+    demand_sum,
+    demand_tokens,
+    now,
+    present,
+    slot,
+)
 from simulator.compiled.uses import foresee, need
 
 
 def fast_path(s: Any, choose: Any, suggest: Any, keys: Any) -> None:
     """Replay to the end a state that `variants.is_fast` is true of."""
-    replay_steps(s, only(choose, suggest, keys))
+    replay_steps(s, FastHooks(choose, suggest, keys))
 
 
 @fast

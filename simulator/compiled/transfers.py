@@ -20,7 +20,7 @@ def claim(s, hooks, y):
     claimed = make_space(s, hooks, y, is_prefetch)
     if claimed == GRANTED:
         occupy(s, y)
-    elif claimed == BYPASSED:
+    elif s["has_admit"] == 1 and claimed == BYPASSED:
         bypass(s, y)
         count(s, DECLINED, layer_of(s, y), 1)
     return claimed
@@ -30,11 +30,11 @@ def claim(s, hooks, y):
 def land(s, hooks, y):
     """A transfer is complete: resident, unless it bypasses the cache."""
     mine = owned(s)[y]
-    if mine["bypasses"] == 1:
+    if s["has_admit"] == 1 and mine["bypasses"] == 1:
         return
     unused = 1 if mine["prefetch"] == 1 and mine["awaited"] == 0 else 0
     enter(s, y, unused)
-    if mine["side"] == 1:
+    if s["side_slots"] > 0 and mine["side"] == 1:
         if mine["awaited"] == 1:
             promote(s, hooks, y)
         return

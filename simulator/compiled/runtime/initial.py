@@ -13,7 +13,7 @@ from policies.grammar import Chosen
 from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.layout import ARRAYS, FAST_STATE, MEMORIES, RECORDS, RULE, STATE
+from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RECORDS, RULE, STATE
 from simulator.compiled.runtime.queues import NO_QUEUE
 from simulator.compiled.runtime.ranking import TOUCH
 from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
@@ -35,7 +35,7 @@ class SimulationState:
     def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
         """`numbers` and `arrays` by the names of `layout.STATE`; what is not given is 0."""
         self.is_fast = is_fast(numbers)
-        self._row = np.zeros(1, FAST_STATE if self.is_fast else STATE)
+        self._row = np.zeros(1, STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
         self._records = {name: self.numbers[name] for name in RECORDS}
         for name, value in numbers.items():

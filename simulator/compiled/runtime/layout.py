@@ -251,18 +251,11 @@ OWNS = {
     "asking": "answers wants suggested",
 }
 
-#: Marks the state of a run that the fast variant may replay: Numba's cache on disk tells variants by types only.
-MARK = "fast_variant"
-
-
-def _state(*marks: str) -> np.dtype:
-    numbers = (SETTING + LENGTHS).split() + [
-        f"at_{name}" for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)
-    ]
-    fields = [(name, np.int64) for name in numbers]
-    return np.dtype([*fields, *RECORDS.items(), *((mark, np.int64) for mark in marks)], align=True)
-
-
-STATE = _state()
-#: The same with a mark behind it, so that functions that take any state can be handed this one.
-FAST_STATE = _state(MARK)
+STATE = np.dtype(
+    [
+        *((name, np.int64) for name in (SETTING + LENGTHS).split()),
+        *((f"at_{name}", np.int64) for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)),
+        *RECORDS.items(),
+    ],
+    align=True,
+)

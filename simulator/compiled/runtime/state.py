@@ -172,6 +172,14 @@ _own_par_3 = _whole["own_par_3"]
 _own_capacity_3 = _whole["own_capacity_3"]
 
 
+class FastHooks(NamedTuple):
+    """The hooks that the fast variant calls."""
+
+    choose: Any
+    suggest: Any
+    keys: Any
+
+
 class BoundHooks(NamedTuple):
     """Policies' hooks as machine code. Absent ones are never called."""
 
@@ -232,6 +240,8 @@ def own_miss(s):
 @fast
 def expert_of(s, y):
     """The expert of a copy."""
+    if s["precisions"] == 1:
+        return np.int64(y)
     return np.int64(owned(s)[y]["x"])
 
 
@@ -244,4 +254,6 @@ def layer_of(s, y):
 @fast
 def kind_of(s, y):
     """layer * P + precision."""
+    if s["precisions"] == 1:
+        return layer_of(s, y)
     return np.int64(owned(s)[y]["kind"])
