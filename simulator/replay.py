@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from policies.contract import PolicyError
 from results.result import Result, Row
 from simulator.capacity import Capacity, cliff, parse_capacity, surplus
-from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
+from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig, setting_kinds
 from simulator.dry_run import dry_run, named_by_machine_code
 from simulator.errors import ConfigError
 from simulator.foreknown import check_profile
 from simulator.origin import Origin, origin_of
-from simulator.platform import Platform, Times, platform
+from simulator.platform import Platform, platform, times_of
 from simulator.reference import engine as reference
 from simulator.setting import Ran, Setting, Shape
 from simulator.source import Source, TraceSource
@@ -49,7 +49,7 @@ class Plan:
 
     def setting(self, log: bool) -> Setting:
         """What an engine needs beside its source."""
-        times = Times(self.machine, self.shape.geometry, self.shape.tiers)
+        times = times_of(self.machine, self.shape.geometry, self.shape.tiers)
         return Setting(self.config, self.shape, times, self.capacity.pools, log)
 
 
@@ -117,13 +117,14 @@ def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
 def report(ran: Ran, ready: Plan) -> Result:
     """What a finished run is worth reading for."""
     config = ready.config.model_dump(mode="json") | {kind: getattr(ready.chosen, kind).text() for kind in KINDS}
-    ledger, end = ran.ledger, ran.end_ns
-    return Result(config, ledger.totals(end), ledger.per_layer(), ledger.per_request(), _about(ready), list(ran.events))
+    ledger, events = ran.ledger, list(ran.events)
+    counted = ledger.totals(ran.end_ns), ledger.per_layer(), ledger.per_request()
+    return Result(config, setting_kinds(), *counted, _about(ready), events)
 
 
 def _about(ready: Plan) -> Row:
     """Everything beside the configuration that a reader needs in order to trust a figure."""
-    chosen = ready.chosen.priced(Times(ready.machine, ready.shape.geometry, ready.shape.tiers))
+    chosen = ready.chosen.priced(times_of(ready.machine, ready.shape.geometry, ready.shape.tiers))
     return {
         "label": _label(ready),
         "identity": ready.config.identity(ready.origin),

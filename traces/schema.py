@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,7 +205,7 @@ class Trace:
     complete: bool = True
     array_digests: Mapping[str, str] = field(default_factory=dict)
     #: What replays of this very trace share (`traces/shared.py`), where no path and digest name it.
-    shared: OrderedDict[Any, Any] = field(default_factory=OrderedDict, init=False, repr=False, compare=False)
+    shared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def geometry(self) -> Geometry:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from results.result import COUNTERS, LIFETIME_BUCKETS
+from results.counters import COUNTERS, LIFETIME_BUCKETS
 from simulator.compiled.runtime.jit import bit_length, called, fast
 from simulator.compiled.runtime.state import before, cells, lifetimes, now, pass_row, row_times, rows
 
 WIDTH = len(COUNTERS)
 BUCKETS = LIFETIME_BUCKETS
-(
-    ACCESSES, ASSIGNMENTS, HITS, LATE, MISSES, COMPULSORY, COLLISIONS, CAPACITY, PREFETCH_ISSUED, PREFETCH_STARTED,
-    PREFETCH_CANCELLED, PREFETCH_DROPPED, PREFETCH_HITS, PREFETCH_USED, PREDICTED, PREDICTED_DEMANDED, PREDICTABLE,
-    EVICTIONS, INSERTIONS, DECLINED, DROPPED, SUBSTITUTED, CPU_EXECUTED, LOW_PRECISION, BYTES_DEMAND, BYTES_PREFETCH,
-    BYTES_WASTED, BYTES_UNUSED_AT_END, LINK_BUSY_NS, DENSE_NS, EXPERT_NS, STALL_NS, ASSIGNMENTS_KEPT, MASS, MASS_KEPT,
-    MASS_LOW_PRECISION, MASS_SUBSTITUTED, MASS_DROPPED, RANK_DISPLACEMENT, VARIATION,
-) = range(WIDTH)  # fmt: skip
+_COLUMNS = {name.upper(): column for column, name in enumerate(COUNTERS)}
 
 #: Columns of a request's times.
 START, FIRST, DECODE, PASSES, END, TOKENS = range(6)
 TIMES = 6
 NO_FIRST = -1  #: no prompt
 NO_ROW = -1
+
+
+def __getattr__(name: str) -> int:
+    """The column of a counter, by its name in capitals: declared in `results.counters` alone."""
+    if name not in _COLUMNS:
+        raise AttributeError(f"no counter is declared as {name.lower()!r}")
+    return _COLUMNS[name]
 
 
 @fast

@@ -11,10 +11,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from analysis.metrics import FORMULAS
+from analysis.ratios import FORMULAS
 from commands import options
 from commands.terminal import say_when_compiling
-from results.result import COUNTERS
+from results.counters import COUNTERS
 from simulator.compiled import engine
 from simulator.compiled.fast_path import fast_path
 from simulator.compiled.kernel import kernel

@@ -213,7 +213,9 @@ def _costs(inputs: Inputs, setting: Setting) -> dict[str, np.ndarray]:
     """Tables of what `simulator.platform.Times` gives, one row per distinct pass and per distinct expert size."""
     times, shape = setting.times, setting.shape
     tokens = int(inputs["pass_tokens"].max(initial=1))
-    lengths, dense_row = np.unique(inputs["pass_tokens"], return_inverse=True)
+    counted = np.bincount(inputs["pass_tokens"], minlength=1)  # a sort would take longer than all the rest
+    lengths = np.flatnonzero(counted)
+    dense_row = (np.cumsum(counted > 0) - 1)[inputs["pass_tokens"]]
     layers = range(shape.geometry.layers)
     dense = [[times.dense_ns(layer, int(length)) for layer in layers] for length in lengths]
     for row, length in zip(dense, lengths, strict=True):

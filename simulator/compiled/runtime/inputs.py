@@ -132,8 +132,8 @@ def feed_from(source: Source) -> Inputs:
 
 
 def _plan_from(passes: Sequence[Pass]) -> dict[str, np.ndarray]:
-    columns = {name: np.array([getattr(step, name) for step in passes], np.int64) for name in Pass._fields}
     names = ("start", "tokens", "phase", "request")
+    columns = {name: np.array([getattr(step, name) for step in passes], np.int64) for name in names}
     return {f"pass_{name}": columns[name] for name in names} | {"pass_row": _rows(columns["request"])}
 
 

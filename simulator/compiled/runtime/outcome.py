@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from policies.contract import PolicyError
-from results.result import COUNTERS, Event, Row
+from results.counters import COUNTERS, PHASES, reported
+from results.result import Event, Row
 from simulator.compiled.counters import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
 from simulator.compiled.log import BY_RESET, CAUSES, KINDS
 from simulator.compiled.runtime.errors import (
@@ -27,8 +28,6 @@ from simulator.config import PolicySet
 from simulator.errors import ConfigError
 from simulator.setting import Setting
 
-PHASES = ("prefill", "decode")
-
 
 class FinishedCounters:
     """Counters per layer, phase and request."""
@@ -46,7 +45,7 @@ class FinishedCounters:
         """A row per layer and phase, phases without any step left out."""
         return [
             {"layer": layer, "phase": PHASES[phase]}
-            | dict(zip(COUNTERS, self._cells[layer, phase].tolist(), strict=True))
+            | reported(self._cells[layer, phase].tolist(), "layer")
             | {"lifetime": self._lifetimes[layer, phase].tolist()}
             for layer in range(len(self._cells))
             for phase in range(len(PHASES))
@@ -69,7 +68,7 @@ def _requests(state: SimulationState) -> list[Row]:
     """A request's number is that of its passes."""
     numbers = dict(zip(*(state.arrays[name].tolist() for name in ("pass_row", "pass_request")), strict=True))
     return [
-        {"request": numbers[row], **_times(times.tolist()), **dict(zip(COUNTERS, counts.tolist(), strict=True))}
+        {"request": numbers[row], **_times(times.tolist()), **reported(counts.tolist(), "request")}
         for row, (times, counts) in enumerate(zip(state.arrays["row_times"], state.arrays["rows"], strict=True))
     ]
 
