@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numba import types
 
 from policies.contract import RESIDENT
-from simulator.compiled import hooks
 from simulator.compiled.cache import COMPILING, compile_kept, is_kept
 from simulator.compiled.feed import feed_from, feed_of
 from simulator.compiled.jit import IS_PYTHON, OPTIONS
 from simulator.compiled.kernel import kernel
 from simulator.compiled.layout import WORLD
 from simulator.compiled.outcome import books_of, check, events_of
-from simulator.compiled.plain.kernel import is_plain, plain
+from simulator.compiled.plain.kernel import PlainHooks, is_plain, plain
+from simulator.compiled.runtime import hooks
 from simulator.compiled.world import Feed, World, world_of
 from simulator.config import KINDS, PolicySet, ReplayConfig
 from simulator.foreknown import Known, known_of
@@ -30,20 +30,8 @@ from traces.schema import Trace
 
 #: Lines of the event log that a first run has room for; a second one has exactly enough.
 LINES = 1 << 16
-#: A kernel's pointers: (policy kind, hook), in the order of its arguments.
-PLAIN = [("routing", "choose"), ("prefetch", "suggest"), ("eviction", "key")]
-ALL = [
-    ("routing", "choose"),
-    ("prefetch", "suggest"),
-    ("miss", "want"),
-    ("miss", "resolve"),
-    ("miss", "substitute"),
-    ("eviction", "key"),
-    ("eviction", "victim"),
-    ("eviction", "admit"),
-    *((kind, f"on_{event}") for event in ("gate", "use", "insert", "evict", "predict") for kind in KINDS),
-]
-POINTERS = {kernel: ALL, plain: PLAIN}
+#: What each kernel takes beside the state: a named tuple of pointers to hooks.
+POINTERS = {kernel: hooks.BoundHooks, plain: PlainHooks}
 WAYS = {kernel: "general", plain: "usual"}
 LOG = logging.getLogger(__name__)
 
@@ -112,8 +100,8 @@ def _start(world: World, chosen: PolicySet) -> None:
     of = plain if is_plain(world) else kernel
     with COMPILING:  # runs of other threads go on meanwhile
         code = machine_code(of)
-        pointers = [hooks.compiled(hook, getattr(chosen, kind).policy) for kind, hook in POINTERS[of]]
-    code(world.argument, *pointers)
+        pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
+    code(world.argument, pointers)
 
 
 @cache
@@ -121,6 +109,10 @@ def machine_code(of: Callable) -> Callable:
     """A kernel, compiled or from disk."""
     if not IS_PYTHON and not is_kept(f"kernel.{of.__name__}-"):
         LOG.info("compiling the replay engine's %s part (about a minute, once)", WAYS[of])
-    pointers = [types.FunctionType(hooks.signature_of(hook)) for _, hook in POINTERS[of]]
-    signature = types.void(numba.from_dtype(WORLD), *pointers)
-    return compile_kept(signature, of, nogil=True, **OPTIONS)
+    pointers = types.NamedTuple(hooks.types_of(POINTERS[of]._fields), POINTERS[of])
+    return entry_of(compile_kept(types.void(numba.from_dtype(WORLD), pointers), of, nogil=True, **OPTIONS))
+
+
+def entry_of(code: Any) -> Callable:
+    """Machine code without Numba's look at the types of its arguments, which knows no pointers in tuples."""
+    return code if not hasattr(code, "overloads") else next(iter(code.overloads.values())).entry_point

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT
-from simulator.compiled import events, ledger
+from simulator.compiled import ledger
+from simulator.compiled.events import teller
 from simulator.compiled.jit import called, fast
 from simulator.compiled.ledger import count
 from simulator.compiled.link import cancel, fetch, prefetch
@@ -39,6 +40,8 @@ from simulator.compiled.substitution import drop, substitute
 from simulator.compiled.tier import find, free_bytes, predict, protect, reason, use
 from simulator.compiled.transfers import promote
 
+tell_gated = teller("on_gate")
+
 # routing
 
 
@@ -55,8 +58,8 @@ def open_gate(w, hands):
     if w["ask_first"] < w["ask_end"]:
         cancel(w, now(w)["step"])
     enter_books(w)
-    if w["hears_gate"] != 0:
-        events.gated(w, hands)
+    if w["listeners_on_gate"] != 0:
+        tell_gated(w, hands)
     if w["minds_gate"] == 1:
         touch_layer(w)
     if w["has_want"] == 1:

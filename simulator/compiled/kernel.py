@@ -11,82 +11,22 @@ from simulator.compiled.compute import OVER, go_on
 from simulator.compiled.ledger import close_row
 from simulator.compiled.link import complete, next_landing, ring, wake
 from simulator.compiled.reset import count_unused, warm_up
-from simulator.compiled.state import NO_ERROR, NOT_SOON, STUCK, Hands
+from simulator.compiled.state import NO_ERROR, NOT_SOON, STUCK
 
 
-def kernel(
-    w: Any,
-    choose: Any,
-    suggest: Any,
-    want: Any,
-    resolve: Any,
-    substitute: Any,
-    keys: Any,
-    victim: Any,
-    admit: Any,
-    gate_routing: Any,
-    gate_prefetch: Any,
-    gate_eviction: Any,
-    gate_miss: Any,
-    use_routing: Any,
-    use_prefetch: Any,
-    use_eviction: Any,
-    use_miss: Any,
-    insert_routing: Any,
-    insert_prefetch: Any,
-    insert_eviction: Any,
-    insert_miss: Any,
-    evict_routing: Any,
-    evict_prefetch: Any,
-    evict_eviction: Any,
-    evict_miss: Any,
-    predict_routing: Any,
-    predict_prefetch: Any,
-    predict_eviction: Any,
-    predict_miss: Any,
-) -> None:
-    """Replay the world. `engine` compiles it, once for all policies: pointers to their hooks come one by one."""
-    hands = Hands(
-        choose,
-        suggest,
-        want,
-        resolve,
-        substitute,
-        keys,
-        victim,
-        admit,
-        gate_routing,
-        gate_prefetch,
-        gate_eviction,
-        gate_miss,
-        use_routing,
-        use_prefetch,
-        use_eviction,
-        use_miss,
-        insert_routing,
-        insert_prefetch,
-        insert_eviction,
-        insert_miss,
-        evict_routing,
-        evict_prefetch,
-        evict_eviction,
-        evict_miss,
-        predict_routing,
-        predict_prefetch,
-        predict_eviction,
-        predict_miss,
-    )
-    warm_up(w, hands)
+def kernel(w: Any, hooks: Any) -> None:
+    """Replay the world. `engine` compiles it, once for all policies: `hooks` are pointers, see `runtime/hooks.py`."""
+    warm_up(w, hooks)
     w["go"] = 1
     abandoned = -1
     while w["error"] == NO_ERROR:
         # compute goes on as far as it can without an event
         if w["go"] == 1:
-            go_on(w, hands)
+            go_on(w, hooks)
         # the link starts what it can
         if w["wake"] == 1:
             w["wake"] = 0
-            wake(w, hands)
+            wake(w, hooks)
         if w["go"] == 1:
             continue
         # the end: what lands in this very nanosecond still does, but for what is issued now
@@ -98,7 +38,7 @@ def kernel(
         # the next event
         if lands <= w["cpu_at"] and lands <= w["compute_at"] and lands < NOT_SOON:
             w["time"] = lands
-            complete(w, hands)
+            complete(w, hooks)
             w["wake"] = 1
         elif w["cpu_at"] <= w["compute_at"] and w["cpu_at"] < NOT_SOON:
             w["time"], w["cpu_at"], w["beside_cpu"] = w["cpu_at"], NOT_SOON, 0

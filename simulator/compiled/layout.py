@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import COPY, EXPERT
+from policies.hooks import EVENTS
 
 
 def record(names: str) -> np.dtype:
@@ -18,15 +19,15 @@ def record(names: str) -> np.dtype:
     return np.dtype([(name, np.int64) for name in names.split()], align=True)
 
 
-#: What does not change in a run. `hears_*` are sets of listeners, bit i for the i-th kind of policy; `minds_*` is what
-#: the eviction policy's keys depend on, `reads_*` what any hook reads.
+#: What does not change in a run. `listeners_*` are sets of policies, bit i for the i-th kind; `minds_*` is what the
+#: eviction policy's keys depend on, `reads_*` what any hook reads.
 SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset "
     "side_slots reach logs keeps weighted scored knows_future by_key queue rekey leaves "
     "minds_demand minds_future minds_hints minds_gate reads_passes reads_weights reads_logits reads_choice "
     "reads_gate reads_demand renews "
-    "hears_gate has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
-    "hears_use hears_insert hears_evict hears_predict "
+    "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
+    + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: Where it stands. Rings are pairs of positions that only grow; an array's index is their remainder.
 STANDING = (

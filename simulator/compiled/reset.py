@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.contract import ABSENT, NONE, RESIDENT
-from simulator.compiled import events
+from simulator.compiled.events import teller
 from simulator.compiled.jit import called
 from simulator.compiled.ledger import BYTES_UNUSED_AT_END, count
 from simulator.compiled.log import BY_RESET, IS_RESET, NO_COPY, note
@@ -33,6 +33,8 @@ from simulator.compiled.state import (
     warm,
 )
 
+tell_inserted = teller("on_insert")
+
 
 @called
 def warm_up(w, hands):
@@ -45,8 +47,8 @@ def warm_up(w, hands):
         owned(w)[y]["ever"] = 1
         pools(w)[copy["pool"]]["used"] += copy["bytes"]
         join_pool(w, y)
-        if w["hears_insert"] != 0:
-            events.inserted(w, hands, y, 0)
+        if w["listeners_on_insert"] != 0:
+            tell_inserted(w, hands, y, 0)
 
 
 @called

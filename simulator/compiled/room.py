@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.contract import ABSENT, NONE
-from simulator.compiled import events
+from simulator.compiled.events import teller
 from simulator.compiled.jit import called, fast
 from simulator.compiled.ledger import BYTES_WASTED, EVICTIONS, count, lived
 from simulator.compiled.log import IS_EVICT, note
@@ -23,6 +23,8 @@ from simulator.compiled.state import (
     pools,
 )
 from simulator.compiled.tier import forget_uses, release, shut
+
+tell_evicted = teller("on_evict")
 
 GRANTED, STREAMED, REFUSED = range(3)
 #: What a copy that was set aside was before.
@@ -119,8 +121,8 @@ def choose(w, hands, pool, y):
     if w["by_key"] == 0:
         return named(w, hands.victim, pool, y)
     if pools(w)[pool]["open"] > 0:
-        return smallest(w, hands.keys, pool)
-    return smallest_spare(w, hands.keys, pool)
+        return smallest(w, hands.key, pool)
+    return smallest_spare(w, hands.key, pool)
 
 
 @called
@@ -204,8 +206,8 @@ def evict(w, hands, y, incoming):
     if owned(w)[y]["done"] == 1:
         forget_done(w, y)
     leave(w, y, incoming)
-    if w["hears_evict"] != 0:
-        events.evicted(w, hands, y)
+    if w["listeners_on_evict"] != 0:
+        tell_evicted(w, hands, y)
 
 
 @called

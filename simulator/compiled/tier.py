@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from policies.contract import ABSENT, NONE, RESIDENT
-from simulator.compiled import events
+from simulator.compiled.events import teller
 from simulator.compiled.jit import called, fast
 from simulator.compiled.ledger import CAPACITY, COLLISIONS, COMPULSORY
 from simulator.compiled.order import disturb, touch
 from simulator.compiled.state import NEVER_LEFT, copies, done, expert_of, experts, now, owned, pools, protected
+
+tell_predicted = teller("on_predict")
+tell_used = teller("on_use")
 
 # look-up
 
@@ -63,8 +66,8 @@ def use(w, hands, y):
     """A demanded expert is (or will be) resident and is used."""
     x = expert_of(w, y)
     count_use(w, x, y)
-    if w["hears_use"] != 0:
-        events.used(w, hands, y)
+    if w["listeners_on_use"] != 0:
+        tell_used(w, hands, y)
     copies(w)[y]["prefetched"] = 0
     touch(w, x)
 
@@ -89,8 +92,8 @@ def forget_uses(w, x):
 def predict(w, hands, y):
     """A prefetch policy named a resident copy."""
     hint(w, expert_of(w, y))
-    if w["hears_predict"] != 0:
-        events.predicted(w, hands, y)
+    if w["listeners_on_predict"] != 0:
+        tell_predicted(w, hands, y)
 
 
 @fast

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.contract import IN_FLIGHT, NONE, RESIDENT
-from simulator.compiled import events
+from simulator.compiled.events import teller
 from simulator.compiled.jit import called, fast
 from simulator.compiled.ledger import DECLINED, INSERTIONS, count
 from simulator.compiled.log import BY_DEMAND, IS_PROMOTE, note
@@ -11,6 +11,8 @@ from simulator.compiled.order import join_pool, touch
 from simulator.compiled.room import GRANTED, REFUSED, STREAMED, leave, make_room
 from simulator.compiled.state import copies, expert_of, experts, layer_of, now, owned, pools, side
 from simulator.compiled.tier import find_any, stamp
+
+tell_inserted = teller("on_insert")
 
 
 @fast
@@ -44,8 +46,8 @@ def land(w, hands, y):
             promote(w, hands, y)
         return
     join_pool(w, y)
-    if w["hears_insert"] != 0:
-        events.inserted(w, hands, y, 1 if unused else 0)
+    if w["listeners_on_insert"] != 0:
+        tell_inserted(w, hands, y, 1 if unused else 0)
 
 
 @fast
@@ -122,5 +124,5 @@ def promote(w, hands, y):
     join_pool(w, y)
     touch(w, expert_of(w, y))
     note(w, IS_PROMOTE, y, BY_DEMAND)
-    if w["hears_insert"] != 0:
-        events.inserted(w, hands, y, 0)
+    if w["listeners_on_insert"] != 0:
+        tell_inserted(w, hands, y, 0)

@@ -10,6 +10,7 @@ import numpy as np
 
 from policies.contract import NEVER, NONE, NOW, QUEUES, REKEY, Eviction, Memory
 from policies.grammar import Chosen
+from policies.hooks import EVENTS
 from simulator.compiled.jit import IS_PYTHON
 from simulator.compiled.layout import ARRAYS, MEMORIES, RULE, WORLD
 from simulator.compiled.ledger import BUCKETS, NO_ROW, TIMES, WIDTH
@@ -105,9 +106,9 @@ def _setting(setting: Setting, chosen: PolicySet) -> dict[str, int]:
 def _given(chosen: PolicySet) -> dict[str, int]:
     """Which hooks there are, and who listens to what."""
     policies = [getattr(chosen, kind).policy for kind in KINDS]
-    hears = {
-        f"hears_{event}": sum(1 << i for i, policy in enumerate(policies) if getattr(policy, f"on_{event}") is not None)
-        for event in ("gate", "use", "insert", "evict", "predict")
+    listeners = {
+        f"listeners_{event}": sum(1 << i for i, policy in enumerate(policies) if getattr(policy, event) is not None)
+        for event in EVENTS
     }
     hooks = {
         "choose": chosen.routing,
@@ -126,7 +127,7 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
     reads |= {"reads_gate": bool(named & {"ids", "logits", "choice", "weight"})}
     reads |= {"reads_demand": bool(named & {"rank", "mass"})}
-    return hears | given | reads | _minds(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
+    return listeners | given | reads | _minds(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
 
 
 def _minds(eviction: Eviction) -> dict[str, int]:

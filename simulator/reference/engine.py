@@ -11,14 +11,15 @@ import simpy
 from policies.contract import RESIDENT
 from simulator.config import parse_reset
 from simulator.foreknown import known_of
-from simulator.reference.bound import Hands, Tables
 from simulator.reference.event_log import NO_EXPERT, EventLog
 from simulator.reference.events import COMPUTE, At, Bell
 from simulator.reference.events import CPU as CPU_PHASE
 from simulator.reference.gate import Access, Demanded, Gatekeeper, Served
+from simulator.reference.hooks import BoundHooks
 from simulator.reference.jobs import Job
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
+from simulator.reference.tables import Tables
 from simulator.reference.tier import Tier
 from simulator.setting import EndState, Ran, Setting
 from simulator.source import Gates, Pass, Source
@@ -55,12 +56,12 @@ class Engine:
         self.ledger = Ledger(setting.shape.geometry.layers)
         self._tables = Tables(setting.shape, setting.pools, known_of(source, config, chosen.eviction), config.seed)
         self.log = EventLog(self.env, self._tables, setting.log)
-        self._hands = Hands(chosen, self._tables, setting.pools)
+        self._hooks = BoundHooks(chosen, self._tables, setting.pools)
         side = chosen.prefetch.policy.side_slots(chosen.prefetch.params)
         free_only = config.prefetch_admission == "free_only"
-        self._tier = Tier(setting.shape, self._tables, self._hands, self.ledger, self.log, side, free_only)
+        self._tier = Tier(setting.shape, self._tables, self._hooks, self.ledger, self.log, side, free_only)
         self._link = Link(self.env, self._tier, self._times, self.ledger, self.log, self._arrived)
-        self._gates = Gatekeeper(source, self._tables, self._hands, self._tier, self._link, self.ledger, self.log)
+        self._gates = Gatekeeper(source, self._tables, self._hooks, self._tier, self._link, self.ledger, self.log)
         self._ready: deque[int] = deque()  # copies that arrived and wait for compute
         self._awaited: Bell | None = None
         self._cpu_busy = False
@@ -230,7 +231,7 @@ class Engine:
         self._tokens_since_reset = 0
         self.log.note("reset", NO_EXPERT, self._config.reset)
         self._tables.clear()
-        self._hands.clear()
+        self._hooks.clear()
         self._tier.clear()
         self._link.clear()
 
@@ -243,7 +244,7 @@ class Engine:
     def state(self) -> tuple[list[int], list[Sequence[Any]]]:
         """The copies that are resident, and the memories of the four policies, as `EndState` has them."""
         residents = [y for y, copy in enumerate(self._tables.copies) if copy["state"] == RESIDENT]
-        return residents, [(own.rows, own.regs, own.reals) for own in self._hands.memories]
+        return residents, [(own.rows, own.regs, own.reals) for own in self._hooks.memories]
 
     @property
     def _now(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import simpy
 
 from results.result import Event
-from simulator.reference.bound import Tables
+from simulator.reference.tables import Tables
 
 NO_EXPERT = -1
 

@@ -9,12 +9,13 @@ from enum import Enum
 
 from policies.contract import CPU, DROP, IN_FLIGHT, NEVER, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
 from policies.files import complaint
-from simulator.reference.bound import Hands, Tables
 from simulator.reference.event_log import EventLog
 from simulator.reference.fidelity import count_fidelity
+from simulator.reference.hooks import BoundHooks
 from simulator.reference.jobs import Job
 from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
+from simulator.reference.tables import Tables
 from simulator.reference.tier import Tier
 from simulator.reference.weights import weights_of
 from simulator.source import Gate, Gates, Mixture, Pass
@@ -79,14 +80,14 @@ class Gatekeeper:
     """Semantics §3, steps 2 to 7; `atomic` calls them in one go, `sequential` looks experts up one by one."""
 
     def __init__(
-        self, source: Gates, tables: Tables, hands: Hands, tier: Tier, link: Link, ledger: Ledger, log: EventLog
+        self, source: Gates, tables: Tables, hooks: BoundHooks, tier: Tier, link: Link, ledger: Ledger, log: EventLog
     ) -> None:
-        self._source, self._tables, self._hands = source, tables, hands
+        self._source, self._tables, self._hooks = source, tables, hooks
         self._tier, self._link, self._ledger, self._log = tier, link, ledger, log
         self._precisions = tables.now["precisions"]
         self._named: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
-        self._reach = hands.prefetch.policy.names_ahead(hands.prefetch.params)
-        self._out = hands.prefetch.output(len(tables.copies))
+        self._reach = hooks.prefetch.policy.names_ahead(hooks.prefetch.params)
+        self._out = hooks.prefetch.output(len(tables.copies))
 
     # 2: routing
 
@@ -112,7 +113,7 @@ class Gatekeeper:
         )
         demanded = Demanded(gate, union, step, [list(row) for row in ids], [])
         self._enter_books(demanded, layer)
-        self._hands.on_gate(step)
+        self._hooks.tell("on_gate", step)
         self._tier.gated()
         demanded.wants = [self._want(step, n) for n in range(len(step.expert))]
         return demanded
@@ -121,19 +122,19 @@ class Gatekeeper:
         self, gate: Gate, step_pass: Pass, layer: int
     ) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]], Union]:
         """Chosen experts, their weights, and their union."""
-        routing = self._hands.routing
+        routing = self._hooks.routing
         if routing.policy.choose is None:
             return gate.ids, gate.mass, gate.demand
         ids = [[NONE] * len(row) for row in gate.ids]
         look = (gate.look_order, gate.look_score)
         bare = Step(gate.ids, gate.logits, gate.choice, gate.scores, *look, (), (), (), (), weight=gate.mass)
-        routing.call_at_gate(routing.policy.choose, bare, ids)
+        routing.call("choose", bare, ids)
         weight = weights_of(self._source, step_pass, layer, gate, ids, ids)
         return ids, weight, unite(ids, weight)
 
     def _want(self, step: Step, n: int) -> int:
-        miss = self._hands.miss
-        return 0 if miss.policy.want is None else miss.call_at_gate(miss.policy.want, step, n)
+        miss = self._hooks.miss
+        return 0 if miss.policy.want is None else miss.call("want", step, n)
 
     def _enter_books(self, demanded: Demanded, layer: int) -> None:
         union, step = demanded.union, demanded.step
@@ -188,10 +189,10 @@ class Gatekeeper:
             self._ledger.count("prefetch_used", job.layer)
 
     def _resolve(self, demanded: Demanded, missing: list[Access]) -> None:
-        miss, verdict = self._hands.miss, [0] * len(missing)
+        miss, verdict = self._hooks.miss, [0] * len(missing)
         positions = [access.n for access in missing]
         free = self._tier.free_bytes(missing[0].y)
-        miss.call_at_gate(miss.policy.resolve, demanded.step, positions, free, verdict)
+        miss.call("resolve", demanded.step, positions, free, verdict)
         for access, decided in zip(missing, verdict, strict=True):
             self._decide(demanded, access, decided)
 
@@ -209,7 +210,7 @@ class Gatekeeper:
             access.y = access.x * self._precisions + verdict
         else:
             what = f"gave verdict {verdict} for an expert that `want` wants at precision {demanded.wants[access.n]}"
-            raise complaint(self._hands.miss.policy.resolve, f"hook resolve {what}; say there that less is good enough")
+            raise complaint(self._hooks.miss.policy.resolve, f"hook resolve {what}; say there that less is good enough")
 
     def _substitute(self, demanded: Demanded, access: Access) -> None:
         """Ask token by token; the expert is fetched, most precise, if any token still needs it."""
@@ -230,13 +231,13 @@ class Gatekeeper:
             access.served = Served.REPLACED
 
     def _ask_token(self, demanded: Demanded, t: int, j: int, row: list[int]) -> int:
-        miss, now = self._hands.miss, self._tables.now
+        miss, now = self._hooks.miss, self._tables.now
         base = now["layer"] * now["experts"]
         eligible = [
             int(e not in row and self._tier.find(base + e, now["precisions"] - 1) != NONE)
             for e in range(now["experts"])
         ]
-        return miss.call_at_gate(miss.policy.substitute, demanded.step, t, j, eligible)
+        return miss.call("substitute", demanded.step, t, j, eligible)
 
     def _replace_ids(self, demanded: Demanded, access: Access) -> None:
         e = access.x % self._tables.now["experts"]
@@ -297,12 +298,12 @@ class Gatekeeper:
 
     def suggest(self, demanded: Demanded) -> None:
         """Ask the prefetch policy, and queue what is absent."""
-        prefetch = self._hands.prefetch
+        prefetch = self._hooks.prefetch
         if prefetch.policy.suggest is None:
             return
         if prefetch.policy.renews_queue:
             self._link.renew()
-        for y in self._out[: prefetch.call_at_gate(prefetch.policy.suggest, demanded.step, self._out)]:
+        for y in self._out[: prefetch.call("suggest", demanded.step, self._out)]:
             self._name(y)
 
     def _name(self, y: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from policies.contract import NONE, RESIDENT
-from simulator.reference.bound import Tables
 from simulator.reference.jobs import Job
+from simulator.reference.tables import Tables
 
 
 class SideBuffer:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
-from simulator.reference.bound import Hands, Tables
 from simulator.reference.event_log import EventLog
+from simulator.reference.hooks import BoundHooks
 from simulator.reference.jobs import Claim, Job
 from simulator.reference.ledger import Ledger
 from simulator.reference.side_buffer import SideBuffer
+from simulator.reference.tables import Tables
 from simulator.reference.victims import Victims
 from simulator.setting import Shape
 
@@ -21,16 +22,16 @@ class Tier:
         self,
         shape: Shape,
         tables: Tables,
-        hands: Hands,
+        hooks: BoundHooks,
         ledger: Ledger,
         log: EventLog,
         side_slots: int = 0,
         free_only: bool = False,
     ) -> None:
-        self.tables, self._hands, self._ledger, self._log = tables, hands, ledger, log
+        self.tables, self._hooks, self._ledger, self._log = tables, hooks, ledger, log
         self._precisions, self._free_only = shape.precisions, free_only
-        self._capacity = hands.eviction.own.capacity
-        self._victims = Victims(tables, hands.eviction)
+        self._capacity = hooks.eviction.own.capacity
+        self._victims = Victims(tables, hooks.eviction)
         self._side = SideBuffer(tables, side_slots)
         self.clear()
 
@@ -75,7 +76,7 @@ class Tier:
         expert["uses_ever"] += 1
         counted = copy["prefetched"] == 1 and self._counted[y]
         expert["uses_here"] = max(1, expert["uses_here"] + 1 - counted)
-        self._hands.on_use(y)
+        self._hooks.tell("on_use", y)
         copy["prefetched"] = 0
         self._victims.touch(y // self._precisions)
 
@@ -86,7 +87,7 @@ class Tier:
 
     def gated(self) -> None:
         """This layer's gate has told the policies of its demand; keys of its copies may be others now."""
-        if self._hands.eviction.policy.on_gate is None:
+        if self._hooks.eviction.policy.on_gate is None:
             return
         first = self.tables.now["layer"] * self.tables.now["experts"]
         for x in range(first, first + self.tables.now["experts"]):
@@ -97,7 +98,7 @@ class Tier:
         expert = self.tables.experts[y // self._precisions]
         self._stamp += 1
         expert["last_hint"], expert["hint_pass"] = self._stamp, self.tables.now["pass"]
-        self._hands.on_predict(y)
+        self._hooks.tell("on_predict", y)
         self._victims.touch(y // self._precisions)
 
     def _stamp_now(self, expert: dict[str, int]) -> None:
@@ -225,7 +226,7 @@ class Tier:
         self._used[copy["pool"]] -= copy["bytes"]
         self._done.discard(y)
         self._leave(y, layer, cause)
-        self._hands.on_evict(y)
+        self._hooks.tell("on_evict", y)
 
     def _leave(self, y: int, layer: int, cause: int) -> None:
         """The books of an eviction: charged to the layer that comes in, waste to the victim's."""
@@ -254,7 +255,7 @@ class Tier:
                 self.promote(job.y)
             return
         self._residents[self.tables.copies[job.y]["pool"]].add(job.y)
-        self._hands.on_insert(job.y, int(job.unused))
+        self._hooks.tell("on_insert", job.y, int(job.unused))
 
     def _enter(self, y: int, unused: bool) -> None:
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
@@ -310,7 +311,7 @@ class Tier:
         self.tables.copies[y]["entered"] = self._arrivals  # the cache, now
         self._victims.touch(y // self._precisions)
         self._log.note("promote", y, "demand")
-        self._hands.on_insert(y, 0)
+        self._hooks.tell("on_insert", y, 0)
 
     # start and end
 
@@ -322,7 +323,7 @@ class Tier:
         copy["entered"], self._ever[y] = self._arrivals, True
         self._used[copy["pool"]] += copy["bytes"]
         self._residents[copy["pool"]].add(y)
-        self._hands.on_insert(y, 0)
+        self._hooks.tell("on_insert", y, 0)
 
     def unused_bytes(self) -> list[tuple[int, int]]:
         """(layer, bytes) of each copy that was prefetched and is still unused."""

@@ -9,7 +9,7 @@ import pytest
 
 from policies import files
 from policies.contract import PolicyError
-from policies.declaration import HOOKS
+from policies.hooks import HOOKS
 from simulator import dry_run
 from simulator.compiled.jit import IS_PYTHON
 from simulator.config import configure

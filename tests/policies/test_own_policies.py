@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -15,12 +14,11 @@ import moereplay as main
 import policies
 from policies import files
 from policies.contract import Eviction, PolicyError
-from policies.declaration import HOOKS
 from policies.grammar import parse
+from policies.hooks import given_by
 from simulator import dry_run
-from simulator.compiled import asking
-from simulator.compiled.hooks import SIGNATURES, compiled, given_by
 from simulator.compiled.jit import IS_PYTHON
+from simulator.compiled.runtime.hooks import compiled
 from simulator.config import configure
 from simulator.replay import replay
 from tests.commands.test_cli import ROOT, moereplay
@@ -338,13 +336,6 @@ def test_a_missing_file_is_named(small: Path, tmp_path: Path) -> None:
     refused = moereplay("replay", small, "--policy-file", tmp_path / "nowhere.py")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
     assert "nowhere.py" in refused.stderr
-
-
-def test_the_compiled_engine_knows_every_hook_of_the_contract() -> None:
-    """And says of each how many numbers it is asked with."""
-    assert list(SIGNATURES) == list(HOOKS)
-    for name, signature in SIGNATURES.items():
-        assert signature.numbers == len(inspect.signature(getattr(asking, name)).parameters) - 1
 
 
 def test_retaken_files_are_the_bytes_that_were_read(tmp_path: Path) -> None:

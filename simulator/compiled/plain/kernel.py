@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from policies.contract import NONE
+from policies.hooks import EVENTS
 from simulator.compiled import ledger
 from simulator.compiled.compute import OVER, begin_step, move_on
 from simulator.compiled.fidelity import count_tokens, count_unchanged
@@ -45,7 +46,7 @@ from simulator.compiled.tier import computed
 #: Numbers of a world that are 0 in a plain one, and those that are 1.
 ABSENT = (
     *("sequential", "side_slots", "logs", "keeps", "n_warm", "has_want", "has_resolve", "has_substitute", "has_admit"),
-    *("hears_gate", "hears_use", "hears_insert", "hears_evict", "hears_predict"),
+    *(f"listeners_{event}" for event in EVENTS),
 )
 PRESENT = ("precisions", "by_key")
 
@@ -55,17 +56,16 @@ def is_plain(world: Any) -> bool:
     return all(world[name] == 0 for name in ABSENT) and all(world[name] == 1 for name in PRESENT)
 
 
-class Hooks(NamedTuple):
-    """The policies' hooks that there may be in such a world."""
+class PlainHooks(NamedTuple):
+    """Pointers to the hooks that there may be in such a world."""
 
     choose: Any
     suggest: Any
-    keys: Any
+    key: Any
 
 
-def plain(w: Any, choose: Any, suggest: Any, keys: Any) -> None:
+def plain(w: Any, hooks: PlainHooks) -> None:
     """Replay a world of which `is_plain` is true."""
-    hooks = Hooks(choose, suggest, keys)
     begin_step(w)
     while w["place"] != OVER and w["error"] == NO_ERROR:
         start_more(w, hooks)

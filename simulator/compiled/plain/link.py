@@ -75,10 +75,10 @@ def claim(w, hooks, y, speculative):
 def victim(w, hooks, pool):
     """A candidate, or else one that this step has done with."""
     if pools(w)[pool]["open"] <= 0:
-        return smallest_spare(w, hooks.keys, pool)
+        return smallest_spare(w, hooks.key, pool)
     if w["queue"] != NO_QUEUE:
         return first_of_queue(w, pool)
-    return smallest(w, hooks.keys, pool)
+    return smallest(w, hooks.key, pool)
 
 
 @fast

@@ -1,0 +1,1 @@
+"""What only a compiler needs: policies' hooks as machine code that kernels call through pointers."""
