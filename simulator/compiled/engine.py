@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
@@ -12,17 +13,17 @@ import numpy as np
 from numba import types
 
 from policies.contract import RESIDENT
-from simulator.compiled.cache import COMPILING, compile_kept, is_kept
-from simulator.compiled.feed import feed_from, feed_of
-from simulator.compiled.jit import IS_PYTHON, OPTIONS
-from simulator.compiled.kernel import kernel
-from simulator.compiled.layout import WORLD
-from simulator.compiled.outcome import books_of, check, events_of
+from simulator.compiled.clock import kernel
 from simulator.compiled.plain.kernel import PlainHooks, is_plain, plain
 from simulator.compiled.runtime import hooks
-from simulator.compiled.world import Feed, World, world_of
+from simulator.compiled.runtime.initial import Feed, World, world_of
+from simulator.compiled.runtime.inputs import feed_from, feed_of
+from simulator.compiled.runtime.jit import IS_PYTHON, OPTIONS
+from simulator.compiled.runtime.layout import WORLD
+from simulator.compiled.runtime.machine_code import COMPILING, compile_kept, is_kept
+from simulator.compiled.runtime.outcome import books_of, check, events_of
 from simulator.config import KINDS, PolicySet, ReplayConfig
-from simulator.foreknown import Known, known_of
+from simulator.foreknown import Known, known_of, known_of_trace
 from simulator.setting import EndState, Ran, Setting
 from simulator.source import Source, TraceSource
 from simulator.threads import waited_for
@@ -53,8 +54,8 @@ def _given(trace: Trace, config: ReplayConfig) -> tuple[Feed, Known]:
     """What there is to replay, and what is known of it beforehand."""
     chosen = config.policy_set()
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
-    source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
-    return feed_of(trace, config, needs, chosen.reads), known_of(source, config, chosen.eviction)
+    source = partial(TraceSource, trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
+    return feed_of(trace, config, needs, chosen.reads), known_of_trace(trace, source, config, chosen.eviction)
 
 
 class Run(NamedTuple):
@@ -107,7 +108,7 @@ def _start(world: World, chosen: PolicySet) -> None:
 @cache
 def machine_code(of: Callable) -> Callable:
     """A kernel, compiled or from disk."""
-    if not IS_PYTHON and not is_kept(f"kernel.{of.__name__}-"):
+    if not IS_PYTHON and not is_kept(f"{Path(of.__code__.co_filename).stem}.{of.__name__}-"):
         LOG.info("compiling the replay engine's %s part (about a minute, once)", WAYS[of])
     pointers = types.NamedTuple(hooks.types_of(POINTERS[of]._fields), POINTERS[of])
     return entry_of(compile_kept(types.void(numba.from_dtype(WORLD), pointers), of, nogil=True, **OPTIONS))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from policies.contract import ABSENT, NONE, RESIDENT
-from simulator.compiled.events import teller
-from simulator.compiled.jit import called
-from simulator.compiled.ledger import BYTES_UNUSED_AT_END, count
+from simulator.compiled.counters import BYTES_UNUSED_AT_END, count
 from simulator.compiled.log import BY_RESET, IS_RESET, NO_COPY, note
-from simulator.compiled.order import TOUCH, join_pool
-from simulator.compiled.state import (
+from simulator.compiled.runtime.jit import called
+from simulator.compiled.runtime.listeners import teller
+from simulator.compiled.runtime.ranking import TOUCH, join_pool
+from simulator.compiled.runtime.state import (
     NEVER_LEFT,
     NO_KEY,
     behind,
@@ -33,11 +33,11 @@ from simulator.compiled.state import (
     warm,
 )
 
-tell_inserted = teller("on_insert")
+on_insert = teller("on_insert")
 
 
 @called
-def warm_up(w, hands):
+def warm_up(w, hooks):
     """Resident before the start: unused, not prefetched, never counted."""
     for i in range(w["n_warm"]):
         y = warm(w)[i]
@@ -48,7 +48,7 @@ def warm_up(w, hands):
         pools(w)[copy["pool"]]["used"] += copy["bytes"]
         join_pool(w, y)
         if w["listeners_on_insert"] != 0:
-            tell_inserted(w, hands, y, 0)
+            on_insert(w, hooks, y, 0)
 
 
 @called

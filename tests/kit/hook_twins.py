@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 
 from policies.contract import COPY, EXPERT, NOW, Own, Policy, Step
 from policies.hooks import HOOKS, given_by
-from simulator.compiled.reached import reached_from
+from simulator.compiled.runtime.reached import reached_from
 
 RESULTS = {int: numba.types.int64, type(None): numba.types.void, bool: numba.types.boolean}
 #: Arguments of which the type of their arrays can be told.

@@ -1,1 +1,1 @@
-"""What only a compiler needs: policies' hooks as machine code that kernels call through pointers."""
+"""What only a compiler needs: state, its layout, machine code on disk, hooks as pointers."""

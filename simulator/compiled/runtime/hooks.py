@@ -19,13 +19,12 @@ from numba.extending import register_jitable
 
 from policies.contract import NONE, Policy
 from policies.hooks import HOOKS, KINDS
-from simulator.compiled import state
-from simulator.compiled.cache import compile_kept, compile_unkept
-from simulator.compiled.jit import fast, whole_number
-from simulator.compiled.layout import WORLD
-from simulator.compiled.reached import digest, reached_from
-from simulator.compiled.readable import readable
-from simulator.compiled.runtime import adapters
+from simulator.compiled.runtime import adapters, state
+from simulator.compiled.runtime.jit import fast, whole_number
+from simulator.compiled.runtime.layout import WORLD
+from simulator.compiled.runtime.machine_code import compile_kept, compile_unkept
+from simulator.compiled.runtime.reached import digest, reached_from
+from simulator.compiled.runtime.readable import readable
 from simulator.compiled.runtime.user_hooks import bounds_checked, is_bounds_checked, refusal
 from simulator.config import PolicySet
 

@@ -1,12 +1,12 @@
-"""How the kernel reaches its world: a function for each array, and policies' memories."""
+"""How the kernel reaches its world: a function for each array, the policies' hooks, and what their memories are."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from policies.contract import NOW, Own
-from simulator.compiled.jit import array_reader, fast, record_reader
-from simulator.compiled.layout import ARRAYS, FEED, MEMORIES, RULE, STOP
+from simulator.compiled.runtime.jit import array_reader, fast, record_reader
+from simulator.compiled.runtime.layout import ARRAYS, FEED, MEMORIES, RULE, STOP
 
 #: No event: later than any time.
 NOT_SOON = (1 << 63) - 1

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from simulator.compiled.compute import OVER, go_on
-from simulator.compiled.ledger import close_row
+from simulator.compiled.counters import close_row
 from simulator.compiled.link import complete, next_landing, ring, wake
 from simulator.compiled.reset import count_unused, warm_up
-from simulator.compiled.state import NO_ERROR, NOT_SOON, STUCK
+from simulator.compiled.runtime.state import NO_ERROR, NOT_SOON, STUCK
 
 
 def kernel(w: Any, hooks: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from policies.hooks import HOOKS
-from simulator.compiled.jit import called
+from simulator.compiled.runtime.jit import called
 
 ROUTING, PREFETCH, EVICTION, MISS = 1, 2, 4, 8
 
@@ -18,14 +18,14 @@ def teller(event: str) -> Callable:
 
     @called
     def tell(w, hooks, *numbers):
-        heard = w[listeners]
-        if heard & ROUTING:
+        listening = w[listeners]
+        if listening & ROUTING:
             hooks[pointers][0](w, *numbers)
-        if heard & PREFETCH:
+        if listening & PREFETCH:
             hooks[pointers][1](w, *numbers)
-        if heard & EVICTION:
+        if listening & EVICTION:
             hooks[pointers][2](w, *numbers)
-        if heard & MISS:
+        if listening & MISS:
             hooks[pointers][3](w, *numbers)
 
     return tell
