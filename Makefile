@@ -118,9 +118,11 @@ sample: .venv/record.stamp   ## record the bundled trace anew
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
 	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
 
-tables: .venv/base.stamp     ## write the table of policies into README.md
+tables: .venv/base.stamp     ## write the tables of policies and of hooks into README.md and docs/
 	$(BIN)/moereplay policies --markdown > README.table
 	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r README.table' README.md && rm README.table
+	$(BIN)/python -c 'from policies.hooks import markdown; print(markdown())' > hooks.table
+	sed -i -e '/<!-- hooks:/,/<!-- end -->/{//!d}' -e '/<!-- hooks:/r hooks.table' docs/policies.md && rm hooks.table
 
 format: .venv/dev.stamp      ## ruff's own formatting and import order
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

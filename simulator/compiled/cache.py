@@ -5,8 +5,8 @@ from __future__ import annotations
 from policies.contract import ABSENT, NONE, RESIDENT
 from simulator.compiled.counters import BYTES_WASTED, CAPACITY, COLLISIONS, COMPULSORY, EVICTIONS, count, lived
 from simulator.compiled.log import IS_EVICT, note
+from simulator.compiled.runtime import listeners
 from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.listeners import teller
 from simulator.compiled.runtime.ranking import disturb, leave_pool, touch
 from simulator.compiled.runtime.state import (
     NEVER_LEFT,
@@ -23,9 +23,9 @@ from simulator.compiled.runtime.state import (
 )
 from simulator.compiled.victims import admits, choose, spare_bytes_suffice
 
-on_evict = teller("on_evict")
-on_predict = teller("on_predict")
-on_use = teller("on_use")
+on_evict = listeners.teller("on_evict")
+on_predict = listeners.teller("on_predict")
+on_use = listeners.teller("on_use")
 
 GRANTED, STREAMED, REFUSED = range(3)
 #: What a copy that was set aside was before.

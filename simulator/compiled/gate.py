@@ -9,8 +9,8 @@ from simulator.compiled.counters import count
 from simulator.compiled.demand import route
 from simulator.compiled.link import cancel, fetch, prefetch
 from simulator.compiled.log import BY_GATE, IS_CAPACITY, IS_COLLISION, IS_COMPULSORY, IS_HIT, IS_LATE, note
+from simulator.compiled.runtime import listeners
 from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.listeners import teller
 from simulator.compiled.runtime.ranking import touch
 from simulator.compiled.runtime.state import (
     BAD_NAME,
@@ -40,7 +40,7 @@ from simulator.compiled.served import FETCH, HIT, LATE, ON_CPU, runs, runs_here,
 from simulator.compiled.side_buffer import promote
 from simulator.compiled.substitution import drop, substitute
 
-on_gate = teller("on_gate")
+on_gate = listeners.teller("on_gate")
 
 # routing
 

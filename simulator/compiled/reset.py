@@ -5,8 +5,8 @@ from __future__ import annotations
 from policies.contract import ABSENT, NONE, RESIDENT
 from simulator.compiled.counters import BYTES_UNUSED_AT_END, count
 from simulator.compiled.log import BY_RESET, IS_RESET, NO_COPY, note
+from simulator.compiled.runtime import listeners
 from simulator.compiled.runtime.jit import called
-from simulator.compiled.runtime.listeners import teller
 from simulator.compiled.runtime.ranking import TOUCH, join_pool
 from simulator.compiled.runtime.state import (
     NEVER_LEFT,
@@ -33,7 +33,7 @@ from simulator.compiled.runtime.state import (
     warm,
 )
 
-on_insert = teller("on_insert")
+on_insert = listeners.teller("on_insert")
 
 
 @called

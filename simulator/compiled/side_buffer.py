@@ -5,12 +5,12 @@ from __future__ import annotations
 from policies.contract import IN_FLIGHT, NONE, RESIDENT
 from simulator.compiled.cache import GRANTED, REFUSED, leave, make_room
 from simulator.compiled.log import BY_DEMAND, IS_PROMOTE, note
+from simulator.compiled.runtime import listeners
 from simulator.compiled.runtime.jit import called
-from simulator.compiled.runtime.listeners import teller
 from simulator.compiled.runtime.ranking import join_pool, touch
 from simulator.compiled.runtime.state import copies, expert_of, now, owned, pools, side
 
-on_insert = teller("on_insert")
+on_insert = listeners.teller("on_insert")
 
 
 @called

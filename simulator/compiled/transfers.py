@@ -5,13 +5,13 @@ from __future__ import annotations
 from policies.contract import IN_FLIGHT, NONE, RESIDENT
 from simulator.compiled.cache import GRANTED, STREAMED, find_any, make_room, stamp
 from simulator.compiled.counters import DECLINED, INSERTIONS, count
+from simulator.compiled.runtime import listeners
 from simulator.compiled.runtime.jit import fast
-from simulator.compiled.runtime.listeners import teller
 from simulator.compiled.runtime.ranking import join_pool, touch
 from simulator.compiled.runtime.state import copies, expert_of, experts, layer_of, now, owned, pools
 from simulator.compiled.side_buffer import claim_side, promote
 
-on_insert = teller("on_insert")
+on_insert = listeners.teller("on_insert")
 
 
 @fast
