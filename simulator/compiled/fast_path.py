@@ -7,7 +7,7 @@ landed meanwhile. Everything but this loop is the general kernel's code, compile
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.contract import IN_FLIGHT, RESIDENT
 from simulator.compiled.cache import has_run, reason, unpin_demanded, use_unheard
@@ -51,7 +51,6 @@ from simulator.compiled.reset import count_unused
 from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.state import (
-    FastHooks,
     copies,
     demand_expert,
     demand_sum,
@@ -63,9 +62,17 @@ from simulator.compiled.runtime.state import (
 from simulator.compiled.uses import foresee, need
 
 
-def fast_path(s: Any, choose: Any, suggest: Any, keys: Any) -> None:
-    """Replay to the end a state that `variants.is_fast` is true of."""
-    replay_steps(s, FastHooks(choose, suggest, keys))
+class FastHooks(NamedTuple):
+    """Pointers to the hooks that the fast variant calls."""
+
+    choose: Any
+    suggest: Any
+    key: Any
+
+
+def fast_path(s: Any, hooks: Any) -> None:
+    """Replay to the end a state that `variants.is_fast` is true of; `hooks` are FastHooks."""
+    replay_steps(s, hooks)
 
 
 @fast

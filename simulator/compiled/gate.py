@@ -53,6 +53,8 @@ from simulator.compiled.side_buffer import promote
 from simulator.compiled.substitution import add_stand_ins, drop, make_union_again, no_stand_ins, substitute
 from simulator.compiled.uses import foresee, need, need_no_more, predict
 
+on_gate = listeners.teller("on_gate")
+
 # routing
 
 
@@ -67,8 +69,8 @@ def open_gate(s, hooks):
     route(s, hooks)
     cancel_overtaken(s)
     take_demand(s)
-    if s["gate_listeners"] != 0:
-        listeners.gated(s, hooks)
+    if s["listeners_on_gate"] != 0:
+        on_gate(s, hooks)
     if s["keys_read_gate"] == 1:
         invalidate_layer(s)
     if s["has_want"] == 1:

@@ -43,7 +43,7 @@ def make_space(s, hooks, y, prefetch):
 def choose_victim(s, hooks, pool, y):
     """The copy of the pool that leaves for y: a candidate, or else one of the last resort; NONE with an error set."""
     if s["by_key"] == 1:
-        return smallest_key(s, hooks.keys, pool)
+        return smallest_key(s, hooks.key, pool)
     last_resort = pools(s)[pool]["open"] == 0
     if last_resort:
         show_last_resort(s, pool, 0)  # as the hook reads `protected`

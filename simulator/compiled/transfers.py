@@ -10,6 +10,8 @@ from simulator.compiled.runtime.state import layer_of, owned
 from simulator.compiled.side_buffer import claim_side, promote
 from simulator.compiled.space import BYPASSED, GRANTED, make_space
 
+on_insert = listeners.teller("on_insert")
+
 
 @fast
 def claim(s, hooks, y):
@@ -39,5 +41,5 @@ def land(s, hooks, y):
             promote(s, hooks, y)
         return
     join_pool(s, y)
-    if s["insert_listeners"] != 0:
-        listeners.inserted(s, hooks, y, unused)
+    if s["listeners_on_insert"] != 0:
+        on_insert(s, hooks, y, unused)

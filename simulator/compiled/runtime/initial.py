@@ -10,6 +10,7 @@ import numpy as np
 
 from policies.contract import NEVER, NONE, NOW, QUEUES, REKEY, Eviction, Memory
 from policies.grammar import Chosen
+from policies.hooks import EVENTS
 from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.runtime.jit import IS_PYTHON
@@ -111,7 +112,7 @@ def _setting(setting: Setting, chosen: PolicySet) -> dict[str, int]:
 
 def _reads_ids(numbers: Mapping[str, int], named: frozenset[str]) -> bool:
     """Whether anybody looks at what the gate's tokens are and run: who may change it, or a hook that reads the gate."""
-    hooks = ("has_suggest", "has_want", "gate_listeners")
+    hooks = ("has_suggest", "has_want", "listeners_on_gate")
     read = named & {"ids", "logits", "choice", "weight"} and any(numbers[hook] for hook in hooks)
     return bool(numbers["has_choose"] or numbers["has_resolve"] or read)
 
@@ -126,10 +127,8 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     """Which hooks there are, and who listens to what."""
     policies = [getattr(chosen, kind).policy for kind in KINDS]
     listeners = {
-        f"{event}_listeners": sum(
-            1 << i for i, policy in enumerate(policies) if getattr(policy, f"on_{event}") is not None
-        )
-        for event in ("gate", "use", "insert", "evict", "predict")
+        f"listeners_{event}": sum(1 << i for i, policy in enumerate(policies) if getattr(policy, event) is not None)
+        for event in EVENTS
     }
     hooks = {
         "choose": chosen.routing,

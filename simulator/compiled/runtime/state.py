@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from policies.contract import NOW, Own
@@ -170,47 +168,6 @@ _own_regs_3 = _whole["own_regs_3"]
 _own_reals_3 = _whole["own_reals_3"]
 _own_par_3 = _whole["own_par_3"]
 _own_capacity_3 = _whole["own_capacity_3"]
-
-
-class FastHooks(NamedTuple):
-    """The hooks that the fast variant calls."""
-
-    choose: Any
-    suggest: Any
-    keys: Any
-
-
-class BoundHooks(NamedTuple):
-    """Policies' hooks as machine code. Absent ones are never called."""
-
-    choose: Any
-    suggest: Any
-    want: Any
-    resolve: Any
-    substitute: Any
-    keys: Any
-    victim: Any
-    admit: Any
-    gate_routing: Any
-    gate_prefetch: Any
-    gate_eviction: Any
-    gate_miss: Any
-    use_routing: Any
-    use_prefetch: Any
-    use_eviction: Any
-    use_miss: Any
-    insert_routing: Any
-    insert_prefetch: Any
-    insert_eviction: Any
-    insert_miss: Any
-    evict_routing: Any
-    evict_prefetch: Any
-    evict_eviction: Any
-    evict_miss: Any
-    predict_routing: Any
-    predict_prefetch: Any
-    predict_eviction: Any
-    predict_miss: Any
 
 
 @fast

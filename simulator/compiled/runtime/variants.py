@@ -16,6 +16,7 @@ from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 
+from policies.hooks import EVENTS
 from simulator.compiled.runtime.jit import called, fast
 
 #: One precision, contract `atomic`, every miss fetched, no listeners, no log: a cached copy is all that there is.
@@ -24,7 +25,7 @@ FROZEN = {
     "by_key": 1,
     **dict.fromkeys(("sequential", "side_slots", "logs", "keeps", "n_warm"), 0),
     **dict.fromkeys(("has_want", "has_resolve", "has_substitute", "has_admit", "asks_of_each"), 0),
-    **dict.fromkeys(("gate_listeners", "use_listeners", "insert_listeners", "evict_listeners", "predict_listeners"), 0),
+    **dict.fromkeys((f"listeners_{event}" for event in EVENTS), 0),
 }
 
 
