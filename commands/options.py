@@ -37,10 +37,10 @@ NewTrace = Annotated[Path, typer.Option(help="The trace to write, NAME.zarr.", s
 def _take_policies(paths: list[Path] | None) -> list[Path] | None:
     """Add the policies of these files to the catalogue, before the verb runs. Raises PolicyError or OSError."""
     if paths:
-        from policies.files import take
+        from policies.files import register
 
         for path in paths:
-            take(path)
+            register(path)
     return paths
 
 

@@ -58,11 +58,11 @@ def sweep_run(
     if dry_run:
         _say_estimate(jobs, engine, workers)
     elif executor == "slurm" and jobs:
-        from policies.files import taken
+        from policies.files import registered
         from sweeps.slurm import Shards
 
         how = (tuple(changes or ()), place, engine, workers, nodes, keep_going)
-        _submit(Shards(file, *how, tuple(taken()), tuple(sys.argv)), slurm or [])
+        _submit(Shards(file, *how, tuple(registered()), tuple(sys.argv)), slurm or [])
     elif jobs:
         _run(sweep, jobs, place, engine, _starter(executor, workers, engine, address))
     if not dry_run:

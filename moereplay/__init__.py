@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import policies.contract as contract
     from policies.contract import PolicyError
-    from policies.files import take as register_policy
+    from policies.files import register as register_policy
     from results.errors import ResultError
     from results.result import Result
     from simulator.config import ReplayConfig, configure
@@ -46,7 +46,7 @@ _HOME = {
     "known_model": "traces.geometry:known",
     "open_trace": "traces.store",
     "read_results": "sweeps.stored",
-    "register_policy": "policies.files:take",
+    "register_policy": "policies.files:register",
     "replay": "simulator.replay",
     "write_trace": "traces.writer",
 }

@@ -66,20 +66,20 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-#: By kind and name, policies from files of the user's own: `policies/files.py` adds them to this process.
-GIVEN: dict[str, dict[str, Policy]] = {kind: {} for kind in NAMES}
+#: User policies by kind and name: `policies/files.py` registers them in this process.
+REGISTERED: dict[str, dict[str, Policy]] = {kind: {} for kind in NAMES}
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Every policy of a kind, the user's own last."""
-    return (*NAMES[kind], *GIVEN[kind])
+    """Every policy of a kind, user policies last."""
+    return (*NAMES[kind], *REGISTERED[kind])
 
 
 def load(kind: str, name: str) -> Policy:
     """The policy of that kind and name. Raises PolicyError, suggesting the nearest name."""
     if name not in names(kind):
         raise PolicyError(f"no {kind} policy called {name!r}: {hint(name, names(kind))}")
-    return GIVEN[kind].get(name) or import_module(f"policies.{kind}.{name}").POLICY
+    return REGISTERED[kind].get(name) or import_module(f"policies.{kind}.{name}").POLICY
 
 
 def catalogue() -> list[Policy]:

@@ -6,7 +6,9 @@ A policy is written once and runs in every engine. Its hooks are plain functions
     experts   a row per expert x = layer * E + e, see EXPERT
     copies    a row per copy y = x * P + p at precision p (0 is the most precise), see COPY
     own       the policy's own memory: own.rows[y], own.regs[pool], own.reals[layer], own.par[slot]
-    step      the gate's arrays (routing, miss and prefetch hooks only), see Step
+    step      the gate's arrays (hooks that are called at a gate only), see Step
+
+`policies/hooks.py` lists the hooks: what each takes after these tables, what it returns, and when it is called.
 
 Rows are read as `experts[x]["last_use"]`: a dict row in the reference engine, a structured array in the compiled one.
 A hook sees no time, link, queue or torch. It writes only `own` and its outputs, and `key` nothing. It uses integers of
@@ -20,6 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from policies.hooks import EventHooks, EvictionHooks, MissHooks, PrefetchHooks, RoutingHooks
 
 #: States of a copy.
 ABSENT, QUEUED, IN_FLIGHT, RESIDENT = 0, 1, 2, 3
@@ -259,8 +263,8 @@ IDS_ALONE = always()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
-    """What every kind declares. Optional hooks run at gates, arrivals and transfer starts only."""
+class Policy(EventHooks):
+    """What every kind declares. Hooks are called at gates, arrivals and transfer starts only."""
 
     name: str
     summary: str
@@ -269,12 +273,6 @@ class Policy:
     memory: Memory = Memory()
     #: capabilities the trace must have under these parameters: weights, logits, lookahead, future
     needs: Callable[[Params], frozenset[str]] = IDS_ALONE
-    #: (now, step, experts, copies, own): the demand is known, nothing is looked up yet; keys of this layer may change
-    on_gate: Callable[..., None] | None = None
-    on_use: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
-    on_insert: Callable[..., None] | None = None  #: (now, experts, copies, own, y, prefetched)
-    on_evict: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
-    on_predict: Callable[..., None] | None = None  #: (now, experts, copies, own, y)
     #: which of OPTIONAL the hooks read; no other one is kept current, or can be read. None: all are, at some cost
     reads: frozenset[str] | None = None
     version: str = ""  #: of a user's own file: the first digits of its sha256, set by `policies/files.py`
@@ -292,24 +290,20 @@ class Policy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Routing(Policy):
+class Routing(RoutingHooks, Policy):
     """May change which experts a token uses; weights always come from the unmodified logits.
 
     A token's place j is its rank to drop rules and to `rank_displacement`: write what was chosen in the router's order.
     """
 
-    choose: Callable[..., None] | None = (
-        None  #: (now, step, experts, copies, own, out): out[t][j] = expert id; None = recorded
-    )
     drops: bool = False  #: whether it may give a token fewer experts than its router did
     kind: str = field(init=False, default="routing")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prefetch(Policy):
+class Prefetch(PrefetchHooks, Policy):
     """Names copies of later layers of this pass, in queue order."""
 
-    suggest: Callable[..., int] | None = None  #: (now, step, experts, copies, own, out) -> count; out[i] = copy y
     depth: Callable[[Params], int] = lambda params: 0  #: how many layers of look-ahead it reads
     reach: Callable[[Params], int] | None = None  #: how many layers ahead it may name; None: `depth`, at least the next
     own_scores: Callable[[Params], bool] = lambda params: False  #: whether by this layer's own scores
@@ -326,14 +320,9 @@ class Prefetch(Policy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Miss(Policy):
+class Miss(MissHooks, Policy):
     """Decides the precision wanted of each demanded expert, and what happens to each miss."""
 
-    want: Callable[..., int] | None = None  #: (now, step, experts, copies, own, n) -> precision; None = 0
-    resolve: Callable[
-        ..., None
-    ]  #: (now, step, experts, copies, own, missing, free, verdict): verdict[m] for missing[m]
-    substitute: Callable[..., int] | None = None  #: (now, step, experts, copies, own, t, j, eligible) -> e or NONE
     bits: Callable[[Params], tuple[float, ...]] = (
         lambda params: ()
     )  #: precision tiers, most precise first; () = as stored
@@ -347,7 +336,7 @@ class Miss(Policy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eviction(Policy):
+class Eviction(EvictionHooks, Policy):
     """Names victims: by key (smallest leaves; ties by least recent stamp, then lowest id) or by a `victim` hook.
 
     Where several copies must leave for one, `admit` is asked about every one of them before any leaves, and one no
@@ -357,15 +346,12 @@ class Eviction(Policy):
     next is named.
     """
 
-    key: Callable[..., int] | None = None  #: (now, experts, copies, own, y) -> int64
     #: when an untouched copy's key may change: "touch" (never), "pass", "step" (start, gate), or "layer": as "step",
     #: but within a pass keys of untouched copies of one layer all change by as much, and stay within 2**61; or as
     #: parameters say
     rekey: str | Callable[[Params], str] = "touch"
     #: which of QUEUES its key is, and nothing else, so that engines may keep a queue and ask for no key
     queue: Callable[[Params], str] = lambda params: ""
-    victim: Callable[..., int] | None = None  #: (now, experts, copies, own, pool, y_in) -> copy or NONE
-    admit: Callable[..., bool] | None = None  #: (now, experts, copies, own, y_in, prefetched, y_out) -> False declines
     #: whether `admit` ever says no under these parameters; if not, engines need not ask, so that it must not write
     declines: Callable[[Params], bool] = lambda params: True
     decides_once: bool = False  #: `admit` is asked about the first victim alone, and that holds for the others

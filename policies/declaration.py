@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from inspect import signature
 from types import FunctionType, NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 from policies.contract import (
     NO_PROFILE,
@@ -26,59 +26,25 @@ from policies.contract import (
     Prefetch,
     Routing,
 )
+from policies.hooks import HOOKS, Hook, given_by
 
-KINDS = (Routing, Prefetch, Eviction, Miss)
+CLASSES = (Routing, Prefetch, Eviction, Miss)
 CAPABILITIES = frozenset({"weights", "logits", "lookahead", "future"})
 BITS = 64
 #: What columns of memory, layers and buffers are counted up to, and tokens.
 MOST, MOST_TOKENS = 1 << 20, 1 << 62
 #: Bits that an expert's numbers may have.
 MOST_BITS = 64
-TABLES = ("now", "experts", "copies", "own")
-AT_GATE = ("now", "step", "experts", "copies", "own")
-
-
-class Hook(NamedTuple):
-    """What a hook is given, and the type of what it returns."""
-
-    arguments: tuple[str, ...]
-    result: type
-
-
-#: Every hook of `policies/contract.py`.
-HOOKS = {
-    "on_gate": Hook(AT_GATE, NoneType),
-    "on_use": Hook((*TABLES, "y"), NoneType),
-    "on_insert": Hook((*TABLES, "y", "prefetched"), NoneType),
-    "on_evict": Hook((*TABLES, "y"), NoneType),
-    "on_predict": Hook((*TABLES, "y"), NoneType),
-    "choose": Hook((*AT_GATE, "out"), NoneType),
-    "suggest": Hook((*AT_GATE, "out"), int),
-    "want": Hook((*AT_GATE, "n"), int),
-    "resolve": Hook((*AT_GATE, "missing", "free", "verdict"), NoneType),
-    "substitute": Hook((*AT_GATE, "t", "j", "eligible"), int),
-    "key": Hook((*TABLES, "y"), int),
-    "victim": Hook((*TABLES, "pool", "y_in"), int),
-    "admit": Hook((*TABLES, "y_in", "prefetched", "y_out"), bool),
-}
-
-
-def hooks(policy: Policy) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The hooks that a policy gives, by name."""
-    for name in HOOKS:
-        hook = getattr(policy, name, None)
-        if hook is not None:
-            yield name, hook
 
 
 def check(policy: object) -> Policy:
     """The policy, if it is one. Raises ValueError saying what its declaration lacks."""
-    if not isinstance(policy, KINDS):
+    if not isinstance(policy, CLASSES):
         raise ValueError(f"POLICY is no Routing, Prefetch, Eviction or Miss of policies.contract, it is {policy!r}")
     _check_words(policy)
     _check_params(policy.params)
     _check_memory(policy.memory)
-    for name, hook in hooks(policy):
+    for name, hook in given_by(policy):
         _check_hook(name, hook)
     _check_kind(policy)
     check_under(policy, {param.name: param.default for param in policy.params})
@@ -101,9 +67,9 @@ def check_under(policy: Policy, params: Params) -> None:
         _check_bits(policy.bits(params))
 
 
-def check_result(name: str, result: object) -> None:
+def check_result(hook: Hook, result: object) -> None:
     """Raises ValueError if a hook returned another type: compiled code would cut it to an integer without a word."""
-    wanted = HOOKS[name].result
+    name, wanted = hook.name, hook.result
     if type(result) is not wanted:
         expected = "nothing" if wanted is NoneType else f"an {wanted.__name__}" if wanted is int else "True or False"
         raise ValueError(f"hook {name} returned {result!r}; {expected} was expected")

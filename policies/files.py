@@ -1,7 +1,7 @@
-"""Policies of the user's own: a file in the form of `policies/<kind>/*.py` joins the catalogue of this process.
+"""User policies: a file in the form of `policies/<kind>/*.py` is registered in the catalogue of this process.
 
 The file is code that its user asked to run. It is read once: the bytes that are hashed are those that are run, here and
-in worker processes. Files that it imports are its own affair, and no part of its version.
+in worker processes. Files that it imports are not part of its version.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from policies.declaration import check
 
 VERSION_DIGITS = 12
 MOST_BYTES = 1 << 20  #: of a file
-_taken: dict[str, bytes] = {}  # path as given -> content
-_taking = threading.RLock()
+_contents: dict[str, bytes] = {}  # of registered files, by path as given
+_registering = threading.RLock()
 
 
-def take(path: Path) -> Policy:
+def register(path: Path) -> Policy:
     """Add the policy of a file to its kind. Raises PolicyError with file, line and text, or OSError.
 
     A file is read once in the life of a process, so that a run has one version of it. A name that exists is refused;
     the same content again changes nothing.
     """
-    before = _by_version().get(_version(_taken.get(str(path), b"")))
-    return before or _take(str(path), _content(path))
+    before = _by_version().get(_version(_contents.get(str(path), b"")))
+    return before or _register(str(path), _content(path))
 
 
-def taken() -> list[tuple[str, bytes]]:
-    """What `retake` needs in another process."""
+def registered() -> list[tuple[str, bytes]]:
+    """What `register_all` needs in another process."""
     known = _by_version()
-    return [(path, content) for path, content in _taken.items() if _version(content) in known]
+    return [(path, content) for path, content in _contents.items() if _version(content) in known]
 
 
-def retake(files: Iterable[tuple[str, bytes]]) -> None:
-    """Add the policies that another process took. Any thread may: they are added once."""
+def register_all(files: Iterable[tuple[str, bytes]]) -> None:
+    """Add the policies of another process. Any thread may: they are added once."""
     for path, content in files:
-        _take(path, content)
+        _register(path, content)
 
 
 def blamed(error: BaseException) -> str | None:
     """One line on an error that was raised in a policy file, its innermost line; None if it was raised elsewhere."""
     lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     for path, line in reversed(lines):
-        if path in _taken:
+        if path in _contents:
             return _at(path, line, f"{type(error).__name__}: {error}")
     return blamed(error.__cause__) if error.__cause__ else None  # SimPy raises a copy that knows no lines
 
@@ -68,7 +68,7 @@ def complaint_here(what: str) -> PolicyError:
     """An error about what the innermost line of a policy file in progress does, if there is one."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename in _taken:
+        if frame.f_code.co_filename in _contents:
             return PolicyError(_at(frame.f_code.co_filename, frame.f_lineno, what))
         frame = frame.f_back
     return PolicyError(what)
@@ -90,14 +90,14 @@ def _content(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _take(path: str, content: bytes) -> Policy:
-    with _taking:
+def _register(path: str, content: bytes) -> Policy:
+    with _registering:
         return _added(path, content)
 
 
 def _added(path: str, content: bytes) -> Policy:
     version = _version(content)
-    _taken[path] = content
+    _contents[path] = content
     if version in _by_version():
         return _by_version()[version]
     try:
@@ -106,9 +106,9 @@ def _added(path: str, content: bytes) -> Policy:
             what = f"{policy.kind} policy {policy.name!r} exists already; choose another name"
             raise PolicyError(_at(path, _line_of_policy(content), what))
     except BaseException:
-        del _taken[path]
+        del _contents[path]
         raise
-    policies.GIVEN[policy.kind][policy.name] = policy
+    policies.REGISTERED[policy.kind][policy.name] = policy
     return policy
 
 
@@ -117,7 +117,7 @@ def _version(content: bytes) -> str:
 
 
 def _by_version() -> dict[str, Policy]:
-    return {policy.version: policy for given in policies.GIVEN.values() for policy in given.values()}
+    return {policy.version: policy for given in policies.REGISTERED.values() for policy in given.values()}
 
 
 def _declared(path: str, content: bytes, version: str) -> Policy:
@@ -162,6 +162,6 @@ def _line_of_policy(content: bytes) -> int:
 
 def _at(path: str, line: int, what: str) -> str:
     """One line: where, what, and the text that stands there."""
-    lines = _taken.get(path, b"").decode("utf-8", "replace").splitlines()
+    lines = _contents.get(path, b"").decode("utf-8", "replace").splitlines()
     text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     return f"{path}:{line}: {' '.join(what.split())}: {text}"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import Eviction, Miss, Policy, PolicyError
-from policies.declaration import hooks
+from policies.hooks import given_by
 from simulator.config import KINDS, PolicySet
 from simulator.reference import engine as reference
 from simulator.setting import EndState, Setting
@@ -146,7 +146,7 @@ def _disagreement(chosen: PolicySet, difference: str) -> str:
 
 
 def _file_of(policy: Policy) -> str:
-    return next((hook.__code__.co_filename for _, hook in hooks(policy)), policy.name)
+    return next((hook.__code__.co_filename for _, hook in given_by(policy)), policy.name)
 
 
 def _promises(policy: Policy) -> Iterator[str]:

@@ -31,7 +31,7 @@ class Batch:
     jobs: tuple[Job, ...]
     engine: str
     requests: bool
-    policies: tuple[tuple[str, bytes], ...] = ()  #: files of the user's own, as `policies.files.retake` takes them
+    policies: tuple[tuple[str, bytes], ...] = ()  #: files of the user's own, as `policies.files.registered` gives them
 
 
 class Headline(NamedTuple):
@@ -67,7 +67,7 @@ def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) 
 
 def _attempt(job: Job, batch: Batch) -> tuple[Result | Counted | None, str | None]:
     try:
-        files.retake(batch.policies)
+        files.register_all(batch.policies)
         trace = opened(job.trace, job.digest)
         return (count(trace, job.counted) if job.counted else replay(trace, job.config, engine=batch.engine)), None
     except (ConfigError, PolicyError, TraceError) as error:

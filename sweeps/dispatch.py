@@ -105,7 +105,7 @@ class Dispatcher:
         return any(job.key in self._struck for batch in self._running.values() for job in batch.jobs)
 
     def _submit(self, jobs: list[Job], alone: bool) -> None:
-        batch = Batch(self._numbers, tuple(jobs), self._engine, self._requests, tuple(files.taken()))
+        batch = Batch(self._numbers, tuple(jobs), self._engine, self._requests, tuple(files.registered()))
         self._numbers += 1
         self._running[batch.number] = batch
         self._executor.submit(batch, alone)

@@ -93,7 +93,7 @@ def _mapped(run: Run, configs: Sequence[ReplayConfig], workers: int) -> Iterator
         yield from in_threads(run, configs, workers)
     elif workers > 1 and run.trace.path is not None:
         work = partial(_replay_in_worker, run.trace.path, run.log, run.engine)
-        yield from in_processes(work, configs, workers, partial(files.retake, files.taken()))  # the user's own policies
+        yield from in_processes(work, configs, workers, partial(files.register_all, files.registered()))
     else:
         yield from map(run, configs)
 

@@ -37,7 +37,7 @@ def provenance(
         "engine": engine,
         "traces": {trace.digest: str(trace.path) for trace in traces},
         "platforms": {name: platform(name).figures() for name in machines},
-        "policy_files": [_policy_file(path, content) for content, path in _once(files.taken())],
+        "policy_files": [_policy_file(path, content) for content, path in _once(files.registered())],
         "command": list(sys.argv if command is None else command),
         "versions": {name: _version(name) for name in PACKAGES} | {"python": python.python_version()},
         "commit": _commit(),

@@ -39,7 +39,7 @@ class Shards(NamedTuple):
 
 def run_shard(shards: Shards, index: int) -> str:
     """On a node: shard `index` of the sweep; one line about how it ended."""
-    files.retake(shards.policies)
+    files.register_all(shards.policies)
     sweep = planned(shards.file, shards.changes, shards.keep_going)
     jobs = left_to_do(sweep, shards.out, shard(sweep.jobs, (index, shards.nodes)))
     nogil = shards.engine == NOGIL

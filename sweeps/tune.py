@@ -99,7 +99,7 @@ def identity(search: Search) -> str:
     """What tells a search from others in one journal: all that its trials depend on but their number."""
     space = search.experiment.model_dump(mode="json", exclude={"traces", "bounds", "requests", "policy_files"})
     traces = [trace.digest for trace in search.traces]
-    own = sorted(policy.label for given in policies.GIVEN.values() for policy in given.values())
+    own = sorted(policy.label for given in policies.REGISTERED.values() for policy in given.values())
     content = canonical([space, traces, search.objectives, search.sampler, search.seed, *own])
     return hashlib.sha256(content).hexdigest()[:16]
 

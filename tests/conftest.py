@@ -52,7 +52,7 @@ def make(kernel: Callable) -> None:
 def catalogue_as_shipped() -> Iterator[None]:
     """The user's own policies of a test leave with it."""
     yield
-    for given in policies.GIVEN.values():
+    for given in policies.REGISTERED.values():
         given.clear()
 
 

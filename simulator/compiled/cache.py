@@ -33,6 +33,9 @@ from simulator.compiled.runtime.state import (
 )
 from simulator.compiled.uses import count_first_use, count_use, forget_uses, need_no_more, stamp
 
+on_evict = listeners.teller("on_evict")
+on_use = listeners.teller("on_use")
+
 # look-up
 
 
@@ -85,8 +88,8 @@ def use(s, hooks, y):
     """A demanded expert is (or will be) resident and is used."""
     x = expert_of(s, y)
     count_use(s, x, copies(s)[y]["prefetched"] * owned(s)[y]["counted"])
-    if s["use_listeners"] != 0:
-        listeners.used(s, hooks, y)
+    if s["listeners_on_use"] != 0:
+        on_use(s, hooks, y)
     copies(s)[y]["prefetched"] = 0
     invalidate_expert(s, x)
 
@@ -278,8 +281,8 @@ def evict(s, hooks, y, incoming):
     if mine["done"] == 1:
         forget_done(s, y)
     leave(s, y, incoming)
-    if s["evict_listeners"] != 0:
-        listeners.evicted(s, hooks, y)
+    if s["listeners_on_evict"] != 0:
+        on_evict(s, hooks, y)
 
 
 @called

@@ -35,7 +35,6 @@ from simulator.compiled.runtime.state import (
     units,
     weights,
 )
-from simulator.compiled.runtime.variants import any_variant
 from simulator.compiled.weights import to_units, weigh_run
 
 
@@ -165,7 +164,7 @@ def choose(s, hook):
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
             chosen(s)[t, j] = NONE
-    hook(any_variant(s))
+    hook(s)
     if not take_choice(s):
         s["demand"]["changed"] = 0
     elif s["demand"]["changed"] == 1:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numba import types
+from numba.core.errors import NumbaError
 
 from policies.contract import RESIDENT
-from simulator.compiled import hooks
-from simulator.compiled.fast_path import fast_path
+from simulator.compiled.fast_path import FastHooks, fast_path
 from simulator.compiled.kernel import kernel
+from simulator.compiled.runtime import hooks
 from simulator.compiled.runtime.initial import Inputs, SimulationState, initial_state
 from simulator.compiled.runtime.inputs import feed_from, feed_of
 from simulator.compiled.runtime.jit import IS_PYTHON, OPTIONS
-from simulator.compiled.runtime.layout import FAST_STATE, STATE
+from simulator.compiled.runtime.layout import STATE
 from simulator.compiled.runtime.machine_code import COMPILING, compile_kept, is_kept
 from simulator.compiled.runtime.outcome import check, counters_of, events_of
+from simulator.compiled.runtime.variants import frozen_entry
 from simulator.config import KINDS, PolicySet, ReplayConfig
 from simulator.foreknown import Known, known_of, known_of_trace
 from simulator.setting import EndState, Ran, Setting
@@ -31,21 +34,8 @@ from traces.schema import Trace
 
 #: Lines of the event log that a first run has room for; a second one has exactly enough.
 LINES = 1 << 16
-#: A kernel's pointers: (policy kind, hook), in the order of its arguments.
-FAST = [("routing", "choose"), ("prefetch", "suggest"), ("eviction", "key")]
-ALL = [
-    ("routing", "choose"),
-    ("prefetch", "suggest"),
-    ("miss", "want"),
-    ("miss", "resolve"),
-    ("miss", "substitute"),
-    ("eviction", "key"),
-    ("eviction", "victim"),
-    ("eviction", "admit"),
-    *((kind, f"on_{event}") for event in ("gate", "use", "insert", "evict", "predict") for kind in KINDS),
-]
-POINTERS = {kernel: ALL, fast_path: FAST}
-STATES = {kernel: STATE, fast_path: FAST_STATE}
+#: What each kernel takes beside the state: a named tuple of pointers to hooks.
+POINTERS = {kernel: hooks.BoundHooks, fast_path: FastHooks}
 PARTS = {kernel: "general", fast_path: "usual"}
 LOG = logging.getLogger(__name__)
 
@@ -114,15 +104,23 @@ def _start(state: SimulationState, chosen: PolicySet) -> None:
     of = fast_path if state.is_fast else kernel
     with COMPILING:  # runs of other threads go on meanwhile
         code = machine_code(of)
-        pointers = [hooks.compiled(hook, getattr(chosen, kind).policy) for kind, hook in POINTERS[of]]
-    code(state.argument, *pointers)
+        pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
+    code(state.argument, pointers)
 
 
 @cache
 def machine_code(of: Callable) -> Callable:
     """A kernel, compiled or from disk."""
-    if not IS_PYTHON and not is_kept(f"{Path(of.__code__.co_filename).stem}.{of.__name__}-"):
+    pointers = types.NamedTuple(hooks.types_of(POINTERS[of]._fields), POINTERS[of])
+    compiled = partial(compile_kept, types.void(numba.from_dtype(STATE), pointers), nogil=True, **OPTIONS)
+    if is_kept(f"{Path(of.__code__.co_filename).stem}.{of.__name__}-"):
+        with suppress(NumbaError):  # damaged on disk: made again, from what may be frozen
+            return entry_of(compiled(of))
+    elif not IS_PYTHON:
         LOG.info("compiling the replay engine's %s part (about a minute, once)", PARTS[of])
-    pointers = [types.FunctionType(hooks.signature_of(hook)) for _, hook in POINTERS[of]]
-    signature = types.void(numba.from_dtype(STATES[of]), *pointers)
-    return compile_kept(signature, of, nogil=True, **OPTIONS)
+    return entry_of(compiled(frozen_entry(of) if of is fast_path and not IS_PYTHON else of))
+
+
+def entry_of(code: Any) -> Callable:
+    """Machine code without Numba's look at the types of its arguments, which knows no pointers in tuples."""
+    return code if not hasattr(code, "overloads") else next(iter(code.overloads.values())).entry_point

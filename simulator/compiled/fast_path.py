@@ -7,7 +7,7 @@ landed meanwhile. Everything but this loop is the general kernel's code, compile
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.contract import IN_FLIGHT, RESIDENT
 from simulator.compiled.cache import has_run, reason, unpin_demanded, use_unheard
@@ -50,14 +50,29 @@ from simulator.compiled.link import complete, fetch, may_start, meet, next_landi
 from simulator.compiled.reset import count_unused
 from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
 from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import copies, demand_expert, demand_sum, demand_tokens, now, present, slot
-from simulator.compiled.runtime.variants import only
+from simulator.compiled.runtime.state import (
+    copies,
+    demand_expert,
+    demand_sum,
+    demand_tokens,
+    now,
+    present,
+    slot,
+)
 from simulator.compiled.uses import foresee, need
 
 
-def fast_path(s: Any, choose: Any, suggest: Any, keys: Any) -> None:
-    """Replay to the end a state that `variants.is_fast` is true of."""
-    replay_steps(s, only(choose, suggest, keys))
+class FastHooks(NamedTuple):
+    """Pointers to the hooks that the fast variant calls."""
+
+    choose: Any
+    suggest: Any
+    key: Any
+
+
+def fast_path(s: Any, hooks: Any) -> None:
+    """Replay to the end a state that `variants.is_fast` is true of; `hooks` are FastHooks."""
+    replay_steps(s, hooks)
 
 
 @fast

@@ -49,10 +49,11 @@ from simulator.compiled.runtime.state import (
     verdict,
     wants,
 )
-from simulator.compiled.runtime.variants import any_variant
 from simulator.compiled.side_buffer import promote
 from simulator.compiled.substitution import add_stand_ins, drop, make_union_again, no_stand_ins, substitute
 from simulator.compiled.uses import foresee, need, need_no_more, predict
+
+on_gate = listeners.teller("on_gate")
 
 # routing
 
@@ -68,8 +69,8 @@ def open_gate(s, hooks):
     route(s, hooks)
     cancel_overtaken(s)
     take_demand(s)
-    if s["gate_listeners"] != 0:
-        listeners.gated(s, hooks)
+    if s["listeners_on_gate"] != 0:
+        on_gate(s, hooks)
     if s["keys_read_gate"] == 1:
         invalidate_layer(s)
     if s["has_want"] == 1:
@@ -323,7 +324,7 @@ def ask_names(s, hook):
     """How many copies the prefetch policy names; none, with an error set, if it names what does not exist."""
     if s["renews"] == 1:  # what it named before and is still queued is named anew, or is not wanted any more
         cancel(s, now(s)["step"] + s["layers"])
-    total = hook(any_variant(s))
+    total = hook(s)
     if not 0 <= total <= s["n_copies"]:
         fail(s, BAD_NAME, total)
         return 0

@@ -11,71 +11,10 @@ from simulator.compiled.link import complete, next_landing, start_transfers
 from simulator.compiled.reset import count_unused, warm_up
 from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
 from simulator.compiled.runtime.jit import fast
-from simulator.compiled.runtime.state import BoundHooks
 
 
-def kernel(
-    s: Any,
-    choose: Any,
-    suggest: Any,
-    want: Any,
-    resolve: Any,
-    substitute: Any,
-    keys: Any,
-    victim: Any,
-    admit: Any,
-    gate_routing: Any,
-    gate_prefetch: Any,
-    gate_eviction: Any,
-    gate_miss: Any,
-    use_routing: Any,
-    use_prefetch: Any,
-    use_eviction: Any,
-    use_miss: Any,
-    insert_routing: Any,
-    insert_prefetch: Any,
-    insert_eviction: Any,
-    insert_miss: Any,
-    evict_routing: Any,
-    evict_prefetch: Any,
-    evict_eviction: Any,
-    evict_miss: Any,
-    predict_routing: Any,
-    predict_prefetch: Any,
-    predict_eviction: Any,
-    predict_miss: Any,
-) -> None:
-    """Replay to the end. `engine` compiles it, once for all policies: pointers to their hooks come one by one."""
-    hooks = BoundHooks(
-        choose,
-        suggest,
-        want,
-        resolve,
-        substitute,
-        keys,
-        victim,
-        admit,
-        gate_routing,
-        gate_prefetch,
-        gate_eviction,
-        gate_miss,
-        use_routing,
-        use_prefetch,
-        use_eviction,
-        use_miss,
-        insert_routing,
-        insert_prefetch,
-        insert_eviction,
-        insert_miss,
-        evict_routing,
-        evict_prefetch,
-        evict_eviction,
-        evict_miss,
-        predict_routing,
-        predict_prefetch,
-        predict_eviction,
-        predict_miss,
-    )
+def kernel(s: Any, hooks: Any) -> None:
+    """Replay to the end. `engine` compiles it, once for all policies: `hooks` are pointers, see `runtime/hooks.py`."""
     replay(s, hooks)
 
 

@@ -102,8 +102,7 @@ def start_transfers(s, hooks):
         y = first_queued(s)
         claimed = claim(s, hooks, y)
         if claimed != REFUSED:
-            owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
-            begin(s, y)
+            begin(s, y, claimed)
         elif owned(s)[y]["prefetch"] == 0:
             return
         else:
@@ -133,11 +132,13 @@ def drop(s, y):
 
 
 @fast
-def begin(s, y):
+def begin(s, y, claimed):
     """The first queued is issued: its latency runs at once, its bytes after those of the transfers before it."""
     layer, size, begins = layer_of(s, y), copies(s)[y]["bytes"], max(s["clock"]["time"], s["link"]["last_done"])
     wire = slow_wire_ns(s)[kind_of(s, y)] if cpu_is_busy(s) else wire_ns(s)[kind_of(s, y)]
     s["link"]["last_done"] = max(s["clock"]["time"] + s["latency_ns"], s["link"]["last_done"]) + wire
+    if s["has_admit"] == 1:
+        owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
     at = mask(s, s["link"]["flight_end"])
     flight(s)[at], lands(s)[at] = y, s["link"]["last_done"]
     s["link"]["flight_end"] += 1

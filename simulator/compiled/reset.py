@@ -25,6 +25,8 @@ from simulator.compiled.runtime.state import (
 from simulator.compiled.side_buffer import clear_side_buffers
 from simulator.compiled.uses import clear_uses
 
+on_insert = listeners.teller("on_insert")
+
 
 @called
 def warm_up(s, hooks):
@@ -32,8 +34,8 @@ def warm_up(s, hooks):
     for i in range(s["n_warm"]):
         y = warm(s)[i]
         warm_copy(s, y)
-        if s["insert_listeners"] != 0:
-            listeners.inserted(s, hooks, y, 0)
+        if s["listeners_on_insert"] != 0:
+            on_insert(s, hooks, y, 0)
 
 
 @called

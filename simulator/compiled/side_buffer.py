@@ -10,6 +10,8 @@ from simulator.compiled.runtime.jit import called
 from simulator.compiled.runtime.state import buffered, copies, now, owned
 from simulator.compiled.space import GRANTED, REFUSED, make_space
 
+on_insert = listeners.teller("on_insert")
+
 
 @called
 def claim_side(s, y):
@@ -60,8 +62,8 @@ def promote(s, hooks, y):
     take(s, y)
     move_in(s, y)
     note(s, IS_PROMOTE, y, BY_DEMAND)
-    if s["insert_listeners"] != 0:
-        listeners.inserted(s, hooks, y, 0)
+    if s["listeners_on_insert"] != 0:
+        on_insert(s, hooks, y, 0)
 
 
 @called

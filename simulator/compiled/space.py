@@ -27,12 +27,12 @@ def make_space(s, hooks, y, prefetch):
         return REFUSED
     if s["asks_of_each"] == 1:
         return evict_if_all_may(s, hooks, y, prefetch)
-    agreed = s["has_admit"] == 0
+    agreed = False
     while bytes_of["used"] + size > bytes_of["capacity"]:
         victim = choose_victim(s, hooks, pool, y)
         if victim == NONE:
             return REFUSED  # and the run ends with an error
-        if not agreed and not admits(s, hooks.admit, y, prefetch, victim):
+        if s["has_admit"] == 1 and not agreed and not admits(s, hooks.admit, y, prefetch, victim):
             return rejected(s, prefetch)
         agreed = True
         evict(s, hooks, victim, y)
@@ -43,7 +43,7 @@ def make_space(s, hooks, y, prefetch):
 def choose_victim(s, hooks, pool, y):
     """The copy of the pool that leaves for y: a candidate, or else one of the last resort; NONE with an error set."""
     if s["by_key"] == 1:
-        return smallest_key(s, hooks.keys, pool)
+        return smallest_key(s, hooks.key, pool)
     last_resort = pools(s)[pool]["open"] == 0
     if last_resort:
         show_last_resort(s, pool, 0)  # as the hook reads `protected`

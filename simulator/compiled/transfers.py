@@ -10,6 +10,8 @@ from simulator.compiled.runtime.state import layer_of, owned
 from simulator.compiled.side_buffer import claim_side, promote
 from simulator.compiled.space import BYPASSED, GRANTED, make_space
 
+on_insert = listeners.teller("on_insert")
+
 
 @fast
 def claim(s, hooks, y):
@@ -20,7 +22,7 @@ def claim(s, hooks, y):
     claimed = make_space(s, hooks, y, is_prefetch)
     if claimed == GRANTED:
         occupy(s, y)
-    elif claimed == BYPASSED:
+    elif s["has_admit"] == 1 and claimed == BYPASSED:
         bypass(s, y)
         count(s, DECLINED, layer_of(s, y), 1)
     return claimed
@@ -30,14 +32,14 @@ def claim(s, hooks, y):
 def land(s, hooks, y):
     """A transfer is complete: resident, unless it bypasses the cache."""
     mine = owned(s)[y]
-    if mine["bypasses"] == 1:
+    if s["has_admit"] == 1 and mine["bypasses"] == 1:
         return
     unused = 1 if mine["prefetch"] == 1 and mine["awaited"] == 0 else 0
     enter(s, y, unused)
-    if mine["side"] == 1:
+    if s["side_slots"] > 0 and mine["side"] == 1:
         if mine["awaited"] == 1:
             promote(s, hooks, y)
         return
     join_pool(s, y)
-    if s["insert_listeners"] != 0:
-        listeners.inserted(s, hooks, y, unused)
+    if s["listeners_on_insert"] != 0:
+        on_insert(s, hooks, y, unused)

@@ -8,6 +8,8 @@ from simulator.compiled.runtime.queues import BY_LAST_USE, move_last
 from simulator.compiled.runtime.ranking import invalidate_expert
 from simulator.compiled.runtime.state import demand_next, demand_pass, expert_of, experts, now
 
+on_predict = listeners.teller("on_predict")
+
 
 @fast
 def need(s, x, mass):
@@ -71,8 +73,8 @@ def predict(s, hooks, y):
     experts(s)[x]["last_hint"], experts(s)[x]["hint_pass"] = s["uses"]["stamps"], now(s)["pass"]
     if s["keys_read_hints"] == 1:
         invalidate_expert(s, x)
-    if s["predict_listeners"] != 0:
-        listeners.predicted(s, hooks, y)
+    if s["listeners_on_predict"] != 0:
+        on_predict(s, hooks, y)
 
 
 @called

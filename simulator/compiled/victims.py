@@ -8,7 +8,6 @@ from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.queues import NO_QUEUE, first_of_queue
 from simulator.compiled.runtime.ranking import ask, may_leave, smallest
 from simulator.compiled.runtime.state import answers, asked, copies, done, expert_of, experts, owned, pools
-from simulator.compiled.runtime.variants import any_variant
 
 
 @fast
@@ -66,7 +65,7 @@ def smallest_last_resort(s, keys, pool):
         if is_last_resort(s, done(s)[i], pool):
             ask(s, count, done(s)[i])
             count += 1
-    keys(any_variant(s), count)
+    keys(s, count)
     best = count - 1
     for i in range(count - 1):
         if leaves_before(s, i, best):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator
 
 import simpy
 
-from simulator.reference.bound import Tables
 from simulator.reference.cache import Cache
 from simulator.reference.clock import Activity, Bell, Span
 from simulator.reference.counters import Counters
@@ -16,6 +15,7 @@ from simulator.reference.gate import Gatekeeper
 from simulator.reference.link import Link
 from simulator.reference.log import NO_EXPERT, EventLog
 from simulator.reference.machine import Machine
+from simulator.reference.tables import Tables
 from simulator.reference.transfers import Transfer
 from simulator.setting import Setting
 from simulator.source import Pass

@@ -9,15 +9,16 @@ from policies.contract import RESIDENT, PolicyError
 from simulator.config import KINDS, parse_reset
 from simulator.foreknown import known_of
 from simulator.origin import FUTURE
-from simulator.reference.bound import Hands, Tables
 from simulator.reference.cache import Cache
 from simulator.reference.compute import Compute, Process
 from simulator.reference.counters import Counters
 from simulator.reference.gate import Gatekeeper
+from simulator.reference.hooks import BoundHooks
 from simulator.reference.link import Link
 from simulator.reference.log import NO_EXPERT, EventLog
 from simulator.reference.machine import Machine, simulated
 from simulator.reference.placement import Placement, Unobserved
+from simulator.reference.tables import Tables
 from simulator.reference.transfers import Transfer
 from simulator.setting import EndState, Ran, Setting
 from simulator.source import Gates, InOrder, Pass, Scheduler, Source
@@ -80,7 +81,7 @@ class Engine:
         self._counters = Counters(setting.shape.geometry.layers)
         self._tables = Tables(setting.shape, setting.pools, known_of(source, config, chosen.eviction), config.seed)
         self._log = EventLog(self.env, self._tables, setting.log)
-        self._hooks = Hands(chosen, self._tables, setting.pools)
+        self._hooks = BoundHooks(chosen, self._tables, setting.pools)
         side = chosen.prefetch.policy.side_slots(chosen.prefetch.params)
         free_only = config.prefetch_admission == "free_only"
         shared = self._counters, self._log

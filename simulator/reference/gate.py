@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from policies.contract import CPU, DROP, IN_FLIGHT, NEVER, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
 from policies.files import complaint
-from simulator.reference.bound import Hands, Tables
 from simulator.reference.cache import Cache
 from simulator.reference.counters import Counters
 from simulator.reference.demand import ABSENT_YET_RUN, Access, Demanded, Served
 from simulator.reference.fidelity import count_fidelity
+from simulator.reference.hooks import BoundHooks
 from simulator.reference.link import Link
 from simulator.reference.log import EventLog
+from simulator.reference.tables import Tables
 from simulator.reference.transfers import Transfer
 from simulator.reference.weights import weights_of
 from simulator.source import Gate, Gates, Mixture, Pass
@@ -24,7 +25,14 @@ class Gatekeeper:
     """Semantics §3, steps 2 to 7; `atomic` calls them in one go, `sequential` looks experts up one by one."""
 
     def __init__(
-        self, source: Gates, tables: Tables, hooks: Hands, cache: Cache, link: Link, counters: Counters, log: EventLog
+        self,
+        source: Gates,
+        tables: Tables,
+        hooks: BoundHooks,
+        cache: Cache,
+        link: Link,
+        counters: Counters,
+        log: EventLog,
     ) -> None:
         self._source, self._tables, self._hooks = source, tables, hooks
         self._cache, self._link, self._counters, self._log = cache, link, counters, log
@@ -57,7 +65,7 @@ class Gatekeeper:
         )
         demanded = Demanded(step_pass, gate, union, step, [list(row) for row in ids], [])
         self._count_demand(demanded, layer)
-        self._hooks.on_gate(step)
+        self._hooks.tell("on_gate", step)
         self._cache.gated()
         demanded.wants = [self._want(step, n) for n in range(len(step.expert))]
         return demanded
@@ -72,13 +80,13 @@ class Gatekeeper:
         ids = [[NONE] * len(row) for row in gate.ids]
         look = (gate.look_order, gate.look_score)
         bare = Step(gate.ids, gate.logits, gate.choice, gate.scores, *look, (), (), (), (), weight=gate.mass)
-        routing.call_at_gate(routing.policy.choose, bare, ids)
+        routing.call("choose", bare, ids)
         weight = weights_of(self._source, step_pass, layer, gate, ids, ids)
         return ids, weight, unite(ids, weight)
 
     def _want(self, step: Step, n: int) -> int:
         miss = self._hooks.miss
-        return 0 if miss.policy.want is None else miss.call_at_gate(miss.policy.want, step, n)
+        return 0 if miss.policy.want is None else miss.call("want", step, n)
 
     def _count_demand(self, demanded: Demanded, layer: int) -> None:
         union, step = demanded.union, demanded.step
@@ -139,7 +147,7 @@ class Gatekeeper:
         miss, verdict = self._hooks.miss, [0] * len(missing)
         positions = tuple(access.n for access in missing)
         free = self._cache.free_bytes(missing[0].y)
-        miss.call_at_gate(miss.policy.resolve, demanded.step, positions, free, verdict)
+        miss.call("resolve", demanded.step, positions, free, verdict)
         for access, decided in zip(missing, verdict, strict=True):
             self._decide(demanded, access, decided)
 
@@ -184,7 +192,7 @@ class Gatekeeper:
             int(e not in row and self._cache.find(base + e, now["precisions"] - 1) != NONE)
             for e in range(now["experts"])
         ]
-        return miss.call_at_gate(miss.policy.substitute, demanded.step, t, j, eligible)
+        return miss.call("substitute", demanded.step, t, j, eligible)
 
     def _replace_ids(self, demanded: Demanded, access: Access) -> None:
         e = access.x % self._tables.now["experts"]
@@ -250,7 +258,7 @@ class Gatekeeper:
             return
         if prefetch.policy.renews_queue:
             self._link.renew()
-        for y in self._out[: prefetch.call_at_gate(prefetch.policy.suggest, demanded.step, self._out)]:
+        for y in self._out[: prefetch.call("suggest", demanded.step, self._out)]:
             self._predict(y)
 
     def _predict(self, y: int) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import simpy
 
 from results.result import Event
-from simulator.reference.bound import Tables
 from simulator.reference.clock import Activity, Span
+from simulator.reference.tables import Tables
 
 NO_EXPERT = -1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.contract import NONE, RESIDENT
-from simulator.reference.bound import Tables
+from simulator.reference.tables import Tables
 from simulator.reference.transfers import Transfer
 
 

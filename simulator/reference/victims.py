@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from policies.contract import Eviction
 from policies.files import complaint
-from simulator.reference.bound import Bound, Tables
-from simulator.reference.promises import Promises
+from simulator.reference.checks.keys import KeyChecks
+from simulator.reference.hooks import BoundPolicy
+from simulator.reference.tables import Tables
 
 Order = tuple[int, int, int]
 
@@ -15,10 +16,10 @@ Order = tuple[int, int, int]
 class Victims:
     """Calls the policy; keeps a key for as long as the policy's declared scope says that it cannot have changed."""
 
-    def __init__(self, tables: Tables, eviction: Bound[Eviction]) -> None:
+    def __init__(self, tables: Tables, eviction: BoundPolicy[Eviction]) -> None:
         self._tables, self._eviction = tables, eviction
         self._precisions = tables.now["precisions"]
-        self._promises = Promises(eviction, tables) if eviction.policy.version else None
+        self._promises = KeyChecks(eviction, tables) if eviction.policy.version else None
         self.clear()
 
     def clear(self) -> None:
@@ -51,7 +52,7 @@ class Victims:
     def admits(self, y_in: int, prefetched: bool, y_out: int) -> bool:
         """Whether the policy admits y_in at the cost of y_out."""
         admit = self._eviction.policy.admit
-        if admit is None or self._eviction.call(admit, y_in, int(prefetched), y_out):
+        if admit is None or self._eviction.call("admit", y_in, int(prefetched), y_out):
             return True
         if self._promises and not self._eviction.policy.declines(self._eviction.params):
             raise complaint(admit, f"hook admit declined copy {y_in}; `declines` promises that it never does")
@@ -74,7 +75,7 @@ class Victims:
         return least
 
     def _order_of(self, y: int) -> Order:
-        key = self._eviction.call(self._eviction.policy.key, y)
+        key = self._eviction.call("key", y)
         if self._promises:
             self._promises.check_new(y, key)
         return key, self._tables.experts[y // self._precisions]["last_use"], y
@@ -96,7 +97,7 @@ class Victims:
         unpinned = [y for y in candidates if copies[y]["protected"]]
         for y in unpinned:
             copies[y]["protected"] = 0
-        victim = self._eviction.call(self._eviction.policy.victim, pool, y_in)
+        victim = self._eviction.call("victim", pool, y_in)
         for y in unpinned:
             copies[y]["protected"] = 1
         if victim not in candidates:

@@ -44,7 +44,7 @@ def read(path: Path, changes: Sequence[str] = ()) -> Experiment:
 
 def _take(path: Path, name: str) -> None:
     try:
-        files.take(path.parent / name)
+        files.register(path.parent / name)
     except OSError as error:
         said = error.strerror or error
         raise ConfigError(f"{path}: policy_files: {path.parent / name}: {said}; check the path") from None

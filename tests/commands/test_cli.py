@@ -297,7 +297,7 @@ def test_the_wait_for_the_compiler_has_a_reason(way, tmp_path, monkeypatch, caps
     monkeypatch.setattr(machine_code, "folder", lambda: tmp_path)
     monkeypatch.setattr(engine, "compile_kept", lambda signature, function, **options: function)
     uncached = engine.machine_code.__wrapped__
-    assert uncached(way) is way
+    assert uncached(way).__name__ == way.__name__
     assert "compiling the replay engine" in capsys.readouterr().err
     (tmp_path / "compiled_0").mkdir()
     (tmp_path / "compiled_0" / f"{Path(way.__code__.co_filename).stem}.{way.__name__}-17.py311.nbi").write_text("")

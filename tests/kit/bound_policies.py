@@ -8,9 +8,9 @@ from typing import Any
 from policies.contract import RESIDENT, UNIT, Step
 from policies.grammar import parse
 from simulator.foreknown import UNKNOWN
-from simulator.reference.bound import Bound, Tables
+from simulator.reference.hooks import BoundPolicy
+from simulator.reference.tables import Tables
 from simulator.setting import Shape
-from tests.kit.hook_twins import hook_of
 from tests.kit.policy_runs import Sizes, geometry_of
 
 BARE = Step(*[()] * 10)
@@ -27,7 +27,7 @@ class ByHand:
     def __init__(self, kind: str, text: str, model: Sizes, sizes: Sequence[int] = (8,)) -> None:
         shape = Shape(geometry_of(model), tuple((size,) * model.layers for size in sizes))
         self.tables = Tables(shape, (100,), UNKNOWN, seed=0)
-        self.bound = Bound(parse(kind, text), self.tables, (100,))
+        self.bound = BoundPolicy(parse(kind, text), self.tables, (100,))
         self.at()
 
     def at(self, **now: int) -> None:
@@ -83,7 +83,7 @@ class ByHand:
 
     def ask(self, hook: str, step: Step, *arguments: Any) -> Any:
         """A hook's answer at a gate."""
-        return self.bound.call_at_gate(hook_of(self.bound.policy, hook), step, *arguments)
+        return self.bound.call(hook, step, *arguments)
 
 
 def look_ahead(*scores: Sequence[float]) -> Step:

@@ -13,13 +13,10 @@ import numpy as np
 from numba.extending import register_jitable
 
 from policies.contract import COPY, EXPERT, NOW, Own, Policy, Step
-from policies.declaration import HOOKS
-from simulator.compiled.hooks import given_by
+from policies.hooks import HOOKS, given_by
 from simulator.compiled.runtime.reached import reached_from
 
 RESULTS = {int: numba.types.int64, type(None): numba.types.void, bool: numba.types.boolean}
-#: Parameters that are lists of int64, by axes; `out` of a routing hook has two.
-LISTS: dict[str, int] = dict.fromkeys(("missing", "verdict", "eligible", "out"), 1)
 #: Arguments of which the type of their arrays can be told.
 EMPTY: dict[str, Any] = {"experts": (), "copies": (), "own": Own(*[()] * 5), "step": Step(*[()] * 11)}
 STEP_AXES: dict[str, tuple[int, type]] = dict.fromkeys(("ids", "weight"), (2, np.int64))
@@ -51,8 +48,8 @@ def _type(hook: str, argument: str) -> numba.types.Type:
 
 
 def _axes(hook: str, argument: str) -> int:
-    """Of a parameter that is a list of int64."""
-    return 2 if (hook, argument) == ("choose", "out") else LISTS.get(argument, 0)
+    """Of a list of int64 that a hook takes beside the tables."""
+    return next((each.axes for each in HOOKS[hook].own_arguments if each.name == argument), 0)
 
 
 def as_arrays(hook: str, argument: str, value: Any) -> Any:
@@ -95,19 +92,21 @@ def same(one: Any, other: Any) -> bool:
 def twin(name: str, hook: FunctionType) -> Callable:
     """The Python hook, which on every call checks what the contract promises and that the compiled one agrees."""
 
+    declared = HOOKS[name]
+    written = {each.name for each in declared.own_arguments if each.written} | ({"own"} if declared.writes else set())
+
     def call(*arguments: Any) -> Any:
-        names = HOOKS[name].arguments
+        names = declared.arguments
         before = [as_arrays(name, *pair) for pair in zip(names, arguments, strict=True)]
         copies = [duplicate(arrays) for arrays in before]
         result = hook(*arguments)
         after = [as_arrays(name, *pair) for pair in zip(names, arguments, strict=True)]
         # Compiled code would cut a float or a bool to an integer without a word.
-        assert type(result) is HOOKS[name].result, f"{name} returns {result!r}"
+        assert type(result) is declared.result, f"{name} returns {result!r}"
         assert compiled(name, hook)(*copies) == result
         for argument, was, python, fast in zip(names, before, after, copies, strict=True):
             assert same(python, fast), f"{name}: {argument} differs between Python and compiled code"
-            written = argument in ("own", "out", "verdict")
-            assert written or same(was, python), f"{name} writes {argument}, which it may only read"
+            assert argument in written or same(was, python), f"{name} writes {argument}, which it may only read"
         return result
 
     return call

@@ -89,7 +89,7 @@ def run_case(case: Case, folder: Path, worlds: int) -> list[Found]:
     for file in case.given:
         path = folder / f"{file.name}_{case.number}.py"
         path.write_text(file.text)
-        files.take(path)
+        files.register(path)
     try:
         with warnings.catch_warnings():  # numpy's, of integers that overflow where nothing is compiled
             warnings.simplefilter("ignore" if case.sort.wild else "error", RuntimeWarning)

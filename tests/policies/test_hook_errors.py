@@ -9,7 +9,7 @@ import pytest
 
 from policies import files
 from policies.contract import PolicyError
-from policies.declaration import HOOKS
+from policies.hooks import EVENTS, HOOKS
 from simulator import dry_run
 from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.config import configure
@@ -21,13 +21,8 @@ from traces.schema import Trace
 from traces.store import open_trace
 from traces.writer import write_trace
 
-KINDS = {
-    **dict.fromkeys(("on_gate", "on_use", "on_insert", "on_evict", "on_predict"), "Eviction"),
-    **dict.fromkeys(("key", "victim", "admit"), "Eviction"),
-    **dict.fromkeys(("want", "resolve", "substitute"), "Miss"),
-    "choose": "Routing",
-    "suggest": "Prefetch",
-}
+#: The class of a policy that gives each hook.
+KINDS = {name: "Eviction" if name in EVENTS else hook.kinds[0].title() for name, hook in HOOKS.items()}
 #: What a hook does where it does not raise.
 BODIES = {
     "choose": "for t in range(now['tokens']):\n        out[t][:] = step.ids[t][:]",
@@ -64,7 +59,7 @@ def policy_file(folder: Path, name: str, after: int = 0, raises: str = RAISES) -
 
 
 def settings(name: str) -> dict[str, str]:
-    prefetch = {"prefetch": "top_k"} if name == "on_predict" else {}
+    prefetch = {"prefetch": "side_buffer"} if name in EVENTS else {}
     return {"capacity": "30%", "passes": "token", KINDS[name].lower(): "mine"} | prefetch
 
 
@@ -85,7 +80,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @pytest.mark.parametrize("name", HOOKS)
 def test_what_a_hook_raises_is_told_by_file_line_and_text(name: str, engine: str, small: Trace, tmp_path: Path) -> None:
     """The compiled engine finds it in the dry run; processes hand the error on."""
-    files.take(policy_file(tmp_path, name, after=3))
+    files.register(policy_file(tmp_path, name, after=3))
     with pytest.raises(PolicyError) as refused:
         replay(small, configure(**settings(name)), engine=engine)
     assert str(refused.value) == str(pickle.loads(pickle.dumps(refused.value))) == said(tmp_path)
@@ -102,7 +97,7 @@ def test_what_machine_code_raises_after_the_dry_run_is_told_as_well(
     name: str, small: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_with_one_token(monkeypatch)
-    files.take(policy_file(tmp_path, name, after=5))
+    files.register(policy_file(tmp_path, name, after=5))
     with pytest.raises(Exception, match="of mine") as raised:
         replay(small, configure(**settings(name)), engine="compiled")
     assert files.blamed(raised.value) == said(tmp_path)
@@ -124,7 +119,7 @@ STRANGE = {
 @pytest.mark.parametrize("kind", STRANGE)
 def test_strange_exceptions_are_told_like_others(kind: str, small: Trace, tmp_path: Path) -> None:
     raises, error = STRANGE[kind]
-    files.take(policy_file(tmp_path, "resolve", raises=raises))
+    files.register(policy_file(tmp_path, "resolve", raises=raises))
     with pytest.raises(PolicyError) as refused:
         replay(small, configure(**settings("resolve")), engine="reference")
     assert str(refused.value).startswith(said(tmp_path, error))
@@ -135,7 +130,7 @@ def test_a_hook_from_another_module_is_told_by_its_place(small: Trace, tmp_path:
     policy_file(tmp_path, "resolve").rename(tmp_path / "elsewhere.py")
     (tmp_path / "mine.py").write_text("from elsewhere import POLICY\n")
     monkeypatch.syspath_prepend(tmp_path)
-    files.take(tmp_path / "mine.py")
+    files.register(tmp_path / "mine.py")
     with pytest.raises(PolicyError, match=r"elsewhere\.py:4: ValueError: of mine"):
         replay(small, configure(**settings("resolve")), engine="reference")
 
@@ -146,7 +141,7 @@ def test_a_worker_of_a_sweep_or_search_makes_it_an_error_row(
 ) -> None:
     """Of machine code as well, after the dry run."""
     begin_with_one_token(monkeypatch)
-    files.take(policy_file(tmp_path, name, after=5))
+    files.register(policy_file(tmp_path, name, after=5))
     job = job_of(small, configure(**settings(name)))
     for engine in ("reference", *(["compiled"] if not IS_PYTHON else [])):
         assert compute(Batch(0, (job,), engine, False)).headlines[0].error == said(tmp_path)

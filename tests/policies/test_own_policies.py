@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -15,11 +14,10 @@ import policies
 from moereplay import command as entry
 from policies import files
 from policies.contract import Eviction, PolicyError
-from policies.declaration import HOOKS
 from policies.grammar import parse
+from policies.hooks import given_by
 from simulator import dry_run
-from simulator.compiled import asking
-from simulator.compiled.hooks import SIGNATURES, compiled, given_by
+from simulator.compiled.runtime.hooks import compiled
 from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.config import configure
 from simulator.replay import replay
@@ -71,7 +69,7 @@ def written(folder: Path, text: str, name: str = "mine.py") -> Path:
 
 
 def test_the_document_has_an_example_of_every_kind_in_about_ten_lines(tmp_path: Path) -> None:
-    kinds = {name: files.take(written(tmp_path, text, f"{name}.py")).kind for name, text in EXAMPLES.items()}
+    kinds = {name: files.register(written(tmp_path, text, f"{name}.py")).kind for name, text in EXAMPLES.items()}
     assert kinds == {"newest": "eviction", "regulars": "prefetch", "skip_light": "miss", "stand_in": "routing"}
     code = {name: [line for line in text.splitlines() if line.strip()] for name, text in EXAMPLES.items()}
     assert max(map(len, code.values())) <= 15
@@ -94,14 +92,14 @@ def test_the_examples_run_together_in_two_processes_and_do_what_they_say(small: 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_compile(name: str, tmp_path: Path) -> None:
-    policy = files.take(written(tmp_path, EXAMPLES[name], f"{name}.py"))
+    policy = files.register(written(tmp_path, EXAMPLES[name], f"{name}.py"))
     for hook, _ in given_by(policy):
         assert compiled(hook, policy)
 
 
 def test_newest_of_the_document_keeps_what_lru_loses(tmp_path: Path) -> None:
     """Room for 2 of 3, demand 0 1 2 0 1. LRU misses all; newest gives up 1 for 2, and then hits 0."""
-    files.take(written(tmp_path, NEWEST))
+    files.register(written(tmp_path, NEWEST))
     demand = trace_of([[[e]] for e in (0, 1, 2, 0, 1)], experts=3)
     hits = {name: replayed(demand, 2, None, eviction=name).totals["hits"] for name in ("lru", "newest")}
     assert hits == {"lru": 0, "newest": 1}
@@ -113,17 +111,17 @@ def test_newest_of_the_document_keeps_what_lru_loses(tmp_path: Path) -> None:
 def test_a_version_is_part_of_the_identity(small: Path, tmp_path: Path) -> None:
     trace, found = open_trace(small), []
     for text in (NEWEST, NEWEST + "# another version\n"):
-        files.take(written(tmp_path, text))
+        files.register(written(tmp_path, text))
         config = configure(capacity="30%", eviction="newest")
         found.append((config.identity(trace), config.policy_set().eviction.text()))
-        policies.GIVEN["eviction"].clear()
+        policies.REGISTERED["eviction"].clear()
     (first, spelled), (second, other) = found
     assert first != second
     assert re.fullmatch("newest@[0-9a-f]{12}", spelled) and spelled != other
 
 
 def test_results_name_the_version_and_it_parses_back(small: Path, tmp_path: Path) -> None:
-    version = files.take(written(tmp_path, NEWEST)).version
+    version = files.register(written(tmp_path, NEWEST)).version
     result = replay(open_trace(small), configure(capacity="30%", eviction="newest"))
     assert result.config["eviction"] == result.about["policies"]["eviction"] == f"newest@{version}"
     assert parse("eviction", f"newest@{version}").text() == f"newest@{version}"
@@ -134,7 +132,7 @@ def test_results_name_the_version_and_it_parses_back(small: Path, tmp_path: Path
 def test_identities_of_catalogue_policies_do_not_depend_on_files_that_were_given(small: Path, tmp_path: Path) -> None:
     trace, config = open_trace(small), configure(capacity="30%")
     before = config.identity(trace)
-    files.take(written(tmp_path, NEWEST))
+    files.register(written(tmp_path, NEWEST))
     assert config.identity(trace) == before
 
 
@@ -143,18 +141,18 @@ def test_two_versions_leave_two_parts_in_one_folder(small: Path, tmp_path: Path,
         mine = written(tmp_path, text)
         arguments = ("--policy-file", mine, "--eviction", "newest", *FRESH, "--out", tmp_path / "out")
         assert command("replay", small, *arguments)[0] == 0
-        policies.GIVEN["eviction"].clear()
+        policies.REGISTERED["eviction"].clear()
     assert len(list((tmp_path / "out").glob("part-*.parquet"))) == 2
 
 
 def test_nothing_is_written_beside_the_file(tmp_path: Path) -> None:
-    files.take(written(tmp_path, NEWEST))
+    files.register(written(tmp_path, NEWEST))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
 def test_the_same_file_twice_is_one_policy(tmp_path: Path) -> None:
     mine = written(tmp_path, NEWEST)
-    assert files.take(mine) is files.take(mine)
+    assert files.register(mine) is files.register(mine)
 
 
 # -- the verbs -------------------------------------------------------------------------------------------------------
@@ -240,7 +238,7 @@ WRONG_ANSWERS = {
 @pytest.mark.parametrize("name", WRONG_ANSWERS)
 def test_answers_that_name_nothing_are_refused(small: Path, name: str, tmp_path: Path) -> None:
     example, kind, right, wrong, said = WRONG_ANSWERS[name]
-    policy = files.take(written(tmp_path, EXAMPLES[example].replace(right, wrong)))
+    policy = files.register(written(tmp_path, EXAMPLES[example].replace(right, wrong)))
     least = ":least=1" if policy.params else ""
     with pytest.raises(PolicyError, match=re.escape(said)):
         replay(open_trace(small), configure(capacity="30%", **{kind: example + least}))
@@ -248,7 +246,7 @@ def test_answers_that_name_nothing_are_refused(small: Path, name: str, tmp_path:
 
 def test_a_victim_that_may_not_leave_is_refused(small: Path, tmp_path: Path) -> None:
     text = NEWEST.replace("key(now, experts, copies, own, y)", "victim(now, experts, copies, own, pool, y)")
-    files.take(written(tmp_path, text.replace("key=key", "victim=victim").replace(KEY, "    return -1 #")))
+    files.register(written(tmp_path, text.replace("key=key", "victim=victim").replace(KEY, "    return -1 #")))
     with pytest.raises(PolicyError, match=r"mine\.py:6: hook victim named -1, which may not leave pool 0: def victim"):
         replay(open_trace(small), configure(capacity="30%", eviction="newest"))
 
@@ -258,7 +256,7 @@ def test_a_victim_that_may_not_leave_is_refused(small: Path, tmp_path: Path) -> 
 
 def test_the_examples_get_the_same_results_from_both_engines(small: Path, tmp_path: Path) -> None:
     for name, text in EXAMPLES.items():
-        files.take(written(tmp_path, text, f"{name}.py"))
+        files.register(written(tmp_path, text, f"{name}.py"))
     chosen = {"prefetch": "regulars:least=2", "miss": "skip_light:least=.4", "routing": "stand_in"}
     trace, config = open_trace(small), configure(capacity="30%", eviction="newest", **chosen)
     assert replay(trace, config, engine="compiled") == replay(trace, config, engine="reference")
@@ -287,7 +285,7 @@ def test_what_goes_wrong_after_the_dry_run_is_refused(
     monkeypatch.setattr(dry_run, "ENOUGH", 1)
     body, said = LATE[name]
     text = NEWEST.replace(KEY, f"    return {body} #").replace("def key", f"{OF}def key")
-    files.take(written(tmp_path, text))
+    files.register(written(tmp_path, text))
     with pytest.raises(PolicyError, match=rf"^eviction newest@\w+: .*({said}).*; replay it with --engine reference"):
         replay(open_trace(small), configure(capacity="30%", eviction="newest", passes="token"), engine="compiled")
 
@@ -304,7 +302,7 @@ def test_what_goes_wrong_after_the_dry_run_is_refused(
 )
 def test_a_hook_that_does_not_compile_is_one_line_at_its_place(body: str, said: str, tmp_path: Path) -> None:
     text = NEWEST.replace(KEY, f"    return {body} #").replace("def key", f"{OF}def key")
-    policy = files.take(written(tmp_path, text))
+    policy = files.register(written(tmp_path, text))
     with pytest.raises(PolicyError) as refused:
         compiled("key", policy)
     assert said in str(refused.value) and "\n" not in str(refused.value)
@@ -313,14 +311,14 @@ def test_a_hook_that_does_not_compile_is_one_line_at_its_place(body: str, said: 
 
 def test_a_parameter_whose_default_it_refuses_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"the default of least, 2, is not a number from 0 to 1"):
-        files.take(written(tmp_path, EXAMPLES["skip_light"].replace('"least", 0.1', '"least", 2')))
+        files.register(written(tmp_path, EXAMPLES["skip_light"].replace('"least", 0.1', '"least", 2')))
 
 
 def test_a_refused_file_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(PolicyError):
-        files.take(written(tmp_path, NEWEST.replace('"newest"', '"lru"')))
-    assert isinstance(parse("eviction", "lru").policy, Eviction) and not policies.GIVEN["eviction"]
-    assert (str(tmp_path / "mine.py"), NEWEST.encode()) not in files.taken()
+        files.register(written(tmp_path, NEWEST.replace('"newest"', '"lru"')))
+    assert isinstance(parse("eviction", "lru").policy, Eviction) and not policies.REGISTERED["eviction"]
+    assert (str(tmp_path / "mine.py"), NEWEST.encode()) not in files.registered()
 
 
 def test_the_catalogues_own_bugs_are_not_blamed_on_the_user() -> None:
@@ -342,19 +340,12 @@ def test_a_missing_file_is_named(small: Path, tmp_path: Path) -> None:
     assert "nowhere.py" in refused.stderr
 
 
-def test_the_compiled_engine_knows_every_hook_of_the_contract() -> None:
-    """And says of each how many numbers it is asked with."""
-    assert list(SIGNATURES) == list(HOOKS)
-    for name, signature in SIGNATURES.items():
-        assert signature.numbers == len(inspect.signature(getattr(asking, name)).parameters) - 1
-
-
 def test_retaken_files_are_the_bytes_that_were_read(tmp_path: Path) -> None:
     """A worker gets what the command read, whatever has become of the file."""
     mine = written(tmp_path, NEWEST)
-    policy = files.take(mine)
+    policy = files.register(mine)
     mine.write_text("raise SystemExit")
-    kept = files.taken()
-    policies.GIVEN["eviction"].clear()
-    files.retake(kept)
+    kept = files.registered()
+    policies.REGISTERED["eviction"].clear()
+    files.register_all(kept)
     assert policies.load("eviction", "newest").version == policy.version

@@ -29,9 +29,8 @@ from policies.contract import (
     Routing,
     slot,
 )
-from policies.declaration import HOOKS
 from policies.grammar import Chosen, parse
-from simulator.compiled.hooks import given_by
+from policies.hooks import HOOKS, given_by
 from simulator.reference.victims import Victims
 from tests.kit.hook_twins import hook_of, twin
 from tests.kit.policy_catalogue import CATALOGUE, every_policy, label, of_kind, variants, with_key

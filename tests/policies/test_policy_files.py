@@ -53,7 +53,7 @@ def beginning(folder: Path, text: str = EXPERIMENT, policy: str = NEWEST) -> Pat
 
 def forget() -> None:
     """As a process that has taken no file."""
-    for given in policies.GIVEN.values():
+    for given in policies.REGISTERED.values():
         given.clear()
 
 
@@ -61,14 +61,14 @@ class Elsewhere(Here):
     """Every batch runs as in a process of its own: nothing is known there but what came with the batch."""
 
     def collect(self, seconds: float) -> list:
-        known = {kind: dict(given) for kind, given in policies.GIVEN.items()}
+        known = {kind: dict(given) for kind, given in policies.REGISTERED.items()}
         self._waiting = [pickle.loads(pickle.dumps(batch)) for batch in self._waiting]
         forget()
         try:
             return super().collect(seconds)
         finally:
             for kind, given in known.items():
-                policies.GIVEN[kind] |= given
+                policies.REGISTERED[kind] |= given
 
 
 def run_elsewhere(sweep: Sweep, out: Path, part: tuple[int, int] = (1, 1)) -> dict:
@@ -114,7 +114,7 @@ def test_worker_processes_take_the_files_of_an_experiment(whole: Path) -> None:
 def test_results_are_shown_drawn_and_merged_without_the_file(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert not (whole / "mine").exists() and not policies.GIVEN["eviction"]
+    assert not (whole / "mine").exists() and not policies.REGISTERED["eviction"]
     sweep_show(str(whole / "out"))
     assert capsys.readouterr().out.count("newest@") == 2
     plot(str(whole / "out"), out=tmp_path / "figures", figure="misses")
@@ -134,7 +134,7 @@ def test_shards_that_know_nothing_but_their_batches_give_the_same_rows(whole: Pa
 def test_a_task_of_ray_takes_the_files_that_come_with_its_batch(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     sweep = planned(beginning(tmp_path))
-    batch = Batch(0, tuple(sweep.jobs), "reference", False, tuple(files.taken()))
+    batch = Batch(0, tuple(sweep.jobs), "reference", False, tuple(files.registered()))
     forget()
     made: Made = _run(batch, {})  # what a worker of the cluster calls
     assert [headline.error for headline in made.headlines] == [None] * len(sweep.jobs)
@@ -146,10 +146,20 @@ def test_shards_on_nodes_run_the_version_that_was_submitted(
     """A queue may be hours long; in the meantime the file is edited."""
     file = beginning(tmp_path)
     planned(file)
-    told = (file, (), Folder(tmp_path / "out"), "reference", 1, 1, False, tuple(files.taken()), ("moereplay", "sweep"))
+    told = (
+        file,
+        (),
+        Folder(tmp_path / "out"),
+        "reference",
+        1,
+        1,
+        False,
+        tuple(files.registered()),
+        ("moereplay", "sweep"),
+    )
     shards = pickle.loads(pickle.dumps(slurm.Shards(*told)))
     forget()
-    files._taken.clear()
+    files._contents.clear()
     beginning(tmp_path, policy=NEWEST.replace("return -", "return "))
     about: list[dict] = []
 
@@ -254,8 +264,8 @@ def test_threads_of_a_worker_add_a_file_once() -> None:
     for _ in range(20):
         forget()
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda _: files.retake([("newest.py", NEWEST.encode())]), range(16)))
-        assert list(policies.GIVEN["eviction"]) == ["newest"]
+            list(threads.map(lambda _: files.register_all([("newest.py", NEWEST.encode())]), range(16)))
+        assert list(policies.REGISTERED["eviction"]) == ["newest"]
 
 
 # -- provenance ------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import policies
 from policies.contract import CPU, DROP, NEVER, PER_TOKEN, Step
 from policies.grammar import parse
 from simulator.foreknown import UNKNOWN
-from simulator.reference.bound import Bound, Tables
+from simulator.reference.hooks import BoundPolicy
+from simulator.reference.tables import Tables
 from simulator.setting import Shape
 from tests.kit.hook_twins import hook_of
 from tests.kit.policy_models import above_percentile, above_running, best, cascade_tier, named
@@ -33,7 +34,7 @@ class Asked:
         shape = Shape(geometry_of(Sizes(LAYERS, EXPERTS, 2)), tuple((8 >> p,) * LAYERS for p in range(precisions)))
         self.tables = Tables(shape, (100,), UNKNOWN, seed=0)
         self.tables.now.update(layer=layer, tokens=TOKENS)
-        self.bound = Bound(parse(kind, text), self.tables, (100,))
+        self.bound = BoundPolicy(parse(kind, text), self.tables, (100,))
 
     def suggest(self, look: np.ndarray) -> list[int]:
         """Named experts, given look-ahead scores (D, T, E)."""
@@ -49,11 +50,11 @@ class Asked:
 
     def at_gate(self, hook: str, *arguments: Any) -> Any:
         """A routing, miss or prefetch hook's answer."""
-        return self.bound.call_at_gate(hook_of(self.bound.policy, hook), *arguments)
+        return self.bound.call(hook, *arguments)
 
     def about(self, hook: str, *arguments: int) -> Any:
         """An eviction hook's answer."""
-        return self.bound.call(hook_of(self.bound.policy, hook), *arguments)
+        return self.bound.call(hook, *arguments)
 
 
 # -- eviction -----------------------------------------------------------------------------------------------------

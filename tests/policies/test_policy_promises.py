@@ -17,7 +17,8 @@ from policies.contract import DROP, NEVER, Eviction, Miss, Own, Policy
 from policies.counter_hash import counter_hash
 from policies.grammar import Chosen, parse
 from simulator.foreknown import UNKNOWN
-from simulator.reference.bound import Bound, Tables
+from simulator.reference.hooks import BoundPolicy
+from simulator.reference.tables import Tables
 from simulator.setting import Shape
 from tests.kit.hook_twins import hook_of, twin
 from tests.kit.policy_catalogue import CATALOGUE, label, variants, with_key
@@ -41,7 +42,7 @@ class Drawn(NamedTuple):
 def random_tables(below: Callable[[int], int], policy: Policy) -> Drawn:
     """Three layers of four experts at two precisions; every field that varies in a run is drawn anew."""
     tables = Tables(Shape(geometry_of(Sizes(3, 4, 2)), ((5,) * 3, (3,) * 3)), (40,) * 3, UNKNOWN, seed=7)
-    own = Bound(Chosen(policy, {param.name: param.default for param in policy.params}), tables, (40,) * 3).own
+    own = BoundPolicy(Chosen(policy, {param.name: param.default for param in policy.params}), tables, (40,) * 3).own
     tables.now.update({name: below(3) for name in (*IN_A_PASS, "layer", "step", "gated")})
     for row in tables.experts:
         row.update({name: below(4) for name in row if name != "layer"})

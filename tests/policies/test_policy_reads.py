@@ -92,7 +92,7 @@ def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
     def take(text: str) -> Policy:
         (tmp_path / "mine.py").write_text(HEAD + text)
-        return files.take(tmp_path / "mine.py")
+        return files.register(tmp_path / "mine.py")
 
     return take
 

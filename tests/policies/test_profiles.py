@@ -12,7 +12,7 @@ from policies.grammar import parse
 from simulator.config import configure
 from simulator.errors import ConfigError
 from simulator.foreknown import Known, ranking
-from simulator.reference.bound import Tables
+from simulator.reference.tables import Tables
 from simulator.replay import plan, replay
 from simulator.setting import Shape
 from simulator.source import TraceSource

@@ -147,8 +147,8 @@ AS_STORED = ("fetch", "drop:keep=1", "substitute:tolerance=.5", "split", "cpu")
 def polite(tmp_path: Path) -> Iterator[str]:
     """A user's own policy with a queue's hook that may decline."""
     (tmp_path / "polite.py").write_text(POLITE)
-    yield files.take(tmp_path / "polite.py").name
-    policies.GIVEN["eviction"].clear()
+    yield files.register(tmp_path / "polite.py").name
+    policies.REGISTERED["eviction"].clear()
 
 
 searched = settings(
@@ -211,4 +211,4 @@ def victims_in_pools(outcome: Outcome) -> list[tuple[int, int]]:
 def test_the_declaration_of_deciding_once_is_yes_or_no(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(POLITE.replace("admit=admit,\n", "admit=admit, decides_once=1,\n"))
     with pytest.raises(PolicyError, match="decides_once is 1; write True or False"):
-        files.take(tmp_path / "mine.py")
+        files.register(tmp_path / "mine.py")

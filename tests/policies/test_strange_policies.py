@@ -40,7 +40,7 @@ def take(tmp_path: Path) -> Callable[..., Policy]:
         given = "".join(f", {name}={value}" for name, value in declared.items())
         policy = f'POLICY = {kind}(name="strange", summary="for this test", source="here"{given})\n'
         (tmp_path / "mine.py").write_text(f"{PRELUDE}\n\n{hooks}\n\n{policy}")
-        return files.take(tmp_path / "mine.py")
+        return files.register(tmp_path / "mine.py")
 
     return taken
 

@@ -10,9 +10,9 @@ import pytest
 from policies.contract import RESIDENT, Step
 from policies.grammar import parse
 from simulator.foreknown import UNKNOWN
-from simulator.reference.bound import Bound, Tables
+from simulator.reference.hooks import BoundPolicy
+from simulator.reference.tables import Tables
 from simulator.setting import Shape
-from tests.kit.hook_twins import hook_of
 from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, geometry_of, replayed, trace_of
 
 BELADY_STRING = (1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5)
@@ -193,13 +193,13 @@ class Prior:
         self.tables.now.update(tokens=1)
         for e in resident:
             self.tables.copies[e]["state"] = RESIDENT
-        self.bound = Bound(parse("routing", f"cache_prior:{text}"), self.tables, (30,))
+        self.bound = BoundPolicy(parse("routing", f"cache_prior:{text}"), self.tables, (30,))
 
     def choose(self, scores: list[float]) -> list[int]:
         """The pair chosen for one token; recorded order is by score, then id."""
         ids, out = sorted(range(6), key=lambda e: -scores[e])[:2], [[-1, -1]]
         bare = Step([ids], [scores], [scores], (), (), (), (), (), (), ())
-        self.bound.call_at_gate(hook_of(self.bound.policy, "choose"), bare, out)
+        self.bound.call("choose", bare, out)
         return out[0]
 
 

@@ -19,8 +19,8 @@ from numba import int64
 
 from policies import catalogue
 from policies.contract import Eviction, PolicyError
-from simulator.compiled import hooks
-from simulator.compiled.runtime import machine_code
+from policies.hooks import given_by
+from simulator.compiled.runtime import hooks, machine_code
 from simulator.compiled.runtime.reached import digest, reached_from
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -388,7 +388,7 @@ def test_code_that_reaches_what_no_name_can_stand_for_is_not_kept(tmp_path: Path
 
 
 def test_machine_code_of_every_hook_that_ships_has_a_name() -> None:
-    found = [digest(reached_from(hook)) for policy in catalogue() for _, hook in hooks.given_by(policy)]
+    found = [digest(reached_from(hook)) for policy in catalogue() for _, hook in given_by(policy)]
     assert found and None not in found
 
 

@@ -30,7 +30,7 @@ POLICY = Prefetch(name="twice", summary="the last layer twice", source="a test",
 
 def test_a_policy_that_names_twice_and_beyond_its_reach_recalls_no_more_than_everything(tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(TWICE)
-    files.take(tmp_path / "twice.py")
+    files.register(tmp_path / "twice.py")
     trace = random_trace(1, Sizes(layers=3, experts=4, tokens=6, requests=1, size=1000))
     seen = [replay(trace, configure(prefetch="twice", capacity="60%"), engine=engine) for engine in ENGINES]
     assert seen[0].per_layer == seen[1].per_layer
@@ -45,4 +45,4 @@ def test_a_policy_that_names_twice_and_beyond_its_reach_recalls_no_more_than_eve
 def test_a_reach_that_is_no_number_of_layers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "near.py").write_text(TWICE.replace("suggest=suggest)", "suggest=suggest, reach=lambda params: 1.5)"))
     with pytest.raises(PolicyError, match=r"reach or depth gives 1\.5; give how many layers ahead it may name"):
-        files.take(tmp_path / "near.py")
+        files.register(tmp_path / "near.py")

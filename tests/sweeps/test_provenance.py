@@ -106,6 +106,6 @@ def test_the_commit_is_that_of_the_program_not_of_whoever_installed_it(
 def test_a_source_that_is_no_utf_8_can_be_written_back(tmp_path: Path) -> None:
     content = "# coding: latin-1\n# \xe4\n".encode("latin-1") + NEWEST.encode()
     (tmp_path / "newest.py").write_bytes(content)
-    files.take(tmp_path / "newest.py")
+    files.register(tmp_path / "newest.py")
     (about,) = json.loads(json.dumps(provenance([], "reference", [])))["policy_files"]
     assert about["source"].encode("utf-8", "surrogateescape") == content

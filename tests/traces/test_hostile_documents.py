@@ -11,7 +11,7 @@ import pytest
 
 from commands.options import named_experts
 from policies.contract import PolicyError
-from policies.files import take
+from policies.files import register
 from simulator.config import configure
 from simulator.errors import ConfigError
 from simulator.platform import platform
@@ -49,7 +49,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "platform": ("a.toml", lambda path: platform(str(path))),
     "sets": ("a.toml", read_sets),
     "warm": ("a.json", lambda path: named_experts("--warm", path)),
-    "policy": ("a.py", take),
+    "policy": ("a.py", register),
     "prompts": ("a.txt", lambda path: read_prompts([path])),
     "parquet": ("a.parquet", lambda path: read_prompts([path])),
     "checkpoint": ("config.json", lambda path: read_config(Folder(path.parent, "made", ""))),

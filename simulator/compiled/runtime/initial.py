@@ -10,10 +10,11 @@ import numpy as np
 
 from policies.contract import NEVER, NONE, NOW, QUEUES, REKEY, Eviction, Memory
 from policies.grammar import Chosen
+from policies.hooks import EVENTS
 from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.layout import ARRAYS, FAST_STATE, MEMORIES, RECORDS, RULE, STATE
+from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RECORDS, RULE, STATE
 from simulator.compiled.runtime.queues import NO_QUEUE
 from simulator.compiled.runtime.ranking import TOUCH
 from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
@@ -35,7 +36,7 @@ class SimulationState:
     def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
         """`numbers` and `arrays` by the names of `layout.STATE`; what is not given is 0."""
         self.is_fast = is_fast(numbers)
-        self._row = np.zeros(1, FAST_STATE if self.is_fast else STATE)
+        self._row = np.zeros(1, STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
         self._records = {name: self.numbers[name] for name in RECORDS}
         for name, value in numbers.items():
@@ -111,7 +112,7 @@ def _setting(setting: Setting, chosen: PolicySet) -> dict[str, int]:
 
 def _reads_ids(numbers: Mapping[str, int], named: frozenset[str]) -> bool:
     """Whether anybody looks at what the gate's tokens are and run: who may change it, or a hook that reads the gate."""
-    hooks = ("has_suggest", "has_want", "gate_listeners")
+    hooks = ("has_suggest", "has_want", "listeners_on_gate")
     read = named & {"ids", "logits", "choice", "weight"} and any(numbers[hook] for hook in hooks)
     return bool(numbers["has_choose"] or numbers["has_resolve"] or read)
 
@@ -126,10 +127,8 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     """Which hooks there are, and who listens to what."""
     policies = [getattr(chosen, kind).policy for kind in KINDS]
     listeners = {
-        f"{event}_listeners": sum(
-            1 << i for i, policy in enumerate(policies) if getattr(policy, f"on_{event}") is not None
-        )
-        for event in ("gate", "use", "insert", "evict", "predict")
+        f"listeners_{event}": sum(1 << i for i, policy in enumerate(policies) if getattr(policy, event) is not None)
+        for event in EVENTS
     }
     hooks = {
         "choose": chosen.routing,

@@ -8,7 +8,6 @@ is C's, as no divisor is ever zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numba
@@ -17,8 +16,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils, config
 from numba.core.errors import TypingError
-from numba.extending import intrinsic, lower_getattr
-from numba.np.arrayobj import populate_array, record_getattr
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 OPTIONS = {"_nrt": False, "error_model": "numpy"}
 SETTINGS: Any = config  # its attributes are set when it is imported
@@ -77,35 +76,6 @@ def record_reader(name: str, dtype: np.dtype) -> Any:
     return read
 
 
-def freeze(constants: Mapping[str, int], mark: str) -> None:
-    """Numbers of a state are these constants wherever its type has a field `mark`."""
-    for name, constant in {} if IS_PYTHON else constants.items():
-        _freeze(name, constant, mark)
-
-
-def _freeze(name: str, constant: int, mark: str) -> None:
-    @lower_getattr(types.Record, name)
-    def read(context: Any, builder: Any, kind: Any, record: Any) -> Any:
-        if mark in kind.fields:
-            return ir.Constant(WORD, constant)
-        return record_getattr(context, builder, kind, record, name)
-
-
-def retyped(given: Any, wanted: Any) -> Any:
-    """A function from a record of either type to the same record as one of `wanted`, which is the start of `given`."""
-    if IS_PYTHON:
-        return lambda record: record
-
-    @intrinsic
-    def read(typing: Any, record: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(arguments[0], context.get_value_type(wanted))
-
-        return (wanted(record), generate) if record in (given, wanted) else None
-
-    return read
-
-
 def _bit_length(typing: Any, number: Any) -> Any:
     """The position of the highest bit of a number that is not negative, from 1; 0 of 0."""
 
@@ -147,8 +117,8 @@ def _whole_number(typing: Any, answer: Any) -> Any:
 whole_number: Any = (lambda answer: answer) if IS_PYTHON else intrinsic(_whole_number)
 
 
-def _number(builder: Any, kind: Any, world: Any, name: str) -> Any:
+def _number(builder: Any, kind: Any, state: Any, name: str) -> Any:
     """A length or an address, which do not change in a run: the compiler need not read it again after every store."""
-    load = builder.load(cgutils.get_record_member(builder, world, kind.offset(name), WORD))
+    load = builder.load(cgutils.get_record_member(builder, state, kind.offset(name), WORD))
     load.set_metadata("invariant.load", builder.module.add_metadata([]))
     return load

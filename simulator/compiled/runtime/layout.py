@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import COPY, EXPERT
+from policies.hooks import EVENTS
 
 
 def record(names: str) -> np.dtype:
@@ -18,15 +19,15 @@ def record(names: str) -> np.dtype:
     return np.dtype([(name, np.int64) for name in names.split()], align=True)
 
 
-#: What does not change in a run. `*_listeners` are sets, bit i for the i-th kind of policy; `keys_read_*` is what the
+#: What does not change in a run. `listeners_*` are sets, bit i for the i-th kind of policy; `keys_read_*` is what the
 #: eviction policy's keys depend on, `reads_*` what any hook reads.
 SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset_every "
     "side_slots reach logs keeps weighted scored knows_future by_key queue rekey ranks row_length "
     "keys_read_demand keys_read_future keys_read_hints keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand renews "
-    "gate_listeners use_listeners insert_listeners evict_listeners predict_listeners "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
+    + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: What changes, in records: each is written by the file of its name only (tests/simulator/test_state_owners.py).
 #: Rings are pairs of positions that only grow; an array's index is their remainder.
@@ -92,7 +93,7 @@ STOP = record("asked")
 #: How a router makes weights of shares (traces/routers.py).
 RULE = np.dtype([("family", np.int64), ("shared", np.int64), ("scale", np.float64), ("band", np.float32)], align=True)
 
-#: Every array: its type and the numbers of the world that say its shape.
+#: Every array: its type and the numbers of the state that say its shape.
 ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     # the tables that policies see, and the engine's own
     "experts": (EXPERT, ("n_experts",)),
@@ -248,21 +249,14 @@ OWNS = {
     "fidelity": "own_in_run run_in_own",
     "counters": "before cells lifetimes row_times rows",
     "fast_path": "present",
-    "asking": "answers wants suggested",
+    "adapters": "answers wants suggested",
 }
 
-#: Marks the state of a run that the fast variant may replay: Numba's cache on disk tells variants by types only.
-MARK = "fast_variant"
-
-
-def _state(*marks: str) -> np.dtype:
-    numbers = (SETTING + LENGTHS).split() + [
-        f"at_{name}" for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)
-    ]
-    fields = [(name, np.int64) for name in numbers]
-    return np.dtype([*fields, *RECORDS.items(), *((mark, np.int64) for mark in marks)], align=True)
-
-
-STATE = _state()
-#: The same with a mark behind it, so that functions that take any state can be handed this one.
-FAST_STATE = _state(MARK)
+STATE = np.dtype(
+    [
+        *((name, np.int64) for name in (SETTING + LENGTHS).split()),
+        *((f"at_{name}", np.int64) for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)),
+        *RECORDS.items(),
+    ],
+    align=True,
+)

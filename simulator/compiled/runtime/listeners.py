@@ -1,77 +1,31 @@
-"""Events that any of the four policies may subscribe to; told in the order routing, prefetch, eviction, miss."""
+"""Events, told to the policies that listen: in the order routing, prefetch, eviction, miss."""
 
 from __future__ import annotations
 
-from simulator.compiled.runtime.jit import called, fast
+from collections.abc import Callable
+from functools import cache
+
+from policies.hooks import HOOKS
+from simulator.compiled.runtime.jit import called
 
 ROUTING, PREFETCH, EVICTION, MISS = 1, 2, 4, 8
 
 
-@fast
-def gated(s, hooks):
-    """`on_gate`."""
-    who = s["gate_listeners"]
-    if who & ROUTING:
-        hooks.gate_routing(s)
-    if who & PREFETCH:
-        hooks.gate_prefetch(s)
-    if who & EVICTION:
-        hooks.gate_eviction(s)
-    if who & MISS:
-        hooks.gate_miss(s)
+@cache
+def teller(event: str) -> Callable:
+    """A function of the state, the bound hooks and what the event's hook takes: it calls the hook of each listener."""
+    listeners, pointers = f"listeners_{event}", list(HOOKS).index(event)
 
+    @called
+    def tell(s, hooks, *numbers):
+        listening = s[listeners]
+        if listening & ROUTING:
+            hooks[pointers][0](s, *numbers)
+        if listening & PREFETCH:
+            hooks[pointers][1](s, *numbers)
+        if listening & EVICTION:
+            hooks[pointers][2](s, *numbers)
+        if listening & MISS:
+            hooks[pointers][3](s, *numbers)
 
-@called
-def used(s, hooks, y):
-    """`on_use`."""
-    who = s["use_listeners"]
-    if who & ROUTING:
-        hooks.use_routing(s, y)
-    if who & PREFETCH:
-        hooks.use_prefetch(s, y)
-    if who & EVICTION:
-        hooks.use_eviction(s, y)
-    if who & MISS:
-        hooks.use_miss(s, y)
-
-
-@called
-def inserted(s, hooks, y, prefetched):
-    """`on_insert`."""
-    who = s["insert_listeners"]
-    if who & ROUTING:
-        hooks.insert_routing(s, y, prefetched)
-    if who & PREFETCH:
-        hooks.insert_prefetch(s, y, prefetched)
-    if who & EVICTION:
-        hooks.insert_eviction(s, y, prefetched)
-    if who & MISS:
-        hooks.insert_miss(s, y, prefetched)
-
-
-@called
-def evicted(s, hooks, y):
-    """`on_evict`."""
-    who = s["evict_listeners"]
-    if who & ROUTING:
-        hooks.evict_routing(s, y)
-    if who & PREFETCH:
-        hooks.evict_prefetch(s, y)
-    if who & EVICTION:
-        hooks.evict_eviction(s, y)
-    if who & MISS:
-        hooks.evict_miss(s, y)
-
-
-@called
-def predicted(s, hooks, y):
-    """`on_predict`."""
-    who = s["predict_listeners"]
-    if who & ROUTING:
-        hooks.predict_routing(s, y)
-    if who & PREFETCH:
-        hooks.predict_prefetch(s, y)
-    if who & EVICTION:
-        hooks.predict_eviction(s, y)
-    if who & MISS:
-        hooks.predict_miss(s, y)
+    return tell

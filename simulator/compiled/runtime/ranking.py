@@ -42,7 +42,6 @@ from simulator.compiled.runtime.state import (
     row_key,
     row_order,
 )
-from simulator.compiled.runtime.variants import any_variant
 
 TOUCH, LAYER, STEP, PASS = range(len(REKEY))
 
@@ -170,7 +169,7 @@ def rank(s, keys, count):
     """Give what was asked about its key and its order."""
     if count == 0:
         return
-    keys(any_variant(s), count)
+    keys(s, count)
     for i in range(count):
         y, key = asked(s)[i], answers(s)[i]
         at, order = row_place(s, y), experts(s)[expert_of(s, y)]["last_use"] * s["n_ring"] + y
@@ -294,7 +293,7 @@ def shift(s, keys, count):
     """Layers move by as much as those of their copies that are asked about."""
     if count == 0:
         return
-    keys(any_variant(s), count)
+    keys(s, count)
     for i in range(count):
         y = asked(s)[i]
         layer = layer_of(s, y)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from policies.contract import NOW, Own
@@ -174,39 +172,6 @@ _own_par_3 = _whole["own_par_3"]
 _own_capacity_3 = _whole["own_capacity_3"]
 
 
-class BoundHooks(NamedTuple):
-    """Policies' hooks as machine code. Absent ones are never called."""
-
-    choose: Any
-    suggest: Any
-    want: Any
-    resolve: Any
-    substitute: Any
-    keys: Any
-    victim: Any
-    admit: Any
-    gate_routing: Any
-    gate_prefetch: Any
-    gate_eviction: Any
-    gate_miss: Any
-    use_routing: Any
-    use_prefetch: Any
-    use_eviction: Any
-    use_miss: Any
-    insert_routing: Any
-    insert_prefetch: Any
-    insert_eviction: Any
-    insert_miss: Any
-    evict_routing: Any
-    evict_prefetch: Any
-    evict_eviction: Any
-    evict_miss: Any
-    predict_routing: Any
-    predict_prefetch: Any
-    predict_eviction: Any
-    predict_miss: Any
-
-
 @fast
 def own_routing(s):
     """The routing policy's memory."""
@@ -234,6 +199,8 @@ def own_miss(s):
 @fast
 def expert_of(s, y):
     """The expert of a copy."""
+    if s["precisions"] == 1:
+        return np.int64(y)
     return np.int64(owned(s)[y]["x"])
 
 
@@ -246,4 +213,6 @@ def layer_of(s, y):
 @fast
 def kind_of(s, y):
     """layer * P + precision."""
+    if s["precisions"] == 1:
+        return layer_of(s, y)
     return np.int64(owned(s)[y]["kind"])

@@ -1,4 +1,7 @@
-"""What hooks of a user's own policy raise and answer: the policies that ship are held to it by their tests."""
+"""What hooks of a user's own policy raise and return: errors name the hook's file, line and text.
+
+The policies that ship are held to the same by their tests.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +9,38 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from policies.contract import CPU, DROP, NONE, PER_TOKEN, Policy, PolicyError
-from policies.declaration import check_result, hooks
+from policies.declaration import check_result
 from policies.files import blamed, complaint
+from policies.hooks import Hook
 
 Rows = Sequence[Mapping[str, int]]
 
 
-class Supervisor:
-    """Refuses answers of the wrong type, and numbers that name nothing; at the hook's line."""
+class ResultChecks:
+    """Refuses results of the wrong type, and numbers that name nothing."""
 
     def __init__(self, policy: Policy, now: Mapping[str, int], copies: Rows) -> None:
         self._policy, self._now, self._copies = policy, now, copies
-        self._names = {hook: name for name, hook in hooks(policy)}
 
-    def call(self, hook: Callable[..., Any], tables: Sequence[Any], arguments: Sequence[Any]) -> Any:
-        """What the hook returns. Raises PolicyError with file, line and text for what it raises or answers wrongly."""
+    def called(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """What the hook returns. Raises PolicyError for what it raises."""
         try:
-            result = hook(*tables, *arguments)
-        except PolicyError:  # the guard names the line itself
+            return function(*arguments)
+        except PolicyError:  # of the tables, which name the line themselves
             raise
         except (Exception, SystemExit) as error:  # here, as SimPy raises a copy without the line
             said = f"{type(error).__name__}: {error}"
-            raise PolicyError(blamed(error) or str(complaint(hook, said))) from error
-        self._check(hook, result, arguments)
-        return result
+            raise PolicyError(blamed(error) or str(complaint(function, said))) from error
 
-    def _check(self, hook: Callable[..., Any], result: Any, arguments: Sequence[Any]) -> None:
-        name = self._names[hook]
-        check = getattr(self, f"_check_{name}", None)
+    def check(self, hook: Hook, function: Callable[..., Any], result: Any, arguments: Sequence[Any]) -> None:
+        """Raises PolicyError for a result of another type, or that names nothing. `arguments` are the hook's own."""
+        check = getattr(self, f"_check_{hook.name}", None)
         try:
-            check_result(name, result)
+            check_result(hook, result)
             if check:
                 check(result, *arguments)
         except ValueError as error:
-            raise complaint(hook, str(error)) from None
+            raise complaint(function, str(error)) from None
 
     def _check_want(self, precision: int, n: int) -> None:
         self._within("want returned precision", precision, range(self._now["precisions"]))

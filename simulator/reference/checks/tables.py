@@ -1,24 +1,18 @@
-"""What a policy from a user's own file is given: it refuses, at the line, what machine code would do otherwise.
+"""The tables as a user's own policy sees them: reading what `reads` leaves out, and writing a table, is an error.
 
-Machine code would keep half a number of 0.5, and reads columns that `reads` leaves out as they were long ago.
+Machine code would cut a float that is written to an array of integers, and find old numbers in columns that nothing
+reads. So the error comes here, and names the file and the line of the hook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from policies.contract import OPTIONAL, OPTIONAL_ARRAYS, Policy, PolicyError, Step
 from policies.declaration import BITS, fits
 from policies.files import complaint_here
-
-
-class Rows(Protocol):
-    """The tables that every policy sees."""
-
-    now: dict[str, int]
-    experts: list[dict[str, int]]
-    copies: list[dict[str, int]]
+from simulator.reference.tables import Tables
 
 
 class Row:
@@ -53,17 +47,16 @@ class Hidden:
 class Cells(list):
     """Numbers of one type, as an array holds them, which are written one by one."""
 
-    __slots__ = ("_guard", "_name")
+    __slots__ = ("_name", "_owner")
 
-    def __init__(self, name: str, values: Sequence[float], guard: Guard) -> None:
+    def __init__(self, name: str, values: Sequence[float], owner: CheckedTables) -> None:
         super().__init__(values)
-        self._name, self._guard = name, guard
+        self._name, self._owner = name, owner
 
     def __setitem__(self, at: Any, value: Any) -> None:
-        if self._guard.sealed:
-            raise complaint_here(
-                "hook key writes; engines ask for keys as often as they like, so other hooks keep count"
-            )
+        if self._owner.sealed:
+            what = "engines call it as often as they like, so other hooks keep count"
+            raise complaint_here(f"hook {self._owner.sealed} writes; {what}")
         super().__setitem__(at, self._kept(value))
 
     def _kept(self, value: Any) -> float:
@@ -83,12 +76,12 @@ class Given(tuple):
         raise complaint_here("own.par and own.capacity are only read; keep numbers in own.rows, own.regs or own.reals")
 
 
-class Guard:
+class CheckedTables:
     """The tables as one policy sees them, and its memory."""
 
-    def __init__(self, policy: Policy, tables: Rows) -> None:
+    def __init__(self, policy: Policy, tables: Tables) -> None:
         hidden = OPTIONAL - policy.may_read
-        self.sealed = False  #: while a hook runs that may not write
+        self.sealed = ""  #: the hook that runs, if it may not write
         self.now = Row(tables.now, frozenset())
         self.experts = [Row(row, hidden) for row in tables.experts]
         self.copies = [Row(row, frozenset()) for row in tables.copies]

@@ -1,4 +1,4 @@
-"""What an eviction policy from a user's own file promises about its keys, tried on some copies at every choice."""
+"""What a user's own eviction policy promises of its keys (`queue`, `rekey`), tried on some copies at every choice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from policies.contract import Eviction, PolicyError
 from policies.files import complaint
-from simulator.reference.bound import Bound, Tables
+from simulator.reference.hooks import BoundPolicy
+from simulator.reference.tables import Tables
 
 #: Kept keys that are asked for once more at a choice.
 TRIED = 16
@@ -16,10 +17,10 @@ MOST_BY_LAYER = 1 << 61
 Order = tuple[int, int, int]  #: key, stamp, copy
 
 
-class Promises:
+class KeyChecks:
     """`queue` and `rekey`, held to what the keys are."""
 
-    def __init__(self, eviction: Bound[Eviction], tables: Tables) -> None:
+    def __init__(self, eviction: BoundPolicy[Eviction], tables: Tables) -> None:
         self._eviction, self._tables = eviction, tables
         self._queue = eviction.policy.queue(eviction.params)
         self._scope = eviction.policy.scope(eviction.params)
@@ -66,7 +67,7 @@ class Promises:
                 raise self._broken(f"{what}: rekey='layer' promises that it is the same")
 
     def _ask(self, y: int) -> int:
-        return self._eviction.call(self._eviction.policy.key, y)
+        return self._eviction.call("key", y)
 
     def _broken(self, what: str) -> PolicyError:
         hook: Any = self._eviction.policy.key
