@@ -126,7 +126,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _config(context: typer.Context, preset: str, warm: Path | None, profile: Path | None, seed: int) -> ReplayConfig:
-    """The one configuration that the settings spell."""
+    """The one configuration that the options name."""
     from simulator.errors import ConfigError
     from sweeps.grid import expand
 
@@ -168,7 +168,7 @@ def _read(given: dict[str, Any], config: ReplayConfig) -> _Input:
 
 
 def _decoding(given: dict[str, Any]) -> Decoding | None:
-    """How prompts are continued; None for text that is read as it is."""
+    """How prompts are continued; None for teacher-forced text."""
     from pydantic import ValidationError
 
     from tracegen.errors import RecordError
@@ -207,12 +207,12 @@ def _prepared(given: dict[str, Any], config: ReplayConfig, read: _Input) -> Prep
     from tracegen.live.run import check_same_model, prepare, proven  # torch: after all that can be refused without it
     from traces.schema import Trace
 
-    anatomy = proven(loaded)
+    modules = proven(loaded)
     if isinstance(read.source, Trace):
-        check_same_model(read.source, loaded, anatomy)
+        check_same_model(read.source, loaded, modules)
     asks, called = _asks(given, read.source, loaded)
     decoding, ahead = read.decoding, given["look_ahead"]
-    return prepare(loaded, asks, config, decoding=decoding, lookahead=ahead, prompts=called, anatomy=anatomy)
+    return prepare(loaded, asks, config, decoding=decoding, lookahead=ahead, prompts=called, modules=modules)
 
 
 def _asks(given: dict[str, Any], source: Trace | Prompts, loaded: Loaded) -> tuple[list[Ask], str]:
@@ -249,7 +249,7 @@ class _Pace:
 
 
 def _run(ready: Prepared, given: dict[str, Any]) -> Live:
-    """The run; its rows are written as requests end, and none are left if it does not: it cannot be resumed."""
+    """The run. Rows are written request by request; an interrupted run removes them, as it cannot be resumed."""
     from tracegen.plan import partial_of
 
     pace, out = _Pace(len(ready.asks)), given["record_to"]
@@ -267,7 +267,7 @@ def _run(ready: Prepared, given: dict[str, Any]) -> Live:
 def _recorded(ready: Prepared, given: dict[str, Any], pace: _Pace, out: Path) -> Live:
     from traces.writer import TraceWriter
 
-    with TraceWriter.create(out, ready.header, ready.anatomy.bias) as writer:
+    with TraceWriter.create(out, ready.header, ready.modules.bias) as writer:
         ran = _kept(ready, given, pace, writer.append)
         say_wrote(out, writer.finish())
     return ran

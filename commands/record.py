@@ -1,4 +1,4 @@
-"""`moereplay record`: prompts through a real model become a trace."""
+"""`moereplay record`: run a real model on prompts and keep its routing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NewTokens = Annotated[int | None, typer.Option(min=1, help=f"At most so many per
 Temperature = Annotated[float | None, typer.Option(min=0, help="Sample; default 0, greedy.")]
 TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens with this probability together.")]
 TopK = Annotated[int | None, typer.Option(min=0, help="Sample from the K likeliest tokens; 0 = all.")]
-LookAhead = Annotated[int, typer.Option(min=0, help="Layers ahead whose gates are asked at every gate.")]
+LookAhead = Annotated[int, typer.Option(min=0, help="Layers ahead whose gates are evaluated at every gate.")]
 Logits = Annotated[bool, typer.Option("--logits/--no-logits", help="Router logits; policies that route need them.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of sampling and --shuffle.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]

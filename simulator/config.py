@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, get_origin
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -153,6 +153,18 @@ def parse_reset(text: str) -> int:
     if tokens := whole(text):
         return tokens
     raise ValueError(f"reset {text!r} is unknown; use never, request or a number of tokens")
+
+
+def setting_kinds() -> dict[str, str]:
+    """What every setting's column holds, as `results.schema` calls it, the policies first."""
+    names = [*KINDS, *(name for name in ReplayConfig.model_fields if name not in KINDS)]
+    return {name: _kind(ReplayConfig.model_fields[name].annotation) for name in names}
+
+
+def _kind(annotation: Any) -> str:
+    if get_origin(annotation) is tuple:
+        return "pairs"
+    return {bool: "flag", int: "integer", float: "number"}.get(annotation, "text")
 
 
 def configure(**settings: object) -> ReplayConfig:

@@ -1,4 +1,4 @@
-"""The open-loop error as routing follows the cache more: what a recording that does not react gets wrong."""
+"""The open-loop error against lambda, the strength with which routing prefers resident experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from results.errors import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 ERROR = {"color": MUTED, "marker": "s", "markersize": 4, "lw": 1.3, "label": "replayed - live"}
-#: What tells sets apart beside the strength of the routing policy.
+#: Settings beside lambda in which sets may differ.
 SETTINGS = ("capacity", "eviction", "prefetch", "miss", "platform", "contract", "scope", "passes", "reset")
 HEADINGS = ("miss rate", "error of the miss rate, percentage points", "perplexity, % above the model alone")
 NOTE = (

@@ -25,34 +25,34 @@ from simulator.compiled.runtime.state import (
 )
 
 
-def without_step(w):
+def without_step(s):
     """The tables that a hook takes first."""
-    return now(w), all_experts(w), all_copies(w), own(w)
+    return now(s), all_experts(s), all_copies(s), own(s)
 
 
-def with_step(w):
+def with_step(s):
     """The same for a hook at a gate."""
-    return now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w)
+    return now(s), step_of(s, s["demand"]["demanded"]), all_experts(s), all_copies(s), own(s)
 
 
-def no_number(w):
+def no_number(s):
     """For a hook that takes the tables alone."""
-    return result_of(hook(*tables(w)))
+    return result_of(hook(*tables(s)))
 
 
-def one_number(w, a):
+def one_number(s, a):
     """For a hook that takes one number."""
-    return result_of(hook(*tables(w), a))
+    return result_of(hook(*tables(s), a))
 
 
-def two_numbers(w, a, b):
+def two_numbers(s, a, b):
     """For a hook that takes two numbers."""
-    return result_of(hook(*tables(w), a, b))
+    return result_of(hook(*tables(s), a, b))
 
 
-def three_numbers(w, a, b, c):
+def three_numbers(s, a, b, c):
     """For a hook that takes three numbers."""
-    return result_of(hook(*tables(w), a, b, c))
+    return result_of(hook(*tables(s), a, b, c))
 
 
 BY_NUMBERS = (no_number, one_number, two_numbers, three_numbers)
@@ -61,39 +61,39 @@ BY_NUMBERS = (no_number, one_number, two_numbers, three_numbers)
 # hooks that take lists, and those that are called for many positions or copies at once
 
 
-def choose(w):
+def choose(s):
     """Into `chosen`, a row for each token of the pass; the demand is not known yet."""
-    given = now(w), step_of(w, 0), all_experts(w), all_copies(w), own(w)
-    return result_of(hook(*given, all_chosen(w)[: w["tokens"]]))
+    given = now(s), step_of(s, 0), all_experts(s), all_copies(s), own(s)
+    return result_of(hook(*given, all_chosen(s)[: s["compute"]["tokens"]]))
 
 
-def suggest(w):
+def suggest(s):
     """Into `suggested`."""
-    return result_of(hook(*tables(w), all_suggested(w)))
+    return result_of(hook(*tables(s), all_suggested(s)))
 
 
-def want(w):
+def want(s):
     """For every demanded expert, into `wants`."""
-    given, wants = tables(w), all_wants(w)
-    for n in range(w["demanded"]):
+    given, wants = tables(s), all_wants(s)
+    for n in range(s["demand"]["demanded"]):
         wants[n] = result_of(hook(*given, n))
 
 
-def resolve(w, absent, free):
+def resolve(s, absent, free):
     """For the first `absent` of `missing`, into `verdict`."""
-    return result_of(hook(*tables(w), all_missing(w)[:absent], free, all_verdict(w)[:absent]))
+    return result_of(hook(*tables(s), all_missing(s)[:absent], free, all_verdict(s)[:absent]))
 
 
-def substitute(w, t, j):
+def substitute(s, t, j):
     """For the `eligible`."""
-    return result_of(hook(*tables(w), t, j, all_eligible(w)))
+    return result_of(hook(*tables(s), t, j, all_eligible(s)))
 
 
-def key(w, count):
+def key(s, count):
     """For the first `count` of `asked`, into `answers`."""
-    asked, answers = all_asked(w), all_answers(w)
+    asked, answers = all_asked(s), all_answers(s)
     for i in range(count):
-        answers[i] = result_of(hook(*tables(w), asked[i]))
+        answers[i] = result_of(hook(*tables(s), asked[i]))
 
 
 #: Those that write results into the state, and return none.
@@ -103,22 +103,22 @@ BATCHED = (want, key)
 # what stands for hooks that a policy does not give: kernels call none of them
 
 
-def absent_0(w):
+def absent_0(s):
     """For a hook that takes the tables alone."""
     return answer
 
 
-def absent_1(w, a):
+def absent_1(s, a):
     """For one number."""
     return answer
 
 
-def absent_2(w, a, b):
+def absent_2(s, a, b):
     """For two numbers."""
     return answer
 
 
-def absent_3(w, a, b, c):
+def absent_3(s, a, b, c):
     """For three numbers."""
     return answer
 

@@ -13,58 +13,64 @@ from types import FunctionType, NoneType
 from typing import Any
 
 import numba
+import numpy as np
 from numba import types
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from numba.extending import register_jitable
 
 from policies.contract import NONE, Policy
 from policies.hooks import HOOKS, KINDS
-from simulator.compiled.runtime import adapters, state
+from simulator.compiled.runtime import adapters
 from simulator.compiled.runtime.jit import fast, whole_number
-from simulator.compiled.runtime.layout import WORLD
+from simulator.compiled.runtime.layout import FAST_STATE, STATE
 from simulator.compiled.runtime.machine_code import compile_kept, compile_unkept
 from simulator.compiled.runtime.reached import digest, reached_from
 from simulator.compiled.runtime.readable import readable
+from simulator.compiled.runtime.state import own_eviction, own_miss, own_prefetch, own_routing
 from simulator.compiled.runtime.user_hooks import bounds_checked, is_bounds_checked, refusal
 from simulator.config import PolicySet
 
 INT, NOTHING = types.int64, types.void
 #: What a kernel takes: a pointer per hook, and for an event one per kind of policy, in the order of KINDS.
 BoundHooks = namedtuple("BoundHooks", HOOKS)
-MEMORY: dict[str, Callable] = dict(
-    zip(KINDS, (state.own_routing, state.own_prefetch, state.own_eviction, state.own_miss), strict=True)
-)
+MEMORY: dict[str, Callable] = dict(zip(KINDS, (own_routing, own_prefetch, own_eviction, own_miss), strict=True))
 
 
-def bound(names: tuple[str, ...], chosen: PolicySet) -> tuple[Any, ...]:
-    """Pointers to these hooks of the four policies. Raises PolicyError for one that does not compile."""
-    return tuple(_bound(name, chosen) for name in names)
+def bound(called: frozenset[str], chosen: PolicySet) -> BoundHooks:
+    """Pointers to the hooks that a kernel calls. Raises PolicyError for one that does not compile."""
+    return BoundHooks(*(_bound(name, chosen) if name in called else _unbound(name) for name in HOOKS))
 
 
 def _bound(name: str, chosen: PolicySet) -> Any:
-    pointers = tuple(compiled(name, getattr(chosen, kind).policy) for kind in HOOKS[name].kinds)
-    return pointers if HOOKS[name].is_event else pointers[0]
+    return _for_kinds(name, [compiled(name, getattr(chosen, kind).policy) for kind in HOOKS[name].kinds])
 
 
-def types_of(names: tuple[str, ...]) -> list[Any]:
-    """The types of these pointers, as a kernel is compiled for them."""
-    return [_type_of(name) for name in names]
+def _unbound(name: str) -> Any:
+    return _for_kinds(name, [_absent(_numbers(name), _answers(name), FAST_STATE)] * len(HOOKS[name].kinds))
 
 
-def _type_of(name: str) -> Any:
-    pointer = types.FunctionType(signature_of(name))
+def _for_kinds(name: str, pointers: list[Any]) -> Any:
+    return tuple(pointers) if HOOKS[name].is_event else pointers[0]
+
+
+def type_of(called: frozenset[str]) -> Any:
+    """The type of `bound`: hooks that are not called are declared with the fast variant's own state."""
+    return types.NamedTuple([_type_of(name, STATE if name in called else FAST_STATE) for name in HOOKS], BoundHooks)
+
+
+def _type_of(name: str, state: np.dtype) -> Any:
+    pointer = types.FunctionType(_signature(_numbers(name), _answers(name), state))
     return types.UniTuple(pointer, len(KINDS)) if HOOKS[name].is_event else pointer
 
 
-@cache
 def signature_of(name: str) -> Any:
     """How a kernel sees a hook: it takes the simulation state and the numbers that its adapter takes."""
-    return _signature(_numbers(name), _answers(name))
+    return _signature(_numbers(name), _answers(name), STATE)
 
 
 @cache
-def _signature(numbers: int, answers: bool) -> Any:
-    return (INT if answers else NOTHING)(numba.from_dtype(WORLD), *[INT] * numbers)
+def _signature(numbers: int, answers: bool, state: np.dtype) -> Any:
+    return (INT if answers else NOTHING)(numba.from_dtype(state), *[INT] * numbers)
 
 
 def _adapter(name: str) -> FunctionType:
@@ -86,7 +92,7 @@ def compiled(name: str, policy: Policy) -> Callable:
     """A policy's hook as machine code, or one that does nothing. Raises PolicyError if it does not compile."""
     given = getattr(policy, name, None)
     if given is None:
-        return _absent(_numbers(name), _answers(name))
+        return _absent(_numbers(name), _answers(name), STATE)
     try:
         with bounds_checked(policy):
             return _machine(name, given, policy.kind, policy.may_read)
@@ -95,11 +101,11 @@ def compiled(name: str, policy: Policy) -> Callable:
 
 
 @cache
-def _absent(numbers: int, answers: bool) -> Callable:
+def _absent(numbers: int, answers: bool, state: np.dtype) -> Callable:
     """For hooks that a policy does not give; kernels call none of them."""
     adapter = adapters.ABSENT[numbers]
     code = _with(adapter, {"answer": NONE if answers else None}, adapter.__name__)
-    return compile_kept(_signature(numbers, answers), code, _nrt=False)
+    return compile_kept(_signature(numbers, answers, state), code, _nrt=False)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Events, told to the policies that listen: in the order routing, prefetch, eviction, miss."""
+"""Events, told to the policies that subscribe to them: in the order routing, prefetch, eviction, miss."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ ROUTING, PREFETCH, EVICTION, MISS = 1, 2, 4, 8
 @cache
 def teller(event: str) -> Callable:
     """A function of the state, the bound hooks and what the event's hook takes: it calls the hook of each listener."""
-    listeners, pointers = f"listeners_{event}", list(HOOKS).index(event)
+    listeners, pointers = f"{event}_listeners", list(HOOKS).index(event)
 
     @called
-    def tell(w, hooks, *numbers):
-        listening = w[listeners]
-        if listening & ROUTING:
-            hooks[pointers][0](w, *numbers)
-        if listening & PREFETCH:
-            hooks[pointers][1](w, *numbers)
-        if listening & EVICTION:
-            hooks[pointers][2](w, *numbers)
-        if listening & MISS:
-            hooks[pointers][3](w, *numbers)
+    def tell(s, hooks, *numbers):
+        who = s[listeners]
+        if who & ROUTING:
+            hooks[pointers][0](s, *numbers)
+        if who & PREFETCH:
+            hooks[pointers][1](s, *numbers)
+        if who & EVICTION:
+            hooks[pointers][2](s, *numbers)
+        if who & MISS:
+            hooks[pointers][3](s, *numbers)
 
     return tell
