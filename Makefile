@@ -118,9 +118,11 @@ sample: .venv/record.stamp   ## record the bundled trace anew
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
 	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
 
-tables: .venv/base.stamp     ## write the table of policies into README.md
+tables: .venv/base.stamp     ## write the table of policies into README.md, and that of settings into docs/settings.md
 	$(BIN)/moereplay policies --markdown > README.table
 	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r README.table' README.md && rm README.table
+	$(BIN)/python -c 'from results.settings import markdown; print(markdown())' > settings.table
+	sed -i -e '/<!-- settings:/,/<!-- end -->/{//!d}' -e '/<!-- settings:/r settings.table' docs/settings.md && rm settings.table
 
 format: .venv/dev.stamp      ## ruff's own formatting and import order
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

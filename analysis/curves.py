@@ -9,12 +9,12 @@ import polars as pl
 from results.errors import ResultError
 from results.read import damaged, read_parquet
 from results.result import row_digest
+from results.settings import OF_CURVES
 
 VERB = "run moereplay curve"
 CURVES_VERSION = 1  #: the newest layout that this code reads
-SETTINGS = ("scope", "contract", "passes", "reset")
 ABOUT = ("label", "identity", "trace", "model")
-COLUMNS = (*ABOUT, "policy", *SETTINGS, "platform")
+COLUMNS = (*ABOUT, "policy", *OF_CURVES, "platform")
 SCHEMA = pl.Schema(
     dict.fromkeys(COLUMNS, pl.String)
     | {"semantics": pl.Int64, "replayed": pl.Boolean}

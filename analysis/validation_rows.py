@@ -13,6 +13,7 @@ from analysis.validation import LAYER_COUNTERS, QUALITY, Comparison, Measure
 from results.errors import ResultError
 from results.read import ABOUT_FIELDS, check_columns, check_digests, read_rows
 from results.result import Row, row_digest
+from results.settings import EXPERTS, POLICIES, SETTINGS
 from traces.schema import Trace
 
 ROWS_VERSION = 1
@@ -41,7 +42,7 @@ SCHEMA: dict[str, Any] = {
     "quality": pl.Struct(dict.fromkeys(QUALITY, pl.Float64)),
 }
 #: Settings that head a table; the others are in the document.
-SHOWN = ("eviction", "prefetch", "miss", "routing", "platform", "contract", "scope")
+SHOWN = (*POLICIES, "platform", "contract", "scope")
 NEEDED = {name: [field.name for field in kind.fields] for name, kind in SCHEMA.items() if isinstance(kind, pl.Struct)}
 
 
@@ -190,5 +191,5 @@ def _divergence(found: Divergence | None) -> Row | None:
 
 def _flat(config: Row) -> Row:
     """Lists of experts as text, as `results.read` spells them."""
-    named = {name: " ".join(f"{layer}:{expert}" for layer, expert in config[name]) for name in ("warm", "profile")}
-    return config | named
+    lists = [each.name for each in SETTINGS if each.kind == EXPERTS]
+    return config | {name: " ".join(f"{layer}:{expert}" for layer, expert in config[name]) for name in lists}

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import polars as pl
 
+from results.columns import with_config
 from results.errors import ResultError, unknown
 from results.result import ADDED, COUNTERS, is_damaged, row_digest
+from results.settings import POLICIES
 from traces.documents import content
 
 MOST_BYTES = 1 << 30  #: of one file of results
@@ -21,11 +23,11 @@ ROWS_VERSION = 1  #: the newest layout that this code reads
 RENAMED = {"capacity": "capacity_misses"}
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
 #: Fields that lead a table.
-LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
+LEADING = ("model", "trace", *POLICIES, "capacity")
 COUNTED = ("totals", "per_layer", "per_request")  #: nested columns with a field per counter
 #: What every part must hold: nested column -> the fields that are read by name.
 NEEDED: dict[str, tuple[str, ...]] = {
-    "config": ("eviction", "prefetch", "miss", "routing", "capacity", "platform", "contract", "scope", "passes"),
+    "config": (*POLICIES, "capacity", "platform", "contract", "scope", "passes"),
     "about": (*ABOUT_FIELDS, "policies"),
     "totals": ("time_ns",),
     "bounds": ("belady_hits", "accesses", "compulsory"),
@@ -47,7 +49,7 @@ def load(folder: Path) -> pl.DataFrame:
     for path in paths:
         part = read_rows(path)
         check_columns(path, part.schema, NEEDED)
-        parts.append(with_added(part))
+        parts.append(with_config(with_added(part)))
         if parts[-1].schema != parts[0].schema:
             raise ResultError(f"{path} has other columns than {paths[0].name}; keep one version's results per folder")
         check_digests(path, part)
@@ -206,7 +208,7 @@ def _column(frame: pl.DataFrame, field: str) -> pl.Expr:
     if field in ABOUT_FIELDS:
         return pl.col("about").struct.field(field)
     column = pl.col("config").struct.field(field)
-    if field not in ("warm", "profile"):
+    if not isinstance(frame.select(column).schema[field], pl.List):
         return column
     pair = pl.element().list.eval(pl.element().cast(pl.String)).list.join(":")
     return column.list.eval(pair).list.join(" ")

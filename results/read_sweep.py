@@ -9,10 +9,12 @@ from typing import Any
 
 import polars as pl
 
+from results.columns import with_settings
 from results.errors import ResultError
 from results.parts import PARTS, PartError, StoredPart, stored_parts
 from results.read import ABOUT_FIELDS, RENAMED, ROWS_VERSION
-from results.result import ADDED, COUNTERS, KINDS
+from results.result import ADDED, COUNTERS
+from results.settings import KINDS
 
 #: Columns that are no setting.
 BESIDE = {"rows_version", "identity", "bound", "error", "warning", "label", "model", "trace", "semantics", "time_ns"}
@@ -115,7 +117,10 @@ def _parts(folder: Path) -> Iterator[StoredPart]:
 def _read(part: StoredPart, name: str) -> pl.DataFrame | None:
     try:
         data = part.table(name)
-        return None if data is None else _with_added(pl.read_parquet(io.BytesIO(data)))
+        if data is None:
+            return None
+        table = _with_added(pl.read_parquet(io.BytesIO(data)))
+        return with_settings(table) if name == "configurations" else table
     except PartError as error:
         raise ResultError(str(error)) from None
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):

@@ -52,8 +52,6 @@ COUNTERS: dict[str, str] = {
     "rank_displacement": "sum over assignments of how far their rank is from the slot they fill",
     "variation": "sum over tokens and layers of half |w - w'| between original and used mixture, in 2**-24",
 }
-#: The four policies of a configuration, in the order of columns.
-KINDS = ("routing", "prefetch", "eviction", "miss")
 #: Counters that results written by earlier versions lack; they are null there.
 ADDED = ("predictable",)
 #: In the metadata of a Parquet file: sha256 of the file, with zeros where the digest stands.

@@ -8,20 +8,13 @@ from pathlib import Path
 
 import polars as pl
 
+from results.columns import CONFIG
 from results.errors import ResultError
-from results.result import COUNTERS, FILE_DIGEST, KINDS, NO_DIGEST, Event, Result, row_digest, with_file_digest
+from results.result import COUNTERS, FILE_DIGEST, NO_DIGEST, Event, Result, row_digest, with_file_digest
+from results.settings import KINDS
 from traces.scratch import write_whole
 
 ROWS_VERSION = 1
-TEXT = dict.fromkeys(
-    ("contract", "scope", "passes", "reset", "prefetch_at", "prefetch_admission", "lookahead"), pl.String
-)
-CONFIG = pl.Struct(
-    dict.fromkeys(KINDS, pl.String)
-    | {"capacity": pl.String, "platform": pl.String}
-    | TEXT
-    | {"warm": pl.List(pl.List(pl.Int64)), "profile": pl.List(pl.List(pl.Int64)), "seed": pl.Int64}
-)
 ABOUT = pl.Struct(
     dict.fromkeys(("label", "identity", "trace", "model", "capacity_forms", "warning"), pl.String)
     | {"semantics": pl.Int64, "capacity_bytes": pl.Int64, "side_bytes": pl.Int64, "token_cycles": pl.Float64}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from results.columns import with_settings
 from results.parts import SWEEP_VERSION, Part, PartError, StoredPart
 from results.result import ADDED
 from simulator.errors import ConfigError
@@ -47,6 +48,7 @@ def read_table(part: StoredPart, name: str) -> pl.DataFrame | None:
         return None
     try:
         table = pl.read_parquet(io.BytesIO(data))
+        table = with_settings(table) if name == "configurations" else table
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
         raise PartError(f"{part.path}: its {name} are no Parquet table; remove it and run the sweep again") from None
     lacking = [column for column in ADDED if column in TABLES[name] and column not in table.columns]

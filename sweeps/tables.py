@@ -15,9 +15,10 @@ from typing import Any, cast
 
 import polars as pl
 
+from results.columns import SETTINGS
 from results.parts import SWEEP_VERSION
 from results.result import Result, Row
-from results.write import ABOUT, CONFIG, COUNTS, LIFETIME, TIMES
+from results.write import ABOUT, COUNTS, LIFETIME, TIMES
 from simulator.bounds import Counted
 from simulator.config import KINDS, SEMANTICS_VERSION
 from sweeps.jobs import Job
@@ -26,7 +27,6 @@ from sweeps.jobs import Job
 RENAMED = {"capacity": "capacity_misses"}
 COUNTERS = {RENAMED.get(name, name): kind for name, kind in COUNTS.items()}
 KEY = {"rows_version": pl.Int64, "identity": pl.String}
-SETTINGS = {field.name: field.dtype for field in CONFIG.fields}
 FACTS = {field.name: field.dtype for field in ABOUT.fields if field.name not in ("identity", "policies")}
 #: Every parameter of each policy, defaults included.
 SPELLED_OUT = {f"{kind}_in_full": pl.String for kind in KINDS}

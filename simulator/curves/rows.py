@@ -8,14 +8,14 @@ from pathlib import Path
 import polars as pl
 
 from results.result import Row, row_digest
+from results.settings import OF_CURVES
 from results.write import write_frame
 from simulator.config import SEMANTICS_VERSION
 from simulator.curves.curve import UNDECIDED, Curve
 from traces.schema import canonical
 
 CURVES_VERSION = 1
-SETTINGS = ("scope", "contract", "passes", "reset")
-CONFIG = pl.Struct(dict.fromkeys(("policy", *SETTINGS, "platform"), pl.String))
+CONFIG = pl.Struct(dict.fromkeys(("policy", *OF_CURVES, "platform"), pl.String))
 ABOUT = pl.Struct(
     dict.fromkeys(("label", "identity", "trace", "model"), pl.String)
     | {"semantics": pl.Int64, "experts": pl.Int64, "total_bytes": pl.Int64, "dense": pl.Boolean}
@@ -38,7 +38,7 @@ SCHEMA = pl.Schema(
 
 def to_row(curve: Curve) -> Row:
     """The document that `curve --json` prints."""
-    config = {"policy": curve.policy} | {name: getattr(curve.config, name) for name in SETTINGS}
+    config = {"policy": curve.policy} | {name: getattr(curve.config, name) for name in OF_CURVES}
     about = {"label": "SIMULATED", "identity": _identity(curve, config), "trace": curve.trace, "model": curve.model}
     return {
         "curves_version": CURVES_VERSION,
