@@ -254,7 +254,7 @@ def log_on(made: Made, rounds: int) -> Iterator[Row]:
 #: What takes them out of the sources: a file, the line after which a function ends.
 TAKEN_OUT = {
     "log.py": ['"""Something that starts `after` ns from now and takes `spent`."""'],
-    "ledger.py": [
+    "counters.py": [
         '"""Charge to this pass\'s request from here on."""',
         '"""The pass\'s part in TTFT or TPOT."""',
         '"""What the books gained since the last call is what the request in progress cost."""',

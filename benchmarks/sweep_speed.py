@@ -59,7 +59,7 @@ suffix = "%"
 
 def command(*arguments: object) -> list[str]:
     """moereplay, as this Python runs it."""
-    return [sys.executable, str(ROOT / "moereplay.py"), *map(str, arguments)]
+    return [sys.executable, "-m", "moereplay", *map(str, arguments)]
 
 
 def timed(arguments: Sequence[str]) -> tuple[float, int]:

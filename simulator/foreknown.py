@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction, PolicyError
 from policies.grammar import Chosen
 from simulator.config import ReplayConfig
 from simulator.source import Gates
+from traces.schema import Trace
+from traces.shared import shared
 
 
 class Known(NamedTuple):
@@ -20,6 +22,14 @@ class Known(NamedTuple):
 
 
 UNKNOWN = Known((), (), ())
+
+
+def known_of_trace(
+    trace: Trace, source: Callable[[], Gates], config: ReplayConfig, eviction: Chosen[Eviction]
+) -> Known:
+    """What a trace tells beforehand, asked through its `source` once for all replays of this process."""
+    what = ("known", config.passes, eviction.policy.profile(eviction.params), config.profile)
+    return shared(trace, what, lambda: known_of(source(), config, eviction))
 
 
 def known_of(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> Known:

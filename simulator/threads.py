@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from simulator.compiled.layout import STOP
+from simulator.compiled.runtime.layout import STOP
 
 SECONDS = 0.2  #: of a wait: a system that cannot interrupt one hears Ctrl-C after it
 T = TypeVar("T")

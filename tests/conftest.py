@@ -13,7 +13,7 @@ import pytest
 
 import policies
 from simulator.compiled import engine as compiled
-from simulator.compiled.jit import IS_PYTHON
+from simulator.compiled.runtime.jit import IS_PYTHON
 from tests.kit import cases, recordings
 
 # Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.

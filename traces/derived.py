@@ -13,8 +13,8 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from threading import RLock
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from traces.growing import Growing, InFile, InMemory, Rows
 from traces.manifest import Manifest, describe, keep, manifest_of, mapped
 from traces.private import is_private, user_cache
 from traces.schema import Trace
+from traces.shared import read_only, shared
 
 VERSION = 2  # a change in the meaning of any derived array
 LOG = logging.getLogger(__name__)
-MAKING = RLock()  #: replays of other threads want the same arrays: one makes them
 
 Columns = Mapping[str, Rows]
 Fill = Callable[[Mapping[str, Growing]], None]
@@ -34,15 +34,18 @@ Fill = Callable[[Mapping[str, Growing]], None]
 def derived(trace: Trace, what: str, columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
     """The arrays of `what`, which `fill` makes a block at a time; memory-mapped where they can be kept.
 
-    Raises TraceError if the trace's rows are damaged.
+    All replays of this process share them. Raises TraceError if the trace's rows are damaged.
     """
+    return shared(trace, what, partial(_derived, trace, what, columns, fill))
+
+
+def _derived(trace: Trace, what: str, columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
     if trace.path is None or not trace.complete:
         return _in_memory(columns, fill)
     key = f"{trace.digest[:32]}-v{VERSION}-{what.replace(':', '').replace('/', '-')}"
     folders = _folders(trace.path.absolute(), key)
-    with MAKING:
-        found = _found(folders, key)
-        return _made(folders, key, columns, fill) if found is None else found
+    found = _found(folders, key)
+    return _made(folders, key, columns, fill) if found is None else found
 
 
 def _folders(path: Path, key: str) -> list[Path]:
@@ -82,7 +85,7 @@ def _made(folders: list[Path], key: str, columns: Columns, fill: Fill) -> dict[s
 def _in_memory(columns: Columns, fill: Fill) -> dict[str, np.ndarray]:
     arrays = {name: InMemory(rows) for name, rows in columns.items()}
     fill(arrays)
-    return {name: held.array for name, held in arrays.items()}
+    return {name: read_only(held.array) for name, held in arrays.items()}
 
 
 def _written(folder: Path, key: str, columns: Columns, fill: Fill) -> Manifest:

@@ -23,6 +23,7 @@ from pydantic import Field, ValidationError
 from traces.growing import InFile
 from traces.private import is_mine, is_private, private_folder
 from traces.schema import Frozen, canonical
+from traces.shared import Mapped, look, stands_on
 
 State = tuple[int, int, int, int]  # inode, bytes, and when content and anything else about the file last changed
 SETTLED_NS = 20_000_000  #: two of the longest ticks
@@ -101,13 +102,15 @@ def keep(manifest: Manifest) -> None:
 
 def mapped(folder: Path, manifest: Manifest) -> dict[str, np.ndarray] | None:
     """The arrays in `folder`, memory-mapped; None if any is missing, anybody else's, or not what the manifest says."""
-    seen, states, arrays = manifest.seen.get(str(folder), {}), {}, {}
+    seen, states, looks, arrays = manifest.seen.get(str(folder), {}), {}, {}, {}
     try:
         if not is_private(folder):
             return None
+        looks[str(folder)] = look(folder.lstat())
         for name, described in manifest.arrays.items():
-            with _opened(folder / f"{name}.npy") as file:
-                states[name] = _state(file)
+            file_name = f"{folder}/{name}.npy"
+            with _opened(file_name) as file:
+                states[name], looks[file_name] = _state(file), look(os.fstat(file.fileno()))
                 if not _is_whole(file, described, seen.get(name)):
                     return None
                 arrays[name] = np.memmap(file, described.dtype, "r", described.offset, described.shape)
@@ -115,10 +118,11 @@ def mapped(folder: Path, manifest: Manifest) -> dict[str, np.ndarray] | None:
         return None
     if states != seen and _are_settled(states):
         keep(manifest.model_copy(update={"seen": manifest.seen | {str(folder): states}}))
+    stands_on(Mapped(looks, _are_settled(states)))
     return arrays
 
 
-def _opened(path: Path) -> BufferedReader:
+def _opened(path: str) -> BufferedReader:
     return BufferedReader(FileIO(os.open(path, os.O_RDONLY | SAFELY)))
 
 

@@ -33,7 +33,7 @@ from traces.metadata import (
     metadata_digest,
     read_attributes,
 )
-from traces.schema import LOOKAHEAD, Header, Request, Trace, TraceError, check_bias, check_request
+from traces.schema import LOOKAHEAD, Header, Request, Trace, TraceError, check_request, checked_bias
 from traces.store import blocks, open_trace
 
 SHARD_TOKENS = 512
@@ -93,13 +93,13 @@ class TraceWriter:
         if not stored.committed.requests:
             _remove(partial)
             return cls._start(path, Attributes(header=header, shard_tokens=stored.shard_tokens), router_bias, lock)
-        writer = cls(path, stored, _checked_bias(router_bias, header), lock)
+        writer = cls(path, stored, checked_bias(router_bias, header), lock)
         writer._restore(open_trace(partial), header)
         return writer
 
     @classmethod
     def _start(cls, path: Path, attributes: Attributes, router_bias: np.ndarray | None, lock: Lock) -> TraceWriter:
-        writer = cls(path, attributes, _checked_bias(router_bias, attributes.header), lock)
+        writer = cls(path, attributes, checked_bias(router_bias, attributes.header), lock)
         try:
             with writer._disk_errors():
                 writer.partial.mkdir(parents=True, exist_ok=True)
@@ -274,17 +274,6 @@ def _cannot_write(partial: Path, refused: OSError, fix: str) -> str:
 def _refuse_existing(path: Path) -> None:
     if path.exists():
         raise TraceError(f"{path} exists; choose another --out or remove it")
-
-
-def _checked_bias(bias: np.ndarray | None, header: Header) -> np.ndarray | None:
-    if bias is None:
-        return None
-    expected = (header.geometry.layers, header.geometry.experts)
-    checked = np.ascontiguousarray(bias, "<f4")
-    if checked.shape != expected or not np.isfinite(checked).all():
-        raise TraceError(f"{BIAS} has shape {checked.shape}, expected finite numbers of shape {expected}")
-    check_bias(checked, "this model")
-    return checked
 
 
 def _same_bias(stored: np.ndarray | None, given: np.ndarray | None) -> bool:

@@ -8,8 +8,8 @@ arrays, written out and read back at every call; so a hook reads what it looks a
 # ruff: noqa: F821
 # pyright: reportUndefinedVariable=false
 
-from simulator.compiled.jit import whole_number
-from simulator.compiled.state import (
+from simulator.compiled.runtime.jit import whole_number
+from simulator.compiled.runtime.state import (
     all_answers,
     all_asked,
     all_chosen,

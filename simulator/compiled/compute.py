@@ -6,17 +6,17 @@ clock. Every place is in the machine code once.
 
 from __future__ import annotations
 
-from simulator.compiled import ledger
+from simulator.compiled import counters
+from simulator.compiled.cache import computed, end_step, release
+from simulator.compiled.counters import begin_pass, count, count_here, end_pass
 from simulator.compiled.fidelity import count_changed, count_unchanged
 from simulator.compiled.gate import clear_slots, look_up, open_gate, suggest, use_all
-from simulator.compiled.jit import called, fast
-from simulator.compiled.ledger import begin_pass, count, count_here, end_pass
 from simulator.compiled.link import next_landing
 from simulator.compiled.log import BY_COMPUTE, BY_MISS, IS_CPU, IS_DENSE, IS_EXPERT, NO_COPY, span
-from simulator.compiled.order import touch
 from simulator.compiled.reset import reset, reset_due
-from simulator.compiled.served import HIT, ON_CPU
-from simulator.compiled.state import (
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.ranking import touch
+from simulator.compiled.runtime.state import (
     NO_CPU,
     NOT_SOON,
     STOPPED,
@@ -41,15 +41,15 @@ from simulator.compiled.state import (
     slow_cpu_ns,
     stop,
 )
+from simulator.compiled.served import HIT, ON_CPU
 from simulator.compiled.substitution import add_stand_ins, reunite
-from simulator.compiled.tier import computed, end_step, release
 
 STEP, GATE, LOOK, SUGGEST, SHARE, TURN, RAN, END, OVER = range(9)
 NOBODY, WAIT = -1, -2
 
 
 @fast
-def go_on(w, hands):
+def go_on(w, hooks):
     """What compute does next."""
     place = w["place"]
     if place == TURN:
@@ -57,14 +57,14 @@ def go_on(w, hands):
     elif place == RAN:
         finish_expert(w)
     elif place == LOOK:
-        look(w, hands)
+        look(w, hooks)
     elif place == SHARE:
         share(w)
     elif place == SUGGEST:
-        suggest(w, hands)
+        suggest(w, hooks)
         w["place"] = w["then"]
     elif place == GATE:
-        open_gate(w, hands)
+        open_gate(w, hooks)
         suggest_if(w, w["sequential"] == 1 and w["after_demand"] == 0, LOOK)
     elif place == END:
         finish_step(w)
@@ -105,9 +105,9 @@ def begin_step(w):
     here = now(w)
     here["pass"], here["layer"], here["step"], here["gated"] = index, layer, index * w["layers"] + layer, 0
     here["phase"], here["tokens"], here["request"] = pass_phase(w)[index], w["tokens"], pass_request(w)[index]
-    w["page"] = (layer * 2 + here["phase"]) * ledger.WIDTH
+    w["page"] = (layer * 2 + here["phase"]) * counters.WIDTH
     dense = dense_ns(w)[dense_row(w)[index], layer]
-    count_here(w, ledger.DENSE_NS, dense)
+    count_here(w, counters.DENSE_NS, dense)
     span(w, IS_DENSE, NO_COPY, 0, dense, BY_COMPUTE)
     here["clock"], here["position"] = w["start"], w["start"] - w["request_began"]
     busy(w, dense, GATE)
@@ -137,7 +137,7 @@ def finish_step(w):
         count_unchanged(w, layer)
     if w["keeps"] == 1:
         keep(w, layer)
-    count(w, ledger.STALL_NS, layer, w["time"] - w["gated_at"] - w["spent"])
+    count(w, counters.STALL_NS, layer, w["time"] - w["gated_at"] - w["spent"])
     end_step(w)
     w["place"] = STEP
     move_on(w)
@@ -165,18 +165,18 @@ def keep(w, layer):
 
 
 @fast
-def look(w, hands):
+def look(w, hooks):
     """Contract `atomic`: all demanded experts meet the cache at the gate; `sequential`: the next one, as it is now."""
     first, sequential = w["looked_up"], w["sequential"] == 1
     last = min(first + 1, w["demanded"]) if sequential else w["demanded"]
     w["looked_up"], w["turn"] = last, 0
-    look_up(w, hands, first, last)
+    look_up(w, hooks, first, last)
     if w["substituted"] == 1:
         if sequential:
             add_stand_ins(w)
         else:
             reunite(w)
-    use_all(w, hands)
+    use_all(w, hooks)
     suggest_if(w, not sequential and w["after_demand"] == 0, SHARE)
 
 
@@ -271,7 +271,7 @@ def run_expert(w, turn):
     spent = cost_of(w, turn)
     w["running"] = turn
     w["spent"] += spent
-    count(w, ledger.EXPERT_NS, now(w)["layer"], spent)
+    count(w, counters.EXPERT_NS, now(w)["layer"], spent)
     span(w, IS_EXPERT, accesses(w)[turn]["y"], 0, spent, BY_COMPUTE)
     return spent
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numba
@@ -13,16 +14,16 @@ from numba import types
 
 from policies.contract import RESIDENT
 from simulator.compiled import hooks
-from simulator.compiled.cache import COMPILING, compile_kept, is_kept
-from simulator.compiled.feed import feed_from, feed_of
-from simulator.compiled.jit import IS_PYTHON, OPTIONS
-from simulator.compiled.kernel import kernel
-from simulator.compiled.layout import WORLD
-from simulator.compiled.outcome import books_of, check, events_of
+from simulator.compiled.clock import kernel
 from simulator.compiled.plain.kernel import is_plain, plain
-from simulator.compiled.world import Feed, World, world_of
+from simulator.compiled.runtime.initial import Feed, World, world_of
+from simulator.compiled.runtime.inputs import feed_from, feed_of
+from simulator.compiled.runtime.jit import IS_PYTHON, OPTIONS
+from simulator.compiled.runtime.layout import WORLD
+from simulator.compiled.runtime.machine_code import COMPILING, compile_kept, is_kept
+from simulator.compiled.runtime.outcome import books_of, check, events_of
 from simulator.config import KINDS, PolicySet, ReplayConfig
-from simulator.foreknown import Known, known_of
+from simulator.foreknown import Known, known_of, known_of_trace
 from simulator.setting import EndState, Ran, Setting
 from simulator.source import Source, TraceSource
 from simulator.threads import waited_for
@@ -65,8 +66,8 @@ def _given(trace: Trace, config: ReplayConfig) -> tuple[Feed, Known]:
     """What there is to replay, and what is known of it beforehand."""
     chosen = config.policy_set()
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
-    source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
-    return feed_of(trace, config, needs, chosen.reads), known_of(source, config, chosen.eviction)
+    source = partial(TraceSource, trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
+    return feed_of(trace, config, needs, chosen.reads), known_of_trace(trace, source, config, chosen.eviction)
 
 
 class Run(NamedTuple):
@@ -119,7 +120,7 @@ def _start(world: World, chosen: PolicySet) -> None:
 @cache
 def machine_code(of: Callable) -> Callable:
     """A kernel, compiled or from disk."""
-    if not IS_PYTHON and not is_kept(f"kernel.{of.__name__}-"):
+    if not IS_PYTHON and not is_kept(f"{Path(of.__code__.co_filename).stem}.{of.__name__}-"):
         LOG.info("compiling the replay engine's %s part (about a minute, once)", WAYS[of])
     pointers = [types.FunctionType(hooks.signature_of(hook)) for _, hook in POINTERS[of]]
     signature = types.void(numba.from_dtype(WORLD), *pointers)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.contract import NONE
-from simulator.compiled.jit import called, fast
-from simulator.compiled.ledger import (
+from simulator.compiled.counters import (
     ASSIGNMENTS_KEPT,
     MASS,
     MASS_DROPPED,
@@ -17,7 +16,8 @@ from simulator.compiled.ledger import (
     VARIATION,
     count,
 )
-from simulator.compiled.state import (
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.state import (
     anew,
     own_in_run,
     ran,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT
-from simulator.compiled import events, ledger
-from simulator.compiled.jit import called, fast
-from simulator.compiled.ledger import count
+from simulator.compiled import counters
+from simulator.compiled.cache import find, free_bytes, predict, protect, reason, use
+from simulator.compiled.counters import count
+from simulator.compiled.demand import route
 from simulator.compiled.link import cancel, fetch, prefetch
 from simulator.compiled.log import BY_GATE, IS_CAPACITY, IS_COLLISION, IS_COMPULSORY, IS_HIT, IS_LATE, note
-from simulator.compiled.order import touch
-from simulator.compiled.served import FETCH, HIT, LATE, ON_CPU, runs, runs_here, waits
-from simulator.compiled.state import (
+from simulator.compiled.runtime import listeners
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.ranking import touch
+from simulator.compiled.runtime.state import (
     BAD_NAME,
     BAD_VERDICT,
     BAD_WANT,
@@ -34,16 +36,15 @@ from simulator.compiled.state import (
     verdict,
     wants,
 )
-from simulator.compiled.step import route
+from simulator.compiled.served import FETCH, HIT, LATE, ON_CPU, runs, runs_here, waits
+from simulator.compiled.side_buffer import promote
 from simulator.compiled.substitution import drop, substitute
-from simulator.compiled.tier import find, free_bytes, predict, protect, reason, use
-from simulator.compiled.transfers import promote
 
 # routing
 
 
 @fast
-def open_gate(w, hands):
+def open_gate(w, hooks):
     """Route the tokens, unite their demand, cancel overtaken prefetches."""
     now(w)["gated"], now(w)["absent"] = 1, -1
     w["gated_at"], w["spent"] = w["time"], 0
@@ -51,16 +52,16 @@ def open_gate(w, hands):
     w["turn"], w["looked_up"], w["served"] = 0, 0, 0
     if w["precisions"] > 1:
         clear_tiers(w)
-    route(w, hands)
+    route(w, hooks)
     if w["ask_first"] < w["ask_end"]:
         cancel(w, now(w)["step"])
     enter_books(w)
     if w["hears_gate"] != 0:
-        events.gated(w, hands)
+        listeners.gated(w, hooks)
     if w["minds_gate"] == 1:
         touch_layer(w)
     if w["has_want"] == 1:
-        ask_wants(w, hands.want)
+        ask_wants(w, hooks.want)
 
 
 @called
@@ -100,11 +101,11 @@ def enter_books(w):
             touch(w, x)
         foreseen += named(w)[x]
         predictable += max(gates, named(w)[x])
-    count(w, ledger.ACCESSES, layer, w["demanded"])
-    count(w, ledger.ASSIGNMENTS, layer, w["assignments"])
+    count(w, counters.ACCESSES, layer, w["demanded"])
+    count(w, counters.ASSIGNMENTS, layer, w["assignments"])
     if w["has_suggest"] == 1:
-        count(w, ledger.PREDICTED_DEMANDED, layer, foreseen)
-        count(w, ledger.PREDICTABLE, layer, predictable)
+        count(w, counters.PREDICTED_DEMANDED, layer, foreseen)
+        count(w, counters.PREDICTABLE, layer, predictable)
         for x in range(layer * w["experts"], (layer + 1) * w["experts"]):
             named(w)[x] = 0
 
@@ -113,7 +114,7 @@ def enter_books(w):
 
 
 @fast
-def look_up(w, hands, first, last):
+def look_up(w, hooks, first, last):
     """Classify demanded experts [first, last) against this moment; the miss policy decides on those that are absent."""
     w["absent"] = 0
     for n in range(first, last):
@@ -123,7 +124,7 @@ def look_up(w, hands, first, last):
             w["absent"] += 1
     w["served"] = last - first
     if w["absent"] > 0 and w["has_resolve"] == 1:
-        resolve(w, hands, first, w["absent"])
+        resolve(w, hooks, first, w["absent"])
     count_absent(w)
     if w["knows_future"] == 1:
         for n in range(first, last):
@@ -142,22 +143,22 @@ def classify(w, access, n):
     y = find(w, x, want, RESIDENT)
     if y != NONE:
         access["y"], access["served"] = y, HIT
-        count(w, ledger.HITS, layer, 1)
+        count(w, counters.HITS, layer, 1)
         note(w, IS_HIT, y, BY_GATE)
         if copies(w)[y]["prefetched"] == 1:
-            count(w, ledger.PREFETCH_HITS, layer, 1)
-            count(w, ledger.PREFETCH_USED, layer, 1)
+            count(w, counters.PREFETCH_HITS, layer, 1)
+            count(w, counters.PREFETCH_USED, layer, 1)
         return
     y = find(w, x, want, IN_FLIGHT)
     if y != NONE:
         access["y"], access["served"] = y, LATE
-        count(w, ledger.LATE, layer, 1)
+        count(w, counters.LATE, layer, 1)
         note(w, IS_LATE, y, BY_GATE)
         meet(w, y)
         return
     access["y"], access["served"] = x * w["precisions"] + want, FETCH
     why = reason(w, x, want)
-    count(w, ledger.MISSES, layer, 1)
+    count(w, counters.MISSES, layer, 1)
     count(w, why, layer, 1)
     note(w, line_of(why), access["y"], BY_GATE)
 
@@ -165,9 +166,9 @@ def classify(w, access, n):
 @fast
 def line_of(why):
     """The event log's name of a reason."""
-    if why == ledger.COMPULSORY:
+    if why == counters.COMPULSORY:
         return IS_COMPULSORY
-    return IS_COLLISION if why == ledger.COLLISIONS else IS_CAPACITY
+    return IS_COLLISION if why == counters.COLLISIONS else IS_CAPACITY
 
 
 @called
@@ -176,7 +177,7 @@ def meet(w, y):
     mine = owned(w)[y]
     if mine["prefetch"] == 1 and mine["awaited"] == 0:
         mine["awaited"] = 1
-        count(w, ledger.PREFETCH_USED, layer_of(w, y), 1)
+        count(w, counters.PREFETCH_USED, layer_of(w, y), 1)
 
 
 @called
@@ -191,25 +192,25 @@ def count_absent(w):
 
 
 @fast
-def resolve(w, hands, first, absent):
+def resolve(w, hooks, first, absent):
     """Ask the miss policy about all that is absent, then obey in demand order."""
     for m in range(absent):
         verdict(w)[m] = 0
-    hands.resolve(w, absent, free_bytes(w, accesses(w)[missing(w)[0] - first]["y"]))
+    hooks.resolve(w, absent, free_bytes(w, accesses(w)[missing(w)[0] - first]["y"]))
     for m in range(absent):
-        obey(w, hands, accesses(w)[missing(w)[m] - first], verdict(w)[m])
+        obey(w, hooks, accesses(w)[missing(w)[m] - first], verdict(w)[m])
 
 
 @fast
-def obey(w, hands, access, decided):
+def obey(w, hooks, access, decided):
     """One verdict."""
     if decided == DROP:
         drop(w, access)
     elif decided == PER_TOKEN:
-        substitute(w, hands.substitute, access)
+        substitute(w, hooks.substitute, access)
     elif decided == CPU:
         access["served"], access["y"] = ON_CPU, access["x"] * w["precisions"]
-        count(w, ledger.CPU_EXECUTED, now(w)["layer"], 1)
+        count(w, counters.CPU_EXECUTED, now(w)["layer"], 1)
     elif 0 <= decided <= wants(w)[access["n"]]:
         access["y"] = access["x"] * w["precisions"] + decided
     else:
@@ -220,7 +221,7 @@ def obey(w, hands, access, decided):
 
 
 @fast
-def use_all(w, hands):
+def use_all(w, hooks):
     """Stamp, protect and, where absent, queue what will be executed from the fast tier."""
     base = now(w)["layer"] * w["experts"]
     for i in range(w["served"]):
@@ -231,10 +232,10 @@ def use_all(w, hands):
         if runs_here(access["served"]):
             if access["n"] == NONE:  # the demanded are marked already
                 experts(w)[access["x"]]["needed"] = 1
-            use(w, hands, access["y"])
+            use(w, hooks, access["y"])
             protect(w, access["y"])
             if access["y"] != access["x"] * w["precisions"]:
-                count(w, ledger.LOW_PRECISION, now(w)["layer"], 1)
+                count(w, counters.LOW_PRECISION, now(w)["layer"], 1)
         else:
             experts(w)[access["x"]]["needed"] = 0
             if w["minds_demand"] == 1:
@@ -246,7 +247,7 @@ def use_all(w, hands):
         if access["served"] == FETCH:
             fetch(w, access["y"])
         elif access["served"] == HIT and owned(w)[access["y"]]["side"] == 1:
-            promote(w, hands, access["y"])
+            promote(w, hooks, access["y"])
 
 
 @called
@@ -261,10 +262,10 @@ def clear_slots(w):
 
 
 @fast
-def suggest(w, hands):
+def suggest(w, hooks):
     """Ask the prefetch policy, and queue what is absent."""
-    for i in range(ask_names(w, hands.suggest)):
-        name(w, hands, suggested(w)[i])
+    for i in range(ask_names(w, hooks.suggest)):
+        name(w, hooks, suggested(w)[i])
 
 
 @fast
@@ -284,14 +285,14 @@ def ask_names(w, hook):
 
 
 @fast
-def name(w, hands, y):
+def name(w, hooks, y):
     """A prefetch policy names a copy."""
     x, layer = expert_of(w, y), layer_of(w, y)
     precision = y - x * w["precisions"]
-    count(w, ledger.PREDICTED, layer, 1)
+    count(w, counters.PREDICTED, layer, 1)
     named(w)[x] += 1
     resident = find(w, x, precision, RESIDENT)
     if resident != NONE:
-        predict(w, hands, resident)
+        predict(w, hooks, resident)
     elif find(w, x, precision, IN_FLIGHT) == NONE and find(w, x, precision, QUEUED) == NONE:
         prefetch(w, y, now(w)["step"] + layer - now(w)["layer"])

@@ -17,12 +17,13 @@ from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from numba.extending import register_jitable
 
 from policies.contract import Policy
-from simulator.compiled import absent, asking, state
-from simulator.compiled.cache import compile_kept, compile_unkept
-from simulator.compiled.layout import WORLD
+from simulator.compiled import absent, asking
 from simulator.compiled.own_hooks import bounds_checked, is_bounds_checked, refusal
-from simulator.compiled.reached import digest, reached_from
-from simulator.compiled.readable import readable
+from simulator.compiled.runtime import state
+from simulator.compiled.runtime.layout import WORLD
+from simulator.compiled.runtime.machine_code import compile_kept, compile_unkept
+from simulator.compiled.runtime.reached import digest, reached_from
+from simulator.compiled.runtime.readable import readable
 from simulator.config import KINDS
 
 INT, NOTHING = types.int64, types.void

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from policies.contract import ABSENT, QUEUED
-from simulator.compiled.jit import called, fast
-from simulator.compiled.ledger import (
+from simulator.compiled.cache import REFUSED
+from simulator.compiled.counters import (
     BYTES_DEMAND,
     BYTES_PREFETCH,
     LINK_BUSY_NS,
@@ -15,8 +15,8 @@ from simulator.compiled.ledger import (
     count,
 )
 from simulator.compiled.log import BY_DEMAND, BY_PREFETCH, BY_STREAM, IS_CANCEL, IS_DROP, IS_TRANSFER, note, span
-from simulator.compiled.room import REFUSED
-from simulator.compiled.state import (
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.state import (
     NOT_SOON,
     asks,
     copies,
@@ -94,11 +94,11 @@ def abandon(w, y, counter, line):
 
 
 @fast
-def wake(w, hands):
+def wake(w, hooks):
     """Start whatever can start now."""
     while may_start(w):
         y = first_queued(w)
-        if claim(w, hands, y) != REFUSED:
+        if claim(w, hooks, y) != REFUSED:
             begin(w, y)
         elif owned(w)[y]["prefetch"] == 0:  # it waits and holds the link
             return
@@ -165,11 +165,11 @@ def next_landing(w):
 
 
 @fast
-def complete(w, hands):
+def complete(w, hooks):
     """One LINK event: resident, and compute hears of it if it waits for this copy. The caller wakes the link."""
     y = flight(w)[mask(w, w["flight_first"])]
     w["flight_first"] += 1
-    land(w, hands, y)
+    land(w, hooks, y)
     if owned(w)[y]["prefetch"] == 0 or owned(w)[y]["awaited"] == 1:
         call_up(w, y)
         ring(w)

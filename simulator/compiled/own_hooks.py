@@ -10,7 +10,7 @@ from types import FunctionType
 
 from policies.contract import Policy, PolicyError
 from policies.files import complaint
-from simulator.compiled.cache import COMPILING, SETTINGS
+from simulator.compiled.runtime.machine_code import COMPILING, SETTINGS
 
 #: Each attempt's report begins with one, that on a function which the hook calls inside that on the hook.
 STAGE = re.compile(r"\(step: [^)]*\)")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from policies.contract import ABSENT, NONE, RESIDENT
-from simulator.compiled import events
-from simulator.compiled.jit import called
-from simulator.compiled.ledger import BYTES_UNUSED_AT_END, count
+from simulator.compiled.counters import BYTES_UNUSED_AT_END, count
 from simulator.compiled.log import BY_RESET, IS_RESET, NO_COPY, note
-from simulator.compiled.order import TOUCH, join_pool
-from simulator.compiled.state import (
+from simulator.compiled.runtime import listeners
+from simulator.compiled.runtime.jit import called
+from simulator.compiled.runtime.ranking import TOUCH, join_pool
+from simulator.compiled.runtime.state import (
     NEVER_LEFT,
     NO_KEY,
     behind,
@@ -35,7 +35,7 @@ from simulator.compiled.state import (
 
 
 @called
-def warm_up(w, hands):
+def warm_up(w, hooks):
     """Resident before the start: unused, not prefetched, never counted."""
     for i in range(w["n_warm"]):
         y = warm(w)[i]
@@ -46,7 +46,7 @@ def warm_up(w, hands):
         pools(w)[copy["pool"]]["used"] += copy["bytes"]
         join_pool(w, y)
         if w["hears_insert"] != 0:
-            events.inserted(w, hands, y, 0)
+            listeners.inserted(w, hooks, y, 0)
 
 
 @called

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.compiled.jit import fast
+from simulator.compiled.runtime.jit import fast
 
 HIT, LATE, FETCH, DROPPED, ON_CPU, REPLACED = range(6)  #: REPLACED by substitutes, for every token
 

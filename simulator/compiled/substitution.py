@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from policies.contract import NONE, RESIDENT
-from simulator.compiled import ledger
-from simulator.compiled.jit import called
-from simulator.compiled.ledger import count
-from simulator.compiled.served import DROPPED, HIT, REPLACED, runs
-from simulator.compiled.state import (
+from simulator.compiled import counters
+from simulator.compiled.cache import find_any
+from simulator.compiled.counters import count
+from simulator.compiled.demand import unite
+from simulator.compiled.runtime.jit import called
+from simulator.compiled.runtime.state import (
     BAD_STAND_IN,
     NO_HOOK,
     accesses,
@@ -23,8 +24,8 @@ from simulator.compiled.state import (
     slot,
     stand_ins,
 )
-from simulator.compiled.tier import find_any
-from simulator.compiled.weights import unite, weigh_run
+from simulator.compiled.served import DROPPED, HIT, REPLACED, runs
+from simulator.compiled.weights import weigh_run
 
 
 @called
@@ -37,7 +38,7 @@ def drop(w, access):
             if ran(w)[t, j] == e:
                 ran(w)[t, j] = NONE
     w["changed"] = 1
-    count(w, ledger.DROPPED, now(w)["layer"], 1)
+    count(w, counters.DROPPED, now(w)["layer"], 1)
 
 
 @called
@@ -63,7 +64,7 @@ def substitute(w, hook, access):
         ran(w)[t, j] = other
         stand_ins(w)[other] += 1
         w["changed"], w["substituted"] = 1, 1
-        count(w, ledger.SUBSTITUTED, now(w)["layer"], 1)
+        count(w, counters.SUBSTITUTED, now(w)["layer"], 1)
     access["tokens"], access["y"] = needed, access["x"] * w["precisions"]
     if needed == 0:
         access["served"] = REPLACED

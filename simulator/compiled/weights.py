@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from policies.contract import NONE, UNIT
-from simulator.compiled.jit import called, fast
-from simulator.compiled.state import (
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.state import (
     NO_LOGITS,
     all_eligible,
     anew,
@@ -18,7 +18,6 @@ from simulator.compiled.state import (
     now,
     ran,
     rule,
-    slot,
     token_ids,
     token_logits,
     token_shares,
@@ -152,62 +151,3 @@ def sum_near(rule, share, logits, pick, taken):
         if taken[e] == 0 and gap <= rule["band"]:
             total += np.float64(share[e])
     return total
-
-
-@called
-def unite(w, expert, rank, mass, mass_sum, tokens):
-    """Unite what the tokens run, with its weights, in demand order; returns how many experts.
-
-    `slot` is NONE throughout, before and after.
-    """
-    n, base = 0, now(w)["layer"] * w["experts"]
-    for t in range(w["tokens"]):
-        for j in range(w["width"]):
-            e, weight = ran(w)[t, j], units(w)[t, j]
-            if e < 0:
-                continue
-            if slot(w)[e] == NONE:
-                slot(w)[e] = n
-                expert[n], rank[n], mass[n], mass_sum[n], tokens[n] = base + e, j, weight, 0, 0
-                n += 1
-            at = slot(w)[e]
-            rank[at], mass[at] = min(rank[at], j), max(mass[at], weight)
-            mass_sum[at] += weight
-            tokens[at] += 1
-    for i in range(n):
-        slot(w)[expert[i] - base] = NONE
-    sort(n, w["by_rank"], expert, rank, mass, mass_sum, tokens)
-    return n
-
-
-@called
-def sort(n, by_rank, expert, rank, mass, mass_sum, tokens):
-    """By descending largest weight, or else by best rank and descending number of tokens; ties by lowest id."""
-    for i in range(1, n):
-        j = i
-        while j > 0 and comes_first(j, by_rank, expert, rank, mass, tokens):
-            swap(expert, j)
-            swap(rank, j)
-            swap(mass, j)
-            swap(mass_sum, j)
-            swap(tokens, j)
-            j -= 1
-
-
-@fast
-def comes_first(j, by_rank, expert, rank, mass, tokens):
-    """Whether an entry comes before the one before it."""
-    if by_rank == 1:
-        if rank[j] != rank[j - 1]:
-            return rank[j] < rank[j - 1]
-        if tokens[j] != tokens[j - 1]:
-            return tokens[j] > tokens[j - 1]
-    elif mass[j] != mass[j - 1]:
-        return mass[j] > mass[j - 1]
-    return expert[j] < expert[j - 1]
-
-
-@fast
-def swap(column, j):
-    """Exchange an entry with the one before it."""
-    column[j], column[j - 1] = column[j - 1], column[j]

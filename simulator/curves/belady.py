@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import boolean, int32, int64, njit, types, void
 
-from simulator.compiled.cache import compile_kept
+from simulator.compiled.runtime.machine_code import compile_kept
 from simulator.curves.stream import CUT, DEMANDS, NOWHERE, TALLY, Cut, Demands, Tally, spans
 
 GONE = 1 << 62  #: the key of a place whose expert has been taken out; worse than any other

@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from simulator.compiled.cache import is_kept
+from simulator.compiled.runtime.machine_code import is_kept
 from simulator.config import ReplayConfig, configure
 from simulator.curves.stream import Cut, Demands, Tally, demands_of, tally
 from simulator.errors import ConfigError

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import int32, int64, types, void
 
-from simulator.compiled.cache import compile_kept
-from simulator.compiled.jit import OPTIONS, bit_count, fast
+from simulator.compiled.runtime.jit import OPTIONS, bit_count, fast
+from simulator.compiled.runtime.machine_code import compile_kept
 from simulator.curves.stream import CUT, DEMANDS, FIRST_USE, NOWHERE, TALLY, Cut, Demands, Tally, spans
 
 #: log2 of the slots of a block, and of the blocks of a group.

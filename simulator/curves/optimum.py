@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import boolean, int8, int64, njit, types, void
 
-from simulator.compiled.cache import compile_kept
+from simulator.compiled.runtime.machine_code import compile_kept
 from simulator.curves.stream import CUT, DEMANDS, Cut, Demands, spans
 
 HITS, ACCESSES, COMPULSORY = range(3)

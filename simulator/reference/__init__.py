@@ -1,5 +1,5 @@
-"""The readable engine, which is the specification: SimPy, one process per resource, integer nanoseconds.
+"""The readable engine, which is the specification of `docs/semantics.md`: SimPy, integer nanoseconds.
 
-`engine` tells compute's story, `link` the link's, `tier` keeps what is resident; `gate` is one indivisible event.
-Events are ordered by (time, phase, issue number), LINK before CPU before COMPUTE.
+Read `compute` first, then `gate`, `link` and `cache`. Events are ordered by (time, phase, issue number), LINK before
+CPU before COMPUTE (`clock`).
 """

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import simpy
 
 from simulator.reference.engine import Engine, Ran, Setting
+from simulator.reference.machine import Machine
+from simulator.reference.placement import Placement
 from simulator.source import Gates, Pass
 
 
@@ -17,23 +19,26 @@ class Driven:
     the time, and in the place, at which the one before it ended.
     """
 
-    def __init__(self, source: Gates, setting: Setting) -> None:
-        self._engine = Engine(source, setting)
+    def __init__(
+        self, source: Gates, setting: Setting, machine: Machine | None = None, placement: Placement | None = None
+    ) -> None:
+        """`machine` and `placement` are those of `run`."""
+        self._engine = Engine(source, setting, machine, placement)
         self._engine.warm_up()
-        self._story: simpy.Process | None = None
+        self._process: simpy.Process | None = None
 
     def begin(self, step_pass: Pass) -> None:
         """The next pass."""
-        self._story = self._engine.env.process(self._engine.forward(step_pass))
+        self._process = self._engine.env.process(self._engine.forward(step_pass))
 
     def advance(self, done: Callable[[], bool]) -> None:
         """Run events until `done()` holds. Raises what a policy raised."""
         while not done():
             self._engine.env.step()
-        failure = self._story.value if self._story is not None and self._story.triggered else None
+        failure = self._process.value if self._process is not None and self._process.triggered else None
         if isinstance(failure, BaseException):
             raise failure
 
     def close(self) -> Ran:
         """The run ends with its last step; what is then on the link is abandoned."""
-        return self._engine.close_books()
+        return self._engine.close()

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.contract import NONE
-from simulator.reference.ledger import Ledger
+from simulator.reference.counters import Counters
 from simulator.reference.weights import reweighed
 from simulator.source import Gate, Gates, Mixture, Pass
 
 
-def count_fidelity(ledger: Ledger, source: Gates, step_pass: Pass, layer: int, mixture: Mixture) -> None:
+def count_fidelity(counters: Counters, source: Gates, step_pass: Pass, layer: int, mixture: Mixture) -> None:
     """Kept, substituted and dropped assignments and mass, rank displacement, total variation: summed over tokens."""
     gate, run = mixture.gate, mixture.run
     if list(map(list, gate.ids)) == run:
         routed = sum(e != NONE for row in gate.ids for e in row)
         mass = _own_mass(gate)
         for name, amount in (("assignments_kept", routed), ("mass", mass), ("mass_kept", mass)):
-            ledger.count(name, layer, amount)
-        _count_low(ledger, layer, mixture)
+            counters.count(name, layer, amount)
+        _count_low(counters, layer, mixture)
         return
     tokens = list(zip(gate.ids, mixture.routed, run, strict=True))
     anew = source.weigh(step_pass, layer, run) if any(reweighed(*token) for token in tokens) else ()
     for t, (own, routed, ran) in enumerate(tokens):
-        _count_token(ledger, layer, gate, t, own, ran, anew[t] if reweighed(own, routed, ran) else ())
-    _count_low(ledger, layer, mixture)
+        _count_token(counters, layer, gate, t, own, ran, anew[t] if reweighed(own, routed, ran) else ())
+    _count_low(counters, layer, mixture)
 
 
 def _own_mass(gate: Gate) -> int:
@@ -34,38 +34,40 @@ def _own_mass(gate: Gate) -> int:
 
 
 def _count_token(
-    ledger: Ledger, layer: int, gate: Gate, t: int, own: Sequence[int], run: Sequence[int], anew: Sequence[int]
+    counters: Counters, layer: int, gate: Gate, t: int, own: Sequence[int], run: Sequence[int], anew: Sequence[int]
 ) -> None:
     kept = [j for j, e in enumerate(own) if e != NONE and e in run]
-    ledger.count("assignments_kept", layer, len(kept))
-    ledger.count("rank_displacement", layer, _displacement(gate, t, own, run))
+    counters.count("assignments_kept", layer, len(kept))
+    counters.count("rank_displacement", layer, _displacement(gate, t, own, run))
     if not gate.mass:
         return
     before = {e: mass for e, mass in zip(own, gate.mass[t], strict=True) if e != NONE}
     after = {e: mass for e, mass in (zip(run, anew, strict=True) if anew else before.items()) if e in run and e != NONE}
-    ledger.count("mass", layer, sum(before.values()))
-    ledger.count("mass_kept", layer, sum(before[own[j]] for j in kept))
-    ledger.count("variation", layer, sum(abs(before.get(e, 0) - after.get(e, 0)) for e in before | after) // 2)
-    _count_lost(ledger, layer, own, run, before)
+    counters.count("mass", layer, sum(before.values()))
+    counters.count("mass_kept", layer, sum(before[own[j]] for j in kept))
+    counters.count("variation", layer, sum(abs(before.get(e, 0) - after.get(e, 0)) for e in before | after) // 2)
+    _count_lost(counters, layer, own, run, before)
 
 
-def _count_lost(ledger: Ledger, layer: int, own: Sequence[int], run: Sequence[int], before: Mapping[int, int]) -> None:
+def _count_lost(
+    counters: Counters, layer: int, own: Sequence[int], run: Sequence[int], before: Mapping[int, int]
+) -> None:
     """Mass of what did not run: each foreign expert stands in for one, those first whose own slot runs something."""
     lost = [j for j, e in enumerate(own) if e != NONE and e not in run]
     lost.sort(key=lambda j: (run[j] == NONE, j))
     foreign = sum(e not in (*own, NONE) for e in run)
     for name, slots in (("mass_substituted", lost[:foreign]), ("mass_dropped", lost[foreign:])):
-        ledger.count(name, layer, sum(before[own[j]] for j in slots))
+        counters.count(name, layer, sum(before[own[j]] for j in slots))
 
 
-def _count_low(ledger: Ledger, layer: int, mixture: Mixture) -> None:
+def _count_low(counters: Counters, layer: int, mixture: Mixture) -> None:
     """Mass of the router's own choice that ran below the highest precision."""
     low = {e for e, tier in mixture.tiers.items() if tier > 0}
     if not low:
         return
     for own, masses, run in zip(mixture.gate.ids, mixture.gate.mass, mixture.run, strict=False):
         kept = sum(mass for e, mass in zip(own, masses, strict=True) if e in low and e in run)
-        ledger.count("mass_low_precision", layer, kept)
+        counters.count("mass_low_precision", layer, kept)
 
 
 def _displacement(gate: Gate, t: int, own: Sequence[int], run: Sequence[int]) -> int:

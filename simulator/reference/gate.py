@@ -4,94 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 
 from policies.contract import CPU, DROP, IN_FLIGHT, NEVER, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
 from policies.files import complaint
 from simulator.reference.bound import Hands, Tables
-from simulator.reference.event_log import EventLog
+from simulator.reference.cache import Cache
+from simulator.reference.counters import Counters
+from simulator.reference.demand import ABSENT_YET_RUN, Access, Demanded, Served
 from simulator.reference.fidelity import count_fidelity
-from simulator.reference.jobs import Job
-from simulator.reference.ledger import Ledger
 from simulator.reference.link import Link
-from simulator.reference.tier import Tier
+from simulator.reference.log import EventLog
+from simulator.reference.transfers import Transfer
 from simulator.reference.weights import weights_of
 from simulator.source import Gate, Gates, Mixture, Pass
 from traces.demand import Union, unite
-
-
-class Served(Enum):
-    """How an access is served."""
-
-    HIT = 0
-    LATE = 1
-    FETCH = 2
-    DROP = 3
-    CPU = 4
-    REPLACED = 5  #: by substitutes, for every token
-
-    @property
-    def runs_here(self) -> bool:
-        """From the fast tier, after a wait or at once."""
-        return self in (Served.HIT, Served.LATE, Served.FETCH)
-
-    @property
-    def runs(self) -> bool:
-        """Anywhere."""
-        return self.runs_here or self is Served.CPU
-
-    @property
-    def waits(self) -> bool:
-        """For the link."""
-        return self in (Served.LATE, Served.FETCH)
-
-
-@dataclass
-class Access:
-    """One demanded expert of a step, or a substitute, and how it will be served."""
-
-    n: int  #: position in the demand, NONE for a substitute
-    x: int
-    y: int  #: the copy that serves it
-    tokens: int
-    served: Served
-    substitutes: dict[int, int] = field(default_factory=dict)  #: expert x -> tokens that it takes over
-
-
-#: What is not there and runs all the same.
-ABSENT_YET_RUN = (Served.FETCH, Served.CPU)
-
-
-@dataclass
-class Demanded:
-    """A step after its gate."""
-
-    gate: Gate
-    union: Union
-    step: Step
-    ids: list[list[int]]  #: what each token runs: routing's choice, then substitutes and -1 for dropped
-    wants: list[int]
-    tiers: dict[int, int] = field(default_factory=dict)  #: executed expert of the layer -> precision it runs at
 
 
 class Gatekeeper:
     """Semantics §3, steps 2 to 7; `atomic` calls them in one go, `sequential` looks experts up one by one."""
 
     def __init__(
-        self, source: Gates, tables: Tables, hands: Hands, tier: Tier, link: Link, ledger: Ledger, log: EventLog
+        self, source: Gates, tables: Tables, hooks: Hands, cache: Cache, link: Link, counters: Counters, log: EventLog
     ) -> None:
-        self._source, self._tables, self._hands = source, tables, hands
-        self._tier, self._link, self._ledger, self._log = tier, link, ledger, log
+        self._source, self._tables, self._hooks = source, tables, hooks
+        self._cache, self._link, self._counters, self._log = cache, link, counters, log
         self._precisions = tables.now["precisions"]
-        self._named: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
-        self._reach = hands.prefetch.policy.names_ahead(hands.prefetch.params)
-        self._out = hands.prefetch.output(len(tables.copies))
+        self._predicted: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
+        self._reach = hooks.prefetch.policy.names_ahead(hooks.prefetch.params)
+        self._out = hooks.prefetch.output(len(tables.copies))
 
     # 2: routing
 
     def open(self, step_pass: Pass, layer: int) -> Demanded:
-        """Route the tokens, unite their demand, cancel overtaken prefetches."""
+        """Route the tokens, form the union of their demand, cancel overtaken prefetches."""
         self._tables.now.update(gated=1, absent=-1)
         gate = self._source.gate(step_pass, layer)
         ids, weight, union = self._route(gate, step_pass, layer)
@@ -111,9 +56,9 @@ class Gatekeeper:
             weight=weight,
         )
         demanded = Demanded(gate, union, step, [list(row) for row in ids], [])
-        self._enter_books(demanded, layer)
-        self._hands.on_gate(step)
-        self._tier.gated()
+        self._count_demand(demanded, layer)
+        self._hooks.on_gate(step)
+        self._cache.gated()
         demanded.wants = [self._want(step, n) for n in range(len(step.expert))]
         return demanded
 
@@ -121,7 +66,7 @@ class Gatekeeper:
         self, gate: Gate, step_pass: Pass, layer: int
     ) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]], Union]:
         """Chosen experts, their weights, and their union."""
-        routing = self._hands.routing
+        routing = self._hooks.routing
         if routing.policy.choose is None:
             return gate.ids, gate.mass, gate.demand
         ids = [[NONE] * len(row) for row in gate.ids]
@@ -132,19 +77,19 @@ class Gatekeeper:
         return ids, weight, unite(ids, weight)
 
     def _want(self, step: Step, n: int) -> int:
-        miss = self._hands.miss
+        miss = self._hooks.miss
         return 0 if miss.policy.want is None else miss.call_at_gate(miss.policy.want, step, n)
 
-    def _enter_books(self, demanded: Demanded, layer: int) -> None:
+    def _count_demand(self, demanded: Demanded, layer: int) -> None:
         union, step = demanded.union, demanded.step
-        self._ledger.count("accesses", layer, len(step.expert))
-        self._ledger.count("assignments", layer, sum(e != NONE for row in demanded.gate.ids for e in row))
+        self._counters.count("accesses", layer, len(step.expert))
+        self._counters.count("assignments", layer, sum(e != NONE for row in demanded.gate.ids for e in row))
         for x, mass in zip(step.expert, union.mass_sum, strict=True):
-            self._tier.learn(x, needed=1, mass_ever=self._tables.experts[x]["mass_ever"] + mass)
-        named = Counter(self._named.pop(layer, ()))
-        self._ledger.count("predicted_demanded", layer, sum(named[x] for x in step.expert))
+            self._cache.learn(x, needed=1, mass_ever=self._tables.experts[x]["mass_ever"] + mass)
+        predicted = Counter(self._predicted.pop(layer, ()))
+        self._counters.count("predicted_demanded", layer, sum(predicted[x] for x in step.expert))
         gates = min(layer, self._reach)  # that may name this layer
-        self._ledger.count("predictable", layer, sum(max(gates, named[x]) for x in step.expert))
+        self._counters.count("predictable", layer, sum(max(gates, predicted[x]) for x in step.expert))
 
     # 4 and 5: look-up and misses
 
@@ -160,37 +105,37 @@ class Gatekeeper:
             for n in positions:
                 position = demanded.union.next_use[n]
                 coming = NEVER if position == NEVER else self._source.pass_of(position)
-                self._tier.learn(demanded.step.expert[n], next_use=position, next_pass=coming)
+                self._cache.learn(demanded.step.expert[n], next_use=position, next_pass=coming)
         return accesses
 
     def _classify(self, demanded: Demanded, n: int) -> Access:
         x, want, tokens = demanded.step.expert[n], demanded.wants[n], demanded.union.tokens[n]
-        y = self._tier.find(x, want)
+        y = self._cache.find(x, want)
         if y != NONE:
             self._note("hits", x, y)
             if self._tables.copies[y]["prefetched"]:
                 self._count("prefetch_hits", x)
                 self._count("prefetch_used", x)
             return Access(n, x, y, tokens, Served.HIT)
-        y = self._tier.find(x, want, IN_FLIGHT)
+        y = self._cache.find(x, want, IN_FLIGHT)
         if y != NONE:
             self._note("late", x, y)
-            self._meet(self._link.in_flight(y))
+            self._await(self._link.in_flight(y))
             return Access(n, x, y, tokens, Served.LATE)
-        reason = self._tier.reason(x, want)
+        reason = self._cache.reason(x, want)
         self._count("misses", x)
         self._note(reason, x, x * self._precisions + want)
         return Access(n, x, x * self._precisions + want, tokens, Served.FETCH)
 
-    def _meet(self, job: Job) -> None:
-        if job.prefetch and not job.awaited:
-            job.awaited = True
-            self._ledger.count("prefetch_used", job.layer)
+    def _await(self, transfer: Transfer) -> None:
+        if transfer.prefetch and not transfer.awaited:
+            transfer.awaited = True
+            self._counters.count("prefetch_used", transfer.layer)
 
     def _resolve(self, demanded: Demanded, missing: list[Access]) -> None:
-        miss, verdict = self._hands.miss, [0] * len(missing)
+        miss, verdict = self._hooks.miss, [0] * len(missing)
         positions = [access.n for access in missing]
-        free = self._tier.free_bytes(missing[0].y)
+        free = self._cache.free_bytes(missing[0].y)
         miss.call_at_gate(miss.policy.resolve, demanded.step, positions, free, verdict)
         for access, decided in zip(missing, verdict, strict=True):
             self._decide(demanded, access, decided)
@@ -209,7 +154,7 @@ class Gatekeeper:
             access.y = access.x * self._precisions + verdict
         else:
             what = f"gave verdict {verdict} for an expert that `want` wants at precision {demanded.wants[access.n]}"
-            raise complaint(self._hands.miss.policy.resolve, f"hook resolve {what}; say there that less is good enough")
+            raise complaint(self._hooks.miss.policy.resolve, f"hook resolve {what}; say there that less is good enough")
 
     def _substitute(self, demanded: Demanded, access: Access) -> None:
         """Ask token by token; the expert is fetched, most precise, if any token still needs it."""
@@ -217,23 +162,23 @@ class Gatekeeper:
         for t, row in enumerate(demanded.ids):
             if e not in row:
                 continue
-            other = self._ask_token(demanded, t, row.index(e), row)
+            other = self._substitute_for(demanded, t, row.index(e), row)
             if other == NONE:
                 still_needed += 1
                 continue
             row[row.index(e)] = other
-            stand_in = access.x - e + other
-            access.substitutes[stand_in] = access.substitutes.get(stand_in, 0) + 1
+            substitute = access.x - e + other
+            access.substitutes[substitute] = access.substitutes.get(substitute, 0) + 1
             self._count("substituted", access.x)
         access.tokens, access.y = still_needed, access.x * self._precisions
         if not still_needed:
             access.served = Served.REPLACED
 
-    def _ask_token(self, demanded: Demanded, t: int, j: int, row: list[int]) -> int:
-        miss, now = self._hands.miss, self._tables.now
+    def _substitute_for(self, demanded: Demanded, t: int, j: int, row: list[int]) -> int:
+        miss, now = self._hooks.miss, self._tables.now
         base = now["layer"] * now["experts"]
         eligible = [
-            int(e not in row and self._tier.find(base + e, now["precisions"] - 1) != NONE)
+            int(e not in row and self._cache.find(base + e, now["precisions"] - 1) != NONE)
             for e in range(now["experts"])
         ]
         return miss.call_at_gate(miss.policy.substitute, demanded.step, t, j, eligible)
@@ -246,28 +191,28 @@ class Gatekeeper:
     # 6: use
 
     def use(self, demanded: Demanded, accesses: list[Access]) -> None:
-        """Stamp, protect and, where absent, queue what will be executed from the fast tier."""
+        """Count uses, pin and, where absent, queue what will be executed from the fast tier."""
         for access in accesses:
             if access.served.runs:
                 demanded.tiers[access.x % self._tables.now["experts"]] = access.y % self._precisions
             if access.served.runs_here:
-                if access.n == NONE:  # the demanded are marked already
-                    self._tier.learn(access.x, needed=1)
-                self._tier.use(access.y)
-                self._tier.protect(access.y)
+                if access.n == NONE:  # a substitute; what was demanded is marked already
+                    self._cache.learn(access.x, needed=1)
+                self._cache.use(access.y)
+                self._cache.protect(access.y)
                 if access.y % self._precisions:
                     self._count("low_precision", access.x)
             else:
-                self._tier.learn(access.x, needed=0)
+                self._cache.learn(access.x, needed=0)
         now = self._tables.now
         for access in accesses:
             if access.served is Served.FETCH:
-                self._link.fetch(Job(access.y, now["layer"], prefetch=False, target_step=now["step"]))
+                self._link.fetch(Transfer(access.y, now["layer"], prefetch=False, target_step=now["step"]))
             if access.served is Served.HIT:
-                self._tier.promote(access.y)
+                self._cache.promote(access.y)
 
-    def reunite(self, demanded: Demanded, accesses: list[Access], step_pass: Pass) -> list[Access]:
-        """After substitution the demand is united again: substitutes are used, but are no accesses."""
+    def unite_again(self, demanded: Demanded, accesses: list[Access], step_pass: Pass) -> list[Access]:
+        """The union after substitution: substitutes are used, but are no accesses."""
         if not any(access.substitutes for access in accesses):
             return accesses
         now = self._tables.now
@@ -281,44 +226,44 @@ class Gatekeeper:
         if x in known:
             known[x].tokens = tokens
             return known[x]
-        return Access(NONE, x, self._tier.find(x, self._precisions - 1), tokens, Served.HIT)
+        return Access(NONE, x, self._cache.find(x, self._precisions - 1), tokens, Served.HIT)
 
-    def stand_ins(self, access: Access) -> list[Access]:
-        """The sequential form of `reunite`: the substitutes of one access, computed in its place."""
+    def substitutes(self, access: Access) -> list[Access]:
+        """The sequential form of `unite_again`: the substitutes of one access, computed in its place."""
         return [self._serve({}, x, tokens) for x, tokens in sorted(access.substitutes.items())]
 
     def settle(self, demanded: Demanded, step_pass: Pass, layer: int) -> None:
         """Tell the source what each token runs, and count how far that is from the router's own choice."""
         mixture = Mixture(demanded.gate, demanded.step.ids, demanded.ids, demanded.tiers)
         self._source.used(step_pass, layer, mixture)
-        count_fidelity(self._ledger, self._source, step_pass, layer, mixture)
+        count_fidelity(self._counters, self._source, step_pass, layer, mixture)
 
     # 7: prefetch
 
     def suggest(self, demanded: Demanded) -> None:
-        """Ask the prefetch policy, and queue what is absent."""
-        prefetch = self._hands.prefetch
+        """Call the prefetch policy, and queue what it predicts and is absent."""
+        prefetch = self._hooks.prefetch
         if prefetch.policy.suggest is None:
             return
         if prefetch.policy.renews_queue:
             self._link.renew()
         for y in self._out[: prefetch.call_at_gate(prefetch.policy.suggest, demanded.step, self._out)]:
-            self._name(y)
+            self._predict(y)
 
-    def _name(self, y: int) -> None:
+    def _predict(self, y: int) -> None:
         x, precision = divmod(y, self._precisions)
         layer = self._tables.experts[x]["layer"]
-        self._ledger.count("predicted", layer)
-        self._named.setdefault(layer, []).append(x)
-        resident = self._tier.find(x, precision, RESIDENT)
+        self._counters.count("predicted", layer)
+        self._predicted.setdefault(layer, []).append(x)
+        resident = self._cache.find(x, precision, RESIDENT)
         if resident != NONE:
-            self._tier.predict(resident)
-        elif self._tier.find(x, precision, IN_FLIGHT) == NONE and self._tier.find(x, precision, QUEUED) == NONE:
+            self._cache.predict(resident)
+        elif self._cache.find(x, precision, IN_FLIGHT) == NONE and self._cache.find(x, precision, QUEUED) == NONE:
             now = self._tables.now
-            self._link.prefetch(Job(y, layer, prefetch=True, target_step=now["step"] + layer - now["layer"]))
+            self._link.prefetch(Transfer(y, layer, prefetch=True, target_step=now["step"] + layer - now["layer"]))
 
     def _count(self, name: str, x: int, amount: int = 1) -> None:
-        self._ledger.count(name, self._tables.experts[x]["layer"], amount)
+        self._counters.count(name, self._tables.experts[x]["layer"], amount)
 
     def _note(self, name: str, x: int, y: int) -> None:
         self._count(name, x)

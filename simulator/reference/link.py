@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import simpy
-
-from simulator.platform import Times
-from simulator.reference.event_log import EventLog
-from simulator.reference.events import LINK, At
-from simulator.reference.jobs import Claim, Job
-from simulator.reference.ledger import Ledger
-from simulator.reference.tier import Tier
+from simulator.reference.cache import Cache
+from simulator.reference.clock import Activity, Span
+from simulator.reference.counters import Counters
+from simulator.reference.log import EventLog
+from simulator.reference.machine import Channel
+from simulator.reference.transfers import Claim, Transfer
 
 
 class Link:
@@ -20,109 +18,120 @@ class Link:
 
     def __init__(
         self,
-        env: simpy.Environment,
-        tier: Tier,
-        times: Times,
-        ledger: Ledger,
+        channel: Channel,
+        cache: Cache,
+        counters: Counters,
         log: EventLog,
-        arrived: Callable[[Job], None],
+        arrived: Callable[[Transfer], None],
     ) -> None:
-        self._env, self._tier, self._times = env, tier, times
-        self._ledger, self._log, self._arrived = ledger, log, arrived
-        self._precisions = tier.tables.now["precisions"]
-        self._epoch = 0
-        self.clear()
+        self._channel, self._cache = channel, cache
+        self._counters, self._log, self._arrived = counters, log, arrived
+        self._epoch = self._unmeasured = 0
+        self._empty()
 
     def clear(self) -> None:
         """Forget the queue, abandon what is in flight; the link is free at once."""
         self._epoch += 1
-        self._demands: deque[Job] = deque()
-        self._prefetches: deque[Job] = deque()
-        self._in_flight: list[Job] = []
-        self._last_done = 0
+        self._channel.abandon()
+        self._empty()
+
+    def _empty(self) -> None:
+        self._demands: deque[Transfer] = deque()
+        self._prefetches: deque[Transfer] = deque()
+        self._in_flight: list[Transfer] = []
         self.beside_cpu = False  #: the CPU computes now, and may take from this link's rate
 
     @property
+    def unmeasured(self) -> bool:
+        """Whether a transfer, perhaps an abandoned one, is under way of which nobody knows how long it takes."""
+        return self._unmeasured > 0
+
+    @property
     def busy(self) -> bool:
-        """Whether something is on its way, or a demand is about to be."""
+        """Whether something is in flight, or a demand is queued."""
         return bool(self._in_flight or self._demands)
 
-    def fetch(self, job: Job) -> None:
+    def fetch(self, transfer: Transfer) -> None:
         """Queue a demand, behind other demands and ahead of all prefetches."""
-        self._tier.queue(job.y)
-        self._demands.append(job)
+        self._cache.queue(transfer.y)
+        self._demands.append(transfer)
 
-    def prefetch(self, job: Job) -> None:
+    def prefetch(self, transfer: Transfer) -> None:
         """Queue a prefetch, behind older ones."""
-        self._tier.queue(job.y)
-        self._prefetches.append(job)
-        self._ledger.count("prefetch_issued", job.layer)
+        self._cache.queue(transfer.y)
+        self._prefetches.append(transfer)
+        self._counters.count("prefetch_issued", transfer.layer)
 
-    def in_flight(self, y: int) -> Job:
+    def in_flight(self, y: int) -> Transfer:
         """The transfer that is bringing y."""
-        return next(job for job in self._in_flight if job.y == y)
+        return next(transfer for transfer in self._in_flight if transfer.y == y)
 
     def cancel(self, step: int) -> None:
         """Drop every queued prefetch aimed at this step or an earlier one."""
-        overtaken = [job for job in self._prefetches if job.target_step <= step]
-        self._prefetches = deque(job for job in self._prefetches if job.target_step > step)
-        for job in overtaken:
-            self._tier.forget(job.y)
-            self._note(job, "prefetch_cancelled", "cancel")
+        overtaken = [transfer for transfer in self._prefetches if transfer.target_step <= step]
+        self._prefetches = deque(transfer for transfer in self._prefetches if transfer.target_step > step)
+        for transfer in overtaken:
+            self._cache.forget(transfer.y)
+            self._note(transfer, "prefetch_cancelled", "cancel")
 
     def renew(self) -> None:
-        """Drop every queued prefetch: the policy names anew."""
-        self.cancel(self._tier.tables.now["step"] + self._tier.tables.now["layers"])
+        """Drop every queued prefetch: the policy is about to predict again."""
+        self.cancel(self._cache.tables.now["step"] + self._cache.tables.now["layers"])
 
     def wake(self) -> None:
         """Start whatever can start now."""
-        while len(self._in_flight) < self._times.depth and self._start_one():
+        while len(self._in_flight) < self._channel.depth and self._start_one():
             pass
 
     def _start_one(self) -> bool:
         if self._demands:
             return self._start_demand()
         while self._prefetches:
-            job = self._prefetches.popleft()
-            if self._tier.claim(job) is Claim.GRANTED:
-                self._ledger.count("prefetch_started", job.layer)
-                self._begin(job)
+            transfer = self._prefetches.popleft()
+            if self._cache.claim(transfer) is Claim.GRANTED:
+                self._counters.count("prefetch_started", transfer.layer)
+                self._begin(transfer)
                 return True
-            self._tier.forget(job.y)
-            self._note(job, "prefetch_dropped", "drop")
+            self._cache.forget(transfer.y)
+            self._note(transfer, "prefetch_dropped", "drop")
         return False
 
     def _start_demand(self) -> bool:
-        """The head, or nobody: a demand that finds no room holds the link."""
-        if self._tier.claim(self._demands[0]) is Claim.REFUSED:
+        """The head of the queue or nothing: a demand that finds no space blocks the link."""
+        if self._cache.claim(self._demands[0]) is Claim.REFUSED:
             return False
         self._begin(self._demands.popleft())
         return True
 
-    def _begin(self, job: Job) -> None:
-        now, precision = int(self._env.now), job.y % self._precisions
-        free = max(now + self._times.latency_ns, self._last_done)
-        begins = max(now, self._last_done)
-        wire_ns = self._times.contended_wire_ns if self.beside_cpu else self._times.wire_ns
-        self._last_done = free + wire_ns[job.layer][precision]
-        self._in_flight.append(job)
-        size = self._tier.tables.copies[job.y]["bytes"]
-        self._ledger.count("bytes_prefetch" if job.prefetch else "bytes_demand", job.layer, size)
-        self._ledger.count("link_busy_ns", job.layer, self._last_done - begins)
-        self._log.begin("transfer", job.y, self._last_done - now, job.cause)
+    def _begin(self, transfer: Transfer) -> None:
+        activity = self._channel.start(transfer, self.beside_cpu)
+        self._in_flight.append(transfer)
+        size = self._cache.tables.copies[transfer.y]["bytes"]
+        self._counters.count("bytes_prefetch" if transfer.prefetch else "bytes_demand", transfer.layer, size)
+        self._log.begin("transfer", transfer.y, activity, transfer.cause)
+        self._charge(activity, self._counters.here(transfer.layer))
         epoch = self._epoch
-        done = At(self._env, LINK, self._last_done - now)
-        done.callbacks.append(lambda _: self._complete(job, epoch))
+        activity.then(lambda: self._complete(transfer, epoch))
 
-    def _complete(self, job: Job, epoch: int) -> None:
+    def _charge(self, activity: Activity, add: Callable[[str, int], None]) -> None:
+        """Count the wire's time where the transfer began, also if it ends after a reset or after the run."""
+        self._unmeasured += 1
+
+        def charge(span: Span) -> None:
+            self._unmeasured -= 1
+            add("link_busy_ns", span.spent)
+
+        activity.measured(charge)
+
+    def _complete(self, transfer: Transfer, epoch: int) -> None:
         """One LINK event: resident, next transfer started, compute woken."""
         if epoch != self._epoch:  # abandoned by a reset
             return
-        self._in_flight.remove(job)
-        self._tier.land(job)
+        self._in_flight.remove(transfer)
+        self._cache.land(transfer)
         self.wake()
-        self._arrived(job)
+        self._arrived(transfer)
 
-    def _note(self, job: Job, counter: str, kind: str) -> None:
-        self._ledger.count(counter, job.layer)
-        self._log.note(kind, job.y, job.cause)
+    def _note(self, transfer: Transfer, counter: str, kind: str) -> None:
+        self._counters.count(counter, transfer.layer)
+        self._log.note(kind, transfer.y, transfer.cause)

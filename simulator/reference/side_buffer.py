@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.contract import NONE, RESIDENT
 from simulator.reference.bound import Tables
-from simulator.reference.jobs import Job
+from simulator.reference.transfers import Transfer
 
 
 class SideBuffer:
@@ -16,29 +16,29 @@ class SideBuffer:
 
     def clear(self) -> None:
         """Empty every buffer."""
-        self._held: dict[int, Job] = {}
+        self._held: dict[int, Transfer] = {}
 
     def __contains__(self, y: int) -> bool:
         return y in self._held
 
-    def put(self, job: Job) -> None:
+    def put(self, transfer: Transfer) -> None:
         """A transfer starts into a free buffer."""
-        self._held[job.y] = job
+        self._held[transfer.y] = transfer
 
     def take(self, y: int) -> None:
-        """Its buffer is free again."""
+        """Free the buffer of copy y."""
         del self._held[y]
 
     @property
     def full(self) -> bool:
-        """No buffer is free."""
+        """Whether no buffer is free."""
         return len(self._held) >= self.slots
 
     def overwritable(self) -> int:
-        """The oldest copy whose gate has passed and that nobody uses, or NONE."""
-        return next((y for y, job in self._held.items() if self._is_stale(job)), NONE)
+        """The oldest copy whose gate has passed and that is not pinned, or NONE."""
+        return next((y for y, transfer in self._held.items() if self._is_stale(transfer)), NONE)
 
-    def _is_stale(self, job: Job) -> bool:
-        now, copy = self._tables.now, self._tables.copies[job.y]
-        passed = job.target_step < now["step"] or (job.target_step == now["step"] and now["gated"] == 1)
+    def _is_stale(self, transfer: Transfer) -> bool:
+        now, copy = self._tables.now, self._tables.copies[transfer.y]
+        passed = transfer.target_step < now["step"] or (transfer.target_step == now["step"] and now["gated"] == 1)
         return passed and copy["state"] == RESIDENT and not copy["protected"]

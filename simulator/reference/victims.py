@@ -1,4 +1,4 @@
-"""Who leaves: the eviction policy's order over candidates, by key or by its `victim` hook."""
+"""Victim selection: the eviction policy's order over candidates, by key or by its `victim` hook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Order = tuple[int, int, int]
 
 
 class Victims:
-    """Asks the policy; keeps an order while the policy's declared scope says that it cannot have changed."""
+    """Calls the policy; keeps a key for as long as the policy's declared scope says that it cannot have changed."""
 
     def __init__(self, tables: Tables, eviction: Bound[Eviction]) -> None:
         self._tables, self._eviction = tables, eviction
@@ -22,15 +22,15 @@ class Victims:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every order."""
+        """Drop every key."""
         self._orders: dict[int, Order] = {}
         self._scope: object = None
         self._pass = self._tables.now["pass"]
         if self._promises:
             self._promises.move_on({}, same_pass=False)
 
-    def touch(self, x: int) -> None:
-        """Something happened to expert x: the orders of its copies are worked out anew."""
+    def invalidate(self, x: int) -> None:
+        """Expert x has changed: the keys of its copies are evaluated again before the next choice."""
         first = x * self._precisions
         for y in range(first, first + self._precisions):
             self._orders.pop(y, None)
@@ -38,10 +38,10 @@ class Victims:
                 self._promises.forget(y)
 
     def choose(self, pool: int, y_in: int, candidates: Sequence[int]) -> int:
-        """The copy among `candidates` that leaves for y_in. Raises PolicyError if the policy names another."""
+        """The copy among `candidates` to evict for y_in. Raises PolicyError if the policy names another."""
         if self._eviction.policy.victim is None:
             return self._smallest(candidates)
-        return self._named(pool, y_in, candidates)
+        return self._by_hook(pool, y_in, candidates)
 
     @property
     def asks_of_each(self) -> bool:
@@ -49,7 +49,7 @@ class Victims:
         return self._eviction.policy.admit is not None and not self._eviction.policy.decides_once
 
     def admits(self, y_in: int, prefetched: bool, y_out: int) -> bool:
-        """Whether the policy lets y_in push y_out out."""
+        """Whether the policy admits y_in at the cost of y_out."""
         admit = self._eviction.policy.admit
         if admit is None or self._eviction.call(admit, y_in, int(prefetched), y_out):
             return True
@@ -58,8 +58,8 @@ class Victims:
         return False
 
     def _smallest(self, candidates: Sequence[int]) -> int:
-        """Smallest leaves: the policy's key, then the least recent stamp, then the lowest id."""
-        self._rekey()
+        """The smallest key is evicted; ties by least recent logical timestamp, then by lowest id."""
+        self._drop_stale_keys()
         if self._promises:
             self._promises.check_kept(self._orders, candidates)
         for y in candidates:
@@ -68,7 +68,7 @@ class Victims:
         if self._promises:
             self._promises.check_moved(self._orders)
         least = min(map(self._orders.__getitem__, candidates))[2]
-        if self._tables.copies[least]["protected"]:  # the last resort: keys are others once that ends
+        if self._tables.copies[least]["protected"]:  # as a last resort: its key changes when that ends
             for y in candidates:
                 del self._orders[y]
         return least
@@ -79,7 +79,7 @@ class Victims:
             self._promises.check_new(y, key)
         return key, self._tables.experts[y // self._precisions]["last_use"], y
 
-    def _rekey(self) -> None:
+    def _drop_stale_keys(self) -> None:
         now = self._tables.now
         scopes = {"touch": None, "pass": now["pass"], "step": (now["step"], now["gated"])}
         scopes["layer"] = scopes["step"]
@@ -90,14 +90,14 @@ class Victims:
             self._scope, self._pass = scope, now["pass"]
             self._orders.clear()
 
-    def _named(self, pool: int, y_in: int, candidates: Sequence[int]) -> int:
-        """The hook reads `protected`: experts computed in this step lose it while they are candidates."""
+    def _by_hook(self, pool: int, y_in: int, candidates: Sequence[int]) -> int:
+        """By the hook, which reads `protected`: what this step has computed is unpinned while it is a candidate."""
         copies = self._tables.copies
-        lent = [y for y in candidates if copies[y]["protected"]]
-        for y in lent:
+        unpinned = [y for y in candidates if copies[y]["protected"]]
+        for y in unpinned:
             copies[y]["protected"] = 0
         victim = self._eviction.call(self._eviction.policy.victim, pool, y_in)
-        for y in lent:
+        for y in unpinned:
             copies[y]["protected"] = 1
         if victim not in candidates:
             raise complaint(

@@ -14,9 +14,10 @@ import pytest
 from analysis.metrics import FORMULAS
 from commands.terminal import say_when_compiling
 from results.result import COUNTERS
-from simulator.compiled import cache, engine
-from simulator.compiled.kernel import kernel
+from simulator.compiled import engine
+from simulator.compiled.clock import kernel
 from simulator.compiled.plain.kernel import plain
+from simulator.compiled.runtime import machine_code
 from tests.kit.command import moereplay_here
 from traces.store import open_trace
 
@@ -26,7 +27,7 @@ SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 
 def moereplay(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command as its own process, as a user does."""
-    command = [sys.executable, "-W", "error", str(ROOT / "moereplay.py"), *map(str, arguments)]
+    command = [sys.executable, "-W", "error", "-m", "moereplay", *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=240, check=False)
 
@@ -271,12 +272,12 @@ def test_both_engines_print_the_same(small):
 def test_the_wait_for_the_compiler_has_a_reason(way, tmp_path, monkeypatch, capsys):
     """An empty cache folder, in a process that has not compiled either; then one with that kernel."""
     say_when_compiling()
-    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(machine_code, "folder", lambda: tmp_path)
     monkeypatch.setattr(engine, "compile_kept", lambda signature, function, **options: function)
     uncached = engine.machine_code.__wrapped__
     assert uncached(way) is way
     assert "compiling the replay engine" in capsys.readouterr().err
     (tmp_path / "compiled_0").mkdir()
-    (tmp_path / "compiled_0" / f"kernel.{way.__name__}-17.py311.nbi").write_text("")
+    (tmp_path / "compiled_0" / f"{Path(way.__code__.co_filename).stem}.{way.__name__}-17.py311.nbi").write_text("")
     assert uncached(way) is way
     assert capsys.readouterr().err == ""

@@ -147,7 +147,7 @@ def test_bad_input_is_one_line_and_exit_code_two(name: str, trace: Path, tmp_pat
 
 def test_the_first_count_says_that_it_compiles_and_the_next_is_quiet(trace: Path, tmp_path: Path) -> None:
     """A cache folder of its own is what a new version finds."""
-    command = [sys.executable, "-W", "error", str(ROOT / "moereplay.py"), "curve", str(trace), "--eviction", "lru"]
+    command = [sys.executable, "-W", "error", "-m", "moereplay", "curve", str(trace), "--eviction", "lru"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "XDG_CACHE_HOME": str(tmp_path)}
     first, second = (
         subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=True) for _ in "ab"

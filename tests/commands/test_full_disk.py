@@ -246,7 +246,7 @@ def test_the_command_says_it_in_one_line(trace, tmp_path):
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
 def test_an_answer_that_cannot_be_written_is_an_error(verb, unbuffered):
     """Also what stays in Python's buffer until the end."""
-    command = [sys.executable, str(ROOT / "moereplay.py"), *verb]
+    command = [sys.executable, "-m", "moereplay", *verb]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | unbuffered
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import typer
 
-import moereplay
 from commands.sweep_run import sweep_run
+from moereplay import command as entry
 from results.write import write_events
 from simulator import threads
 from simulator.compiled import engine
-from simulator.compiled.cache import COMPILING
-from simulator.compiled.jit import IS_PYTHON
-from simulator.compiled.layout import STOP
+from simulator.compiled.runtime.jit import IS_PYTHON
+from simulator.compiled.runtime.layout import STOP
+from simulator.compiled.runtime.machine_code import COMPILING
 from simulator.config import configure
 from simulator.curves.curve import curve
 from simulator.errors import ConfigError
@@ -133,7 +133,7 @@ def test_a_compilation_goes_on_by_itself_and_the_next_replay_waits_for_it(trace,
 @pytest.mark.parametrize("config", [PLAIN, GENERAL], ids=["plain", "general"])
 def test_both_kernels_end_at_the_next_step_once_they_are_told(trace, config, monkeypatch):
     flag = flag_of(asked=1)
-    monkeypatch.setattr("simulator.compiled.world.stop_flag", lambda: flag)
+    monkeypatch.setattr("simulator.compiled.runtime.initial.stop_flag", lambda: flag)
     with pytest.raises(KeyboardInterrupt):
         replay(trace, config)
     flag["asked"] = 0
@@ -155,7 +155,7 @@ def test_machine_code_reads_the_flag_while_it_runs(config, monkeypatch):
         code = code_of(of)
         return lambda *given: (begun.set(), code(*given))
 
-    monkeypatch.setattr("simulator.compiled.world.stop_flag", lambda: flag)
+    monkeypatch.setattr("simulator.compiled.runtime.initial.stop_flag", lambda: flag)
     monkeypatch.setattr(engine, "machine_code", told)
     threading.Thread(target=tell, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
@@ -342,7 +342,7 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path):
 
 
 def test_ctrl_c_while_a_command_loads_shows_no_traceback():
-    command = [sys.executable, "-v", str(ROOT / "moereplay.py"), "policies"]  # says what it imports
+    command = [sys.executable, "-v", "-m", "moereplay", "policies"]  # says what it imports
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
     assert any("import 'typer." in line for line in process.stderr)
@@ -380,7 +380,7 @@ def test_a_verb_that_has_no_more_to_say_answers_in_one_line(monkeypatch, capsys)
     monkeypatch.setattr(sys, "argv", ["moereplay", "inspect", str(SAMPLE)])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(SystemExit) as ended:
-        moereplay.main()
+        entry.main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted: what was written is whole\n"
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import polars as pl
 import pytest
 
-import moereplay
+from moereplay import command as entry
 from tests.kit.tiny_checkpoints import checkpoint
 from traces.schema import Trace
 from traces.store import open_trace, verify
@@ -40,7 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            moereplay.main()
+            entry.main()
         code = ended.value.code
         said = capsys.readouterr()
         return Ran(code if isinstance(code, int) else 0, said.out, said.err)

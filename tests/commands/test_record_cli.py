@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import moereplay
 from commands.meter import Meter
+from moereplay import command as entry
 from simulator.config import configure
 from simulator.replay import replay
 from tests.kit.tiny_checkpoints import checkpoint
@@ -44,7 +44,7 @@ def moe(monkeypatch, capsys) -> Command:
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
         capsys.readouterr()
         try:
-            moereplay.main()
+            entry.main()
         except SystemExit as end:
             return Said(int(end.code or 0), *capsys.readouterr())
         raise AssertionError("a command ends with an exit code")

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-import moereplay
+from moereplay import command as entry
 from tests.kit.tiny_models import tiny_model
 from tracegen.checkpoint import load
 from tracegen.record import Plan, record
@@ -62,7 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
         capsys.readouterr()  # what the test's own preparations said
         with pytest.raises(SystemExit) as ended:
-            moereplay.main()
+            entry.main()
         code = ended.value.code
         said = capsys.readouterr()
         return Ran(code if isinstance(code, int) else 0, said.out, said.err)

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from moereplay import main
+from moereplay.command import main
 
 
 def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProcess[str]:

@@ -75,9 +75,9 @@ def run(folder: Path, chosen: Iterable[Case]) -> Iterator[Ending]:
 
 def _warm(torch: bool) -> None:
     """Import what verbs import; nothing is opened, as threads do not survive a fork."""
-    import moereplay
+    from moereplay.command import main
 
-    assert moereplay.main
+    assert main
     for module in (*WARMING, *(WITH_TORCH if torch else ())):
         import_module(module)
     from simulator.replay import replay
@@ -128,7 +128,7 @@ def _become(words: tuple[str, ...], folder: Path) -> None:
     sys.argv = ["moereplay", *words]
     code = 1
     try:
-        from moereplay import main as command
+        from moereplay.command import main as command
 
         command()
         code = 0

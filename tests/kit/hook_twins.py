@@ -15,7 +15,7 @@ from numba.extending import register_jitable
 from policies.contract import COPY, EXPERT, NOW, Own, Policy, Step
 from policies.declaration import HOOKS
 from simulator.compiled.hooks import given_by
-from simulator.compiled.reached import reached_from
+from simulator.compiled.runtime.reached import reached_from
 
 RESULTS = {int: numba.types.int64, type(None): numba.types.void, bool: numba.types.boolean}
 #: Parameters that are lists of int64, by axes; `out` of a routing hook has two.

@@ -11,7 +11,7 @@ from policies.contract import Miss
 from policies.grammar import Chosen
 from results.result import Event, Row
 from simulator.compiled.engine import run_feed
-from simulator.compiled.feed import feed_of
+from simulator.compiled.runtime.inputs import feed_of
 from simulator.config import ReplayConfig, configure
 from simulator.foreknown import known_of
 from simulator.platform import Link, Measured, Platform, Times

@@ -53,7 +53,7 @@ def merged(out: Path, *results: Path | str) -> dict[str, str]:
 
 def start(*arguments: object) -> subprocess.Popen[str]:
     """The command line as a process of its own, in a group of its own."""
-    command = [sys.executable, "-W", "error", str(ROOT / "moereplay.py"), *map(str, arguments)]
+    command = [sys.executable, "-W", "error", "-m", "moereplay", *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True)

@@ -11,7 +11,7 @@ from policies import files
 from policies.contract import PolicyError
 from policies.declaration import HOOKS
 from simulator import dry_run
-from simulator.compiled.jit import IS_PYTHON
+from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.config import configure
 from simulator.replay import replay
 from sweeps.batches import Batch, compute

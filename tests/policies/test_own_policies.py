@@ -11,8 +11,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-import moereplay as main
 import policies
+from moereplay import command as entry
 from policies import files
 from policies.contract import Eviction, PolicyError
 from policies.declaration import HOOKS
@@ -20,7 +20,7 @@ from policies.grammar import parse
 from simulator import dry_run
 from simulator.compiled import asking
 from simulator.compiled.hooks import SIGNATURES, compiled, given_by
-from simulator.compiled.jit import IS_PYTHON
+from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.config import configure
 from simulator.replay import replay
 from tests.commands.test_cli import ROOT, moereplay
@@ -51,7 +51,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr(sys, "argv", ["moereplay", *map(str, arguments)])
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
         with pytest.raises(SystemExit) as ended:
-            main.main()
+            entry.main()
         return int(ended.value.code or 0), capsys.readouterr().err
 
     return run
@@ -282,6 +282,8 @@ LATE = {
 def test_what_goes_wrong_after_the_dry_run_is_refused(
     small: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name == "division" and IS_PYTHON:
+        pytest.skip("numpy's integers only warn of a division by zero; machine code and Python's own raise")
     monkeypatch.setattr(dry_run, "ENOUGH", 1)
     body, said = LATE[name]
     text = NEWEST.replace(KEY, f"    return {body} #").replace("def key", f"{OF}def key")

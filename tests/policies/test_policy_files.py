@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-import moereplay as main
 import policies
 from commands.plot import plot
 from commands.sweep_run import sweep_run
 from commands.sweep_show import sweep_show
+from moereplay import command as entry
 from policies import files
 from policies.contract import PolicyError
 from results import read_sweep as sweeps
@@ -95,7 +95,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr(sys, "argv", ["moereplay", *map(str, arguments)])
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
         with pytest.raises(SystemExit) as ended:
-            main.main()
+            entry.main()
         said = capsys.readouterr()
         return int(ended.value.code or 0), said.out + said.err
 

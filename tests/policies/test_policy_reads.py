@@ -11,7 +11,7 @@ from policies import files
 from policies.contract import OPTIONAL, OPTIONAL_COLUMNS, Policy, PolicyError
 from results.result import Result
 from simulator import dry_run
-from simulator.compiled.jit import IS_PYTHON
+from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.config import configure
 from simulator.reference import engine as reference
 from simulator.replay import plan, replay

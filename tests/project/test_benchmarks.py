@@ -62,6 +62,6 @@ def test_the_sources_that_the_benchmark_edits_are_as_it_expects(tmp_path: Path) 
     )
     done = run("-c", script, ROOT / "benchmarks", tmp_path)
     assert done.returncode == 0, done.stderr
-    for name, functions in (("log", 1), ("ledger", 3)):
+    for name, functions in (("log", 1), ("counters", 3)):
         text = (tmp_path / "tree" / "simulator" / "compiled" / f"{name}.py").read_text()
         assert text.count('"""\n    return\n') == functions

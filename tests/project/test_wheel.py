@@ -20,7 +20,7 @@ from traces.store import open_trace
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-PACKAGES = ("analysis", "commands", "policies", "simulator", "tracegen", "traces")
+PACKAGES = ("analysis", "commands", "moereplay", "policies", "results", "simulator", "sweeps", "tracegen", "traces")
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 UNWANTED = (".*", "runs", "build", "dist", "*.egg-info", "*.derived", "__pycache__")
 #: Names that a user may have in the folder where the program runs.
@@ -57,8 +57,8 @@ def is_shipped(path: Path) -> bool:
 def test_the_wheel_holds_every_file_of_the_packages_and_no_other(built: Path) -> None:
     names = {name for name in zipfile.ZipFile(only(built, "*.whl")).namelist() if ".dist-info/" not in name}
     files = {path for package in PACKAGES for path in (ROOT / package).rglob("*") if is_shipped(path)}
-    assert names == {"moereplay.py"} | {path.relative_to(ROOT).as_posix() for path in files}
-    assert "simulator/py.typed" in names
+    assert names == {path.relative_to(ROOT).as_posix() for path in files}
+    assert {"moereplay/py.typed", "simulator/py.typed"} <= names
 
 
 def test_the_sdist_holds_what_tests_and_documents_it(built: Path) -> None:

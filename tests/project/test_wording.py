@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-import moereplay as main
 import policies
+from moereplay import command as entry
 from policies.contract import PolicyError
 from policies.grammar import parse
 from simulator.capacity import parse_capacity, surplus
@@ -42,7 +42,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr(sys, "argv", ["moereplay", *map(str, arguments)])
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
         with pytest.raises(SystemExit) as ended:
-            main.main()
+            entry.main()
         shown = capsys.readouterr()
         return int(ended.value.code or 0), shown.out, shown.err
 
@@ -234,12 +234,12 @@ def test_replay_prints_the_warning(command: Command) -> None:
 
 EARLY = """
 import json, sys
-import moereplay
+from moereplay.command import main
 found = []
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["moereplay", *arguments]
     try:
-        moereplay.main()
+        main()
     except SystemExit as end:
         found.append([end.code, "torch" in sys.modules])
 print(json.dumps(found))

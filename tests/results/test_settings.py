@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 import typer
 
-import moereplay
 import policies
+from moereplay.command import app
 from results import settings
 from results.columns import CONFIG, with_config, with_settings
 from results.settings import EXPERTS, KINDS, LISTED, NAMES, OF_CURVES, SETTINGS, TEXT, WHOLE
@@ -25,7 +25,7 @@ every_setting = pytest.mark.parametrize("setting", SETTINGS, ids=NAMES)
 
 def options(verb: str) -> dict[str, object]:
     """The options of a verb in the order of its help, with their defaults."""
-    command = typer.main.get_command(moereplay.app)
+    command = typer.main.get_command(app)
     return {each.name: each.default for each in command.commands[verb].params}  # type: ignore[attr-defined]
 
 

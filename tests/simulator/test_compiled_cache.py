@@ -19,8 +19,9 @@ from numba import int64
 
 from policies import catalogue
 from policies.contract import Eviction, PolicyError
-from simulator.compiled import cache, hooks
-from simulator.compiled.reached import digest, reached_from
+from simulator.compiled import hooks
+from simulator.compiled.runtime import machine_code
+from simulator.compiled.runtime.reached import digest, reached_from
 
 ROOT = Path(__file__).resolve().parents[2]
 INT_TO_INT = int64(int64)
@@ -42,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own."""
     path = tmp_path / "kept"
     path.mkdir()
-    monkeypatch.setattr(cache, "folder", lambda: path)
+    monkeypatch.setattr(machine_code, "folder", lambda: path)
     return path
 
 
@@ -68,47 +69,48 @@ def was_read(function: Callable) -> bool:
 
 
 def test_a_function_is_compiled_once_and_then_read(folder: Path, double: Callable) -> None:
-    first, second = (cache.compile_kept(INT_TO_INT, double) for _ in range(2))
+    first, second = (machine_code.compile_kept(INT_TO_INT, double) for _ in range(2))
     assert (first(4), second(4)) == (8, 8)
     assert (was_read(first), was_read(second)) == (False, True)
-    assert cache.is_kept("double.double-")
-    assert not cache.is_kept("triple.triple-")
+    assert machine_code.is_kept("double.double-")
+    assert not machine_code.is_kept("triple.triple-")
 
 
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
 @pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
 def test_a_truncated_file_is_made_again(folder: Path, double: Callable, ending: str, left: float) -> None:
-    cache.compile_kept(INT_TO_INT, double)
+    machine_code.compile_kept(INT_TO_INT, double)
     whole = files(folder)
     damaged = next(folder.rglob(f"*.{ending}"))
     damaged.write_bytes(damaged.read_bytes()[: int(left * whole[damaged.name])])
-    assert cache.compile_kept(INT_TO_INT, double)(21) == 42
+    assert machine_code.compile_kept(INT_TO_INT, double)(21) == 42
     assert files(folder).keys() == whole.keys()
-    assert was_read(cache.compile_kept(INT_TO_INT, double))
+    assert was_read(machine_code.compile_kept(INT_TO_INT, double))
 
 
 def test_only_the_damaged_function_is_thrown_away(folder: Path, double: Callable, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text("def other(n):\n    return n - 1\n")
     # held, as numba imports the module of one that has gone, and this one has a file but no name to import it by
-    _held = [cache.compile_kept(INT_TO_INT, function) for function in (double, module_at(other).other)]
+    _held = [machine_code.compile_kept(INT_TO_INT, function) for function in (double, module_at(other).other)]
     next(folder.rglob("double*.nbc")).write_bytes(b"")
-    cache.compile_kept(INT_TO_INT, double)
-    assert was_read(cache.compile_kept(INT_TO_INT, module_at(other).other))
+    machine_code.compile_kept(INT_TO_INT, double)
+    assert was_read(machine_code.compile_kept(INT_TO_INT, module_at(other).other))
 
 
 def test_a_function_typed_into_a_session_is_compiled_and_not_kept(folder: Path, double: Callable) -> None:
-    cache.compile_kept(INT_TO_INT, double)
+    machine_code.compile_kept(INT_TO_INT, double)
     before, names = files(folder), {}
     exec(compile("def typed(n):\n    return 3 * n\n", "<stdin>", "exec"), names)
-    assert cache.compile_kept(INT_TO_INT, names["typed"])(5) == 15
+    assert machine_code.compile_kept(INT_TO_INT, names["typed"])(5) == 15
     assert files(folder) == before
 
 
 def test_processes_that_compile_at_once_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "double.py").write_text("def double(n):\n    return 2 * n\n")
     script = (
-        "from numba import int64; from simulator.compiled.cache import compile_kept; from double import double\n"
+        "from numba import int64; from double import double\n"
+        "from simulator.compiled.runtime.machine_code import compile_kept\n"
         "made = compile_kept(int64(int64), double); print(made(21), sum(made.stats.cache_hits.values()))"
     )
     started = [python(script, tmp_path) for _ in range(3)]
@@ -136,21 +138,21 @@ def said(process: subprocess.Popen[str]) -> list[str]:
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Sources of another project in the same three rooms."""
-    for room in cache.SOURCES:
+    for room in machine_code.SOURCES:
         (tmp_path / "tree" / room).mkdir(parents=True)
     (tmp_path / "tree" / "policies" / "selection.py").write_text("DEPTH = 1\n")
-    monkeypatch.setattr(cache, "ROOT", tmp_path / "tree")
+    monkeypatch.setattr(machine_code, "ROOT", tmp_path / "tree")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     return tmp_path / "tree"
 
 
 def fresh_folder() -> Path:
     """What a new process would find."""
-    cache.state_of_sources.cache_clear()
+    machine_code.state_of_sources.cache_clear()
     try:
-        return cache.folder.__wrapped__()
+        return machine_code.folder.__wrapped__()
     finally:
-        cache.state_of_sources.cache_clear()
+        machine_code.state_of_sources.cache_clear()
 
 
 def test_the_folder_is_named_by_all_sources(tree: Path) -> None:
@@ -164,7 +166,7 @@ def test_the_folder_is_named_by_all_sources(tree: Path) -> None:
 
 def test_the_folder_is_named_by_the_versions_that_compile(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = fresh_folder()
-    monkeypatch.setattr(cache, "version", lambda package: "99" if package == "llvmlite" else "1")
+    monkeypatch.setattr(machine_code, "version", lambda package: "99" if package == "llvmlite" else "1")
     assert fresh_folder() != first
 
 
@@ -203,17 +205,17 @@ def test_what_one_process_cannot_read_is_left_for_the_others(
     folder: Path, double: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too many open files, say: it compiles for itself."""
-    cache.compile_kept(INT_TO_INT, double)
-    before, kept = files(folder), cache._kept
+    machine_code.compile_kept(INT_TO_INT, double)
+    before, kept = files(folder), machine_code._kept
 
     def refused(*given: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(cache, "_kept", refused)
-    assert cache.compile_kept(INT_TO_INT, double)(21) == 42
+    monkeypatch.setattr(machine_code, "_kept", refused)
+    assert machine_code.compile_kept(INT_TO_INT, double)(21) == 42
     assert files(folder) == before
-    monkeypatch.setattr(cache, "_kept", kept)
-    assert was_read(cache.compile_kept(INT_TO_INT, double))
+    monkeypatch.setattr(machine_code, "_kept", kept)
+    assert was_read(machine_code.compile_kept(INT_TO_INT, double))
 
 
 def test_folders_that_nobody_used_for_a_week_go(tree: Path) -> None:
@@ -398,7 +400,7 @@ def test_what_the_hash_leaves_out_cannot_be_reached_from_machine_code() -> None:
         fresh = set(files_imported_by(waiting.pop())) - reached
         reached |= fresh
         waiting += fresh
-    apart = [ROOT / room for room in cache.APART]
+    apart = [ROOT / room for room in machine_code.APART]
     assert all(room.is_dir() for room in apart)
     assert [path for path in reached if any(path.is_relative_to(room) for room in apart)] == []
 

@@ -8,8 +8,8 @@ import pytest
 
 from policies.contract import UNIT
 from simulator.config import PolicySet, configure
+from simulator.reference.counters import Counters
 from simulator.reference.fidelity import count_fidelity
-from simulator.reference.ledger import Ledger
 from simulator.reference.weights import reweighed, weights_of
 from simulator.source import Gate, Mixture, Pass
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
@@ -78,11 +78,11 @@ def test_lost_mass_is_shared_between_stand_ins_and_drops(
 ) -> None:
     """The router's own: 5, 2 and 1 eighths for experts 0, 1 and 2."""
     own, weights = [[0, 1, 2]], [[5 * UNIT // 8, 2 * UNIT // 8, UNIT // 8]]
-    ledger, here = Ledger(1), Pass(0, 0, 1, 1, 0)
-    ledger.begin_pass(0, 0, 1, 1)
+    counters, here = Counters(1), Pass(0, 0, 1, 1, 0)
+    counters.begin_pass(0, 0, 1, 1)
     gate = Gate(own, unite(own, weights), weights)
-    count_fidelity(ledger, NoSource(), here, 0, Mixture(gate, [routed], [run], {}))  # pyright: ignore
-    totals = ledger.totals(0)
+    count_fidelity(counters, NoSource(), here, 0, Mixture(gate, [routed], [run], {}))  # pyright: ignore
+    totals = counters.totals(0)
     assert tuple(totals[name] * 8 // UNIT for name in MASSES[1:]) == masses
 
 

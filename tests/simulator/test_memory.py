@@ -28,7 +28,7 @@ SCRIPT = """
 import json, resource, sys, threading
 from pathlib import Path
 threading.stack_size(2**20)  # the thread of a replay counts within the room, and would take all of it
-from simulator.compiled.feed import feed_of
+from simulator.compiled.runtime.inputs import feed_of
 from simulator.config import KINDS, configure
 from simulator.replay import replay
 from traces.schema import TraceError

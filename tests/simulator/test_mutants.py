@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from simulator.reference.ledger import Ledger
+from simulator.reference.cache import Cache
+from simulator.reference.counters import Counters
 from simulator.reference.link import Link
-from simulator.reference.tier import Tier
 from simulator.reference.victims import Victims
 from tests.kit.parity import anything, seen
 from tests.kit.worlds import World
@@ -73,7 +73,7 @@ def prefetches_go_before_demands(start_one: Callable) -> Callable:
 
 
 def pins_end_with_the_compute(computed: Callable) -> Callable:
-    def mutant(self: Tier, y: int) -> None:
+    def mutant(self: Cache, y: int) -> None:
         computed(self, y)
         self.release(y)
 
@@ -81,7 +81,7 @@ def pins_end_with_the_compute(computed: Callable) -> Callable:
 
 
 def stalls_are_a_nanosecond_longer(count: Callable) -> Callable:
-    def mutant(self: Ledger, counter: str, layer: int, amount: int = 1) -> None:
+    def mutant(self: Counters, counter: str, layer: int, amount: int = 1) -> None:
         count(self, counter, layer, amount + (counter == "stall_ns" and amount > 0))
 
     return mutant
@@ -91,8 +91,8 @@ MUTANTS: list[tuple[type, str, Callable[[Callable], Callable]]] = [
     (Victims, "_smallest", the_highest_id_wins_ties),
     (Victims, "_smallest", the_largest_key_leaves),
     (Link, "_start_one", prefetches_go_before_demands),
-    (Tier, "computed", pins_end_with_the_compute),
-    (Ledger, "count", stalls_are_a_nanosecond_longer),
+    (Cache, "computed", pins_end_with_the_compute),
+    (Counters, "count", stalls_are_a_nanosecond_longer),
 ]
 
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulator.compiled import engine
-from simulator.compiled.kernel import kernel
+from simulator.compiled.clock import kernel
 from simulator.compiled.plain.kernel import plain
 from tests.kit.parity import (
     EVERY_EVICTION,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import moereplay as main
+from moereplay import command as entry
 from policies import files
 from results.read import load
 from simulator.platform import platform
@@ -37,7 +37,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr(sys, "argv", line)
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
         with pytest.raises(SystemExit) as ended:
-            main.main()
+            entry.main()
         assert not ended.value.code, capsys.readouterr().err
         return line
 

@@ -17,8 +17,8 @@ from policies.contract import PolicyError
 from policies.routing import prune
 from simulator.config import configure
 from simulator.errors import ConfigError
+from simulator.reference.counters import Counters
 from simulator.reference.fidelity import count_fidelity
-from simulator.reference.ledger import Ledger
 from simulator.source import Gate, Mixture, Pass
 from tests.kit.live_runs import ASKS, DTYPES, anatomy, live, loaded, tokens
 from tests.kit.tiny_models import FAMILIES
@@ -177,12 +177,12 @@ def test_the_same_arguments_give_the_same_run() -> None:
 def test_a_mixture_in_another_order_is_the_same_mixture() -> None:
     # a routing policy may rank the router's own experts anew; half of |w - w'| is then 0
     gate = Gate([[0, 1]], unite([[0, 1]], [[75, 25]]), [[75, 25]], choice=[[2.0, 1.0, 0.0]])
-    ledger = Ledger(1)
-    ledger.begin_pass(0, 0, 1, 1)
+    counters = Counters(1)
+    counters.begin_pass(0, 0, 1, 1)
     nothing_to_weigh: Any = None
     mixture = Mixture(gate, gate.ids, [[1, 0]], {})
-    count_fidelity(ledger, nothing_to_weigh, Pass(0, 0, 1, 1, 0), 0, mixture)
-    totals = ledger.totals(0)
+    count_fidelity(counters, nothing_to_weigh, Pass(0, 0, 1, 1, 0), 0, mixture)
+    totals = counters.totals(0)
     assert [totals[name] for name in ("assignments_kept", "mass_kept", "variation")] == [2, 100, 0]
 
 

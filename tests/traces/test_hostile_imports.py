@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import moereplay
+from moereplay import command as entry
 from tests.kit.importer_samples import SAMPLES
 from tests.kit.importing import imported, refusal, written
 from traces.importers import text
@@ -30,11 +30,11 @@ NOT_FINITE = ["nan", "inf", "-inf", "1e300"]
 
 def run(*arguments: str) -> str:
     """What a verb said when it refused, with exit code 2 as `moereplay` would give it."""
-    outcome = CliRunner().invoke(moereplay.app, list(arguments))
+    outcome = CliRunner().invoke(entry.app, list(arguments))
     assert outcome.exit_code != 0
     if outcome.exception is None or isinstance(outcome.exception, SystemExit):
         return outcome.output
-    assert moereplay._told(outcome.exception) is not None, repr(outcome.exception)  # type: ignore[arg-type]
+    assert entry._told(outcome.exception) is not None, repr(outcome.exception)  # type: ignore[arg-type]
     return str(outcome.exception)
 
 
@@ -204,7 +204,7 @@ def test_counts_out_of_range_are_refused_by_their_option(tmp_path: Path, option:
 @pytest.mark.parametrize("option", ["--chunk", "--prompt-length", "--limit"])
 def test_a_count_beyond_every_file_means_all_of_it(tmp_path: Path, option: str) -> None:
     command = ["import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", "--out", str(tmp_path / "a.zarr")]
-    assert CliRunner().invoke(moereplay.app, [*command, option, str(10**30)]).exit_code == 0
+    assert CliRunner().invoke(entry.app, [*command, option, str(10**30)]).exit_code == 0
 
 
 # ---------------------------------------------------------------- two imports at once

@@ -29,7 +29,7 @@ def recording(folder: Path) -> Path:
 
 def start_import(source: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
     """The import as a process of its own."""
-    command = [sys.executable, str(ROOT / "moereplay.py"), "import", str(source), "--model", "gpt-oss-20b"]
+    command = [sys.executable, "-m", "moereplay", "import", str(source), "--model", "gpt-oss-20b"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [*command, "--out", str(out), *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from policies.contract import IN_FLIGHT, QUEUED, RESIDENT
-from simulator.compiled import ledger
+from simulator.compiled import counters
+from simulator.compiled.cache import count_use, hint
+from simulator.compiled.counters import count, count_here
+from simulator.compiled.demand import read_gate, route
 from simulator.compiled.gate import ask_names, meet
-from simulator.compiled.jit import fast
-from simulator.compiled.ledger import count, count_here
 from simulator.compiled.link import cancel, fetch, prefetch
-from simulator.compiled.order import disturb
 from simulator.compiled.plain.queue import BY_LAST_USE, NO_QUEUE, move_last
-from simulator.compiled.state import (
+from simulator.compiled.runtime.jit import fast
+from simulator.compiled.runtime.ranking import disturb
+from simulator.compiled.runtime.state import (
     copies,
     demand_expert,
     demand_mass,
@@ -37,8 +39,6 @@ from simulator.compiled.state import (
     stream_tokens,
     suggested,
 )
-from simulator.compiled.step import read_gate, route
-from simulator.compiled.tier import count_use, hint
 
 
 @fast
@@ -113,14 +113,14 @@ def count_look_up(w, late, ever, collided):
     """A miss is of one never there, of one evicted in this pass, or else."""
     misses = w["coming"] - late
     now(w)["absent"] = misses
-    count_here(w, ledger.ACCESSES, w["demanded"])
-    count_here(w, ledger.ASSIGNMENTS, w["assignments"])
-    count_here(w, ledger.HITS, w["in_place"])
-    count_here(w, ledger.LATE, late)
-    count_here(w, ledger.MISSES, misses)
-    count_here(w, ledger.COMPULSORY, misses - ever)
-    count_here(w, ledger.COLLISIONS, collided)
-    count_here(w, ledger.CAPACITY, ever - collided)
+    count_here(w, counters.ACCESSES, w["demanded"])
+    count_here(w, counters.ASSIGNMENTS, w["assignments"])
+    count_here(w, counters.HITS, w["in_place"])
+    count_here(w, counters.LATE, late)
+    count_here(w, counters.MISSES, misses)
+    count_here(w, counters.COMPULSORY, misses - ever)
+    count_here(w, counters.COLLISIONS, collided)
+    count_here(w, counters.CAPACITY, ever - collided)
 
 
 @fast
@@ -134,8 +134,8 @@ def need(w, n, x):
         if w["reads_passes"] == 1:
             expert["next_pass"] = demand_pass(w)[n]
     if w["has_suggest"] == 1:
-        count_here(w, ledger.PREDICTED_DEMANDED, named(w)[x])
-        count_here(w, ledger.PREDICTABLE, max(min(now(w)["layer"], w["reach"]), named(w)[x]))
+        count_here(w, counters.PREDICTED_DEMANDED, named(w)[x])
+        count_here(w, counters.PREDICTABLE, max(min(now(w)["layer"], w["reach"]), named(w)[x]))
 
 
 @fast
@@ -148,8 +148,8 @@ def hit(w, n, x):
     if w["queue"] == NO_QUEUE:
         disturb(w, x)
     if copy["prefetched"] == 1:
-        count_here(w, ledger.PREFETCH_HITS, 1)
-        count_here(w, ledger.PREFETCH_USED, 1)
+        count_here(w, counters.PREFETCH_HITS, 1)
+        count_here(w, counters.PREFETCH_USED, 1)
 
 
 @fast
@@ -194,7 +194,7 @@ def suggest(w, hook):
 def name(w, x):
     """A prefetch policy names an expert."""
     layer, state = layer_of(w, x), copies(w)[x]["state"]
-    count(w, ledger.PREDICTED, layer, 1)
+    count(w, counters.PREDICTED, layer, 1)
     named(w)[x] += 1
     if state == RESIDENT:
         hint(w, x)

@@ -11,18 +11,19 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from policies.contract import NONE
-from simulator.compiled import ledger
+from simulator.compiled import counters
+from simulator.compiled.cache import computed
 from simulator.compiled.compute import OVER, begin_step, move_on
+from simulator.compiled.counters import close_row, count_here
 from simulator.compiled.fidelity import count_tokens, count_unchanged
-from simulator.compiled.jit import fast
-from simulator.compiled.ledger import close_row, count_here
 from simulator.compiled.link import next_landing
-from simulator.compiled.order import disturb, touch
 from simulator.compiled.plain.gate import open_gate, suggest
 from simulator.compiled.plain.link import land, run_link, start_more
 from simulator.compiled.plain.queue import NO_QUEUE
 from simulator.compiled.reset import count_unused
-from simulator.compiled.state import (
+from simulator.compiled.runtime.jit import fast
+from simulator.compiled.runtime.ranking import disturb, touch
+from simulator.compiled.runtime.state import (
     NO_ERROR,
     NOT_SOON,
     STUCK,
@@ -40,7 +41,6 @@ from simulator.compiled.state import (
     ready,
     slot,
 )
-from simulator.compiled.tier import computed
 
 #: Numbers of a world that are 0 in a plain one, and those that are 1.
 ABSENT = (
@@ -131,8 +131,8 @@ def finish_step(w, hooks):
     """In the event that ended its last activity."""
     if w["after_demand"] == 1 and w["has_suggest"] == 1:
         suggest(w, hooks.suggest)
-    count_here(w, ledger.EXPERT_NS, w["spent"])
-    count_here(w, ledger.STALL_NS, w["time"] - w["gated_at"] - w["spent"])
+    count_here(w, counters.EXPERT_NS, w["spent"])
+    count_here(w, counters.STALL_NS, w["time"] - w["gated_at"] - w["spent"])
     if w["changed"] == 1:
         count_tokens(w, now(w)["layer"])  # what routing weighed is what runs
     else:

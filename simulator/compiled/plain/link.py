@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from policies.contract import IN_FLIGHT
-from simulator.compiled.jit import called, fast
+from simulator.compiled.cache import forget_done, leave
 from simulator.compiled.link import begin, call_up, drop, first_queued, mask, may_start, next_landing
-from simulator.compiled.order import join_pool, leave_pool, smallest
 from simulator.compiled.plain.queue import BY_ENTRY, NO_QUEUE, first_of_queue, leave_queue, move_last
-from simulator.compiled.room import forget_done, leave, smallest_spare, spare_bytes_suffice
-from simulator.compiled.state import copies, flight, owned, pools
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.ranking import join_pool, leave_pool, smallest
+from simulator.compiled.runtime.state import copies, flight, owned, pools
 from simulator.compiled.transfers import enter
+from simulator.compiled.victims import smallest_spare, spare_bytes_suffice
 
 # the clock
 

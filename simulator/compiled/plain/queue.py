@@ -8,8 +8,8 @@ it is protected until then.
 from __future__ import annotations
 
 from policies.contract import QUEUES
-from simulator.compiled.jit import fast
-from simulator.compiled.state import behind, copies, in_front
+from simulator.compiled.runtime.jit import fast
+from simulator.compiled.runtime.state import behind, copies, in_front
 
 NO_QUEUE, BY_LAST_USE, BY_ENTRY = range(len(QUEUES))
 

@@ -1,42 +1,47 @@
-"""The fast tier: what is resident, in which pool, and who makes room. It knows bytes and states, not time."""
+"""The cache of the fast tier: what is resident, in which pool, and what is evicted. It knows bytes, not time."""
 
 from __future__ import annotations
 
 from policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
 from simulator.reference.bound import Hands, Tables
-from simulator.reference.event_log import EventLog
-from simulator.reference.jobs import Claim, Job
-from simulator.reference.ledger import Ledger
+from simulator.reference.counters import Counters
+from simulator.reference.log import EventLog
+from simulator.reference.placement import Area, Placement
 from simulator.reference.side_buffer import SideBuffer
+from simulator.reference.transfers import Claim, Transfer
 from simulator.reference.victims import Victims
 from simulator.setting import Shape
 
 NOT_YET = -1
 
 
-class Tier:
-    """Copies and pools: one pool, or one per layer; a staging buffer, and perhaps side buffers, outside of them."""
+class Cache:
+    """Copies and pools: one pool, or one per layer; a bypass buffer, and perhaps side buffers, outside of them."""
 
     def __init__(
         self,
         shape: Shape,
         tables: Tables,
-        hands: Hands,
-        ledger: Ledger,
+        hooks: Hands,
+        counters: Counters,
         log: EventLog,
+        placement: Placement,
         side_slots: int = 0,
         free_only: bool = False,
     ) -> None:
-        self.tables, self._hands, self._ledger, self._log = tables, hands, ledger, log
+        self.tables, self._hooks, self._counters, self._log = tables, hooks, counters, log
         self._precisions, self._free_only = shape.precisions, free_only
-        self._capacity = hands.eviction.own.capacity
-        self._victims = Victims(tables, hands.eviction)
+        self._capacity = hooks.eviction.own.capacity
+        self._victims = Victims(tables, hooks.eviction)
         self._side = SideBuffer(tables, side_slots)
+        self._placement, self._placed = placement, dict[int, None]()  # in the order of their placing
         self.clear()
 
     def clear(self) -> None:
         """Nothing resident, nothing remembered."""
         copies = len(self.tables.copies)
+        for y in list(self._placed):
+            self._vacate(y)
         self._victims.clear()
         self._side.clear()
         self._used = [0] * len(self._capacity)
@@ -47,8 +52,8 @@ class Tier:
         self._evicted_pass = [NOT_YET] * copies
         self._entered_step = [0] * copies
         self._counted = [False] * copies  # its arrival by a prefetch counted as its first use
-        self._stamp = self._arrivals = 0
-        self._staged: int | None = None
+        self._time = self._arrivals = 0
+        self._bypass_buffer: int | None = None
 
     # look-up
 
@@ -69,40 +74,40 @@ class Tier:
         return "collisions" if latest == self.tables.now["pass"] else "capacity"
 
     def use(self, y: int) -> None:
-        """A demanded expert is (or will be) resident and is used."""
+        """A demanded expert, resident or on its way, is used."""
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
-        self._stamp_now(expert)
+        self._timestamp(expert)
         expert["uses_ever"] += 1
         counted = copy["prefetched"] == 1 and self._counted[y]
         expert["uses_here"] = max(1, expert["uses_here"] + 1 - counted)
-        self._hands.on_use(y)
+        self._hooks.on_use(y)
         copy["prefetched"] = 0
-        self._victims.touch(y // self._precisions)
+        self._victims.invalidate(y // self._precisions)
 
     def learn(self, x: int, **facts: int) -> None:
         """Write what the gate or compute found out about expert x."""
         self.tables.experts[x].update(facts)
-        self._victims.touch(x)
+        self._victims.invalidate(x)
 
     def gated(self) -> None:
-        """This layer's gate has told the policies of its demand; keys of its copies may be others now."""
-        if self._hands.eviction.policy.on_gate is None:
+        """This layer's gate has called `on_gate`, which may have changed the keys of the layer's copies."""
+        if self._hooks.eviction.policy.on_gate is None:
             return
         first = self.tables.now["layer"] * self.tables.now["experts"]
         for x in range(first, first + self.tables.now["experts"]):
-            self._victims.touch(x)
+            self._victims.invalidate(x)
 
     def predict(self, y: int) -> None:
         """A prefetch policy named a resident copy."""
         expert = self.tables.experts[y // self._precisions]
-        self._stamp += 1
-        expert["last_hint"], expert["hint_pass"] = self._stamp, self.tables.now["pass"]
-        self._hands.on_predict(y)
-        self._victims.touch(y // self._precisions)
+        self._time += 1
+        expert["last_hint"], expert["hint_pass"] = self._time, self.tables.now["pass"]
+        self._hooks.on_predict(y)
+        self._victims.invalidate(y // self._precisions)
 
-    def _stamp_now(self, expert: dict[str, int]) -> None:
-        self._stamp += 1
-        expert["last_use"], expert["last_pass"] = self._stamp, self.tables.now["pass"]
+    def _timestamp(self, expert: dict[str, int]) -> None:
+        self._time += 1
+        expert["last_use"], expert["last_pass"] = self._time, self.tables.now["pass"]
 
     def free_bytes(self, y: int) -> int:
         """Free bytes of the pool that y belongs to."""
@@ -112,25 +117,26 @@ class Tier:
     # protection
 
     def protect(self, y: int) -> None:
-        """Not a victim until released or the step's end."""
+        """Pin a copy: it is no victim until it is released or the step ends."""
         self.tables.copies[y]["protected"] = 1
         self._protected.append(y)
 
     def release(self, y: int) -> None:
-        """Any transfer may evict it again."""
+        """Unpin a copy."""
         self.tables.copies[y]["protected"] = 0
 
     def computed(self, y: int) -> None:
-        """Its compute has ended: a demand that finds nothing else may evict it; a streamed one is gone."""
-        if self._staged == y:
-            self._staged = None
+        """Its compute has ended: a demand may evict it as a last resort; the bypass buffer is free."""
+        if self._bypass_buffer == y:
+            self._bypass_buffer = None
             self._set(y, ABSENT)
+            self._vacate(y)
             self._forget_uses(y // self._precisions)
         elif y in self._residents[self.tables.copies[y]["pool"]]:  # and not in a side buffer, which holds no room
             self._done.add(y)
 
     def end_step(self) -> None:
-        """Nothing is protected between a step's start and its gate."""
+        """Unpin everything: nothing is pinned between a step's start and its gate."""
         for y in self._protected:
             self.release(y)
         self._protected.clear()
@@ -138,56 +144,56 @@ class Tier:
 
     # transfers
 
-    def claim(self, job: Job) -> Claim:
+    def claim(self, transfer: Transfer) -> Claim:
         """Take the bytes of a transfer that is about to start, evicting what must leave."""
-        if job.prefetch and self._side.slots:
-            return self._claim_side(job)
-        pool = self.tables.copies[job.y]["pool"]
-        verdict = self._make_room(job.y, pool, job.prefetch, job.layer)
+        if transfer.prefetch and self._side.slots:
+            return self._claim_side(transfer)
+        pool = self.tables.copies[transfer.y]["pool"]
+        verdict = self._make_space(transfer.y, pool, transfer.prefetch, transfer.layer)
         if verdict is Claim.GRANTED:
-            self._used[pool] += self.tables.copies[job.y]["bytes"]
-            self._set(job.y, IN_FLIGHT)
-        if verdict is Claim.STREAMED:
-            self._staged, job.streamed = job.y, True
-            self._set(job.y, IN_FLIGHT)
-            self._ledger.count("declined", job.layer)
+            self._used[pool] += self.tables.copies[transfer.y]["bytes"]
+            self._place(transfer.y, Area.POOL)
+        if verdict is Claim.BYPASSED:
+            self._bypass_buffer, transfer.bypasses = transfer.y, True
+            self._place(transfer.y, Area.BYPASS)
+            self._counters.count("declined", transfer.layer)
         return verdict
 
-    def _make_room(self, y: int, pool: int, prefetch: bool, layer: int) -> Claim:
+    def _make_space(self, y: int, pool: int, prefetch: bool, layer: int) -> Claim:
         short = self._used[pool] + self.tables.copies[y]["bytes"] - self._capacity[pool]
         if short <= 0:
             return Claim.GRANTED
         if prefetch and self._free_only:
             return Claim.REFUSED
         candidates = self._candidates(pool)
-        spare = [] if prefetch else self._spare(pool)
-        if not self._would_free(short, [*candidates, *spare]):
+        last_resort = [] if prefetch else self._last_resort(pool)
+        if not self._would_free(short, [*candidates, *last_resort]):
             return Claim.REFUSED
         if self._victims.asks_of_each:
             return self._evict_if_all_may(y, pool, prefetch, layer)
-        victim = self._victims.choose(pool, y, candidates or spare)
+        victim = self._victims.choose(pool, y, candidates or last_resort)
         if not self._victims.admits(y, prefetch, victim):
             return self._declined(prefetch)
         return self._evict_until_it_fits(y, pool, victim, layer)
 
     def _evict_if_all_may(self, y: int, pool: int, prefetch: bool, layer: int) -> Claim:
-        """Every victim is named and asked about before one leaves."""
-        leaving = self._agreed(y, pool, prefetch)
-        for victim in leaving:
+        """The policy is asked about every victim before the first is evicted."""
+        victims = self._agreed(y, pool, prefetch)
+        for victim in victims:
             self._evict(victim, layer, cause=y)
-        return Claim.GRANTED if leaving else self._declined(prefetch)
+        return Claim.GRANTED if victims else self._declined(prefetch)
 
     def _agreed(self, y: int, pool: int, prefetch: bool) -> list[int]:
-        """The copies that leave for y, in this order, or none if the policy declines; all are as they were before."""
+        """The copies to evict for y, in this order; none if the policy declines one of them. Pins are as before."""
         copies, aside, was = self.tables.copies, list[int](), list[int]()
         short, agreed = self._used[pool] + copies[y]["bytes"] - self._capacity[pool], True
         while agreed and short > 0:
-            open_ones = self._candidates(pool)
-            victim = self._victims.choose(pool, y, open_ones or [z for z in self._spare(pool) if z not in aside])
+            candidates = self._candidates(pool)
+            victim = self._victims.choose(pool, y, candidates or [z for z in self._last_resort(pool) if z not in aside])
             agreed = self._victims.admits(y, prefetch, victim)
             aside.append(victim)
             was.append(copies[victim]["protected"])
-            copies[victim]["protected"] = 1  # so that the next choice is among the others
+            copies[victim]["protected"] = 1  # the next choice is among the others
             short -= copies[victim]["bytes"]
         for victim, protected in zip(aside, was, strict=True):
             copies[victim]["protected"] = protected
@@ -203,13 +209,13 @@ class Tier:
     def _candidates(self, pool: int) -> list[int]:
         return [y for y in self._residents[pool] if not self.tables.copies[y]["protected"]]
 
-    def _spare(self, pool: int) -> list[int]:
-        """Demanded by this step and already computed: the last resort of a demand."""
+    def _last_resort(self, pool: int) -> list[int]:
+        """Demanded by this step and already computed: evicted only for a demand, and only if nothing else can be."""
         copies = self.tables.copies
         return [y for y in self._done if copies[y]["pool"] == pool and copies[y]["protected"]]
 
     def _declined(self, prefetch: bool) -> Claim:
-        return Claim.STREAMED if not prefetch and self._staged is None else Claim.REFUSED
+        return Claim.BYPASSED if not prefetch and self._bypass_buffer is None else Claim.REFUSED
 
     def _evict_until_it_fits(self, y: int, pool: int, victim: int, layer: int) -> Claim:
         size = self.tables.copies[y]["bytes"]
@@ -217,24 +223,25 @@ class Tier:
             self._evict(victim, layer, cause=y)
             if self._used[pool] + size <= self._capacity[pool]:
                 return Claim.GRANTED
-            victim = self._victims.choose(pool, y, self._candidates(pool) or self._spare(pool))
+            victim = self._victims.choose(pool, y, self._candidates(pool) or self._last_resort(pool))
 
     def _evict(self, y: int, layer: int, cause: int) -> None:
         copy = self.tables.copies[y]
         self._residents[copy["pool"]].discard(y)
         self._used[copy["pool"]] -= copy["bytes"]
         self._done.discard(y)
-        self._leave(y, layer, cause)
-        self._hands.on_evict(y)
+        self._record_eviction(y, layer, cause)
+        self._hooks.on_evict(y)
 
-    def _leave(self, y: int, layer: int, cause: int) -> None:
-        """The books of an eviction: charged to the layer that comes in, waste to the victim's."""
+    def _record_eviction(self, y: int, layer: int, cause: int) -> None:
+        """Counted for the layer of the expert that comes in; waste and lifetime for the victim's."""
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
-        self._ledger.count("evictions", layer)
-        self._ledger.lived(expert["layer"], self.tables.now["step"] - self._entered_step[y])
+        self._counters.count("evictions", layer)
+        self._counters.lived(expert["layer"], self.tables.now["step"] - self._entered_step[y])
         if copy["prefetched"]:
-            self._ledger.count("bytes_wasted", expert["layer"], copy["bytes"])
+            self._counters.count("bytes_wasted", expert["layer"], copy["bytes"])
         copy.update(state=ABSENT, protected=0, prefetched=0)
+        self._vacate(y)
         self._forget_uses(y // self._precisions)
         self._evicted_pass[y] = self.tables.now["pass"]
         self._log.note("evict", y, f"for {cause}")
@@ -244,17 +251,17 @@ class Tier:
         if self.find(x, self._precisions - 1) == NONE:
             self.tables.experts[x]["uses_here"] = 0
 
-    def land(self, job: Job) -> None:
-        """A transfer is complete: resident, unless it was streamed."""
-        if job.streamed:
+    def land(self, transfer: Transfer) -> None:
+        """A transfer is complete: its copy is resident, unless it bypassed the cache."""
+        if transfer.bypasses:
             return
-        self._enter(job.y, job.unused)
-        if job.y in self._side:
-            if job.awaited:
-                self.promote(job.y)
+        self._enter(transfer.y, transfer.unused)
+        if transfer.y in self._side:
+            if transfer.awaited:
+                self.promote(transfer.y)
             return
-        self._residents[self.tables.copies[job.y]["pool"]].add(job.y)
-        self._hands.on_insert(job.y, int(job.unused))
+        self._residents[self.tables.copies[transfer.y]["pool"]].add(transfer.y)
+        self._hooks.on_insert(transfer.y, int(transfer.unused))
 
     def _enter(self, y: int, unused: bool) -> None:
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
@@ -264,53 +271,66 @@ class Tier:
         copy["entered"], copy["prefetched"] = self._arrivals, int(unused)
         self._counted[y] = unused and not known
         self._entered_step[y], self._ever[y] = self.tables.now["step"], True
-        self._ledger.count("insertions", expert["layer"])
+        self._counters.count("insertions", expert["layer"])
         if unused:
-            self._stamp_now(expert)
+            self._timestamp(expert)
         if self._counted[y]:
             expert["uses_here"] = 1
-        self._victims.touch(y // self._precisions)
+        self._victims.invalidate(y // self._precisions)
 
     def queue(self, y: int) -> None:
         """The copy waits for the link."""
         self._set(y, QUEUED)
 
     def forget(self, y: int) -> None:
-        """A queued copy will not be fetched after all."""
+        """A queued copy is absent again: it will not be fetched."""
         self._set(y, ABSENT)
 
     def _set(self, y: int, state: int) -> None:
         self.tables.copies[y]["state"] = state
 
+    # where copies lie
+
+    def _place(self, y: int, area: Area) -> None:
+        """Space for y is taken; its transfer starts next."""
+        self._set(y, IN_FLIGHT)
+        self._placed[y] = None
+        self._placement.placed(y, area)
+
+    def _vacate(self, y: int) -> None:
+        del self._placed[y]
+        self._placement.vacated(y)
+
     # the side buffer
 
-    def _claim_side(self, job: Job) -> Claim:
+    def _claim_side(self, transfer: Transfer) -> Claim:
         """A free buffer, or the oldest that can be overwritten."""
         if self._side.full:
             stale = self._side.overwritable()
             if stale == NONE:
                 return Claim.REFUSED
             self._side.take(stale)
-            self._leave(stale, job.layer, cause=job.y)
-        self._side.put(job)
-        self._set(job.y, IN_FLIGHT)
+            self._record_eviction(stale, transfer.layer, cause=transfer.y)
+        self._side.put(transfer)
+        self._place(transfer.y, Area.SIDE)
         return Claim.GRANTED
 
     def promote(self, y: int) -> None:
-        """A demanded expert moves from its side buffer into the cache, if room can be made; no bytes cross the link."""
+        """A demanded expert moves from its side buffer into the cache, if there is space; no bytes cross the link."""
         if y not in self._side:
             return
         pool, layer = self.tables.copies[y]["pool"], self.tables.experts[y // self._precisions]["layer"]
-        if self._make_room(y, pool, prefetch=False, layer=layer) is not Claim.GRANTED:
+        if self._make_space(y, pool, prefetch=False, layer=layer) is not Claim.GRANTED:
             return
         self._side.take(y)
+        self._placement.promoted(y)
         self._used[pool] += self.tables.copies[y]["bytes"]
         self._residents[pool].add(y)
         self._arrivals += 1
         self.tables.copies[y]["entered"] = self._arrivals  # the cache, now
-        self._victims.touch(y // self._precisions)
+        self._victims.invalidate(y // self._precisions)
         self._log.note("promote", y, "demand")
-        self._hands.on_insert(y, 0)
+        self._hooks.on_insert(y, 0)
 
     # start and end
 
@@ -321,8 +341,10 @@ class Tier:
         self._set(y, RESIDENT)
         copy["entered"], self._ever[y] = self._arrivals, True
         self._used[copy["pool"]] += copy["bytes"]
+        self._placed[y] = None
+        self._placement.warmed(y)
         self._residents[copy["pool"]].add(y)
-        self._hands.on_insert(y, 0)
+        self._hooks.on_insert(y, 0)
 
     def unused_bytes(self) -> list[tuple[int, int]]:
         """(layer, bytes) of each copy that was prefetched and is still unused."""

@@ -1,4 +1,4 @@
-"""The command line: the verbs of `commands/`, and what every one of them does with an error."""
+"""The command `moereplay`: the verbs of `commands/`, and what every one of them does with an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import sys
 from importlib import import_module
 from typing import Annotated, Any
 
+from moereplay.rooms import HiddenPackageError, check
+
 try:
+    check()
     import typer
 
     import commands
@@ -17,6 +20,9 @@ try:
     VERBS = {name: getattr(import_module(f"commands.{name}"), name) for name in commands.NAMES}
 except KeyboardInterrupt:  # nothing has begun yet, and a traceback would say nothing
     sys.exit(130)
+except HiddenPackageError as error:
+    print(f"moereplay: {error}", file=sys.stderr)
+    sys.exit(2)
 
 #: A disk, a quota or a largest file is reached.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -115,7 +121,3 @@ def _flushed(code: Any) -> Any:
             say(f"moereplay: {_told(error)}")
         return 2
     return code
-
-
-if __name__ == "__main__":
-    main()

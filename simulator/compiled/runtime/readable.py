@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from policies.contract import EXPERT, OPTIONAL_ARRAYS, OPTIONAL_COLUMNS, Step
-from simulator.compiled.jit import IS_PYTHON, array_reader, fast
-from simulator.compiled.layout import ARRAYS
-from simulator.compiled.state import (
+from simulator.compiled.runtime.jit import IS_PYTHON, array_reader, fast
+from simulator.compiled.runtime.layout import ARRAYS
+from simulator.compiled.runtime.state import (
     all_choice,
     all_demand_expert,
     all_demand_mass,

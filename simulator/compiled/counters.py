@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from results.result import COUNTERS, LIFETIME_BUCKETS
-from simulator.compiled.jit import bit_length, called, fast
-from simulator.compiled.state import before, cells, lifetimes, now, pass_row, row_times, rows
+from simulator.compiled.runtime.jit import bit_length, called, fast
+from simulator.compiled.runtime.state import before, cells, lifetimes, now, pass_row, row_times, rows
 
 WIDTH = len(COUNTERS)
 BUCKETS = LIFETIME_BUCKETS

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from policies.contract import NONE
-from simulator.compiled.jit import called, fast
-from simulator.compiled.state import (
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.state import (
     BAD_CHOICE,
     choice,
     chosen,
@@ -20,6 +20,7 @@ from simulator.compiled.state import (
     now,
     offsets,
     ran,
+    slot,
     stream_expert,
     stream_mass,
     stream_next,
@@ -34,16 +35,16 @@ from simulator.compiled.state import (
     units,
     weights,
 )
-from simulator.compiled.weights import to_units, unite, weigh_run
+from simulator.compiled.weights import to_units, weigh_run
 
 
 @fast
-def route(w, hands):
+def route(w, hooks):
     """The demand of the step in progress: as recorded, or as the routing policy chooses."""
     read_gate(w)
     weigh_record(w)
     if w["has_choose"] == 1:
-        choose(w, hands.choose)
+        choose(w, hooks.choose)
     if w["changed"] == 0:
         recall(w)
 
@@ -149,3 +150,65 @@ def demand_anew(w):
             for j in range(w["width"]):
                 weights(w)[t, j] = units(w)[t, j]
     w["demanded"] = unite(w, demand_expert(w), demand_rank(w), demand_mass(w), demand_sum(w), demand_tokens(w))
+
+
+# the union of what the tokens run
+
+
+@called
+def unite(w, expert, rank, mass, mass_sum, tokens):
+    """Unite what the tokens run, with its weights, in demand order; returns how many experts.
+
+    `slot` is NONE throughout, before and after.
+    """
+    n, base = 0, now(w)["layer"] * w["experts"]
+    for t in range(w["tokens"]):
+        for j in range(w["width"]):
+            e, weight = ran(w)[t, j], units(w)[t, j]
+            if e < 0:
+                continue
+            if slot(w)[e] == NONE:
+                slot(w)[e] = n
+                expert[n], rank[n], mass[n], mass_sum[n], tokens[n] = base + e, j, weight, 0, 0
+                n += 1
+            at = slot(w)[e]
+            rank[at], mass[at] = min(rank[at], j), max(mass[at], weight)
+            mass_sum[at] += weight
+            tokens[at] += 1
+    for i in range(n):
+        slot(w)[expert[i] - base] = NONE
+    sort(n, w["by_rank"], expert, rank, mass, mass_sum, tokens)
+    return n
+
+
+@called
+def sort(n, by_rank, expert, rank, mass, mass_sum, tokens):
+    """By descending largest weight, or else by best rank and descending number of tokens; ties by lowest id."""
+    for i in range(1, n):
+        j = i
+        while j > 0 and comes_first(j, by_rank, expert, rank, mass, tokens):
+            swap(expert, j)
+            swap(rank, j)
+            swap(mass, j)
+            swap(mass_sum, j)
+            swap(tokens, j)
+            j -= 1
+
+
+@fast
+def comes_first(j, by_rank, expert, rank, mass, tokens):
+    """Whether an entry comes before the one before it."""
+    if by_rank == 1:
+        if rank[j] != rank[j - 1]:
+            return rank[j] < rank[j - 1]
+        if tokens[j] != tokens[j - 1]:
+            return tokens[j] > tokens[j - 1]
+    elif mass[j] != mass[j - 1]:
+        return mass[j] > mass[j - 1]
+    return expert[j] < expert[j - 1]
+
+
+@fast
+def swap(column, j):
+    """Exchange an entry with the one before it."""
+    column[j], column[j - 1] = column[j - 1], column[j]

@@ -6,9 +6,10 @@ import numpy as np
 
 from policies.contract import PolicyError
 from results.result import COUNTERS, Event, Row
-from simulator.compiled.ledger import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
+from simulator.compiled.counters import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
 from simulator.compiled.log import BY_RESET, CAUSES, KINDS
-from simulator.compiled.state import (
+from simulator.compiled.runtime.initial import World
+from simulator.compiled.runtime.state import (
     BAD_CHOICE,
     BAD_NAME,
     BAD_STAND_IN,
@@ -22,7 +23,6 @@ from simulator.compiled.state import (
     STOPPED,
     STUCK,
 )
-from simulator.compiled.world import World
 from simulator.config import PolicySet
 from simulator.errors import ConfigError
 from simulator.setting import Setting

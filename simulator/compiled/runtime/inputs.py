@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from policies.contract import NONE, UNIT
-from simulator.compiled.layout import FEED
-from simulator.compiled.world import Feed
+from simulator.compiled.runtime.initial import Feed
+from simulator.compiled.runtime.layout import FEED
 from simulator.config import ReplayConfig
 from simulator.source import Gate, Pass, Source
 from traces import plain, routers
@@ -16,6 +17,7 @@ from traces.demand import Demand, demand_of, next_passes
 from traces.lookahead import look
 from traces.passes import Passes, schedule
 from traces.schema import Geometry, Trace
+from traces.shared import read_only, shared
 
 #: The demand stream's columns in `traces.demand`.
 STREAM = {
@@ -28,15 +30,36 @@ STREAM = {
 }
 
 
+class Demanded(NamedTuple):
+    """What decides which arrays of a trace are input, and in what form."""
+
+    passes: str
+    scores: bool  #: whether any policy needs the router's logits
+    next_pass: bool  #: whether any reads it
+    depths: tuple[int, ...]  #: of the look-ahead
+    control: tuple[str, int]  #: of the look-ahead, and its seed
+
+
 def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Feed:
-    """Only the arrays that the policies need; `reads` is what they declare to read. Raises TraceError."""
-    plan, geometry, demand = schedule(trace, config.passes), trace.geometry, demand_of(trace, config.passes)
-    scores = _scores_of(trace) if "logits" in needs else {}
+    """Only the arrays that the policies need; `reads` is what they declare to read. Raises TraceError.
+
+    All replays of this process that want the same share them.
+    """
+    depths = _depths(config)
+    control = (config.lookahead, config.seed if config.lookahead != "recorded" else 0) if depths else ("", 0)
+    wanted = Demanded(config.passes, "logits" in needs, "next_pass" in reads, depths, control)
+    return shared(trace, wanted, lambda: _feed_of(trace, wanted))
+
+
+def _feed_of(trace: Trace, wanted: Demanded) -> Feed:
+    passes = wanted.passes
+    plan, geometry, demand = schedule(trace, passes), trace.geometry, demand_of(trace, passes)
+    scores = _scores_of(trace) if wanted.scores else {}
     weights = {"token_weights": plain.rows(trace, "weights")} if "weights" in trace.arrays else {}
-    looks = _looks_of(trace, config)
+    looks = _looks_of(trace, wanted) if wanted.depths else {}
     demanded = _demand(demand)
-    if "next_pass" in reads:
-        demanded["stream_pass"] = next_passes(trace, config.passes)
+    if wanted.next_pass:
+        demanded["stream_pass"] = next_passes(trace, passes)
     return _feed(
         geometry, _plan(plan) | demanded | {"token_ids": plain.rows(trace, "chosen")} | weights | scores | looks
     )
@@ -71,15 +94,16 @@ def _scores_of(trace: Trace) -> dict[str, np.ndarray]:
     }
 
 
-def _looks_of(trace: Trace, config: ReplayConfig) -> dict[str, np.ndarray]:
+def _looks_of(trace: Trace, wanted: Demanded) -> dict[str, np.ndarray]:
+    order, score = look(trace, wanted.depths, *wanted.control)
+    return {"look_order": order, "look_score": score}
+
+
+def _depths(config: ReplayConfig) -> tuple[int, ...]:
+    """How far each row of the look-ahead looks; depth 0 is each layer's own scores."""
     prefetch = config.policy_set().prefetch
     depth = prefetch.policy.depth(prefetch.params)
-    if depth == 0:
-        return {}
-    own = prefetch.policy.own_scores(prefetch.params)
-    depths = (0,) * depth if own else tuple(range(1, depth + 1))
-    order, score = look(trace, depths, config.lookahead, config.seed)
-    return {"look_order": order, "look_score": score}
+    return (0,) * depth if prefetch.policy.own_scores(prefetch.params) else tuple(range(1, depth + 1))
 
 
 def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Feed:
@@ -88,7 +112,7 @@ def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Feed:
     lengths = {"layers": geometry.layers, "experts": geometry.experts, "width": width}
     absent = {name: [lengths.get(axis, 0) for axis in axes] for name, (_, axes) in FEED.items()}
     return {
-        name: np.ascontiguousarray(arrays.get(name, np.zeros(absent[name], dtype)), dtype)
+        name: read_only(np.ascontiguousarray(arrays.get(name, np.zeros(absent[name], dtype)), dtype))
         for name, (dtype, _) in FEED.items()
     }
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from policies.contract import NEVER, NONE, NOW, QUEUES, REKEY, Eviction, Memory
 from policies.grammar import Chosen
-from simulator.compiled.jit import IS_PYTHON
-from simulator.compiled.layout import ARRAYS, MEMORIES, RULE, WORLD
-from simulator.compiled.ledger import BUCKETS, NO_ROW, TIMES, WIDTH
-from simulator.compiled.order import TOUCH
-from simulator.compiled.state import NEVER_LEFT, NO_KEY, NOT_SOON
+from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
+from simulator.compiled.runtime.jit import IS_PYTHON
+from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RULE, WORLD
+from simulator.compiled.runtime.ranking import TOUCH
+from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY, NOT_SOON
 from simulator.compiled.weights import FAMILIES
 from simulator.config import KINDS, PolicySet, parse_reset
 from simulator.foreknown import Known

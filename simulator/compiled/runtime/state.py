@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from policies.contract import NOW, Own
-from simulator.compiled.jit import array_reader, fast, record_reader
-from simulator.compiled.layout import ARRAYS, FEED, MEMORIES, RULE, STOP
+from simulator.compiled.runtime.jit import array_reader, fast, record_reader
+from simulator.compiled.runtime.layout import ARRAYS, FEED, MEMORIES, RULE, STOP
 
 #: No event: later than any time.
 NOT_SOON = (1 << 63) - 1
@@ -177,7 +177,7 @@ _own_par_3 = _whole["own_par_3"]
 _own_capacity_3 = _whole["own_capacity_3"]
 
 
-class Hands(NamedTuple):
+class BoundHooks(NamedTuple):
     """Policies' hooks as machine code. Absent ones are never called."""
 
     choose: Any

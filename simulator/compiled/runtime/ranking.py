@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from policies.contract import REKEY
-from simulator.compiled.jit import called, fast
-from simulator.compiled.state import (
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.state import (
     NO_KEY,
     answers,
     asked,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from simulator.compiled.compute import OVER, go_on
-from simulator.compiled.ledger import close_row
+from simulator.compiled.counters import close_row
 from simulator.compiled.link import complete, next_landing, ring, wake
 from simulator.compiled.reset import count_unused, warm_up
-from simulator.compiled.state import NO_ERROR, NOT_SOON, STUCK, Hands
+from simulator.compiled.runtime.state import NO_ERROR, NOT_SOON, STUCK, BoundHooks
 
 
 def kernel(
@@ -46,7 +46,7 @@ def kernel(
     predict_miss: Any,
 ) -> None:
     """Replay the world. `engine` compiles it, once for all policies: pointers to their hooks come one by one."""
-    hands = Hands(
+    hooks = BoundHooks(
         choose,
         suggest,
         want,
@@ -76,17 +76,17 @@ def kernel(
         predict_eviction,
         predict_miss,
     )
-    warm_up(w, hands)
+    warm_up(w, hooks)
     w["go"] = 1
     abandoned = -1
     while w["error"] == NO_ERROR:
         # compute goes on as far as it can without an event
         if w["go"] == 1:
-            go_on(w, hands)
+            go_on(w, hooks)
         # the link starts what it can
         if w["wake"] == 1:
             w["wake"] = 0
-            wake(w, hands)
+            wake(w, hooks)
         if w["go"] == 1:
             continue
         # the end: what lands in this very nanosecond still does, but for what is issued now
@@ -98,7 +98,7 @@ def kernel(
         # the next event
         if lands <= w["cpu_at"] and lands <= w["compute_at"] and lands < NOT_SOON:
             w["time"] = lands
-            complete(w, hands)
+            complete(w, hooks)
             w["wake"] = 1
         elif w["cpu_at"] <= w["compute_at"] and w["cpu_at"] < NOT_SOON:
             w["time"], w["cpu_at"], w["beside_cpu"] = w["cpu_at"], NOT_SOON, 0

@@ -1,13 +1,15 @@
-"""The books of a run: counters per (layer, phase) and per request, and how long copies stayed."""
+"""Counters of a run, per (layer, phase) and per request, and lifetimes of evicted copies."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from results.result import COUNTERS, LIFETIME_BUCKETS, Row
 
 PHASES = ("prefill", "decode")
 
 
-class Ledger:
+class Counters:
     """Everything is charged to the phase and the request of the pass in progress."""
 
     def __init__(self, layers: int) -> None:
@@ -41,8 +43,18 @@ class Ledger:
         self._cells[layer][self.phase][name] += amount
         self._row[name] += amount
 
+    def here(self, layer: int) -> Callable[[str, int], None]:
+        """`count` for this layer and the pass in progress, to be called when an activity's time is known."""
+        cells = self._cells[layer][self.phase], self._row
+
+        def add(name: str, amount: int) -> None:
+            for cell in cells:
+                cell[name] += amount
+
+        return add
+
     def lived(self, layer: int, steps: int) -> None:
-        """A copy was evicted after so many steps."""
+        """A copy was evicted after `steps` steps."""
         self._lifetimes[layer][self.phase][min(steps.bit_length(), LIFETIME_BUCKETS - 1)] += 1
 
     def totals(self, end: int) -> Row:

@@ -1,0 +1,1 @@
+"""What only a compiler needs: state, its layout, machine code on disk, hooks as pointers."""

@@ -1,0 +1,183 @@
+"""Compute, the process that waits: dense part, gate, experts, next step. Section 3 of `docs/semantics.md`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+
+import simpy
+
+from simulator.reference.bound import Tables
+from simulator.reference.cache import Cache
+from simulator.reference.clock import Activity, Bell, Span
+from simulator.reference.counters import Counters
+from simulator.reference.demand import Access, Demanded, Served
+from simulator.reference.gate import Gatekeeper
+from simulator.reference.link import Link
+from simulator.reference.log import NO_EXPERT, EventLog
+from simulator.reference.machine import Machine
+from simulator.reference.transfers import Transfer
+from simulator.setting import Setting
+from simulator.source import Pass
+
+Process = Generator[simpy.Event, None, None]
+
+
+class Compute:
+    """Runs passes; the link answers in events."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        setting: Setting,
+        tables: Tables,
+        cache: Cache,
+        link: Link,
+        gates: Gatekeeper,
+        counters: Counters,
+        log: EventLog,
+    ) -> None:
+        self._machine, self._config, self._layers = machine, setting.config, setting.shape.geometry.layers
+        self._tables, self._cache, self._link, self._gates = tables, cache, link, gates
+        self._counters, self._log = counters, log
+        self._ready: deque[int] = deque()  # copies that arrived and wait for compute
+        self._awaited: Bell | None = None
+        self._on_cpu = 0  # experts that the CPU has not yet computed
+        self._expert_ns = 0  # of the step in progress
+
+    def run(self, step_pass: Pass, position: int) -> Process:
+        """One pass, every layer. `position` is that of its first token in its request."""
+        began = self._now
+        self._counters.begin_pass(began, step_pass.request, step_pass.phase, step_pass.tokens)
+        for layer in range(self._layers):
+            self._begin_step(step_pass, layer, position)
+            yield from self._step(step_pass, layer)
+        self._counters.end_pass(began, self._now)
+
+    def _begin_step(self, step_pass: Pass, layer: int, position: int) -> None:
+        self._tables.now.update(
+            {"pass": step_pass.index, "layer": layer, "step": step_pass.index * self._layers + layer, "gated": 0},
+            phase=step_pass.phase,
+            tokens=step_pass.tokens,
+            request=step_pass.request,
+            clock=step_pass.start,
+            position=position,
+        )
+
+    def _step(self, step_pass: Pass, layer: int) -> Process:
+        dense = self._machine.accelerator.dense(layer, step_pass.tokens)
+        self._charge(dense, "dense_ns", layer)
+        yield self._begun(dense, "dense", NO_EXPERT)
+        gated, self._expert_ns = self._now, 0
+        demanded = self._gates.open(step_pass, layer)
+        sequential = self._config.contract == "sequential"
+        yield from (self._one_by_one if sequential else self._together)(demanded, step_pass, layer)
+        if self._config.prefetch_at == "after_demand":
+            self._gates.suggest(demanded)
+        self._gates.settle(demanded, step_pass, layer)
+        self._counters.count("stall_ns", layer, self._now - gated - self._expert_ns)
+        self._cache.end_step()
+
+    # contract atomic
+
+    def _together(self, demanded: Demanded, step_pass: Pass, layer: int) -> Process:
+        """Everything is looked up at the gate; hits run in demand order, then arrivals as they come."""
+        accesses = self._gates.look_up(demanded, range(len(demanded.step.expert)))
+        accesses = self._gates.unite_again(demanded, accesses, step_pass)
+        self._gates.use(demanded, accesses)
+        if self._config.prefetch_at == "gate":
+            self._gates.suggest(demanded)
+        self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
+        self._link.wake()
+        for access in accesses:
+            if access.served is Served.HIT:
+                yield from self._run_expert(access, layer)
+        coming = {access.y: access for access in accesses if access.served.waits}
+        while coming:
+            yield from self._until(lambda: bool(self._ready))
+            yield from self._run_expert(coming.pop(self._ready.popleft()), layer)
+        yield from self._until(lambda: not self._on_cpu)
+
+    # contract sequential
+
+    def _one_by_one(self, demanded: Demanded, step_pass: Pass, layer: int) -> Process:
+        """Algorithm 1 of SpecMD: each expert is looked up when its turn comes, and only it is protected."""
+        if self._config.prefetch_at == "gate":
+            self._gates.suggest(demanded)
+        for n in range(len(demanded.step.expert)):
+            accesses = self._gates.look_up(demanded, [n])
+            accesses += self._gates.substitutes(accesses[0])
+            self._gates.use(demanded, accesses)
+            self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
+            # substitutes first: they need not wait, and may have to leave before the expert is fetched for other tokens
+            for access in sorted(accesses, key=lambda access: access.served is not Served.HIT):
+                if access.served.waits:
+                    yield from self._until(lambda: bool(self._ready))
+                    self._ready.popleft()
+                if access.served.runs_here:
+                    yield from self._run_expert(access, layer)
+                    self._cache.release(access.y)
+            yield from self._until(lambda: not self._on_cpu)
+
+    # activities
+
+    def _run_expert(self, access: Access, layer: int) -> Process:
+        """One expert over its tokens."""
+        expert = self._machine.accelerator.expert(layer, access.y, access.tokens)
+        self._charge(expert, "expert_ns", layer)
+        expert.measured(self._add_to_step)
+        yield self._begun(expert, "expert", access.y)
+        self._cache.learn(access.x, needed=0)
+        self._cache.computed(access.y)
+
+    def _charge(self, activity: Activity, name: str, layer: int) -> None:
+        """Count its time where it began."""
+        add = self._counters.here(layer)
+        activity.measured(lambda span: add(name, span.spent))
+
+    def _add_to_step(self, span: Span) -> None:
+        self._expert_ns += span.spent
+
+    def _begun(self, activity: Activity, kind: str, y: int) -> Activity:
+        """Compute has started its next activity: the link is woken."""
+        self._log.begin(kind, y, activity, "compute")
+        self._link.wake()
+        return activity
+
+    def _until(self, holds: Callable[[], bool]) -> Process:
+        """Wait, woken by arrivals and by the CPU."""
+        while not holds():
+            self._link.wake()
+            self._awaited = Bell(self._machine.env)
+            yield self._awaited
+
+    def _wake(self) -> None:
+        """Compute goes on as a COMPUTE event of this time, if it waits."""
+        if self._awaited is not None:
+            self._awaited.ring()
+            self._awaited = None
+
+    def arrived(self, transfer: Transfer) -> None:
+        """A transfer is complete; compute goes on if a demand waits for it."""
+        if not transfer.unused:
+            self._ready.append(transfer.y)
+            self._wake()
+
+    def _start_cpu(self, accesses: list[Access], layer: int) -> None:
+        """The CPU takes its share one after the other, beside link and compute; slower if the link works too."""
+        contended = self._link.busy
+        self._on_cpu, self._link.beside_cpu = len(accesses), bool(accesses)
+        for access in accesses:
+            activity = self._machine.cpu.expert(layer, access.y, access.tokens, contended)
+            self._log.begin("cpu", access.y, activity, "miss")
+            activity.then(self._cpu_done)
+
+    def _cpu_done(self) -> None:
+        self._on_cpu -= 1
+        if self._on_cpu == 0:
+            self._link.beside_cpu = False
+            self._wake()
+
+    @property
+    def _now(self) -> int:
+        return int(self._machine.env.now)

@@ -1,0 +1,124 @@
+"""What takes time: an accelerator, a CPU and a link on one clock; simulated unless a run is handed others.
+
+An engine decides what is done and in which order. A machine says how long it takes, at the start or at the end, so
+that real threads may do it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import simpy
+
+from simulator.platform import Times
+from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span
+from simulator.reference.transfers import Transfer
+
+
+class Accelerator(Protocol):
+    """Computes one thing at a time. Activities are of phase COMPUTE."""
+
+    def dense(self, layer: int, tokens: int) -> Activity:
+        """Start a layer's dense part; before layer 0 also embedding, head and dense layers."""
+        ...
+
+    def expert(self, layer: int, y: int, tokens: int) -> Activity:
+        """Start copy y over the tokens routed to it."""
+        ...
+
+
+class Processor(Protocol):
+    """A CPU beside the accelerator. Activities are of phase CPU."""
+
+    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+        """Start the expert of copy y, after those started before; `contended` if the link works too."""
+        ...
+
+
+class Channel(Protocol):
+    """The wire of a link: transfers end in the order of their start. Activities are of phase LINK."""
+
+    depth: int  #: transfers issued at once
+
+    def start(self, transfer: Transfer, contended: bool) -> Activity:
+        """Start a transfer; `contended` if the CPU computes. `Span.spent` is how long it kept the wire."""
+        ...
+
+    def abandon(self) -> None:
+        """A reset: nobody waits any more for what is in flight, and the wire counts as free."""
+        ...
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Everything that takes time in a run, on one clock of integer nanoseconds."""
+
+    env: simpy.Environment
+    accelerator: Accelerator
+    cpu: Processor
+    link: Channel
+
+
+def simulated(times: Times, precisions: int) -> Machine:
+    """The machine of a platform."""
+    env = simpy.Environment()
+    compute, cpu = SimulatedAccelerator(env, times, precisions), SimulatedProcessor(env, times, precisions)
+    return Machine(env, compute, cpu, SimulatedChannel(env, times, precisions))
+
+
+class SimulatedAccelerator:
+    """Times of a platform's [compute]."""
+
+    def __init__(self, env: simpy.Environment, times: Times, precisions: int) -> None:
+        self._env, self._times, self._precisions = env, times, precisions
+
+    def dense(self, layer: int, tokens: int) -> Activity:
+        """Known when it begins."""
+        before = self._times.pass_ns(tokens) if layer == 0 else 0
+        return self._busy(self._times.dense_ns(layer, tokens) + before)
+
+    def expert(self, layer: int, y: int, tokens: int) -> Activity:
+        """Known when it begins."""
+        return self._busy(self._times.expert_ns(layer, y % self._precisions, tokens))
+
+    def _busy(self, spent: int) -> Activity:
+        now = int(self._env.now)
+        return Planned(self._env, COMPUTE, Span(now, now + spent, spent))
+
+
+class SimulatedProcessor:
+    """Times of a platform's [cpu]."""
+
+    def __init__(self, env: simpy.Environment, times: Times, precisions: int) -> None:
+        self._env, self._times, self._precisions = env, times, precisions
+        self._free_at = 0
+
+    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+        """Known when it is asked for."""
+        began = max(int(self._env.now), self._free_at)
+        spent = self._times.cpu_ns(layer, y % self._precisions, tokens, contended)
+        self._free_at = began + spent
+        return Planned(self._env, CPU, Span(began, self._free_at, spent))
+
+
+class SimulatedChannel:
+    """Times of a platform's [link]: latencies overlap, bytes do not."""
+
+    def __init__(self, env: simpy.Environment, times: Times, precisions: int) -> None:
+        self._env, self._times, self._precisions = env, times, precisions
+        self.depth = times.depth
+        self._last_done = 0
+
+    def start(self, transfer: Transfer, contended: bool) -> Activity:
+        """Ends at max(now + latency, end of the one before) + its bytes on the wire."""
+        now = int(self._env.now)
+        wire_ns = self._times.contended_wire_ns if contended else self._times.wire_ns
+        free = max(now + self._times.latency_ns, self._last_done)
+        begins = max(now, self._last_done)
+        self._last_done = free + wire_ns[transfer.layer][transfer.y % self._precisions]
+        return Planned(self._env, LINK, Span(now, self._last_done, self._last_done - begins))
+
+    def abandon(self) -> None:
+        """The next transfer waits for nothing."""
+        self._last_done = 0

@@ -1,0 +1,147 @@
+"""`import moereplay`: every public name, imported when it is used; a file of the user's that hides a room is named."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import moereplay
+from moereplay import rooms
+from policies import contract
+from tests.project.test_imports import ROOT, STAGES
+from traces.schema import Geometry, TraceError
+
+SLOW = ("numpy", "numba", "polars", "zarr", "pydantic", "simpy", "typer", "importlib.metadata", *STAGES)
+GEOMETRY = Geometry(layers=2, experts=8, k=2, expert_bytes=(1000, 1000))
+
+
+def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A process of its own in a folder of the user's."""
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def command(cwd: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "moereplay", "platforms"]
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_every_name_is_there_and_is_what_its_room_calls_so() -> None:
+    assert {name for name in moereplay.__all__ if getattr(moereplay, name, None) is None} == set()
+    assert set(moereplay._HOME) == set(moereplay.__all__) - {"__version__", "contract"}
+    assert dir(moereplay) == sorted(moereplay.__all__) == moereplay.__all__
+    assert moereplay.replay.__module__ == "simulator.replay"
+    with pytest.raises(AttributeError, match="no attribute 'replays'"):
+        moereplay.replays  # noqa: B018
+
+
+def test_type_checkers_are_told_of_the_same_names() -> None:
+    block = Path(moereplay.__file__).read_text().split("if TYPE_CHECKING:")[1].split("\n\n#:")[0]
+    named = set(re.findall(r"\b(\w+)(?=,|\n|:)", re.sub(r"\w+ as ", "", block))) & set(moereplay.__all__)
+    assert named == set(moereplay.__all__)
+
+
+def test_importing_it_imports_nothing_slow(tmp_path: Path) -> None:
+    found = python(f"import sys, moereplay; print([name for name in {SLOW} if name in sys.modules])", tmp_path)
+    assert found.stdout.strip() == "[]", found
+
+
+def test_what_a_policy_file_imports_is_the_contract_itself() -> None:
+    assert all(getattr(moereplay.contract, name) is getattr(contract, name) for name in moereplay.contract.__all__)
+
+
+@pytest.mark.parametrize("room", ["traces", "results"])
+@pytest.mark.parametrize("form", ["{}.py", "{}/__init__.py"])
+def test_a_file_that_hides_a_room_is_named(form: str, room: str, tmp_path: Path) -> None:
+    file = tmp_path / form.format(room)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    named = file.parent if file.name == "__init__.py" else file
+    said = f"{named} hides the package {room!r} of moereplay; rename it, or run from another folder"
+    ran = command(tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"moereplay: {said}\n")
+    imported = python(f"import {room}\nfrom moereplay import open_trace", tmp_path)
+    assert imported.stderr.splitlines()[-1] == f"moereplay.rooms.HiddenPackageError: {said}"
+
+
+def test_a_plain_folder_hides_nothing(tmp_path: Path) -> None:
+    for room in rooms.ROOMS:
+        (tmp_path / room).mkdir()
+    ran = command(tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "") and "a100-5gbps" in ran.stdout
+
+
+# -- a trace in memory -------------------------------------------------------------------------------------------------
+
+
+def routing(tokens: int) -> np.ndarray:
+    """(T, 2, 2) ids: token t uses experts t and t + 1 of 8."""
+    return np.stack([np.arange(tokens) % 8, (np.arange(tokens) + 1) % 8], axis=-1)[:, None, :].repeat(2, axis=1)
+
+
+def test_arrays_become_the_requests_that_they_hold() -> None:
+    chosen, weights = routing(10), np.full((10, 2, 2), 0.5)
+    logits, look = np.zeros((10, 2, 8)), np.ones((10, 2, 8))
+    trace = moereplay.from_arrays(
+        chosen, GEOMETRY, lengths=[6, 4], prompt_lengths=[2, 1], weights=weights, logits=logits, lookahead=[look]
+    )
+    assert (trace.requests, trace.tokens, trace.capabilities) == (2, 10, {"ids", "weights", "logits", "lookahead"})
+    second = trace.request(1)
+    assert np.array_equal(second.chosen, chosen[6:]) and second.prompt_length == 1
+    assert second.lookahead[0].shape == (4, 2, 8) and second.weights is not None and second.weights.dtype == np.float32
+
+
+def test_a_known_model_gives_sizes_and_router_and_the_arrays_their_k() -> None:
+    chosen = np.zeros((3, 16, 4), np.int64) + np.arange(4)
+    trace = moereplay.from_arrays(chosen, "olmoe-1b-7b")
+    assert (trace.geometry.k, trace.geometry.experts, trace.header.provenance.model) == (4, 64, "olmoe-1b-7b")
+    assert trace.geometry.expert_bytes == moereplay.known_model("olmoe-1b-7b").geometry.expert_bytes
+
+
+def test_it_replays_as_the_same_rows_on_disk_do(tmp_path: Path) -> None:
+    trace = moereplay.from_arrays(routing(20), GEOMETRY, lengths=[12, 8], prompt_lengths=[4, 4])
+    stored = moereplay.write_trace(tmp_path / "a.zarr", trace.header, map(trace.request, range(2)))
+    config = moereplay.configure(capacity="50%", eviction="belady")
+    totals = [moereplay.replay(each, config, engine="reference").totals for each in (trace, stored)]
+    assert totals[0] == totals[1] and totals[0]["misses"] > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"chosen": routing(5)[:, 0]}, "chosen has shape (5, 2); expected (tokens, layers, k)"),
+        ({"chosen": routing(5)[:, :1]}, "request 0: chosen has shape (5, 1, 2), expected (5, 2, 2)"),
+        ({"chosen": routing(5) + 3}, "chosen[4, 0, 1] is 8 (token 4, layer 0); ids are 0 to 7, or -1 for not routed"),
+        ({"lengths": [2, 2]}, "chosen has 5 tokens; the lengths of requests add up to 4"),
+        ({"lengths": [2, 3], "prompt_lengths": [1]}, "prompt_lengths has 1 numbers for 2 requests"),
+        ({"prompt_lengths": [6]}, "request 0: 6 prompt tokens of 5; expected 0 to 5"),
+        ({"lengths": [5, 0]}, "request 1: 0 tokens; a request needs at least one"),
+        ({"weights": np.ones((4, 2, 2))}, "weights has 4 tokens; the lengths of requests add up to 5"),
+        ({"weights": np.full((5, 2, 2), np.nan)}, "weights[0, 0, 0] is nan; expected a number from 0 to 65536"),
+        ({"lookahead": [np.ones((5, 2, 7))]}, "lookahead/1 has shape (5, 2, 7), expected (5, 2, 8)"),
+        ({"router_bias": np.ones(8)}, "router_bias has shape (8,), expected finite numbers of shape (2, 8)"),
+        ({"geometry": "olmoe-1b-8b"}, "no model 'olmoe-1b-8b' is known; the nearest is 'olmoe-1b-7b'"),
+    ],
+)
+def test_arrays_that_are_no_trace_are_refused_by_name(wrong: dict[str, object], said: str) -> None:
+    given = {"chosen": routing(5), "geometry": GEOMETRY} | wrong
+    with pytest.raises(TraceError) as refused:
+        moereplay.from_arrays(**given)  # type: ignore[arg-type]
+    assert said in str(refused.value)
+
+
+# -- stored results ----------------------------------------------------------------------------------------------------
+
+
+def test_stored_results_are_read_whoever_wrote_them() -> None:
+    before = ROOT / "tests" / "samples" / "before"
+    for folder in (before / "replays", before / "sweep"):
+        runs, layers = moereplay.read_results(folder), moereplay.read_results(str(folder), "layers")
+        assert runs["accesses"].sum() == layers["accesses"].sum() > 0
+        assert {"capacity", "eviction", "time_ns", "hits"} <= set(runs.columns)
+    with pytest.raises(moereplay.ResultError, match="no table called 'layer': did you mean layers"):
+        moereplay.read_results(before / "sweep", "layer")
+    with pytest.raises(moereplay.ResultError, match="no results in"):
+        moereplay.read_results(ROOT / "docs")
