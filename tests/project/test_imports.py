@@ -179,6 +179,13 @@ def test_files_have_one_reason_and_a_human_size(path):
     assert max([(node.end_lineno or 0) - node.lineno + 1 for node in functions], default=0) <= 60
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "commands").glob("*.py")), ids=lambda path: path.name)
+def test_no_verb_takes_more_than_ten_arguments(path):
+    """Options that belong together are a group."""
+    functions = [node.args for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    assert max([len(each.args) + len(each.kwonlyargs) for each in functions], default=0) <= 10
+
+
 def test_every_package_is_listed_by_name():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     assert listed == {".".join(path.relative_to(ROOT).parent.parts) for path in SOURCES if path.name == "__init__.py"}
