@@ -43,7 +43,7 @@ $(BIN)/python:
 	$(call install,-e '.[record]',--group dev)
 	@touch $@
 
-demo: .venv/record.stamp     ## the whole circle: record the miniature, replay a grid, draw, run live beside the replays
+demo: .venv/record.stamp     ## record the miniature, replay a grid, draw, run live beside the replays (4 minutes)
 	rm -rf $(DEMO)
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 16 --max-new-tokens 65 \
 	    --temperature 1 --look-ahead 2 --dtype float32 --out $(DEMO)/prompts.zarr
@@ -65,7 +65,7 @@ test: .venv/dev.stamp        ## the test suite, without what takes minutes
 test-long: .venv/dev.stamp   ## the long searches that `make test` leaves out
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
 
-parity: .venv/dev.stamp      ## both engines in MOEREPLAY_CASES new worlds per search (1,000), with and without the compiler
+parity: .venv/dev.stamp      ## both engines on MOEREPLAY_CASES new cases per search (1,000), with and without the compiler
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 \
 	    tests/simulator/test_parity.py
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 0 \
@@ -118,9 +118,11 @@ sample: .venv/record.stamp   ## record the bundled trace anew
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
 	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
 
-tables: .venv/base.stamp     ## write the table of policies into README.md, and that of settings into docs/settings.md
-	$(BIN)/moereplay policies --markdown > README.table
-	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r README.table' README.md && rm README.table
+tables: .venv/base.stamp     ## write the tables of policies (docs/policies-table.md), of settings (docs/settings.md) and of counters (docs/semantics.md)
+	$(BIN)/moereplay policies --markdown > policies.table
+	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r policies.table' docs/policies-table.md && rm policies.table
+	$(BIN)/python -m results.counters > docs/counters.table
+	sed -i -e '/<!-- counters:/,/<!-- end -->/{//!d}' -e '/<!-- counters:/r docs/counters.table' docs/semantics.md && rm docs/counters.table
 	$(BIN)/python -c 'from results.settings import markdown; print(markdown())' > settings.table
 	sed -i -e '/<!-- settings:/,/<!-- end -->/{//!d}' -e '/<!-- settings:/r settings.table' docs/settings.md && rm settings.table
 

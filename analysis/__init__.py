@@ -1,1 +1,1 @@
-"""Results become answers: reads result files and traces, never runs an engine."""
+"""Tables, figures and statistics from result files and traces; never runs an engine."""

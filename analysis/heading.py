@@ -1,4 +1,4 @@
-"""What stands above a table of replays: trace, machine, capacities in every form, warnings, the label."""
+"""Lines above a table of replays: label, trace, platform, capacities in every form, warnings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _each_capacity(results: Sequence[Result]) -> list[str]:
 
 
 def _each_side_buffer(results: Sequence[Result]) -> list[str]:
-    """What is cached outside of the pools that the lines above describe."""
+    """Side buffers, whose bytes are outside of the capacity."""
     held = {result.about["policies"]["prefetch"]: result.about["side_bytes"] for result in results}
     return [f"side buffers of {prefetch}: {size:,} bytes more" for prefetch, size in held.items() if size]
 

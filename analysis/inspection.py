@@ -1,4 +1,4 @@
-"""What `inspect` shows: the doctor's findings and the summary of a trace's routing."""
+"""What `inspect` shows: the validator's findings and the statistics of a trace's routing."""
 
 from __future__ import annotations
 

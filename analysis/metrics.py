@@ -20,7 +20,7 @@ class Ratio:
 
     @property
     def formula(self) -> str:
-        """As a reader writes it."""
+        """The ratio as text, for documentation: hits / accesses."""
         parts = [" + ".join(side) for side in (self.over, self.under)]
         return " / ".join(f"({part})" if "+" in part else part for part in parts)
 
@@ -115,7 +115,7 @@ def _names(called: Mapping[str, str] | None) -> list[pl.Expr]:
 
 
 def _tells_apart(table: pl.DataFrame, field: str) -> bool:
-    """Whether a reader needs the field to tell rows apart; the eviction is always shown, but for rows with a name."""
+    """Whether the field varies. Eviction is always shown, except where rows have names."""
     if "preset" not in table.columns:
         return field == "eviction" or table[field].n_unique() > 1
     within = table.group_by("preset").agg(pl.col(field).n_unique())[field].max()

@@ -1,4 +1,4 @@
-"""What colour things are: one colour and marker per eviction policy, the same in every figure of every run.
+"""Colours: one colour and marker per eviction policy, the same in every figure of every run.
 
 The common policies take the colour-blind-safe set of Okabe and Ito (2008), the rest Paul Tol's muted set and darker
 shades of both; markers tell apart what a poor print does not. Variants of a policy (`least_stale:order=a`) keep its hue

@@ -13,7 +13,7 @@ PIPE_WIDTH = 220  #: a pipe has no width, and a cut cell is worse than a long li
 
 
 def console(stderr: bool = False) -> Console:
-    """Where text goes; as wide as the terminal, or wide enough for any table in a pipe."""
+    """The console on stdout, as wide as the terminal, or wide enough for any table in a pipe."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else PIPE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, markup=False, soft_wrap=True)  # [x] is text
@@ -32,7 +32,7 @@ def table(rows: Sequence[Mapping[str, object]], title: str = "") -> Table:
 
 
 def cell(value: object) -> str:
-    """A value as a reader wants it."""
+    """A value as text: floats with four significant digits, thousands separated by commas."""
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -19,13 +19,10 @@ from analysis.divergence import Divergence, first_choice, first_divergence
 from analysis.metrics import RATIOS
 from results.errors import ResultError
 from results.result import Result, Row
+from results.validation import LAYER_COUNTERS
 from traces.schema import Frozen, Trace
 
-#: Counters of a layer that a comparison keeps of either run.
-LAYER_COUNTERS = ("accesses", "hits", "late", "misses", "collisions", "bytes_demand", "bytes_prefetch")
 TIMES = ("TTFT ms", "TPOT ms")
-#: What the model's output was worth under the policies; sums and means over the scored tokens.
-QUALITY = ("tokens", "perplexity_base", "perplexity", "mean_kl", "top1")
 
 
 class Tolerances(Frozen):
@@ -42,7 +39,7 @@ class Measure(NamedTuple):
     live: float | None
     replayed: float | None
     relative: bool = False  #: whether `error` and `allowed` are shares of the live number
-    allowed: float | None = None  #: None: told, not judged
+    allowed: float | None = None  #: None: reported without a limit
 
     @property
     def error(self) -> float | None:
@@ -85,7 +82,7 @@ class Comparison:
     open_loop: Divergence | None
     closed_loop: Divergence | None
     closed_ran: bool
-    quality: Mapping[str, float | None]  #: QUALITY, or empty if it was not measured
+    quality: Mapping[str, float | None]  #: `results.validation.QUALITY`, or empty if it was not measured
 
     @property
     def passed(self) -> bool:
@@ -103,7 +100,7 @@ class Comparison:
         return wrong + [f"{measure.name} is outside its tolerance of {measure.allowed:g}" for measure in outside]
 
     def verdict(self) -> str:
-        """In a word or two."""
+        """identical, differs, within tolerance, or outside tolerance."""
         if self.open_loop is None and self.closed_loop is None:
             return "identical"
         if self.exact or self.closed_loop is not None:

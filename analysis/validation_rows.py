@@ -3,47 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from analysis.divergence import Divergence
-from analysis.validation import LAYER_COUNTERS, QUALITY, Comparison, Measure
-from results.errors import ResultError
-from results.read import ABOUT_FIELDS, check_columns, check_digests, read_rows
-from results.result import Row, row_digest
-from results.settings import EXPERTS, POLICIES, SETTINGS
+from analysis.validation import Comparison, Measure
+from results import validation
+from results.result import Row
+from results.schema import ROWS_VERSION
+from results.settings import POLICIES
 from traces.schema import Trace
 
-ROWS_VERSION = 1
-FILE = "validation.parquet"
-LAYERS = {"layer": pl.Int64} | {f"{side}_{name}": pl.Int64 for side in ("live", "replayed") for name in LAYER_COUNTERS}
-MEASURE = {"name": pl.String} | dict.fromkeys(("live", "replayed", "error", "allowed"), pl.Float64)
-PLACE = dict.fromkeys(("layer", "step_pass", "request"), pl.Int64) | {"tokens": pl.List(pl.Int64)}
-DIVERGENCE = pl.Struct(dict.fromkeys(("what", "live", "replayed"), pl.String) | PLACE)
-ABOUT = dict.fromkeys(ABOUT_FIELDS, pl.String)
-ABOUT |= {"semantics": pl.Int64, "capacity_bytes": pl.Int64, "token_cycles": pl.Float64}
-#: Beside `config`, whose fields are those of the replays.
-SCHEMA: dict[str, Any] = {
-    "rows_version": pl.Int64,
-    "name": pl.String,
-    "verdict": pl.String,
-    "passed": pl.Boolean,
-    "exact": pl.Boolean,
-    "lam": pl.Float64,
-    "about": pl.Struct(ABOUT),
-    "measures": pl.List(pl.Struct(MEASURE | {"relative": pl.Boolean})),
-    "layers": pl.List(pl.Struct(LAYERS)),
-    "events": pl.Int64,
-    "open_loop": DIVERGENCE,
-    "closed_ran": pl.Boolean,
-    "closed_loop": DIVERGENCE,
-    "quality": pl.Struct(dict.fromkeys(QUALITY, pl.Float64)),
-}
 #: Settings that head a table; the others are in the document.
 SHOWN = (*POLICIES, "platform", "contract", "scope")
-NEEDED = {name: [field.name for field in kind.fields] for name, kind in SCHEMA.items() if isinstance(kind, pl.Struct)}
 
 
 def document(comparisons: Sequence[Comparison]) -> Row:
@@ -52,27 +24,12 @@ def document(comparisons: Sequence[Comparison]) -> Row:
 
 
 def to_frame(comparisons: Sequence[Comparison]) -> pl.DataFrame:
-    """One row per comparison, with a digest of its content."""
-    configs = [_flat(each.config) for each in comparisons]
-    fields = {name: pl.Int64 if isinstance(value, int) else pl.String for name, value in configs[0].items()}
-    rows = [_row(each) | {"config": config} for each, config in zip(comparisons, configs, strict=True)]
-    frame = pl.DataFrame(rows, schema=SCHEMA | {"config": pl.Struct(fields)})
-    return frame.with_columns(pl.Series("digest", [row_digest(row) for row in frame.iter_rows(named=True)], pl.String))
-
-
-def load(folder: Path) -> pl.DataFrame:
-    """What `moereplay validate --out` wrote. Raises ResultError if there is none, or if it is broken or foreign."""
-    path = folder / FILE
-    if not path.exists():
-        raise ResultError(f"no validation in {folder}; make one with: moereplay validate TRACE --out {folder}")
-    frame = read_rows(path, "validate")
-    check_columns(path, frame.schema, NEEDED)
-    check_digests(path, frame, "validate")
-    return frame
+    """One row per comparison, as `results.validation` stores them."""
+    return validation.to_frame([_row(each) | {"config": _flat(each.config)} for each in comparisons])
 
 
 def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
-    """What was run, and how to read it."""
+    """Title lines: what was run, and how to read the table."""
     capacities = {f"{each.config['capacity']}: {each.about['capacity_forms']}" for each in comparisons}
     warnings = {each.about["warning"] for each in comparisons} - {None}
     return [
@@ -96,7 +53,7 @@ def measure_rows(comparisons: Sequence[Comparison]) -> list[Row]:
 
 
 def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
-    """A table row per set that changes the model's output: what misses it saves, and what the output is worth."""
+    """A table row per set that changes the model's output: misses saved, and quality of the output."""
     return [
         {
             "set": each.name,
@@ -115,7 +72,7 @@ def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
 
 
 def lines(comparisons: Sequence[Comparison]) -> list[str]:
-    """One line per set, and one more for each thing that is not as it should be."""
+    """One line per set, and one for each tolerance that it exceeds."""
     told = []
     for each in comparisons:
         told.append(f"{each.name}: {each.verdict()}{_compared(each)}")
@@ -191,5 +148,5 @@ def _divergence(found: Divergence | None) -> Row | None:
 
 def _flat(config: Row) -> Row:
     """Lists of experts as text, as `results.read` spells them."""
-    lists = [each.name for each in SETTINGS if each.kind == EXPERTS]
-    return config | {name: " ".join(f"{layer}:{expert}" for layer, expert in config[name]) for name in lists}
+    lists = {name: value for name, value in config.items() if isinstance(value, list)}
+    return config | {name: " ".join(f"{layer}:{expert}" for layer, expert in value) for name, value in lists.items()}

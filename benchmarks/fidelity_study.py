@@ -28,7 +28,7 @@ from results.write import to_frame
 from simulator.config import ReplayConfig, configure
 from tracegen.checkpoint import Loaded, load
 from tracegen.live.run import Ask, proven, run
-from tracegen.modules import Anatomy
+from tracegen.modules import MoeModules
 
 ROUTING = (
     "cache_prior:lam=0.1",
@@ -80,7 +80,7 @@ class Subject(NamedTuple):
     """The model, checked once, and what it reads."""
 
     loaded: Loaded
-    anatomy: Anatomy
+    modules: MoeModules
     asks: list[Ask]
 
 
@@ -130,7 +130,7 @@ def _row(subject: Subject, kind: str, text: str, options: argparse.Namespace) ->
 
 
 def _measure(subject: Subject, config: ReplayConfig) -> Row:
-    live = run(subject.loaded, subject.asks, config, anatomy=subject.anatomy)
+    live = run(subject.loaded, subject.asks, config, modules=subject.modules)
     assert live.quality
     total, seen = live.quality.total, measured(to_frame([live.result], [None])).row(0, named=True)
     assert total.perplexity and total.perplexity_base and total.mean_kl is not None

@@ -25,7 +25,7 @@ from tracegen.capture import Reading, watching
 from tracegen.checkpoint import Loaded, load
 from tracegen.live.experts import rounded
 from tracegen.live.run import Ask, run
-from tracegen.modules import Anatomy, dissect
+from tracegen.modules import MoeModules, discover
 from tracegen.nll import nll
 from traces.store import open_trace
 from traces.writer import write_trace
@@ -111,15 +111,15 @@ def _losses(loaded: Loaded, windows: Tensor) -> list[list[float]]:
 
 
 def _ranks(loaded: Loaded, windows: Tensor) -> Iterator[dict[str, object]]:
-    anatomy, base = dissect(loaded.model), _losses(loaded, windows)
+    modules, base = discover(loaded.model), _losses(loaded, windows)
     yield {"rank": "none", "perplexity": _perplexity(base), "change": ""}
-    for rank in range(anatomy.geometry.k):
-        with watching(anatomy, 0, _swapping(anatomy, rank)):
+    for rank in range(modules.geometry.k):
+        with watching(modules, 0, _swapping(modules, rank)):
             swapped = _losses(loaded, windows)
         yield {"rank": rank + 1, "perplexity": _perplexity(swapped), "change": _change(swapped, base)}
 
 
-def _swapping(anatomy: Anatomy, rank: int) -> Callable[[int, Reading], tuple[Tensor, Tensor]]:
+def _swapping(modules: MoeModules, rank: int) -> Callable[[int, Reading], tuple[Tensor, Tensor]]:
     """Puts a random expert that is not in the mixture in the place of one rank, everywhere."""
     drawn = torch.Generator().manual_seed(rank)
 
@@ -135,7 +135,7 @@ def _swapping(anatomy: Anatomy, rank: int) -> Callable[[int, Reading], tuple[Ten
 def _precisions(loaded: Loaded, windows: Tensor) -> Iterator[dict[str, object]]:
     """The experts' matrices are restored after each."""
     base = _losses(loaded, windows)
-    matrices = [each for site in dissect(loaded.model).sites for each in site.experts.parameters()]
+    matrices = [each for site in discover(loaded.model).sites for each in site.experts.parameters()]
     kept = [matrix.data.clone() for matrix in matrices]
     for bits in BITS:
         _round(matrices, kept, bits)

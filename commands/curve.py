@@ -92,7 +92,7 @@ def _check_replays(machine: str, engine: str) -> None:
 
 
 def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
-    from analysis.progress import progress
+    from commands.progress_bar import progress
     from simulator.curves.curve import curve, is_ready
     from traces.passes import schedule
 
@@ -104,8 +104,8 @@ def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
 
 
 def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int) -> Curve:
-    """With what only a machine's times decide replayed, if a machine is named."""
-    from analysis.progress import progress
+    """The curve; capacities whose counts depend on times are replayed on the platform, if one is named."""
+    from commands.progress_bar import progress
     from sweeps.curve_gaps import decide, undecided
 
     if not platform or made.decided.all():
@@ -165,7 +165,7 @@ def _misses(made: Curve, size: int) -> int | None:
 
 
 def _gaps(made: Curve) -> list[str]:
-    """What the demand leaves open, and who has closed it or can."""
+    """Remarks on capacities whose counts depend on times: how many, and which platform they were replayed on."""
     left = made.replayed if made.platform else ~made.decided
     if not left.any():
         return []

@@ -1,4 +1,4 @@
-"""`moereplay import`: another tool's routing trace becomes one of ours."""
+"""`moereplay import`: convert another tool's routing trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def import_(
     limit: Annotated[int | None, typer.Option(min=1, help="Import the first N requests only.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted import.")] = False,
 ) -> None:
-    """Turn another tool's routing trace into a trace of ours."""
+    """Convert another tool's routing trace."""
     from pydantic import ValidationError
 
     from simulator.errors import ConfigError

@@ -1,4 +1,4 @@
-"""`moereplay inspect`: is a trace sound, and what is in it?"""
+"""`moereplay inspect`: checks of a trace, and statistics of its routing."""
 
 from __future__ import annotations
 

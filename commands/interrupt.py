@@ -1,4 +1,4 @@
-"""Ctrl-C: one line answers it, and a second one ends the process at once."""
+"""Ctrl-C: the first ends the command with one line of text, the second ends the process at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS_TO_END = 0.3
 
 @contextmanager
 def heard_twice() -> Iterator[None]:
-    """The first Ctrl-C in here is a KeyboardInterrupt; the second is the end, whatever the process does then."""
+    """In this block the first Ctrl-C raises KeyboardInterrupt, and the second ends the process."""
 
     def hear(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -40,7 +40,7 @@ def heard_twice() -> Iterator[None]:
 
 @contextmanager
 def keeping(what: Callable[[], str]) -> Iterator[None]:
-    """Ctrl-C in here ends the verb, with one line that says what is kept."""
+    """In this block Ctrl-C ends the verb with one line that says what is kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -49,7 +49,7 @@ def keeping(what: Callable[[], str]) -> Iterator[None]:
 
 
 def left_of(out: Path, done: str) -> str:
-    """What there is of a trace that was being written, and how to go on; `done` is what was done to it."""
+    """What is left of a trace whose writing was interrupted, and how to resume; `done`: recorded, imported."""
     partial = out.with_name(f"{out.name}.partial")
     if not partial.exists():
         return f"nothing was {done}"
@@ -58,7 +58,7 @@ def left_of(out: Path, done: str) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether somebody has asked to stop, by Ctrl-C or SIGTERM, once; the second time is a KeyboardInterrupt."""
+    """Yields a function: has Ctrl-C or SIGTERM come once? The second one raises KeyboardInterrupt."""
     asked = False
 
     def ask(number: int, frame: Any) -> None:
@@ -78,7 +78,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def leave(code: Any) -> NoReturn:
-    """End the process, though a thread may be compiling: nothing can stop that, and nobody waits for it any more."""
+    """End the process even while a thread compiles, which nothing can interrupt."""
     if threading.active_count() > 1:
         from simulator.threads import end_all
 

@@ -129,7 +129,7 @@ def _checked(model: str, tokens: Tokens) -> Tokens:
 
 
 def _config(settings: Given) -> ReplayConfig:
-    """The one configuration that the settings spell."""
+    """The one configuration that the options name."""
     from simulator.errors import ConfigError
     from sweeps.grid import expand
 
@@ -172,7 +172,7 @@ def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
 
 
 def _decoding(tokens: Tokens) -> Decoding | None:
-    """How prompts are continued; None for text that is read as it is."""
+    """How prompts are continued; None for teacher-forced text."""
     from pydantic import ValidationError
 
     from tracegen.errors import RecordError
@@ -210,12 +210,12 @@ def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded
     from tracegen.live.run import check_same_model, prepare, proven  # torch: after all that can be refused without it
     from traces.schema import Trace
 
-    anatomy = proven(loaded)
+    modules = proven(loaded)
     if isinstance(read.source, Trace):
-        check_same_model(read.source, loaded, anatomy)
+        check_same_model(read.source, loaded, modules)
     asks, called = _asks(tokens, read.source, loaded)
     decoding = read.decoding
-    return prepare(loaded, asks, config, decoding=decoding, lookahead=look_ahead, prompts=called, anatomy=anatomy)
+    return prepare(loaded, asks, config, decoding=decoding, lookahead=look_ahead, prompts=called, modules=modules)
 
 
 def _asks(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[list[Ask], str]:
@@ -251,7 +251,7 @@ class _Pace:
 
 
 def _run(ready: Prepared, kept: Outcome) -> Live:
-    """The run; its rows are written as requests end, and none are left if it does not: it cannot be resumed."""
+    """The run. Rows are written request by request; an interrupted run removes them, as it cannot be resumed."""
     from tracegen.plan import partial_of
 
     pace, out = _Pace(len(ready.asks)), kept.record_to
@@ -269,7 +269,7 @@ def _run(ready: Prepared, kept: Outcome) -> Live:
 def _recorded(ready: Prepared, kept: Outcome, pace: _Pace, out: Path) -> Live:
     from traces.writer import TraceWriter
 
-    with TraceWriter.create(out, ready.header, ready.anatomy.bias) as writer:
+    with TraceWriter.create(out, ready.header, ready.modules.bias) as writer:
         ran = _kept(ready, kept, pace, writer.append)
         say_wrote(out, writer.finish())
     return ran

@@ -1,4 +1,4 @@
-"""How far a run of a real model is: on a terminal one line that is rewritten, elsewhere a line now and then."""
+"""Progress of a run of a real model: one line that is rewritten on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 

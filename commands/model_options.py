@@ -34,7 +34,7 @@ Truncate = Annotated[bool, typer.Option("--truncate", help="Cut prompts that are
 Limit = Annotated[int | None, typer.Option(min=1, help="The first N requests only.")]
 NewTokens = Annotated[int | None, typer.Option(min=1, help=f"At most so many per prompt; default {NEW_TOKENS}.")]
 Temperature = Annotated[float | None, typer.Option(min=0, help="Sample; default 0, greedy.")]
-LookAhead = Annotated[int, typer.Option(min=0, help="Layers ahead whose gates are asked at every gate.")]
+LookAhead = Annotated[int, typer.Option(min=0, help="Layers ahead whose gates are evaluated at every gate.")]
 
 
 class Placement(NamedTuple):

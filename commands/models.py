@@ -1,4 +1,4 @@
-"""`moereplay models`: geometries that are known without the model."""
+"""`moereplay models`: geometries of published models."""
 
 from __future__ import annotations
 

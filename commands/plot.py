@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-#: The figure that curves can feed without replays.
+#: The figure that can be drawn from curves without replays.
 CURVES_ALONE = "hit_rate_by_capacity"
 
 
@@ -26,7 +26,7 @@ def plot(
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for figures; default figures in RESULTS, or here.")] = None,
     figure: Annotated[
-        str | None, typer.Option(help="Comma list of figures; default all that the results can feed.")
+        str | None, typer.Option(help="Comma list of figures; default all that the results allow.")
     ] = None,
     where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these replays.")] = None,
 ) -> None:
@@ -43,11 +43,11 @@ def plot(
 
 def _drawn(folder: Path, names: list[str] | None, where: list[str]) -> list[tuple[str, Figure]]:
     """Figures of a validation, of curves alone, or of replays with the curves behind them."""
-    from analysis import curves, validation_rows
     from analysis.figures import draw_all, draw_curves
+    from results import curves, validation
 
-    if (folder / validation_rows.FILE).exists():
-        return draw_all(validation_rows.load(folder), names)
+    if (folder / validation.FILE).exists():
+        return draw_all(validation.load(folder), names)
     lines = curves.load(folder)
     alone = not lines.is_empty() and not any(folder.glob("part-*"))
     if alone and names in (None, [CURVES_ALONE]):
@@ -56,7 +56,7 @@ def _drawn(folder: Path, names: list[str] | None, where: list[str]) -> list[tupl
 
 
 def _rows(folder: Path, where: list[str]) -> pl.DataFrame:
-    """The replays of a folder, whoever wrote it."""
+    """The replays of a folder that `replay` or `sweep` wrote."""
     from results import read as results
     from results import read_sweep as sweeps
 

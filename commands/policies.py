@@ -1,4 +1,4 @@
-"""`moereplay policies`: what there is to combine."""
+"""`moereplay policies`: the catalogue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commands.terminal import show
 def policies(
     name: Annotated[str | None, typer.Argument(help="Explain one policy.")] = None,
     policy_file: options.PolicyFiles = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The list as README.md has it.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The list as docs/policies-table.md has it.")] = False,
 ) -> None:
     """List the policies of all four kinds with parameters, needs and sources, or explain one."""
     from analysis.tables import table

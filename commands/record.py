@@ -1,4 +1,4 @@
-"""`moereplay record`: prompts through a real model become a trace."""
+"""`moereplay record`: run a real model on prompts and keep its routing."""
 
 from __future__ import annotations
 

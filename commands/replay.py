@@ -90,14 +90,14 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 
 def _progress(configs: list[ReplayConfig]) -> Any:
-    from analysis.progress import progress
+    from commands.progress_bar import progress
 
     return progress(len(configs), "replays")
 
 
 def _written(outcomes: Iterator[Outcome], out: Path | None, provenance: Mapping[str, Any]) -> Iterator[Outcome]:
-    """Every outcome, written as soon as it is there: an interrupted grid keeps what it has."""
-    from results.replay_part import write_part
+    """Every outcome, each written as soon as it is replayed: an interrupted grid keeps those."""
+    from results.write import write_part
 
     for outcome in outcomes:
         if out:
@@ -106,7 +106,7 @@ def _written(outcomes: Iterator[Outcome], out: Path | None, provenance: Mapping[
 
 
 def _kept_in(out: Path | None) -> str:
-    """What is left of a grid that was interrupted."""
+    """What an interrupted grid has written."""
     if not (out and any(out.glob("part-*.parquet"))):
         return "nothing was written"
     return f"what was replayed is kept, one part each, in {out}"

@@ -1,4 +1,4 @@
-"""How far a sweep is: on a terminal one line that is rewritten, elsewhere a line now and then."""
+"""Progress of a sweep: one line that is rewritten on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 

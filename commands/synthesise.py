@@ -1,4 +1,4 @@
-"""`moereplay synthesise`: a trace made to measure."""
+"""`moereplay synthesise`: a synthetic trace of chosen statistics."""
 
 from __future__ import annotations
 
@@ -73,6 +73,6 @@ def synthesise(
 
 
 def _discarded(out: Path) -> str:
-    """A trace that is made in one go is not resumed."""
+    """Remove what an interrupted writer left: a synthetic trace is made anew, not resumed."""
     shutil.rmtree(out.with_name(f"{out.name}.partial"), ignore_errors=True)
     return "nothing was written"

@@ -1,4 +1,4 @@
-"""What a verb says: answers on stdout, remarks and progress on stderr, so that answers can be piped."""
+"""Output of a verb: results on stdout, remarks and progress on stderr, so that results can be piped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def say(line: str) -> None:
 
 
 def mute() -> None:
-    """What is left to be written on stdout goes nowhere: nobody reads it, or it cannot be written."""
+    """Discard what is still to be written on stdout: its reader is gone, or the disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -29,19 +29,19 @@ def clock(seconds: float) -> str:
 
 
 def say_wrote(path: Path, trace: Trace) -> None:
-    """Where a trace is, how much is in it, and its name in results."""
+    """Path, size and digest of a trace that was written."""
     say(f"wrote {path}: {trace.requests:,} requests, {trace.tokens:,} tokens, digest {trace.digest[:12]}")
 
 
 class _Saying(logging.Handler):
-    """Remarks of the engine go where those of a verb go."""
+    """Prints the engine's log messages on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())
 
 
 def say_when_compiling() -> None:
-    """A line whenever a part of the engine is compiled that is not on disk yet, so that the wait has a reason."""
+    """Print a line whenever the engine compiles something that is not in its cache, to explain the wait."""
     log = logging.getLogger("simulator.compiled.engine")
     log.setLevel(logging.INFO)
     log.handlers = [_Saying()]

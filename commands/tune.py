@@ -41,8 +41,8 @@ def tune(
     policy_file: PolicyFiles = None,
 ) -> None:
     """Search an experiment for the configurations that nothing beats in every objective. SIMULATED."""
-    from analysis.progress import progress
     from analysis.tables import table
+    from commands.progress_bar import progress
     from simulator.errors import ConfigError
     from sweeps.experiment.expand import platforms
     from sweeps.experiment.file import read

@@ -59,10 +59,10 @@ def validate(
     out: Annotated[Path | None, typer.Option(help="Folder for the comparison (Parquet) and its figures.")] = None,
 ) -> None:
     """Run the model live beside replays of its trace; exit code 1 if they differ by more than is allowed."""
-    from analysis.progress import progress
     from analysis.validation import Tolerances
-    from analysis.validation_rows import FILE
+    from commands.progress_bar import progress
     from results.outputs import check_output
+    from results.validation import FILE
     from tracegen.requirements import require_torch
     from traces.store import open_trace
 
@@ -96,7 +96,7 @@ def _first(trace: Trace, requests: int | None) -> Trace:
 
 
 def _configs(path: Path | None, settings: Given) -> dict[str, ReplayConfig]:
-    """The file's sets, or what the options spell, or the three that ship; options win over what holds for all sets."""
+    """The sets of the file, or of the options, or the three that ship. Options override the file's [base]."""
     from results.settings import POLICIES
     from sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
 
@@ -126,7 +126,7 @@ def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Refusals name the policy set."""
+    """Put the name of the policy set before errors raised in this block."""
     from policies.contract import PolicyError
     from simulator.errors import ConfigError
 
@@ -148,7 +148,7 @@ def _folder(trace: Trace, named: str) -> Folder:
 
 
 def _stored(trace: Trace, dtype: str, device_map: str | None) -> dict[str, Any]:
-    """How weights are stored, as `load` takes it: as they were recorded, unless the user asks for something else."""
+    """dtype and quantisation of the weights for `load`: as recorded, unless an option says otherwise."""
     from tracegen.placement import DTYPES, QUANTISERS, check_placement
 
     stored, _, quantiser = trace.header.provenance.dtype.partition("+")
@@ -163,10 +163,10 @@ def _loaded(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
     """The model of the trace. Raises RecordError if it is another one."""
     from tracegen.checkpoint import load
     from tracegen.live.run import check_same_model
-    from tracegen.modules import dissect
+    from tracegen.modules import discover
 
     loaded, recorded = load(folder, **stored), trace.header.provenance
-    check_same_model(trace, loaded, dissect(loaded.model))
+    check_same_model(trace, loaded, discover(loaded.model))
     if recorded.dtype != loaded.dtype:
         was = recorded.dtype or "an unknown dtype"
         say(f"note: the trace was recorded in {was}, the model runs in {loaded.dtype}: some choices will differ")
@@ -188,7 +188,8 @@ def _compared(
     name: str, run: Prepared, trace: Trace, allowed: Tolerances, log: bool, advance: Callable[[int], None]
 ) -> Comparison:
     """One live run with both of its replays."""
-    from analysis.validation import QUALITY, Runs, compare
+    from analysis.validation import Runs, compare
+    from results.validation import QUALITY
     from simulator.replay import replay
 
     config = run.plan.config
@@ -213,10 +214,11 @@ def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
 
 
 def _write(out: Path, found: Sequence[Comparison]) -> None:
-    """The comparison as Parquet, and every figure that it can feed."""
+    """The comparison as Parquet, and every figure that it allows."""
     from analysis.figures import draw_all, save
-    from analysis.validation_rows import FILE, to_frame
+    from analysis.validation_rows import to_frame
     from results.errors import ResultError
+    from results.validation import FILE
     from results.write import write_frame
 
     frame = to_frame(found)

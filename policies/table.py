@@ -23,7 +23,7 @@ def rows() -> list[dict[str, str]]:
 
 
 def markdown() -> str:
-    """The same rows as the table of README.md."""
+    """The same rows as the table of docs/policies-table.md."""
     table = rows()
     body = [[cell.replace("|", "\\|") for cell in row.values()] for row in table]
     rule = "|---" * len(table[0]) + "|"

@@ -1,7 +1,8 @@
 """Result files become frames: one nested row per configuration, or tidy rows of numbers beside their configuration.
 
-A tidy frame has a column per configuration field, per fact of `ABOUT_FIELDS` and per counter. One counter has the name
-of a configuration field, so it is renamed: `capacity` is what the user asked for, `capacity_misses` the misses.
+A tidy frame has a column per configuration field, per fact of `ABOUT_FIELDS` and per counter, those of the files: one
+that older results lack is null there, one that only newer ones have is passed on. A counter with the name of a setting
+has the column that its declaration says: `capacity` is what the user asked for, `capacity_misses` the misses.
 """
 
 from __future__ import annotations
@@ -13,81 +14,53 @@ from pathlib import Path
 import polars as pl
 
 from results.columns import with_config
+from results.counters import heading_of
+from results.digest import is_damaged, row_digest
 from results.errors import ResultError, unknown
-from results.result import ADDED, COUNTERS, is_damaged, row_digest
-from results.settings import POLICIES
+from results.schema import BOUNDS, ROWS_VERSION, rows_schema, together
 from traces.documents import content
 
 MOST_BYTES = 1 << 30  #: of one file of results
-ROWS_VERSION = 1  #: the newest layout that this code reads
-RENAMED = {"capacity": "capacity_misses"}
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
 #: Fields that lead a table.
-LEADING = ("model", "trace", *POLICIES, "capacity")
-COUNTED = ("totals", "per_layer", "per_request")  #: nested columns with a field per counter
-#: What every part must hold: nested column -> the fields that are read by name.
+LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
+#: What every part must hold: nested column -> the fields that are read by name. A counter may be missing.
 NEEDED: dict[str, tuple[str, ...]] = {
-    "config": (*POLICIES, "capacity", "platform", "contract", "scope", "passes"),
+    "config": ("eviction", "prefetch", "miss", "routing", "capacity", "platform", "contract", "scope", "passes"),
     "about": (*ABOUT_FIELDS, "policies"),
     "totals": ("time_ns",),
-    "bounds": ("belady_hits", "accesses", "compulsory"),
+    "bounds": tuple(BOUNDS),
     "per_layer": ("layer", "phase"),
     "per_request": ("request", "ttft_ns", "decode_ns", "decode_passes"),
 }
-NEEDED |= {column: (*NEEDED[column], *(name for name in COUNTERS if name not in ADDED)) for column in COUNTED}
 
 
 def load(folder: Path) -> pl.DataFrame:
     """Every `part-*.parquet` of `folder`, one nested row per configuration, in the order of their file names.
 
-    Raises ResultError if there is none, or naming the part that is broken, foreign or newer than this code.
+    Parts of several versions go together. Raises ResultError if there is none, or naming the part that is broken or
+    foreign, or whose layout is newer than this code.
     """
     paths = sorted(folder.glob("part-*.parquet"))
     if not paths:
         raise ResultError(f"no results in {folder}; make some with: moereplay replay TRACE --out {folder}")
-    parts: list[pl.DataFrame] = []
+    parts = []
     for path in paths:
         part = read_rows(path)
         check_columns(path, part.schema, NEEDED)
-        parts.append(with_config(with_added(part)))
-        if parts[-1].schema != parts[0].schema:
-            raise ResultError(f"{path} has other columns than {paths[0].name}; keep one version's results per folder")
         check_digests(path, part)
-    return pl.concat(parts)
-
-
-def with_added(part: pl.DataFrame) -> pl.DataFrame:
-    """Results of any version with the counters of this one: null where they were not counted."""
-    return part.with_columns(_with_added(part.schema, column) for column in COUNTED)
-
-
-def _with_added(schema: pl.Schema, column: str) -> pl.Expr:
-    found = _inner(schema[column])
-    counted = [name for name in COUNTERS if name in found or name in ADDED]
-    names = list(dict.fromkeys([*_until(found, counted[0]), *counted, *found]))
-
-    def filled(of: pl.Expr) -> pl.Expr:
-        null = pl.lit(None, pl.Int64)
-        return pl.struct((of.struct.field(name) if name in found else null).alias(name) for name in names)
-
-    if isinstance(schema[column], pl.List):
-        return pl.col(column).list.eval(filled(pl.element()))
-    return filled(pl.col(column)).alias(column)
-
-
-def _until(names: Sequence[str], end: str) -> list[str]:
-    return list(names[: names.index(end)])
+        parts.append((path, with_config(part)))
+    return together(rows_schema(), parts)
 
 
 def runs(frame: pl.DataFrame) -> pl.DataFrame:
     """One tidy row per configuration: its totals, `time_ns`, and its bounds as `bound_*` (null if not computed)."""
-    totals = pl.col("totals").struct
-    bounds = [pl.col("bounds").struct.field(name).alias(f"bound_{name}") for name in ("belady_hits", "accesses")]
+    totals, bounds = pl.col("totals").struct, pl.col("bounds").struct
+    counters = [name for name in _inner(frame.schema["totals"]) if name != "lifetime"]
     return frame.select(
         *_identifying(frame),
-        *(totals.field(name).alias(RENAMED.get(name, name)) for name in (*COUNTERS, "time_ns")),
-        *bounds,
-        pl.col("bounds").struct.field("compulsory").alias("bound_compulsory"),
+        *(totals.field(name).alias(heading_of(name)) for name in counters),
+        *(bounds.field(name).alias(f"bound_{name}") for name in BOUNDS),
     )
 
 
@@ -193,9 +166,8 @@ def _inner(dtype: pl.DataType | None) -> list[str]:
 def _exploded(frame: pl.DataFrame, column: str) -> pl.DataFrame:
     tidy = frame.select(*_identifying(frame), column).explode(column, empty_as_null=False)
     inner = _inner(frame.schema[column])
-    return tidy.with_columns(pl.col(column).struct.rename_fields([RENAMED.get(name, name) for name in inner])).unnest(
-        column
-    )
+    renamed = pl.col(column).struct.rename_fields([heading_of(name) for name in inner])
+    return tidy.with_columns(renamed).unnest(column)
 
 
 def _identifying(frame: pl.DataFrame) -> list[pl.Expr]:
@@ -207,8 +179,8 @@ def _column(frame: pl.DataFrame, field: str) -> pl.Expr:
     """A field of the configuration or of its surroundings; lists become text, so that they compare and print."""
     if field in ABOUT_FIELDS:
         return pl.col("about").struct.field(field)
-    column = pl.col("config").struct.field(field)
-    if not isinstance(frame.select(column).schema[field], pl.List):
+    column, kinds = pl.col("config").struct.field(field), frame.schema["config"]
+    if not (isinstance(kinds, pl.Struct) and isinstance(kinds.to_schema()[field], pl.List)):
         return column
     pair = pl.element().list.eval(pl.element().cast(pl.String)).list.join(":")
     return column.list.eval(pair).list.join(" ")

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from results.columns import with_settings
+from results.counters import COUNTERS
 from results.errors import ResultError
 from results.parts import PARTS, PartError, StoredPart, stored_parts
-from results.read import ABOUT_FIELDS, RENAMED, ROWS_VERSION
-from results.result import ADDED, COUNTERS
-from results.settings import KINDS
-
-#: Columns that are no setting.
-BESIDE = {"rows_version", "identity", "bound", "error", "warning", "label", "model", "trace", "semantics", "time_ns"}
-LATENCIES = ("ttft_mean_ns", "ttft_median_ns", "decode_ns", "decode_passes")
-BOUNDS = ("belady_hits", "accesses", "compulsory")
+from results.read import ABOUT_FIELDS
+from results.schema import (
+    BOUNDS,
+    IN_FULL,
+    LATENCIES,
+    ORDER,
+    ROWS_VERSION,
+    counters_in,
+    settings_in,
+    table_schemas,
+    together,
+)
 
 
 def is_sweep(folder: Path) -> bool:
@@ -32,20 +36,20 @@ def load(folder: Path) -> pl.DataFrame:
 
     Beside the columns of `results.load` there is `latency`: what per-request rows would add up to, had they been kept.
     """
-    table = _table(folder, "configurations").filter(pl.col("error").is_null())
+    table = table_of(stored_parts(folder), "configurations").filter(pl.col("error").is_null())
     if table.is_empty():
         raise ResultError(f"no replayed configuration in {folder}; `moereplay sweep run FILE --out DIR` makes some")
-    totals = [pl.col(_renamed(name)).alias(name) for name in COUNTERS]
-    about = [pl.col(name) for name in (*ABOUT_FIELDS, "warning")]
-    full = pl.struct(pl.col(f"{kind}_in_full").alias(kind) for kind in KINDS).alias("policies")
+    names = _names()
+    totals = [pl.col(heading).alias(names.get(heading, heading)) for heading in counters_in(table.columns)]
+    full = [pl.col(name).alias(name.removesuffix(IN_FULL)) for name in table.columns if name.endswith(IN_FULL)]
     nested = table.select(
         "identity",
         "bound",
         pl.lit(ROWS_VERSION, pl.Int64).alias("rows_version"),
-        pl.struct(_settings(table)).alias("config"),
-        pl.struct(*about, full).alias("about"),
+        pl.struct(settings_in(table.columns)).alias("config"),
+        pl.struct(*ABOUT_FIELDS, "warning", pl.struct(full).alias("policies")).alias("about"),
         pl.struct(*totals, "time_ns", "lifetime").alias("totals"),
-        pl.struct(LATENCIES).alias("latency"),
+        pl.struct([name for name in LATENCIES if name != "requests"]).alias("latency"),
     )
     nested = _joined(nested, _bounds(folder), "bound")
     nested = _joined(nested, _lists(folder, "layers", "per_layer"), "identity")
@@ -54,89 +58,56 @@ def load(folder: Path) -> pl.DataFrame:
 
 def errors(folder: Path) -> pl.DataFrame:
     """The configurations that have no result: identity, trace, settings and why."""
-    table = _table(folder, "configurations")
-    return table.filter(pl.col("error").is_not_null()).select("identity", "trace", *_settings(table), "error")
+    table = table_of(stored_parts(folder), "configurations")
+    failed = table.filter(pl.col("error").is_not_null())
+    return failed.select("identity", "trace", *settings_in(table.columns), "error")
 
 
-def _settings(table: pl.DataFrame) -> list[str]:
-    """The columns that say what was asked for."""
-    counted = {*map(_renamed, COUNTERS), *ABOUT_FIELDS, *LATENCIES, "side_bytes", "lifetime", "requests"}
-    return [name for name in table.columns if name not in BESIDE | counted and not name.endswith("_in_full")]
+def table_of(parts: Iterable[StoredPart], name: str) -> pl.DataFrame:
+    """A table of parts of any versions, in order, each row once; no rows where no part has the table.
+
+    Of a row that several parts have, the one with the fewest nulls stays: a result rather than an error, what a newer
+    version counted rather than what an older one did not. Raises ResultError naming a part that is damaged or foreign.
+    """
+    read = [(part.path, table) for part in parts if (table := _read(part, name)) is not None]
+    rows = together(table_schemas()[name], read)
+    nulls = pl.sum_horizontal(pl.all().is_null()).alias("nulls")
+    spelled = [setting for setting in ("platform", "capacity") if setting in rows.columns]
+    best_first = rows.with_columns(nulls).sort(*ORDER[name], "nulls", *spelled).drop("nulls")
+    return best_first.unique(ORDER[name], keep="first", maintain_order=True)
+
+
+def _read(part: StoredPart, name: str) -> pl.DataFrame | None:
+    data = part.table(name)
+    if data is None:
+        return None
+    try:
+        table = pl.read_parquet(io.BytesIO(data))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        raise PartError(f"{part.path}: its {name} are no Parquet table; remove it and run the sweep again") from None
+    if lacking := [key for key in ORDER[name] if key not in table.columns]:
+        raise PartError(f"{part.path}: its {name} lack the column {lacking[0]}; remove it and run the sweep again")
+    return with_settings(table) if name == "configurations" else table
 
 
 def _bounds(folder: Path) -> pl.DataFrame:
-    bounds = _table(folder, "bounds")
-    return bounds.select(pl.col("identity").alias("bound"), pl.struct(BOUNDS).alias("bounds"))
+    return table_of(stored_parts(folder), "bounds").select(
+        pl.col("identity").alias("bound"), pl.struct(list(BOUNDS)).alias("bounds")
+    )
 
 
 def _lists(folder: Path, table: str, column: str) -> pl.DataFrame:
     """A row per configuration with its rows of another table as a list, in order."""
-    rows = _table(folder, table).rename({new: old for old, new in RENAMED.items()})
+    rows = table_of(stored_parts(folder), table).rename(_names(), strict=False)
     inner = [name for name in rows.columns if name not in ("rows_version", "identity")]
-    grouped = rows.sort("identity", *inner[:2]).group_by("identity", maintain_order=True)
+    grouped = rows.group_by("identity", maintain_order=True)
     return grouped.agg(pl.struct(inner).alias(column))
+
+
+def _names() -> dict[str, str]:
+    """Counters by their column."""
+    return {counter.heading: counter.name for counter in COUNTERS.values()}
 
 
 def _joined(left: pl.DataFrame, right: pl.DataFrame, on: str) -> pl.DataFrame:
     return left.join(right, on=on, how="left", maintain_order="left")
-
-
-def _table(folder: Path, name: str) -> pl.DataFrame:
-    """A table of all parts, each row once. Raises ResultError naming a damaged part, or one newer than this code."""
-    found = [table for part in _parts(folder) if (table := _read(part, name)) is not None] or [_empty(name)]
-    if any(table.schema != found[0].schema for table in found):
-        raise ResultError(f"the parts of {folder} have {name} of other columns; keep versions apart")
-    rows = pl.concat(found)
-    order = [column for column in ("identity", "layer", "phase", "request") if column in rows.columns]
-    if "error" in rows.columns:
-        rows = rows.sort("identity", "error")  # a result stands above an error
-    return rows.unique(order, keep="first", maintain_order=True).sort(order)
-
-
-def _empty(name: str) -> pl.DataFrame:
-    """A table that no part has."""
-    counters = dict.fromkeys(map(_renamed, COUNTERS), pl.Int64)
-    key = {"rows_version": pl.Int64, "identity": pl.String}
-    times = dict.fromkeys(("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens"), pl.Int64)
-    columns: dict[str, dict[str, Any]] = {
-        "configurations": {"error": pl.String},
-        "bounds": dict.fromkeys(BOUNDS, pl.Int64),
-        "layers": {"layer": pl.Int64, "phase": pl.String} | counters,
-        "requests": {"request": pl.Int64} | times | counters,
-    }
-    return pl.DataFrame(schema=key | columns[name])
-
-
-def _parts(folder: Path) -> Iterator[StoredPart]:
-    try:
-        yield from stored_parts(folder)
-    except PartError as error:
-        raise ResultError(str(error)) from None
-
-
-def _read(part: StoredPart, name: str) -> pl.DataFrame | None:
-    try:
-        data = part.table(name)
-        if data is None:
-            return None
-        table = _with_added(pl.read_parquet(io.BytesIO(data)))
-        return with_settings(table) if name == "configurations" else table
-    except PartError as error:
-        raise ResultError(str(error)) from None
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
-        raise ResultError(f"{part.path}: its {name} are no Parquet table; remove it and sweep again") from None
-
-
-def _with_added(table: pl.DataFrame) -> pl.DataFrame:
-    """A table of any version with the counters of this one, null where they were not counted."""
-    counters = [_renamed(name) for name in COUNTERS]
-    found = table.columns
-    if not set(counters) - set(ADDED) <= set(found):  # a table without counters
-        return table
-    null = [pl.lit(None, pl.Int64).alias(name) for name in ADDED if name not in found]
-    first = found.index(counters[0])
-    return table.with_columns(null).select(list(dict.fromkeys([*found[:first], *counters, *found])))
-
-
-def _renamed(name: str) -> str:
-    return RENAMED.get(name, name)

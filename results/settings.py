@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: How values are stored.
-TEXT, WHOLE, EXPERTS = "text", "whole number", "list of [layer, expert]"
+#: How values are stored: keys of `results.schema.DTYPES`.
+TEXT, WHOLE, EXPERTS = "text", "integer", "pairs"
 #: The four kinds of policies, in the order in which a gate asks them and columns list them.
 KINDS = ("routing", "prefetch", "eviction", "miss")
 
@@ -74,10 +74,10 @@ LISTED = tuple(each.name for each in SETTINGS if each.listed)
 OF_CURVES = ("scope", "contract", "passes", "reset")
 
 
-def columns() -> dict[str, str]:
+def setting_kinds() -> dict[str, str]:
     """How each setting is stored, in the order of the columns of results."""
     kinds = {each.name: each.kind for each in SETTINGS}
-    return {name: kinds[name] for name in (*KINDS, "capacity", "platform", *NAMES)}
+    return {name: kinds[name] for name in (*KINDS, *NAMES)}
 
 
 def older() -> dict[str, str | int | tuple[()]]:

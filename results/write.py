@@ -5,48 +5,39 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
-from results.columns import CONFIG
+from results.digest import FILE_DIGEST, NO_DIGEST, with_file_digest
 from results.errors import ResultError
-from results.result import COUNTERS, FILE_DIGEST, NO_DIGEST, Event, Result, row_digest, with_file_digest
-from results.settings import KINDS
+from results.parts import PROVENANCE, Part
+from results.result import Event, Result
+from results.schema import nested
 from traces.scratch import write_whole
-
-ROWS_VERSION = 1
-ABOUT = pl.Struct(
-    dict.fromkeys(("label", "identity", "trace", "model", "capacity_forms", "warning"), pl.String)
-    | {"semantics": pl.Int64, "capacity_bytes": pl.Int64, "side_bytes": pl.Int64, "token_cycles": pl.Float64}
-    | {"policies": pl.Struct(dict.fromkeys(KINDS, pl.String))}
-)
-COUNTS = dict.fromkeys(COUNTERS, pl.Int64)
-LIFETIME = {"lifetime": pl.List(pl.Int64)}
-TIMES = dict.fromkeys(("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens"), pl.Int64)
-#: What bounds the hits (`simulator/bounds.py`): null where Belady's are no bound; accesses; misses at any capacity.
-BOUNDS = pl.Struct(dict.fromkeys(("belady_hits", "accesses", "compulsory"), pl.Int64))
-SCHEMA = pl.Schema(
-    {
-        "rows_version": pl.Int64,
-        "config": CONFIG,
-        "about": ABOUT,
-        "totals": pl.Struct(COUNTS | {"time_ns": pl.Int64} | LIFETIME),
-        "bounds": BOUNDS,
-        "per_layer": pl.List(pl.Struct({"layer": pl.Int64, "phase": pl.String} | COUNTS | LIFETIME)),
-        "per_request": pl.List(pl.Struct({"request": pl.Int64} | TIMES | COUNTS)),
-    }
-)
 
 
 def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int | None] | None]) -> pl.DataFrame:
-    """One row per result, with a digest of its content."""
-    rows = [
-        result.to_json() | {"rows_version": ROWS_VERSION, "bounds": bound}
-        for result, bound in zip(results, bounds, strict=True)
-    ]
-    frame = pl.DataFrame(rows, schema=SCHEMA)
-    digests = [row_digest(row) for row in frame.iter_rows(named=True)]
-    return frame.with_columns(pl.Series("digest", digests, pl.String))
+    """One row per result, with a digest of its content; their configurations have the same settings."""
+    return nested([result.to_json() for result in results], bounds, results[0].kinds)
+
+
+def write_part(
+    folder: Path, result: Result, bound: Mapping[str, int | None] | None, provenance: Mapping[str, Any] | None = None
+) -> Path:
+    """Write `part-<identity>.parquet` and then, beside it, its provenance in the form of a sweep's parts, if given.
+
+    The same configuration replaces its own part. Raises ResultError.
+    """
+    identity = result.about["identity"]
+    path, frame = folder / f"part-{identity}.parquet", to_frame([result], [bound])
+    if provenance is None:
+        write_frame(frame, path)
+        return path
+    documents = Part({path.stem: parquet(frame)}, {"configuration": [identity]}).documents(provenance)
+    write_file(path, documents[path.name])
+    write_file(folder / f"{path.stem}.{PROVENANCE}", documents[PROVENANCE])
+    return path
 
 
 def write_events(path: Path, events: Sequence[Event]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from policies.contract import PolicyError
 from results.result import Result, Row
+from results.settings import setting_kinds
 from simulator.capacity import Capacity, cliff, parse_capacity, surplus
 from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
 from simulator.dry_run import dry_run, named_by_machine_code
@@ -117,8 +118,9 @@ def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
 def report(ran: Ran, ready: Plan) -> Result:
     """What a finished run is worth reading for."""
     config = ready.config.model_dump(mode="json") | {kind: getattr(ready.chosen, kind).text() for kind in KINDS}
-    ledger, end = ran.ledger, ran.end_ns
-    return Result(config, ledger.totals(end), ledger.per_layer(), ledger.per_request(), _about(ready), list(ran.events))
+    ledger, events = ran.ledger, list(ran.events)
+    counted = ledger.totals(ran.end_ns), ledger.per_layer(), ledger.per_request()
+    return Result(config, setting_kinds(), *counted, _about(ready), events)
 
 
 def _about(ready: Plan) -> Row:

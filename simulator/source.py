@@ -12,22 +12,75 @@ import numpy as np
 from policies.contract import PolicyError, Prefetch
 from policies.grammar import Chosen
 from traces import routers
-from traces.demand import NEVER, Union, demand_of, to_units
+from traces.demand import NEVER, Union, demand_of, to_units, unite
 from traces.lookahead import Predicted, predicted
 from traces.passes import schedule
 from traces.schema import Geometry, Router, Trace
 
 READ_AHEAD = 512  #: tokens, one shard
+BLOCKS = 32  #: of so many tokens that an array keeps for passes whose tokens do not follow each other
+
+
+class Row(NamedTuple):
+    """One token of a pass."""
+
+    request: int
+    token: int  #: in the source's token axis
+    phase: int  #: PREFILL or DECODE
 
 
 class Pass(NamedTuple):
-    """One forward pass."""
+    """One forward pass: tokens that go through the model together, of one request or of several.
 
-    index: int
-    request: int
-    phase: int  #: PREFILL or DECODE
-    tokens: int
-    start: int  #: first token in the source's token axis
+    Policies see the request, phase and position of its first row.
+    """
+
+    index: int  #: in run order, from 0
+    rows: Sequence[Row]  #: at least one
+
+    @classmethod
+    def of_slice(cls, index: int, request: int, phase: int, tokens: int, start: int) -> Pass:
+        """`tokens` consecutive tokens of one request, from `start`."""
+        return cls(index, [Row(request, token, phase) for token in range(start, start + tokens)])
+
+    @property
+    def tokens(self) -> int:
+        """How many rows it has."""
+        return len(self.rows)
+
+    @property
+    def request(self) -> int:
+        """Of the first row."""
+        return self.rows[0].request
+
+    @property
+    def phase(self) -> int:
+        """Of the first row."""
+        return self.rows[0].phase
+
+    @property
+    def leader(self) -> tuple[int, int]:
+        """Request and phase of the first row, to which is charged what the pass does once for all of them."""
+        return self.request, self.phase
+
+    @property
+    def start(self) -> int:
+        """Token of the first row."""
+        return self.rows[0].token
+
+    @property
+    def at(self) -> slice | list[int]:
+        """Its tokens as an index of the token axis: a slice where they follow each other."""
+        tokens = [row.token for row in self.rows]
+        follow = tokens == list(range(tokens[0], tokens[0] + len(tokens)))
+        return slice(tokens[0], tokens[-1] + 1) if follow else tokens
+
+    def parts(self) -> dict[tuple[int, int], list[int]]:
+        """(request, phase) -> places of its rows in the pass; one entry in a pass of one request."""
+        parts: dict[tuple[int, int], list[int]] = {}
+        for t, row in enumerate(self.rows):
+            parts.setdefault((row.request, row.phase), []).append(t)
+        return parts
 
 
 class Gate(NamedTuple):
@@ -95,11 +148,31 @@ class Gates(Protocol):
 
 
 class Source(Gates, Protocol):
-    """The demand side of an engine: gates, and the passes to ask them in."""
+    """Gates, and a schedule of passes to ask them in."""
 
     def passes(self) -> Iterator[Pass]:
         """Passes in run order."""
         ...
+
+
+class Scheduler(Protocol):
+    """Decides which rows a pass has, when the pass before it has ended."""
+
+    def next_rows(self, now: int) -> Sequence[Row]:
+        """Rows of the pass that begins at `now` ns; none ends the run."""
+        ...
+
+
+class InOrder:
+    """The default schedule: the source's own passes, one after the other."""
+
+    def __init__(self, source: Source) -> None:
+        self._passes = source.passes()
+
+    def next_rows(self, now: int) -> Sequence[Row]:
+        """Those of its next pass."""
+        step = next(self._passes, None)
+        return step.rows if step else ()
 
 
 def gate_of(heard: Heard, demand: Union, router: Router, bias: np.ndarray | None) -> Gate:
@@ -136,31 +209,43 @@ class Window:
         self._trace, self._name = trace, name
         self._first = self._last = 0
         self._rows = np.empty(0)
+        self._blocks: dict[int, np.ndarray] = {}  # of READ_AHEAD tokens each, in the order of their reading
 
     def rows(self, step: Pass) -> np.ndarray:
-        """The rows of the pass's tokens."""
-        stop = step.start + step.tokens
-        if not self._first <= step.start < stop <= self._last:
-            self._first, self._last = step.start, min(max(stop, step.start + READ_AHEAD), self._trace.tokens)
+        """The rows of the pass's tokens, (T, L, ...)."""
+        at = step.at
+        if not isinstance(at, slice):
+            return np.stack([self._row(token) for token in at])
+        if not self._first <= at.start < at.stop <= self._last:
+            self._first, self._last = at.start, min(max(at.stop, at.start + READ_AHEAD), self._trace.tokens)
             self._rows = self._trace.read(self._name, self._first, self._last)
-        return self._rows[step.start - self._first : stop - self._first]
+        return self._rows[at.start - self._first : at.stop - self._first]
+
+    def _row(self, token: int) -> np.ndarray:
+        block, offset = divmod(token, READ_AHEAD)
+        if block not in self._blocks:
+            if len(self._blocks) >= BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            first = block * READ_AHEAD
+            self._blocks[block] = self._trace.read(self._name, first, min(first + READ_AHEAD, self._trace.tokens))
+        return self._blocks[block][offset]
 
 
-class TraceSource:
-    """A recorded trace under a schedule of passes; reads only the arrays that the policies need."""
+class TraceGates:
+    """The recorded gates of a trace, in passes of any rows; reads only the arrays that the policies need.
+
+    Which demand comes next is unknown: that depends on the passes to come.
+    """
 
     def __init__(
         self,
         trace: Trace,
-        passes: str,
         prefetch: Chosen[Prefetch],
         needs: frozenset[str],
         look: tuple[str, int] = ("recorded", 0),
     ) -> None:
         """`look` is the control of the look-ahead and its seed, see `traces.lookahead`."""
-        self._trace, self._plan = trace, schedule(trace, passes)
-        self._demand = demand_of(trace, passes)
-        self._begins = np.asarray(self._demand.offsets)[:: trace.geometry.layers]  # a view: no list of all passes
+        self._trace = trace
         self._ids = Window(trace, "chosen")
         self._weights = Window(trace, "weights") if "weights" in trace.arrays else None
         self._logits = Window(trace, "logits") if "logits" in needs else None
@@ -179,24 +264,23 @@ class TraceSource:
             return [predicted(self._trace, 0, *look)] * depth
         return [predicted(self._trace, d, *look) for d in range(1, depth + 1)]
 
-    def passes(self) -> Iterator[Pass]:
-        """The schedule."""
-        plan = self._plan
-        for index in range(len(plan)):
-            start, stop = int(plan.start[index]), int(plan.stop[index])
-            yield Pass(index, int(plan.request[index]), int(plan.phase[index]), stop - start, start)
-
     def gate(self, step: Pass, layer: int) -> Gate:
-        """The recorded gate."""
-        rows = slice(step.start, step.start + step.tokens)
-        heard = Heard(
+        """The recorded gate of each row."""
+        heard = self._heard(step, layer)
+        mass = () if heard.weights is None else to_units(heard.weights).tolist()
+        return self._gate(heard, unite(heard.ids.tolist(), mass), layer)
+
+    def _gate(self, heard: Heard, demand: Union, layer: int) -> Gate:
+        return gate_of(heard, demand, self.geometry.router, self._bias(layer))
+
+    def _heard(self, step: Pass, layer: int) -> Heard:
+        at = step.at
+        return Heard(
             ids=self._ids.rows(step)[:, layer],
             weights=None if self._weights is None else self._weights.rows(step)[:, layer],
             logits=self._logits_of(step, layer),
-            look=[Predicted(look.order[rows, layer], look.score[rows, layer]) for look in self._look],
+            look=[Predicted(look.order[at, layer], look.score[at, layer]) for look in self._look],
         )
-        demand = self._demand.step(step.index * self.geometry.layers + layer)
-        return gate_of(heard, demand, self.geometry.router, self._bias(layer))
 
     def _logits_of(self, step: Pass, layer: int) -> np.ndarray | None:
         return None if self._logits is None else self._logits.rows(step)[:, layer]
@@ -211,13 +295,13 @@ class TraceSource:
     def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
         """A trace does not react: replays of changed routing are open loop."""
 
-    def first_uses(self) -> list[int]:
-        """From the derived demand."""
-        return self._demand.first_use.tolist()
+    def first_uses(self) -> Sequence[int]:
+        """Unknown."""
+        return ()
 
     def pass_of(self, position: int) -> int:
-        """By bisection over where passes begin."""
-        return NEVER if position == NEVER else bisect_right(self._begins, position) - 1
+        """Raises AssertionError: nobody asks where the future is unknown."""
+        raise AssertionError(f"the pass of demand {position} depends on a schedule that is not known yet")
 
     def popularity(self, tokens: int) -> list[int]:
         """Counted over the recorded choice."""
@@ -228,3 +312,39 @@ class TraceSource:
             chosen = self._trace.read("chosen", first, min(first + READ_AHEAD, last)).astype(np.int64)
             counts += np.bincount((chosen + base)[chosen >= 0], minlength=len(counts))
         return counts.tolist()
+
+
+class TraceSource(TraceGates):
+    """A recorded trace under the schedule of `--passes`, whose demand is known from first to last."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        passes: str,
+        prefetch: Chosen[Prefetch],
+        needs: frozenset[str],
+        look: tuple[str, int] = ("recorded", 0),
+    ) -> None:
+        super().__init__(trace, prefetch, needs, look)
+        self._plan, self._demand = schedule(trace, passes), demand_of(trace, passes)
+        self._begins = np.asarray(self._demand.offsets)[:: trace.geometry.layers]  # a view: no list of all passes
+
+    def passes(self) -> Iterator[Pass]:
+        """The schedule."""
+        plan = self._plan
+        for index in range(len(plan)):
+            start, stop = int(plan.start[index]), int(plan.stop[index])
+            yield Pass.of_slice(index, int(plan.request[index]), int(plan.phase[index]), stop - start, start)
+
+    def gate(self, step: Pass, layer: int) -> Gate:
+        """The recorded gate, with the demand derived from the trace."""
+        demand = self._demand.step(step.index * self.geometry.layers + layer)
+        return self._gate(self._heard(step, layer), demand, layer)
+
+    def first_uses(self) -> Sequence[int]:
+        """From the derived demand."""
+        return self._demand.first_use.tolist()
+
+    def pass_of(self, position: int) -> int:
+        """By bisection over where passes begin."""
+        return NEVER if position == NEVER else bisect_right(self._begins, position) - 1

@@ -1,10 +1,4 @@
-"""The tables of a sweep: what every column is called and how results become rows. No row names a host or a time.
-
-configurations  one row per configuration: settings, totals, latencies; `error` says why there are no totals
-layers          one row per configuration, layer and phase
-requests        one row per configuration and request, if the experiment asks for them
-bounds          one row per count that bounds hit rates; `configurations.bound` points here
-"""
+"""How results become rows of a sweep's tables. No row names a host or a time."""
 
 from __future__ import annotations
 
@@ -15,51 +9,16 @@ from typing import Any, cast
 
 import polars as pl
 
-from results.columns import SETTINGS
+from results.counters import heading_of
 from results.parts import SWEEP_VERSION
 from results.result import Result, Row
-from results.write import ABOUT, COUNTS, LIFETIME, TIMES
+from results.schema import FACTS, IN_FULL, table_schemas
+from results.settings import setting_kinds
 from simulator.bounds import Counted
 from simulator.config import KINDS, SEMANTICS_VERSION
 from sweeps.jobs import Job
 
-#: One counter has the name of a setting.
-RENAMED = {"capacity": "capacity_misses"}
-COUNTERS = {RENAMED.get(name, name): kind for name, kind in COUNTS.items()}
-KEY = {"rows_version": pl.Int64, "identity": pl.String}
-FACTS = {field.name: field.dtype for field in ABOUT.fields if field.name not in ("identity", "policies")}
-#: Every parameter of each policy, defaults included.
-SPELLED_OUT = {f"{kind}_in_full": pl.String for kind in KINDS}
-LATENCIES = {
-    "requests": pl.Int64,
-    "ttft_mean_ns": pl.Float64,  #: over the requests that have a prefill
-    "ttft_median_ns": pl.Float64,
-    "decode_ns": pl.Int64,  #: summed over requests; divided by decode_passes it is the TPOT
-    "decode_passes": pl.Int64,
-}
-TABLES: dict[str, pl.Schema] = {
-    "configurations": pl.Schema(
-        KEY
-        | {"bound": pl.String, "error": pl.String}
-        | SETTINGS
-        | FACTS
-        | SPELLED_OUT
-        | COUNTERS
-        | {"time_ns": pl.Int64}
-        | LIFETIME
-        | LATENCIES
-    ),
-    "layers": pl.Schema(KEY | {"layer": pl.Int64, "phase": pl.String} | COUNTERS | LIFETIME),
-    "requests": pl.Schema(KEY | {"request": pl.Int64} | TIMES | COUNTERS),
-    "bounds": pl.Schema(KEY | dict.fromkeys(("belady_hits", "accesses", "compulsory"), pl.Int64)),
-}
-#: What orders a table, and tells its rows apart.
-ORDER = {
-    "configurations": ["identity"],
-    "layers": ["identity", "layer", "phase"],
-    "requests": ["identity", "request"],
-    "bounds": ["identity"],
-}
+TABLES = table_schemas(setting_kinds(), KINDS)
 ROWS_PER_GROUP = 1 << 16  #: fixed, so that equal tables are equal bytes
 
 Rows = dict[str, list[Row]]
@@ -98,7 +57,7 @@ def _asked(job: Job) -> Row:
 
 def _configuration(job: Job, result: Result) -> Row:
     about = {name: value for name, value in result.about.items() if name in FACTS}
-    full = {f"{kind}_in_full": text for kind, text in result.about["policies"].items()}
+    full = {f"{kind}{IN_FULL}": text for kind, text in result.about["policies"].items()}
     own = {"bound": job.bound, "error": None}
     return _key(job) | own | result.config | about | full | _counters(result.totals) | _latencies(result.per_request)
 
@@ -108,7 +67,7 @@ def _each(job: Job, rows: Iterable[Row]) -> list[Row]:
 
 
 def _counters(row: Mapping[str, Any]) -> Row:
-    return {RENAMED.get(name, name): value for name, value in row.items()}
+    return {heading_of(name): value for name, value in row.items()}
 
 
 def _latencies(requests: Iterable[Row]) -> Row:

@@ -1,4 +1,4 @@
-"""Watching a model route: what each gate said, what it chose, and what later gates would say now.
+"""Hooks that read each gate of a running model: its logits, its choice, and the logits of later gates (look-ahead).
 
 Hooks sit on gates and on the norms before them. They replace nothing unless told to, so a watched model computes the
 same bits as an unwatched one. Look-ahead is the target gate on the target norm of this layer's residual, that is
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tracegen.errors import RecordError
-from tracegen.modules import Anatomy, Site
+from tracegen.modules import MoeModules, Site
 from traces.schema import Router
 
 
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What passes left behind, one row per token."""
+    """What passes recorded, one row per token."""
 
     chosen: np.ndarray  #: (T, L, k) int16
     weights: np.ndarray  #: (T, L, k) f32
@@ -44,15 +44,15 @@ OnGate = Callable[[int, Reading], tuple[Tensor, Tensor] | None]
 
 
 @contextmanager
-def watching(anatomy: Anatomy, depth: int, on_gate: OnGate) -> Iterator[None]:
+def watching(modules: MoeModules, depth: int, on_gate: OnGate) -> Iterator[None]:
     """Calls `on_gate(site, reading)` after every gate, with look-ahead of `depth` gates, until the context ends.
 
     None leaves the model alone; (ids (T, k), weights (T, k)) replace the gate's choice, cast to its dtypes.
     Raises RecordError inside the forward pass if the batch is not 1.
     """
-    watch = _Watch(anatomy, depth, on_gate)
+    watch = _Watch(modules, depth, on_gate)
     try:
-        for number, site in enumerate(anatomy.sites):
+        for number, site in enumerate(modules.sites):
             watch.install(number, site)
         yield
     finally:
@@ -61,11 +61,11 @@ def watching(anatomy: Anatomy, depth: int, on_gate: OnGate) -> Iterator[None]:
 
 
 class Capture:
-    """Records all passes inside `with Capture(anatomy, depth) as capture:`; memory grows until `take`."""
+    """Records all passes inside `with Capture(modules, depth) as capture:`; memory grows until `take`."""
 
-    def __init__(self, anatomy: Anatomy, depth: int = 0) -> None:
-        self._anatomy, self._depth = anatomy, depth
-        self._seen: list[list[Reading]] = [[] for _ in anatomy.sites]
+    def __init__(self, modules: MoeModules, depth: int = 0) -> None:
+        self._anatomy, self._depth = modules, depth
+        self._seen: list[list[Reading]] = [[] for _ in modules.sites]
         self._context: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> Capture:
@@ -78,7 +78,7 @@ class Capture:
             self._context.__exit__(*failure)
 
     def take(self) -> Rows:
-        """Everything seen since the last take, passes one after the other, and forgets it.
+        """Rows of all passes since the last `take`, in order.
 
         Raises RecordError if a pass was cut short, so that gates saw different numbers of tokens, or nothing ran.
         """
@@ -125,11 +125,11 @@ def by_rank(router: Router, logits: Tensor, bias: Tensor | None, ids: Tensor) ->
 class _Watch:
     """The hooks of one `watching` and the residual that the norm of the gate about to run was given."""
 
-    def __init__(self, anatomy: Anatomy, depth: int, on_gate: OnGate) -> None:
-        self.anatomy, self.depth, self.on_gate = anatomy, depth, on_gate
+    def __init__(self, modules: MoeModules, depth: int, on_gate: OnGate) -> None:
+        self.modules, self.depth, self.on_gate = modules, depth, on_gate
         self.handles: list[Any] = []
         self.residual: Tensor | None = None
-        self.biases = [anatomy.bias_at(number) for number in range(len(anatomy.sites))]
+        self.biases = [modules.bias_at(number) for number in range(len(modules.sites))]
 
     def install(self, number: int, site: Site) -> None:
         self.handles.append(site.norm.register_forward_pre_hook(self._before_norm, with_kwargs=True))
@@ -138,24 +138,24 @@ class _Watch:
     def _before_norm(self, norm: nn.Module, args: tuple, kwargs: dict) -> None:
         residual = args[0] if args else next(iter(kwargs.values()))
         if residual.shape[0] != 1:
-            raise RecordError(f"{self.anatomy.name}: a batch of {residual.shape[0]} runs; record batches of 1")
+            raise RecordError(f"{self.modules.name}: a batch of {residual.shape[0]} runs; record batches of 1")
         self.residual = residual
 
     def _after_gate(self, number: int, gate: nn.Module, args: tuple, output: tuple) -> tuple | None:
-        site = self.anatomy.sites[number]
+        site = self.modules.sites[number]
         logits, weights, ids = (each.detach() for each in output[site.index : site.index + 3])
-        order = by_rank(self.anatomy.geometry.router, logits, self.biases[number], ids)
+        order = by_rank(self.modules.geometry.router, logits, self.biases[number], ids)
         ahead = tuple(self._look(number + distance, args[0]) for distance in self._distances(number))
         reading = Reading(logits, weights.gather(-1, order), ids.gather(-1, order), ahead)
         replaced = self.on_gate(number, reading)
         return None if replaced is None else _with_choice(output, site, *replaced)
 
     def _distances(self, number: int) -> range:
-        return range(1, min(self.depth, len(self.anatomy.sites) - 1 - number) + 1)
+        return range(1, min(self.depth, len(self.modules.sites) - 1 - number) + 1)
 
     def _look(self, target: int, like: Tensor) -> Tensor:
-        assert self.residual is not None  # a gate's norm runs before it: dissect saw it
-        return look(self.anatomy.sites[target], self.residual, like.shape)
+        assert self.residual is not None  # a gate's norm runs before it: discover saw it
+        return look(self.modules.sites[target], self.residual, like.shape)
 
 
 def look(site: Site, residual: Tensor, shape: torch.Size) -> Tensor:

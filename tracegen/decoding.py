@@ -1,4 +1,4 @@
-"""How a prompt is continued: by the model's own generate(), greedy or sampled, whatever a checkpoint's own taste."""
+"""How a prompt is continued: by the model's own generate(), greedy or sampled, without a checkpoint's own defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def continued(model: Any, prompt: Sequence[int], decoding: Decoding, seed: int) 
     """The new tokens after the prompt, the ending token included; at least one. Depends on nothing but its arguments.
 
     `model` is a PreTrainedModel that can generate().
-    A checkpoint's own taste (temperature, penalties, suppressed tokens) is not used, only its ending tokens are.
+    A checkpoint's own defaults (temperature, penalties, suppressed tokens) is not used, only its ending tokens are.
     """
     ids = torch.as_tensor(prompt, dtype=torch.long, device=input_device(model)).reshape(1, -1)
     with torch.inference_mode(), _own_defaults(model), _drawing_from(seed, ids.device):
@@ -47,7 +47,7 @@ def _all_logits(model: PreTrainedModel) -> dict[str, int]:
 
 @contextmanager
 def _own_defaults(model: PreTrainedModel) -> Iterator[None]:
-    """generate() fills what a config leaves open from the model's: leave it the ending tokens only."""
+    """Clear the model's sampling defaults, which generate() would fill in; keep its end tokens."""
     theirs = model.generation_config or GenerationConfig()
     ends = theirs.eos_token_id
     pad = theirs.pad_token_id if theirs.pad_token_id is not None else (ends[0] if isinstance(ends, list) else ends)

@@ -29,7 +29,7 @@ HEADER_LIMIT = 100 * 2**20  #: the safetensors format's own
 
 
 class Folder(NamedTuple):
-    """Where a checkpoint lies, and what a trace calls it (no path of this machine)."""
+    """Path of a checkpoint, and its name in traces, which is no path of this machine."""
 
     path: Path
     name: str
@@ -54,7 +54,7 @@ def locate(source: str, revision: str | None = None) -> Folder:
 
 
 def located(source: str, revision: str | None = None) -> Folder:
-    """`locate`, and all that can be wrong with a checkpoint that no torch is needed to see. Raises RecordError."""
+    """`locate`, with every check of a checkpoint that needs no torch. Raises RecordError."""
     folder = locate(source, revision)
     _refuse_irregular(folder)
     read_config(folder)

@@ -1,7 +1,7 @@
 """Where a transformers MoE model keeps its gates, the norms before them and its experts.
 
 Nothing is found by its name: gates are what the model itself declares as the source of `router_logits`, and a probe
-pass shows the rest. The block is what holds the gate in its decoder layer, the norm is the layer's module whose output
+run shows the rest. The block is what holds the gate in its decoder layer, the norm is the layer's module whose output
 tensor is the block's input, the experts are what the gate's ids are given to. Sizes are in `tracegen/sizes.py`.
 """
 
@@ -28,7 +28,7 @@ BIAS_NAMES = ("e_score_correction_bias", "expert_bias")
 
 @dataclass(frozen=True)
 class Site:
-    """One MoE layer: what is hooked there."""
+    """The modules of one MoE layer that hooks are put on."""
 
     layer: int  #: index of the decoder layer
     gate: nn.Module
@@ -40,8 +40,8 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Anatomy:
-    """A model, opened up. `sites` are in the order in which they run."""
+class MoeModules:
+    """The modules of a model that take part in routing. `sites` are in the order in which they run."""
 
     model: PreTrainedModel
     sites: tuple[Site, ...]
@@ -51,7 +51,7 @@ class Anatomy:
 
     @property
     def name(self) -> str:
-        """What messages call the model."""
+        """The model's name in messages."""
         return name_of(self.model)
 
     def bias_at(self, site: int) -> Tensor | None:
@@ -86,7 +86,7 @@ def name_of(model: PreTrainedModel) -> str:
 Calls = dict[nn.Module, list[Call]]
 
 
-def dissect(model: PreTrainedModel) -> Anatomy:
+def discover(model: PreTrainedModel) -> MoeModules:
     """Finds every MoE layer of a model in evaluation mode, its sizes and its routing rule.
 
     Raises RecordError, naming the model and the layer, where a layer is not one gate giving (logits, weights, ids)
@@ -202,7 +202,7 @@ def _extra(place: Place, block: nn.Module, call: Call) -> tuple[Tensor, ...]:
     return extra
 
 
-def _describe(model: PreTrainedModel, places: list[Place], sites: tuple[Site, ...], calls: Calls) -> Anatomy:
+def _describe(model: PreTrainedModel, places: list[Place], sites: tuple[Site, ...], calls: Calls) -> MoeModules:
     outputs = [_triple(place, calls) for place in places]
     shapes = {(logits.shape[-1], ids.shape[-1]) for logits, _, ids in outputs}
     if len(shapes) > 1:
@@ -212,7 +212,7 @@ def _describe(model: PreTrainedModel, places: list[Place], sites: tuple[Site, ..
     family, router, shared = routing_of(places[0].gate.owner.config, outputs, bias)
     sizes = measure(model, [site.experts for site in sites], [place.module for place in places], experts)
     counts = {"layers": len(sites), "experts": experts, "k": k, "shared_experts": shared}
-    return Anatomy(model, sites, family, Geometry(router=router, **counts, **sizes._asdict()), bias)
+    return MoeModules(model, sites, family, Geometry(router=router, **counts, **sizes._asdict()), bias)
 
 
 def _biases(sites: tuple[Site, ...], experts: int) -> np.ndarray | None:

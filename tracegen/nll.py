@@ -1,4 +1,4 @@
-"""Negative log-likelihood of every token that goes through a model, from the logits it gives anyway.
+"""Negative log-likelihood of every token that goes through a model, from the logits of its own passes.
 
 nll[t] = -ln P(token t | tokens before it in the same sequence), nats, in float32. Nothing predicts a sequence's first
 token: its nll is 0.

@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are stored and where: words that are checked before torch is imported."""
+"""Options for dtype, quantisation and device of the weights, checked before torch is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to record and where to: settings that are checked before torch is imported, which takes seconds."""
+"""Settings of a recording, checked before torch is imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ class Decoding(Frozen):
 
 
 class Plan(Frozen):
-    """What to record. With `decoding` prompts are continued, without it sequences are read as they are."""
+    """What to record. With `decoding` prompts are continued, without it sequences are teacher-forced."""
 
     decoding: Decoding | None = None
-    prompt_tokens: int | None = Field(default=None, ge=1)  #: of a read sequence: in one pass, the rest one by one
+    prompt_tokens: int | None = Field(
+        default=None, ge=1
+    )  #: of a teacher-forced sequence: in one pass, the rest one by one
     look_ahead: int = Field(default=2, ge=0)
     logits: bool = True
     seed: int = Field(default=0, ge=0)

@@ -1,4 +1,4 @@
-"""One short forward pass that keeps every call beneath chosen modules: how a model's parts are found and checked."""
+"""The probe run: one short forward pass that keeps every call of chosen modules, to find and check a model's parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEED = 20240924
 
 
 class Call(NamedTuple):
-    """What a module was given and gave back."""
+    """Arguments and output of one call of a module."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

@@ -155,7 +155,7 @@ READERS: dict[str, Callable[[Path, str | None], Iterator[tuple[str, str]]]] = {
 
 
 def _named(field: str | None, names: list[str], where: str) -> str:
-    """The field to read: the one asked for, checked to be there, or the only one."""
+    """The field named, if the record has it, or the only one."""
     shown = ", ".join(names) or "none"
     if field is None:
         if len(names) == 1:

@@ -1,6 +1,6 @@
-"""Prompts through a model into a trace: one request, one append; a kill loses at most a minute and a shard.
+"""Run a model on prompts and write a trace, request by request; a kill loses at most a minute and a shard.
 
-A request is either continued by the model's own generate(), or read as it is (teacher-forced). Its rows are the tokens
+A request is either continued by the model's own generate(), or teacher-forced. Its rows are the tokens
 that went through the model: P prompt tokens and N new ones leave P + N - 1. No request depends on another, so a
 resumed recording is the undisturbed one, byte for byte.
 """
@@ -21,7 +21,7 @@ from tracegen.capture import Capture, Rows
 from tracegen.checkpoint import Loaded
 from tracegen.decoding import continued, seed_of
 from tracegen.errors import RecordError
-from tracegen.modules import Anatomy, dissect
+from tracegen.modules import MoeModules, discover
 from tracegen.nll import Surprise
 from tracegen.plan import Plan, partial_of
 from tracegen.selfcheck import check
@@ -34,11 +34,11 @@ SECONDS_BETWEEN_COMMITS = 60.0
 
 
 class Progress(NamedTuple):
-    """Where a recording stands; tokens and seconds are of this run, without what it took up from an earlier one."""
+    """Progress of a recording; tokens and seconds are of this run, without the requests of an earlier one."""
 
     done: int
     total: int
-    skipped: int  #: requests taken up from an earlier run, part of `done`
+    skipped: int  #: requests recorded by an earlier run, part of `done`
     tokens: int
     seconds: float
 
@@ -49,7 +49,7 @@ class Progress(NamedTuple):
 
     @property
     def seconds_left(self) -> float:
-        """If the other requests take as long as those of this run did; 0 before the first."""
+        """Estimate from the requests of this run; 0 before the first."""
         made = self.done - self.skipped
         return self.seconds / made * (self.total - self.done) if made else 0.0
 
@@ -67,22 +67,22 @@ def record(
     Raises RecordError if the model cannot be recorded or fails at a request, naming it, and TraceError if the path or
     disk refuses or an unfinished trace is another's. What was recorded until then is kept, Ctrl-C included.
     """
-    anatomy = dissect(loaded.model)
-    check(anatomy)
-    header = header_of(loaded, anatomy, work, plan)
-    with _writer(Path(out), header, anatomy.bias, resume) as writer:
-        _fill(writer, _Recorder(loaded, anatomy, plan), work, progress)
+    modules = discover(loaded.model)
+    check(modules)
+    header = header_of(loaded, modules, work, plan)
+    with _writer(Path(out), header, modules.bias, resume) as writer:
+        _fill(writer, _Recorder(loaded, modules, plan), work, progress)
         return writer.finish()
 
 
 def room_of(loaded: Loaded) -> Room:
-    """What the model can take, by its config."""
+    """The model's longest context and its vocabulary."""
     config = loaded.model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None)
     return Room(context, len(next(loaded.model.get_input_embeddings().parameters())))
 
 
-def header_of(loaded: Loaded, anatomy: Anatomy, work: Work, plan: Plan) -> Header:
+def header_of(loaded: Loaded, modules: MoeModules, work: Work, plan: Plan) -> Header:
     """The trace's header: the same on the same machine for the same model, prompts and plan."""
     provenance = Provenance(
         model=loaded.name,
@@ -98,15 +98,15 @@ def header_of(loaded: Loaded, anatomy: Anatomy, work: Work, plan: Plan) -> Heade
             **{package: version(package) for package in ("torch", "transformers", "moereplay")},
         },
     )
-    return Header(geometry=anatomy.geometry, provenance=provenance, lookahead_depth=plan.look_ahead)
+    return Header(geometry=modules.geometry, provenance=provenance, lookahead_depth=plan.look_ahead)
 
 
 class _Recorder:
-    """One request at a time through a watched model."""
+    """Runs the model on one request at a time, with hooks on."""
 
-    def __init__(self, loaded: Loaded, anatomy: Anatomy, plan: Plan) -> None:
+    def __init__(self, loaded: Loaded, modules: MoeModules, plan: Plan) -> None:
         self.model, self.plan = loaded.model, plan
-        self.capture = Capture(anatomy, plan.look_ahead)
+        self.capture = Capture(modules, plan.look_ahead)
         self.surprise = Surprise(loaded.model)
 
     def request(self, number: int, ids: np.ndarray) -> Request:

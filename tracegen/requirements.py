@@ -1,4 +1,4 @@
-"""What is not installed, said in one line before anything is imported from it. Importable without torch."""
+"""Errors for packages that are not installed, before anything imports them. Importable without torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def require_torch() -> None:
 
 
 def require(package: str, what: str, otherwise: str = "") -> None:
-    """Raises RecordError, saying `what` needs the package and what else would do, unless it is installed."""
+    """Raises RecordError unless the package is installed; the message names `what` needs it, and an alternative."""
     if not find_spec(package):
         raise RecordError(f"{what} needs {package}: pip install {package}{otherwise and f', or {otherwise}'}")

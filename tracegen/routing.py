@@ -1,6 +1,6 @@
-"""The routing rule of a model: stated by its family's file, or inferred from its config and proven on a probe.
+"""The routing rule of a model: stated by its family's file, or inferred from its config and checked on a probe run.
 
-A rule that was inferred is used only if it reproduces the choice and the weights of every gate in a probe pass.
+A rule that was inferred is used only if it reproduces the choice and the weights of every gate in a probe run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHARED_KEYS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts
 
 
 class Routing(NamedTuple):
-    """A model's rule and whose it is."""
+    """A model's routing rule and its family."""
 
     family: str
     router: Router

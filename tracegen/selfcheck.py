@@ -1,4 +1,4 @@
-"""Is what we record of a model what the model does? A short probe answers for every layer, before anything is written.
+"""Check, before anything is written, that what is recorded is what the model does: one short probe run, every layer.
 
 Bit for bit: the logits are the gate's matrix on its input, and again on the norm of the residual (look-ahead at depth
 0); the experts are given the gate's own ids and weights. By `tracegen/agreement.py`, with ties and rounding counted:
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tracegen.agreement import Agreement, agree
 from tracegen.capture import look
 from tracegen.errors import RecordError
-from tracegen.modules import Anatomy, Site
+from tracegen.modules import MoeModules, Site
 from tracegen.probe import Call, probe
 from tracegen.routing import spelled
 
@@ -34,19 +34,19 @@ class SelfCheck(NamedTuple):
     ulps: int  #: largest difference of a gate weight from the rule's, in units in the last place of `dtype`
 
 
-def check(anatomy: Anatomy) -> SelfCheck:
-    """Proves the anatomy on TOKENS seeded random tokens. Raises RecordError naming model, layer and what differs."""
-    calls = probe(anatomy.model, TOKENS, [part for site in anatomy.sites for part in (site.norm, site.block)])
+def check(modules: MoeModules) -> SelfCheck:
+    """Check the modules on TOKENS seeded random tokens. Raises RecordError naming model, layer and what differs."""
+    calls = probe(modules.model, TOKENS, [part for site in modules.sites for part in (site.norm, site.block)])
     found: list[Agreement] = []
-    for number, site in enumerate(anatomy.sites):
-        found.append(_agreement(anatomy, number, calls[site.gate][0]))
-        problem = next(_differences(site, calls), None) or _disagreement(anatomy, found[-1])
+    for number, site in enumerate(modules.sites):
+        found.append(_agreement(modules, number, calls[site.gate][0]))
+        problem = next(_differences(site, calls), None) or _disagreement(modules, found[-1])
         if problem:
-            raise RecordError(f"{anatomy.name}, layer {site.layer}: {problem}; it cannot be recorded faithfully")
-    first = anatomy.sites[0]
+            raise RecordError(f"{modules.name}, layer {site.layer}: {problem}; it cannot be recorded faithfully")
+    first = modules.sites[0]
     dtype = str(calls[first.gate][0].output[first.index + 1].dtype).removeprefix("torch.")
     rows, _, ties, ulps, _ = zip(*found, strict=True)
-    return SelfCheck(anatomy.family, spelled(anatomy.geometry.router), dtype, sum(rows), sum(ties), max(ulps))
+    return SelfCheck(modules.family, spelled(modules.geometry.router), dtype, sum(rows), sum(ties), max(ulps))
 
 
 def _differences(site: Site, calls: dict[nn.Module, list[Call]]) -> Iterator[str]:
@@ -83,14 +83,14 @@ def _same(part: Any, tensor: Tensor) -> bool:
     return isinstance(part, Tensor) and part.shape == tensor.shape and torch.equal(part, tensor)
 
 
-def _agreement(anatomy: Anatomy, number: int, gate: Call) -> Agreement:
-    index = anatomy.sites[number].index
-    bias = None if anatomy.bias is None else anatomy.bias[number]
-    return agree(anatomy.geometry.router, bias, *gate.output[index : index + 3])
+def _agreement(modules: MoeModules, number: int, gate: Call) -> Agreement:
+    index = modules.sites[number].index
+    bias = None if modules.bias is None else modules.bias[number]
+    return agree(modules.geometry.router, bias, *gate.output[index : index + 3])
 
 
-def _disagreement(anatomy: Anatomy, found: Agreement) -> str:
-    rule = spelled(anatomy.geometry.router)
+def _disagreement(modules: MoeModules, found: Agreement) -> str:
+    rule = spelled(modules.geometry.router)
     if found.wrong:
         return f"{found.wrong} of {found.rows} choices are not those of {rule}"
     if found.ulps > found.bound:

@@ -1,4 +1,4 @@
-"""Sizes of a loaded model, in the words of `traces/geometry.py`, measured on its tensors rather than computed."""
+"""Sizes of a loaded model, as `traces/geometry.py` defines them, measured on its tensors."""
 
 from __future__ import annotations
 

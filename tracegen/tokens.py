@@ -1,4 +1,4 @@
-"""Texts become token ids before a model runs: prompts to be continued, or windows of text to be read as they are.
+"""Token ids of the requests, before a model runs: prompts to continue, or teacher-forced windows of text.
 
 Everything that can be wrong with a prompt is found here, before the first is recorded. No torch is needed.
 """
@@ -78,7 +78,7 @@ def windows(texts: Prompts, tokenizer: Any, room: Room, width: int, limit: int |
 
 
 def opening(tokenizer: Any) -> list[int]:
-    """The beginning-of-text token, if the tokenizer puts it before every text by itself; otherwise nothing."""
+    """The beginning-of-text token if the tokenizer adds one to every text, else nothing."""
     empty = _tokenized(tokenizer, "")
     return empty[:1] if empty and empty[0] == tokenizer.bos_token_id else []
 

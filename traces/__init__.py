@@ -1,1 +1,1 @@
-"""The contract between producers and consumers of routing traces; knows nothing of policies, engines or torch."""
+"""Routing traces: format, store, importers, geometry of models. Imports no policies, engines or torch."""

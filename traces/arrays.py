@@ -1,4 +1,4 @@
-"""A trace in memory, from numpy arrays of routing that anybody recorded."""
+"""A trace in memory, from numpy arrays of routing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def from_arrays(
 
 
 def _header(geometry: Geometry | str, k: int, depth: int) -> Header:
-    """A known model may have been run with another k than its own."""
+    """Sizes of the trace; k is that of the arrays, as a known model may have been run with another one."""
     if isinstance(geometry, Geometry):
         return Header(geometry=geometry, lookahead_depth=depth)
     model = known(geometry)

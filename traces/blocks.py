@@ -1,4 +1,4 @@
-"""A trace in blocks of tokens, so that what is made of it needs as much memory for a long one as for a short one."""
+"""Blocks of tokens: what is derived from a trace needs no more memory for a long one than for a short one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are read whole, and JSON and TOML in them: within limits, whoever wrote them, and every fault as one line.
+"""Reading of whole files, JSON and TOML, within limits; every fault is an error of one line.
 
 A path may lead to a pipe, which would be waited for, or to a device without an end. A document of a few bytes may be
 nested deeper than Python's stack, or hold an integer of more digits than Python prints.
@@ -25,7 +25,7 @@ LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+
 
 
 class DocumentError(ValueError):
-    """A document that cannot be read, or that nobody means; the message is one line and names no file."""
+    """A document that cannot be read or exceeds a limit; the message is one line and names no file."""
 
 
 def content(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -58,7 +58,7 @@ def _check_regular(found: os.stat_result, path: Path) -> None:
 
 
 def from_json(text: str | bytes) -> Any:
-    """What a JSON text says. Raises DocumentError."""
+    """The document of a JSON text. Raises DocumentError."""
     try:
         return checked(json.loads(text))
     except RecursionError:
@@ -70,7 +70,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def from_toml(text: str | bytes) -> dict[str, Any]:
-    """What a TOML text says. Raises DocumentError."""
+    """The document of a TOML text. Raises DocumentError."""
     try:
         written = text if isinstance(text, str) else text.decode()
         if LONG_KEY.search(written):
@@ -103,7 +103,7 @@ def checked(document: Any) -> Any:
 
 
 def fault_of(broken: Exception) -> DocumentError:
-    """What a parser said, in one line."""
+    """A parser's message as one line."""
     said = " ".join(str(broken).split())
     return _too_long() if "integer string conversion" in said else DocumentError(said)
 

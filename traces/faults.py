@@ -1,4 +1,4 @@
-"""What pydantic refuses, in words of this project: where, what was expected, what was found. One line each."""
+"""Pydantic's validation errors as one line: where, what was expected, what was found."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def refuse_busy(partial: Path) -> None:
 
 
 def _taken(path: Path, partial: Path) -> int:
-    """Descriptor of the locked file. A holder that ends removes its file, which may be the one just opened: again."""
+    """Descriptor of the locked file. A holder that ends removes the file that may just have been opened: then retry."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -1,4 +1,4 @@
-"""What vouches for derived arrays: shape, offset and sha256 of each, kept where only this user can write.
+"""The manifest of derived arrays: shape, offset and sha256 of each, kept where only this user can write.
 
 The arrays may lie beside a trace, in a folder that others filled, and machine code indexes by them. So a file is mapped
 only if it is, to the byte, one that this user's own replays made. Hashing reads about 1 GB/s; a file whose inode, size
@@ -101,7 +101,7 @@ def keep(manifest: Manifest) -> None:
 
 
 def mapped(folder: Path, manifest: Manifest) -> dict[str, np.ndarray] | None:
-    """The arrays in `folder`, memory-mapped; None if any is missing, anybody else's, or not what the manifest says."""
+    """The arrays in `folder`, memory-mapped; None if any is missing, another user's, or differs from the manifest."""
     seen, states, looks, arrays = manifest.seen.get(str(folder), {}), {}, {}, {}
     try:
         if not is_private(folder):
@@ -135,7 +135,7 @@ def _is_whole(file: BufferedReader, described: Described, seen: State | None) ->
 
 
 def _are_settled(states: Mapping[str, State]) -> bool:
-    """Whether a write from now on would show: within a tick of the clock the times stay as they are."""
+    """Whether a later write would change the file's times, which stay equal within a tick of the clock."""
     now = time.time_ns()
     return all(now - max(state[2:]) > SETTLED_NS for state in states.values())
 

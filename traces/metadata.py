@@ -1,4 +1,4 @@
-"""What a store's metadata says: the group's attributes, the layout of every array, and the digest over both."""
+"""A store's metadata: the group's attributes, the layout of every array, and the digest over both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_SHARD_TOKENS = 1 << 20  #: so that a store that claims many tokens must hav
 
 
 class Committed(Frozen):
-    """What a reader may see: everything after it is the unfinished tail of a killed writer."""
+    """Tokens and requests that readers see; rows beyond are the unfinished tail of a killed writer."""
 
     tokens: int = Field(default=0, ge=0)
     requests: int = Field(default=0, ge=0)

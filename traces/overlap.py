@@ -1,4 +1,4 @@
-"""How alike the rows of two tokens are, and where a stream of tokens forgets its past."""
+"""Overlap of the experts of two tokens, and context resets of a recorder."""
 
 from __future__ import annotations
 

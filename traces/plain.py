@@ -1,4 +1,4 @@
-"""Token arrays as plain memory-mapped files: what is read at random, again and again, by a compiled replay.
+"""Token arrays as plain memory-mapped files, which a compiled replay reads at random.
 
 Compressed chunks are for keeping; these are made once beside the trace (`traces/derived.py`), a block at a time, so
 that a trace may be larger than memory. A trace in memory gives its own arrays.

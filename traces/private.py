@@ -1,4 +1,4 @@
-"""Folders that only this user can write into: what lies in them is run, or read without a second look.
+"""Folders that only this user can write into: their content is executed, or read unchecked.
 
 Machine code is kept with pickles, and a pickle is a program; it indexes by derived arrays. So a folder is used
 only if it is a real one of this user's that nobody else may enter, and if nobody else can put another one in its place.

@@ -19,12 +19,12 @@ VALIDATION_FIGURES = ("validation", "open_loop_error")
 
 
 def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **options: str) -> Figure:
-    """The figure of that name from the rows of `results.load` or `validation_rows.load`.
+    """The figure of that name from the rows of `results.load` or `results.validation.load`.
 
     Options are as in the figure's `OPTIONS`, first = default; `curves`, the rows of `curves.load`, are for figures that
     `TAKES_CURVES`.
 
-    Raises ResultError for an unknown name, option or value, or saying what to replay if the rows cannot feed it.
+    Raises ResultError for an unknown name, option or value, or saying what to replay if the rows do not suffice.
     """
     known = _fed_by(frame)
     if name not in known:
@@ -46,7 +46,7 @@ def draw_curves(curves: pl.DataFrame) -> Figure:
 def draw_all(
     frame: pl.DataFrame, names: Sequence[str] | None = None, curves: pl.DataFrame | None = None
 ) -> list[tuple[str, Figure]]:
-    """The named figures with their names; without names, all that these rows can feed.
+    """The named figures with their names; without names, all that these rows allow.
 
     Raises ResultError if a named one cannot be drawn, or without names if none can.
     """

@@ -12,9 +12,9 @@ from analysis.figures.lines import from_zero, legend, panel_size, plot
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.metrics import with_ratios
 from analysis.palette import looks
+from results.counters import COUNTERS
 from results.errors import ResultError
 from results.read import layers
-from results.result import COUNTERS
 
 OPTIONS = {"phase": ("both", "prefill", "decode"), "per": ("miss", "access")}
 
@@ -57,7 +57,7 @@ def _wording(found: Facets, phase: str, per: str) -> Wording:
         label=found.label,
         x="MoE layer",
         y=f"collisions per {per}",
-        note=f"Collisions: {COUNTERS['collisions']}. Layers without any {per} have no point.",
+        note=f"Collisions: {COUNTERS['collisions'].definition}. Layers without any {per} have no point.",
     )
 
 

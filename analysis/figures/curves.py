@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 
-from analysis.curves import SCHEMA
 from analysis.figures.lines import from_zero, panel_size
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.palette import BOUND, LIMIT, look_of
+from results.curves import TIDY
 from results.errors import ResultError
 from results.settings import OF_CURVES
 
@@ -29,7 +29,7 @@ NOTE = f"{GAPS} Nothing is prefetched. Capacity: of all expert bytes."
 
 
 def draw(curves: pl.DataFrame) -> Figure:
-    """The curves of `analysis.curves.load` alone: a line per policy, a panel per trace, scope, schedule and reset.
+    """The curves of `results.curves.load` alone: a line per policy, a panel per trace, scope, schedule and reset.
 
     Raises ResultError if there are none, or more panels than a page can hold.
     """
@@ -77,7 +77,7 @@ def beside(curves: pl.DataFrame | None, panel: pl.DataFrame) -> pl.DataFrame:
     """
     first = panel.row(0, named=True)
     if curves is None or first["miss"] != "fetch" or first["warm"]:
-        return pl.DataFrame(schema=SCHEMA)
+        return pl.DataFrame(schema=TIDY)
     same = [pl.col(name) == first[name] for name in (*OF_CURVES, "semantics")]
     found = curves.filter(pl.col("trace").str.starts_with(first["trace"]), *same)
     elsewhere = pl.col("replayed") & (pl.col("platform") != first["platform"])

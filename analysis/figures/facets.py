@@ -1,4 +1,4 @@
-"""How results spread over panels: a row per setting, a column per capacity, and what all of them share."""
+"""Layout of panels: a row per setting, a column per capacity, and a subtitle of what all panels share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from results.settings import SETTINGS
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels that a page can hold
 #: Shared fields in the order in which the subtitle names them.
 SHARED = ("model", "trace", "platform", "contract", "scope", "capacity", "prefetch", "miss", "routing", "passes")
-#: Settings that go without saying: the subtitle names them only if they differ.
+#: Defaults that the subtitle leaves out.
 UNSAID = {
     each.name: "" if each.default == () else each.default for each in SETTINGS if each.name not in (*SHARED, "eviction")
 }

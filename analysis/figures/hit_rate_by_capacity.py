@@ -33,7 +33,7 @@ NOTE = (
 def draw(frame: pl.DataFrame, curves: pl.DataFrame | None = None) -> Figure:
     """A line per eviction policy, with both bounds where they were computed; a panel per setting.
 
-    Where `curves` (of `analysis.curves.load`) hold for a panel, an unbroken line takes the place of the pieces between
+    Where `curves` (of `results.curves.load`) hold for a panel, an unbroken line takes the place of the pieces between
     points, Belady's bound included. Raises ResultError if there is one capacity only, and no curve.
     """
     percent = pl.col("capacity_forms").str.extract(r"^([\d.e+-]+)%").cast(pl.Float64)

@@ -43,7 +43,7 @@ def legend(drawn: dict[str, Look]) -> list[Line2D]:
 
 
 def apart(values: list[float], scale: Callable[[float], float], ends: Sequence[float] = ()) -> list[float]:
-    """Those of the rising values whose tick labels do not touch: the first, and each far enough from the one before.
+    """Ticks whose labels do not touch: the first of the rising values, and each far enough from the one before.
 
     `ends` are the axis' own, if it goes beyond the values.
     """

@@ -14,8 +14,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from analysis.figures.facets import Facets, column_titles, facets
 from analysis.figures.sheet import LETTER, TEXT_SIZE, Grid, Sheet, Wording
 from analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, looks
+from results.counters import COUNTERS
 from results.read import runs
-from results.result import COUNTERS
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 #: Column -> its legend and colour, in the order of the stack.
@@ -50,7 +50,9 @@ def _grid(found: Facets, names: list[str]) -> Grid:
 
 
 def _wording(found: Facets) -> Wording:
-    note = " ".join(f"{name.capitalize()}: {COUNTERS[name]}." for name in ("compulsory", "collisions", "capacity"))
+    note = " ".join(
+        f"{name.capitalize()}: {COUNTERS[name].definition}." for name in ("compulsory", "collisions", "capacity")
+    )
     return Wording("Misses by reason", found.shared, found.label, "misses", "eviction policy", note)
 
 

@@ -1,4 +1,4 @@
-"""The open-loop error as routing follows the cache more: what a recording that does not react gets wrong."""
+"""The open-loop error against lambda, the strength with which routing prefers resident experts."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from matplotlib.ticker import MaxNLocator
 from analysis.figures.facets import DIGEST, MOST_ROWS, shared
 from analysis.figures.lines import from_zero
 from analysis.figures.sheet import Grid, Sheet, Wording
+from results.counters import COUNTERS
 from results.errors import ResultError
-from results.result import COUNTERS
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
-#: A full dot in an open ring is agreement; apart, each is seen.
+#: A dot inside a ring means agreement.
 LIVE = {"color": "#0072B2", "marker": "o", "markersize": 3.6, "lw": 1.3, "label": "live"}
 REPLAYED = {
     "color": "#D55E00",
@@ -70,9 +70,10 @@ def _heading(row: dict[str, object]) -> str:
 
 
 def _note() -> str:
+    misses = COUNTERS["misses"].definition.partition(";")[0]
     return (
-        f"Miss rate: {COUNTERS['misses'].partition(';')[0]}, per access. Replayed: the baseline recording under the "
-        "same policies, capacity and times. Policies that change the model's output are replayed open loop."
+        f"Miss rate: {misses}, per access. Replayed: the baseline recording under the same policies, "
+        " capacity and times. Policies that change the model's output are replayed open loop."
     )
 
 

@@ -25,33 +25,33 @@ from simulator.compiled.runtime.state import (
 
 def choose(w):
     """Before there is a demand."""
-    hook(now(w), step_of(w, 0), all_experts(w), all_copies(w), own(w), all_chosen(w)[: w["tokens"]])
+    hook(now(w), step_of(w, 0), all_experts(w), all_copies(w), own(w), all_chosen(w)[: w["compute"]["tokens"]])
 
 
 def suggest(w):
     """Into `suggested`."""
     return whole_number(
-        hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w), all_suggested(w))
+        hook(now(w), step_of(w, w["demand"]["demanded"]), all_experts(w), all_copies(w), own(w), all_suggested(w))
     )
 
 
 def want(w):
     """Of every demanded expert, into `wants`."""
-    step, wants = step_of(w, w["demanded"]), all_wants(w)
-    for n in range(w["demanded"]):
+    step, wants = step_of(w, w["demand"]["demanded"]), all_wants(w)
+    for n in range(w["demand"]["demanded"]):
         wants[n] = whole_number(hook(now(w), step, all_experts(w), all_copies(w), own(w), n))
 
 
 def resolve(w, absent, free):
     """Of the first of `missing`, into `verdict`."""
-    step, missing, verdict = step_of(w, w["demanded"]), all_missing(w)[:absent], all_verdict(w)[:absent]
+    step, missing, verdict = step_of(w, w["demand"]["demanded"]), all_missing(w)[:absent], all_verdict(w)[:absent]
     hook(now(w), step, all_experts(w), all_copies(w), own(w), missing, free, verdict)
 
 
 def substitute(w, t, j):
     """Among the `eligible`."""
     return whole_number(
-        hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w), t, j, all_eligible(w))
+        hook(now(w), step_of(w, w["demand"]["demanded"]), all_experts(w), all_copies(w), own(w), t, j, all_eligible(w))
     )
 
 
@@ -74,7 +74,7 @@ def admit(w, y_in, prefetched, y_out):
 
 def on_gate(w):
     """The demand is known."""
-    hook(now(w), step_of(w, w["demanded"]), all_experts(w), all_copies(w), own(w))
+    hook(now(w), step_of(w, w["demand"]["demanded"]), all_experts(w), all_copies(w), own(w))
 
 
 def on_insert(w, y, prefetched):

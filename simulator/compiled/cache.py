@@ -1,303 +1,325 @@
-"""The fast tier: what is where, what its use leaves behind, what may not leave, and making space."""
+"""The fast tier: what is where, what is pinned, what comes in and what leaves."""
 
 from __future__ import annotations
 
-from policies.contract import ABSENT, NONE, RESIDENT
-from simulator.compiled.counters import BYTES_WASTED, CAPACITY, COLLISIONS, COMPULSORY, EVICTIONS, count, lived
+from policies.contract import ABSENT, IN_FLIGHT, NONE, RESIDENT
+from simulator.compiled.counters import (
+    BYTES_WASTED,
+    CAPACITY,
+    COLLISIONS,
+    COMPULSORY,
+    EVICTIONS,
+    INSERTIONS,
+    count,
+    lived,
+)
 from simulator.compiled.log import IS_EVICT, note
 from simulator.compiled.runtime import listeners
 from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.ranking import disturb, leave_pool, touch
+from simulator.compiled.runtime.queues import BY_ENTRY, NO_QUEUE, leave_queue, move_last
+from simulator.compiled.runtime.ranking import add_member, invalidate, invalidate_expert, remove_member
 from simulator.compiled.runtime.state import (
     NEVER_LEFT,
-    aside,
     copies,
+    demand_expert,
     done,
     expert_of,
     experts,
     layer_of,
     now,
     owned,
+    pinned,
     pools,
-    protected,
 )
-from simulator.compiled.victims import admits, choose, spare_bytes_suffice
-
-GRANTED, STREAMED, REFUSED = range(3)
-#: What a copy that was set aside was before.
-WAS_OPEN, WAS_SPARE = 1, 2
+from simulator.compiled.uses import count_first_use, count_use, forget_uses, need_no_more, stamp
 
 # look-up
 
 
 @fast
-def find(w, x, want, state):
+def find(s, x, want, state):
     """The most precise copy of x in `state` that is at least as precise as `want`, or NONE."""
-    first = x * w["precisions"]
+    first = x * s["precisions"]
     for y in range(first, first + want + 1):
-        if copies(w)[y]["state"] == state:
+        if copies(s)[y]["state"] == state:
             return y
     return NONE
 
 
 @fast
-def find_any(w, x, state):
+def find_any(s, x, state):
     """The most precise copy of x in `state`, or NONE."""
-    return find(w, x, w["precisions"] - 1, state)
+    return find(s, x, s["precisions"] - 1, state)
 
 
 @called
-def reason(w, x, want):
+def reason(s, x, want):
     """Why x is missing, judged over the copies that would have done: the counter of that."""
-    first, ever, latest = x * w["precisions"], False, NEVER_LEFT
+    first, ever, latest = x * s["precisions"], False, NEVER_LEFT
     for y in range(first, first + want + 1):
-        ever = ever or owned(w)[y]["ever"] == 1
-        latest = max(latest, owned(w)[y]["evicted_pass"])
+        ever = ever or owned(s)[y]["ever"] == 1
+        latest = max(latest, owned(s)[y]["evicted_pass"])
     if not ever:
         return COMPULSORY
-    return COLLISIONS if latest == now(w)["pass"] else CAPACITY
+    return COLLISIONS if latest == now(s)["pass"] else CAPACITY
 
 
 @fast
-def free_bytes(w, y):
+def free_bytes(s, y):
     """Free bytes of the pool that y belongs to."""
-    pool = pools(w)[copies(w)[y]["pool"]]
+    pool = pools(s)[copies(s)[y]["pool"]]
     return pool["capacity"] - pool["used"]
+
+
+@fast
+def set_state(s, y, state):
+    """One of the contract's: ABSENT, QUEUED, IN_FLIGHT or RESIDENT."""
+    copies(s)[y]["state"] = state
 
 
 # use
 
 
 @fast
-def stamp(w, x):
-    """A use, or the arrival of a prefetch."""
-    w["stamps"] += 1
-    experts(w)[x]["last_use"] = w["stamps"]
-    experts(w)[x]["last_pass"] = now(w)["pass"]
-
-
-@fast
-def use(w, hooks, y):
+def use(s, hooks, y):
     """A demanded expert is (or will be) resident and is used."""
-    x = expert_of(w, y)
-    count_use(w, x, y)
-    if w["hears_use"] != 0:
-        listeners.used(w, hooks, y)
-    copies(w)[y]["prefetched"] = 0
-    touch(w, x)
+    x = expert_of(s, y)
+    count_use(s, x, copies(s)[y]["prefetched"] * owned(s)[y]["counted"])
+    if s["use_listeners"] != 0:
+        listeners.used(s, hooks, y)
+    copies(s)[y]["prefetched"] = 0
+    invalidate_expert(s, x)
 
 
 @fast
-def count_use(w, x, y):
-    """A use of expert x, of which y runs."""
-    stamp(w, x)
-    expert = experts(w)[x]
-    expert["uses_ever"] += 1
-    expert["uses_here"] = max(1, expert["uses_here"] + 1 - copies(w)[y]["prefetched"] * owned(w)[y]["counted"])
+def use_unheard(s, x):
+    """Expert x has one copy, nobody listens, and its pin ends with the step (`unpin_demanded`)."""
+    count_use(s, x, copies(s)[x]["prefetched"] * owned(s)[x]["counted"])
+    copies(s)[x]["prefetched"] = 0
+    pin_unlisted(s, x)
 
 
 @fast
-def forget_uses(w, x):
+def forget_if_gone(s, x):
     """One of its copies went; another may still be here."""
-    if w["precisions"] == 1 or find_any(w, x, RESIDENT) == NONE:
-        experts(w)[x]["uses_here"] = 0
-
-
-@fast
-def predict(w, hooks, y):
-    """A prefetch policy named a resident copy."""
-    hint(w, expert_of(w, y))
-    if w["hears_predict"] != 0:
-        listeners.predicted(w, hooks, y)
-
-
-@fast
-def hint(w, x):
-    """An expert is named while it is there."""
-    w["stamps"] += 1
-    experts(w)[x]["last_hint"], experts(w)[x]["hint_pass"] = w["stamps"], now(w)["pass"]
-    if w["minds_hints"] == 1:
-        touch(w, x)
+    if s["precisions"] == 1 or find_any(s, x, RESIDENT) == NONE:
+        forget_uses(s, x)
 
 
 # pins
 
 
 @called
-def protect(w, y):
-    """Not a victim until released or the step's end."""
-    mine = owned(w)[y]
+def pin(s, y):
+    """Not a victim until unpinned or the step's end."""
+    mine = owned(s)[y]
     if mine["listed"] == 0:
         mine["listed"] = 1
-        protected(w)[w["protected_now"]] = y
-        w["protected_now"] += 1
-    shut(w, y)
+        pinned(s)[s["cache"]["pinned_now"]] = y
+        s["cache"]["pinned_now"] += 1
+    pin_unlisted(s, y)
 
 
 @fast
-def shut(w, y):
-    """It is no candidate until released."""
-    copy = copies(w)[y]
+def pin_unlisted(s, y):
+    """Not a victim until unpinned."""
+    copy = copies(s)[y]
     if copy["protected"] == 0:
         copy["protected"] = 1
-        if owned(w)[y]["member"] == 1:
-            pools(w)[copy["pool"]]["open"] -= copy["bytes"]
-            if w["by_key"] == 1:
-                disturb(w, y)
+        if owned(s)[y]["member"] == 1:
+            pools(s)[copy["pool"]]["open"] -= copy["bytes"]
+            invalidate(s, y)
 
 
 @called
-def release(w, y):
+def unpin(s, y):
     """Any transfer may evict it again."""
-    copy = copies(w)[y]
+    copy = copies(s)[y]
     if copy["protected"] == 1:
         copy["protected"] = 0
-        if owned(w)[y]["member"] == 1:
-            pools(w)[copy["pool"]]["open"] += copy["bytes"]
-            if w["by_key"] == 1:
-                disturb(w, y)
+        if owned(s)[y]["member"] == 1:
+            pools(s)[copy["pool"]]["open"] += copy["bytes"]
+            invalidate(s, y)
 
 
 @called
-def computed(w, y):
-    """Its compute has ended: a demand that finds nothing else may evict it; a streamed one is gone."""
-    if w["staged"] == y:
-        w["staged"] = NONE
-        copies(w)[y]["state"] = ABSENT
-        forget_uses(w, expert_of(w, y))
-    elif owned(w)[y]["member"] == 1 and owned(w)[y]["done"] == 0:  # a side buffer holds no room of the pool
-        owned(w)[y]["done"] = 1
-        done(w)[w["done_now"]] = y
-        w["done_now"] += 1
+def show_last_resort(s, pool, protected):
+    """Computed copies of a pool look pinned or not; nothing else of it is unpinned then."""
+    for i in range(s["cache"]["done_now"]):
+        y = done(s)[i]
+        if copies(s)[y]["pool"] == pool and owned(s)[y]["aside"] == 0:
+            copies(s)[y]["protected"] = protected
+
+
+@fast
+def has_run(s, x, y):
+    """Its compute has ended: a demand that finds nothing else may evict it; one that bypasses the cache is gone."""
+    need_no_more(s, x)
+    if s["has_admit"] == 1 and s["cache"]["bypassed"] == y:
+        s["cache"]["bypassed"] = NONE
+        set_state(s, y, ABSENT)
+        forget_if_gone(s, x)
+    elif owned(s)[y]["member"] == 1 and owned(s)[y]["done"] == 0:  # a side buffer takes no bytes of the pool
+        owned(s)[y]["done"] = 1
+        done(s)[s["cache"]["done_now"]] = y
+        s["cache"]["done_now"] += 1
+
+
+@fast
+def unpin_demanded(s):
+    """Nothing is pinned between a step's start and its gate: `end_step` for `use_unheard`."""
+    for n in range(s["demand"]["demanded"]):
+        unpin(s, demand_expert(s)[n])
+    forget_all_done(s)
 
 
 @called
-def end_step(w):
-    """Nothing is protected between a step's start and its gate."""
-    for i in range(w["protected_now"]):
-        y = protected(w)[i]
-        owned(w)[y]["listed"] = 0
-        release(w, y)
-    for i in range(w["done_now"]):
-        owned(w)[done(w)[i]]["done"] = 0
-    w["protected_now"] = 0
-    w["done_now"] = 0
-
-
-# making space
+def end_step(s):
+    """Nothing is pinned between a step's start and its gate."""
+    for i in range(s["cache"]["pinned_now"]):
+        y = pinned(s)[i]
+        owned(s)[y]["listed"] = 0
+        unpin(s, y)
+    s["cache"]["pinned_now"] = 0
+    forget_all_done(s)
 
 
 @fast
-def make_room(w, hooks, y):
-    """Evict what must leave for y, if that is enough and the policy agrees. `speculative`: nobody waits for y."""
-    pool, size = copies(w)[y]["pool"], copies(w)[y]["bytes"]
-    room = pools(w)[pool]
-    short = room["used"] + size - room["capacity"]
-    if short <= 0:
-        return GRANTED
-    if w["speculative"] == 1 and w["free_only"] == 1:
-        return REFUSED
-    if short > room["open"] and (w["speculative"] == 1 or not spare_bytes_suffice(w, pool, short - room["open"])):
-        return REFUSED
-    if w["asks_of_each"] == 1:
-        return evict_if_all_may(w, hooks, y)
-    agreed = w["has_admit"] == 0
-    while room["used"] + size > room["capacity"]:
-        victim = choose(w, hooks, pool, y)
-        if victim == NONE:
-            return REFUSED  # and the run ends with an error
-        if not agreed and not admits(w, hooks.admit, y, victim):
-            return declined(w)
-        agreed = True
-        evict(w, hooks, victim, y)
-    return GRANTED
+def forget_all_done(s):
+    """The last resort is empty."""
+    for i in range(s["cache"]["done_now"]):
+        owned(s)[done(s)[i]]["done"] = 0
+    s["cache"]["done_now"] = 0
+
+
+# coming in
 
 
 @fast
-def declined(w):
-    """What becomes of a transfer that the policy does not let in."""
-    return REFUSED if w["speculative"] == 1 or w["staged"] != NONE else STREAMED
+def occupy(s, y):
+    """Its bytes are taken from the start of its transfer."""
+    pools(s)[copies(s)[y]["pool"]]["used"] += copies(s)[y]["bytes"]
+    set_state(s, y, IN_FLIGHT)
 
 
 @called
-def evict_if_all_may(w, hooks, y):
-    """Every victim is named and asked about before one leaves; all stand as they did before when that is decided."""
-    room = pools(w)[copies(w)[y]["pool"]]
-    short = room["used"] + copies(w)[y]["bytes"] - room["capacity"]
-    verdict, w["aside_now"] = GRANTED, 0
-    while verdict == GRANTED and short > 0:
-        victim = choose(w, hooks, copies(w)[y]["pool"], y)
-        if victim == NONE:
-            verdict = REFUSED  # and the run ends with an error
-        elif not admits(w, hooks.admit, y, victim):
-            verdict = declined(w)
-        else:
-            short -= copies(w)[victim]["bytes"]
-            set_aside(w, victim, short > 0)
-    put_back(w)
-    if verdict != GRANTED:
-        return verdict
-    for i in range(w["aside_now"]):
-        evict(w, hooks, aside(w)[i], y)
-    return GRANTED
+def bypass(s, y):
+    """Its transfer goes to the bypass buffer, as the policy rejected its admission."""
+    s["cache"]["bypassed"] = y
+    set_state(s, y, IN_FLIGHT)
 
 
 @fast
-def set_aside(w, y, others):
-    """It is among those that leave; if others are to be named it is no candidate then."""
-    aside(w)[w["aside_now"]] = y
-    w["aside_now"] += 1
-    if others:
-        owned(w)[y]["aside"] = WAS_SPARE if copies(w)[y]["protected"] == 1 else WAS_OPEN
-        shut(w, y)
+def enter(s, y, unused):
+    """It is resident from now on. `unused`: 1 if it was prefetched and no demand has met it."""
+    mine, copy, x = owned(s)[y], copies(s)[y], expert_of(s, y)
+    known = experts(s)[x]["uses_here"] > 0 or (s["precisions"] > 1 and find_any(s, x, RESIDENT) != NONE)
+    s["cache"]["arrivals"] += 1
+    copy["state"], copy["entered"], copy["prefetched"] = RESIDENT, s["cache"]["arrivals"], unused
+    mine["counted"] = 1 if unused == 1 and not known else 0
+    mine["entered_step"], mine["ever"] = now(s)["step"], 1
+    count(s, INSERTIONS, layer_of(s, y), 1)
+    if unused == 1:
+        stamp(s, x)
+    if mine["counted"] == 1:
+        count_first_use(s, x)
+    invalidate_expert(s, x)
 
 
 @fast
-def put_back(w):
-    """Candidates are candidates again, and spare copies spare ones."""
-    for i in range(w["aside_now"]):
-        y = aside(w)[i]
-        if owned(w)[y]["aside"] == WAS_OPEN:
-            release(w, y)
-        owned(w)[y]["aside"] = 0
+def join_pool(s, y):
+    """It is a member of its pool: a candidate, now or once it is unpinned."""
+    copy = copies(s)[y]
+    owned(s)[y]["member"] = 1
+    if copy["protected"] == 0:
+        pools(s)[copy["pool"]]["open"] += copy["bytes"]
+    if s["queue"] == BY_ENTRY:
+        move_last(s, y)
+    if s["ranks"] == 1:
+        add_member(s, y)
+
+
+@called
+def move_in(s, y):
+    """A resident copy leaves its side buffer for its pool."""
+    pools(s)[copies(s)[y]["pool"]]["used"] += copies(s)[y]["bytes"]
+    s["cache"]["arrivals"] += 1
+    copies(s)[y]["entered"] = s["cache"]["arrivals"]  # the cache, now
+    join_pool(s, y)
+    invalidate_expert(s, expert_of(s, y))
+
+
+@called
+def warm_copy(s, y):
+    """Resident before the start: unused, not prefetched, never counted."""
+    copy = copies(s)[y]
+    s["cache"]["arrivals"] += 1
+    copy["state"], copy["entered"] = RESIDENT, s["cache"]["arrivals"]
+    owned(s)[y]["ever"] = 1
+    pools(s)[copy["pool"]]["used"] += copy["bytes"]
+    join_pool(s, y)
 
 
 # leaving
 
 
 @fast
-def evict(w, hooks, y, incoming):
+def evict(s, hooks, y, incoming):
     """Out of its pool."""
-    copy = copies(w)[y]
-    pools(w)[copy["pool"]]["used"] -= copy["bytes"]
-    leave_pool(w, y)
-    if owned(w)[y]["done"] == 1:
-        forget_done(w, y)
-    leave(w, y, incoming)
-    if w["hears_evict"] != 0:
-        listeners.evicted(w, hooks, y)
+    copy, mine = copies(s)[y], owned(s)[y]
+    pools(s)[copy["pool"]]["used"] -= copy["bytes"]
+    mine["member"] = 0
+    if copy["protected"] == 0:
+        pools(s)[copy["pool"]]["open"] -= copy["bytes"]
+    if s["queue"] != NO_QUEUE:
+        leave_queue(s, y)
+    elif s["ranks"] == 1:
+        remove_member(s, y)
+    if mine["done"] == 1:
+        forget_done(s, y)
+    leave(s, y, incoming)
+    if s["evict_listeners"] != 0:
+        listeners.evicted(s, hooks, y)
 
 
 @called
-def forget_done(w, y):
+def forget_done(s, y):
     """Out of the list of this step; it may come back and be computed again."""
-    owned(w)[y]["done"] = 0
-    w["done_now"] -= 1
-    for i in range(w["done_now"]):
-        if done(w)[i] == y:
-            done(w)[i] = done(w)[w["done_now"]]
+    owned(s)[y]["done"] = 0
+    s["cache"]["done_now"] -= 1
+    for i in range(s["cache"]["done_now"]):
+        if done(s)[i] == y:
+            done(s)[i] = done(s)[s["cache"]["done_now"]]
 
 
 @fast
-def leave(w, y, incoming):
-    """The books of an eviction: charged to the layer that comes in, waste to the victim's."""
-    copy, mine = copies(w)[y], owned(w)[y]
-    layer = layer_of(w, y)
-    count(w, EVICTIONS, layer_of(w, incoming), 1)
-    lived(w, layer, now(w)["step"] - mine["entered_step"])
+def leave(s, y, incoming):
+    """Count an eviction: charged to the layer that comes in, waste to the victim's."""
+    copy, mine = copies(s)[y], owned(s)[y]
+    layer = layer_of(s, y)
+    count(s, EVICTIONS, layer_of(s, incoming), 1)
+    lived(s, layer, now(s)["step"] - mine["entered_step"])
     if copy["prefetched"] == 1:
-        count(w, BYTES_WASTED, layer, copy["bytes"])
+        count(s, BYTES_WASTED, layer, copy["bytes"])
     copy["state"], copy["protected"], copy["prefetched"] = ABSENT, 0, 0
-    forget_uses(w, expert_of(w, y))
-    mine["evicted_pass"] = now(w)["pass"]
-    note(w, IS_EVICT, y, incoming)
+    forget_if_gone(s, expert_of(s, y))
+    mine["evicted_pass"] = now(s)["pass"]
+    note(s, IS_EVICT, y, incoming)
+
+
+# a reset
+
+
+@called
+def clear_cache(s):
+    """Empty, and as if nothing had ever been here."""
+    for y in range(s["n_copies"]):
+        copy, mine = copies(s)[y], owned(s)[y]
+        copy["state"], copy["protected"], copy["entered"], copy["prefetched"] = ABSENT, 0, 0, 0
+        mine["evicted_pass"], mine["entered_step"] = NEVER_LEFT, 0
+        mine["member"], mine["listed"], mine["done"], mine["ever"] = 0, 0, 0, 0
+    for pool in range(s["n_pools"]):
+        pools(s)[pool]["used"], pools(s)[pool]["open"] = 0, 0
+    cache = s["cache"]
+    cache["pinned_now"], cache["done_now"], cache["arrivals"] = 0, 0, 0
+    cache["bypassed"] = NONE

@@ -1,25 +1,32 @@
-"""Compute's story, place by place: a step begins, its gate opens, experts are looked up and computed, the step ends.
+"""Compute, a state machine: a step begins, its gate opens, experts are looked up and computed, the step ends.
 
-From one place compute goes on to the next at once, or is busy, or waits, until an event of its own: `kernel` keeps the
-clock. Every place is in the machine code once.
+Its program counter says what it does next. It goes on at once, or is busy, or waits (`clock`); every state is in the
+machine code once.
 """
 
 from __future__ import annotations
 
-from simulator.compiled import counters
-from simulator.compiled.cache import computed, end_step, release
-from simulator.compiled.counters import begin_pass, count, count_here, end_pass
+from simulator.compiled.cache import end_step, has_run, unpin
+from simulator.compiled.clock import advance, busy, cpu_busy, cpu_is_busy, stop, wait, wake_link
+from simulator.compiled.counters import (
+    DENSE_NS,
+    EXPERT_NS,
+    STALL_NS,
+    begin_pass,
+    count,
+    count_here,
+    end_pass,
+    open_page,
+)
 from simulator.compiled.fidelity import count_changed, count_unchanged
-from simulator.compiled.gate import clear_slots, look_up, open_gate, suggest, use_all
-from simulator.compiled.link import next_landing
+from simulator.compiled.gate import close_gate, look_up, open_gate, suggest, use_all
+from simulator.compiled.link import link_is_busy, next_landing, nothing_queued
 from simulator.compiled.log import BY_COMPUTE, BY_MISS, IS_CPU, IS_DENSE, IS_EXPERT, NO_COPY, span
-from simulator.compiled.reset import reset, reset_due
+from simulator.compiled.reset import reset_if_due
+from simulator.compiled.runtime.errors import NO_CPU, STOPPED, fail
 from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.ranking import touch
+from simulator.compiled.runtime.served import HIT, ON_CPU
 from simulator.compiled.runtime.state import (
-    NO_CPU,
-    NOT_SOON,
-    STOPPED,
     accesses,
     cost_row,
     cpu_ns,
@@ -27,7 +34,6 @@ from simulator.compiled.runtime.state import (
     dense_row,
     expert_ns,
     expert_of,
-    experts,
     kept,
     kind_of,
     now,
@@ -39,251 +45,301 @@ from simulator.compiled.runtime.state import (
     ready,
     slot,
     slow_cpu_ns,
-    stop,
+    stop_flag,
 )
-from simulator.compiled.served import HIT, ON_CPU
-from simulator.compiled.substitution import add_stand_ins, reunite
 
 STEP, GATE, LOOK, SUGGEST, SHARE, TURN, RAN, END, OVER = range(9)
-NOBODY, WAIT = -1, -2
+NO_TURN, WAIT = -1, -2
 
 
 @fast
-def go_on(w, hooks):
+def run_compute(s, hooks):
     """What compute does next."""
-    place = w["place"]
-    if place == TURN:
-        take_turn(w)
-    elif place == RAN:
-        finish_expert(w)
-    elif place == LOOK:
-        look(w, hooks)
-    elif place == SHARE:
-        share(w)
-    elif place == SUGGEST:
-        suggest(w, hooks)
-        w["place"] = w["then"]
-    elif place == GATE:
-        open_gate(w, hooks)
-        suggest_if(w, w["sequential"] == 1 and w["after_demand"] == 0, LOOK)
-    elif place == END:
-        finish_step(w)
+    at = s["compute"]["program_counter"]
+    if at == TURN:
+        take_turn(s)
+    elif at == RAN:
+        finish_expert(s)
+    elif at == LOOK:
+        look(s, hooks)
+    elif at == SHARE:
+        share(s)
+    elif at == SUGGEST:
+        suggest(s, hooks)
+        go_to(s, s["compute"]["then"])
+    elif at == GATE:
+        begin_gate(s)
+        open_gate(s, hooks)
+        suggest_if(s, s["sequential"] == 1 and s["after_demand"] == 0, LOOK)
+    elif at == END:
+        finish_step(s)
     else:
-        begin_step(w)
+        begin_step(s)
 
 
 @fast
-def busy(w, spent, place):
-    """Compute is busy, then goes on at `place`; the link is woken now."""
-    w["compute_at"] = w["time"] + spent
-    w["place"] = place
-    w["go"], w["wake"] = 0, 1
+def go_to(s, state):
+    """Where compute goes on."""
+    s["compute"]["program_counter"] = state
 
 
 @fast
-def suggest_if(w, due, then):
+def busy_until(s, spent, state):
+    """Compute is busy for so long, then goes on there."""
+    busy(s, spent)
+    go_to(s, state)
+
+
+@fast
+def suggest_if(s, due, then):
     """On to `then`, by way of the prefetch policy if there is one and it is its time."""
-    w["place"], w["then"] = then, then
-    if due and w["has_suggest"] == 1:
-        w["place"] = SUGGEST
+    if due and s["has_suggest"] == 1:
+        s["compute"]["then"] = then
+        go_to(s, SUGGEST)
+    else:
+        go_to(s, then)
+
+
+@fast
+def is_over(s):
+    """Whether every pass has been computed."""
+    return s["compute"]["program_counter"] == OVER
 
 
 # passes and steps
 
 
 @called
-def begin_step(w):
+def begin_step(s):
     """The execution point moves on; compute spends the dense part."""
-    if stop(w)["asked"] == 1:
-        w["error"] = STOPPED
-    index, layer = w["index"], w["layer"]
-    if index == w["passes"]:
-        w["place"], w["go"] = OVER, 0
+    if stop_flag(s)["asked"] == 1:
+        fail(s, STOPPED, 0)
+    index, layer = s["compute"]["index"], s["compute"]["layer"]
+    if index == s["passes"]:
+        go_to(s, OVER)
+        stop(s)
         return
     if layer == 0:
-        begin_forward(w)
-    here = now(w)
-    here["pass"], here["layer"], here["step"], here["gated"] = index, layer, index * w["layers"] + layer, 0
-    here["phase"], here["tokens"], here["request"] = pass_phase(w)[index], w["tokens"], pass_request(w)[index]
-    w["page"] = (layer * 2 + here["phase"]) * counters.WIDTH
-    dense = dense_ns(w)[dense_row(w)[index], layer]
-    count_here(w, counters.DENSE_NS, dense)
-    span(w, IS_DENSE, NO_COPY, 0, dense, BY_COMPUTE)
-    here["clock"], here["position"] = w["start"], w["start"] - w["request_began"]
-    busy(w, dense, GATE)
-
-
-@called
-def begin_forward(w):
-    """A pass begins, after the reset that may be due."""
-    if reset_due(w):
-        reset(w)
-    index = w["index"]
-    w["start"], w["tokens"] = pass_start(w)[index], pass_tokens(w)[index]
-    if index == 0 or pass_request(w)[index] != pass_request(w)[index - 1]:
-        w["request_began"] = w["start"]
-    w["since_reset"] += w["tokens"]
-    w["began"] = w["time"]
-    begin_pass(w)
-
-
-@called
-def finish_step(w):
-    """The step's end, in the event that ended its last activity."""
-    layer = now(w)["layer"]
-    if w["changed"] == 1:
-        count_changed(w, layer)
-    else:
-        count_unchanged(w, layer)
-    if w["keeps"] == 1:
-        keep(w, layer)
-    count(w, counters.STALL_NS, layer, w["time"] - w["gated_at"] - w["spent"])
-    end_step(w)
-    w["place"] = STEP
-    move_on(w)
+        begin_forward(s)
+    point(s, index, layer)
+    dense = dense_ns(s)[dense_row(s)[index], layer]
+    count_here(s, DENSE_NS, dense)
+    span(s, IS_DENSE, NO_COPY, 0, dense, BY_COMPUTE)
+    busy_until(s, dense, GATE)
 
 
 @fast
-def move_on(w):
-    """To the next layer, or the next pass."""
-    w["layer"] += 1
-    if w["layer"] == w["layers"]:
-        w["layer"] = 0
-        end_pass(w)
-        w["index"] += 1
+def point(s, index, layer):
+    """The execution point that policies see."""
+    here = now(s)
+    here["pass"], here["layer"], here["step"] = index, layer, index * s["layers"] + layer
+    here["phase"], here["tokens"] = pass_phase(s)[index], s["compute"]["tokens"]
+    here["request"], here["clock"] = pass_request(s)[index], s["compute"]["start"]
+    here["position"] = s["compute"]["start"] - s["compute"]["request_began"]
+    close_gate(s)
+    open_page(s, layer)
 
 
 @called
-def keep(w, layer):
+def begin_forward(s):
+    """A pass begins, after the reset that may be due."""
+    compute = s["compute"]
+    index = compute["index"]
+    reset_if_due(s, index)
+    compute["start"], compute["tokens"] = pass_start(s)[index], pass_tokens(s)[index]
+    if index == 0 or pass_request(s)[index] != pass_request(s)[index - 1]:
+        compute["request_began"] = compute["start"]
+    compute["began"] = s["clock"]["time"]
+    begin_pass(s, index, compute["tokens"])
+
+
+@fast
+def begin_gate(s):
+    """Nothing of the step has been looked up or computed."""
+    compute = s["compute"]
+    compute["gated_at"], compute["spent"], compute["coming"] = s["clock"]["time"], 0, 0
+    compute["turn"], compute["looked_up"] = 0, 0
+
+
+@fast
+def expect(s, coming):
+    """So many experts wait for the link."""
+    s["compute"]["coming"] = coming
+
+
+@called
+def finish_step(s):
+    """The step's end, in the event that ended its last activity."""
+    layer = now(s)["layer"]
+    if s["demand"]["changed"] == 1:
+        count_changed(s, layer)
+    else:
+        count_unchanged(s, layer)
+    if s["keeps"] == 1:
+        keep(s, layer)
+    count(s, STALL_NS, layer, stalled(s))
+    end_step(s)
+    go_to(s, STEP)
+    move_on(s)
+
+
+@fast
+def stalled(s):
+    """For how long compute has waited since the step's gate, ns."""
+    return s["clock"]["time"] - s["compute"]["gated_at"] - s["compute"]["spent"]
+
+
+@fast
+def move_on(s):
+    """To the next layer, or the next pass."""
+    compute = s["compute"]
+    compute["layer"] += 1
+    if compute["layer"] == s["layers"]:
+        compute["layer"] = 0
+        end_pass(s, compute["began"])
+        compute["index"] += 1
+
+
+@called
+def keep(s, layer):
     """What every token ran, for those who ask."""
-    for t in range(w["tokens"]):
-        for j in range(w["width"]):
-            kept(w)[w["start"] + t, layer, j] = ran(w)[t, j]
+    for t in range(s["compute"]["tokens"]):
+        for j in range(s["width"]):
+            kept(s)[s["compute"]["start"] + t, layer, j] = ran(s)[t, j]
 
 
 # experts
 
 
 @fast
-def look(w, hooks):
+def look(s, hooks):
     """Contract `atomic`: all demanded experts meet the cache at the gate; `sequential`: the next one, as it is now."""
-    first, sequential = w["looked_up"], w["sequential"] == 1
-    last = min(first + 1, w["demanded"]) if sequential else w["demanded"]
-    w["looked_up"], w["turn"] = last, 0
-    look_up(w, hooks, first, last)
-    if w["substituted"] == 1:
-        if sequential:
-            add_stand_ins(w)
-        else:
-            reunite(w)
-    use_all(w, hooks)
-    suggest_if(w, not sequential and w["after_demand"] == 0, SHARE)
+    compute, sequential = s["compute"], s["sequential"] == 1
+    first = compute["looked_up"]
+    last = min(first + 1, s["demand"]["demanded"]) if sequential else s["demand"]["demanded"]
+    compute["looked_up"], compute["turn"] = last, 0
+    look_up(s, hooks, first, last)
+    compute["coming"] += use_all(s, hooks)
+    suggest_if(s, not sequential and s["after_demand"] == 0, SHARE)
 
 
 @called
-def share(w):
+def share(s):
     """The CPU's share begins, and after the gate of contract `atomic` the link is woken."""
-    if w["has_resolve"] == 1:
-        start_cpu(w)
-    w["place"] = TURN
-    if w["sequential"] == 0:
-        w["wake"] = 1
+    if s["has_resolve"] == 1:
+        start_cpu(s)
+    go_to(s, TURN)
+    if s["sequential"] == 0:
+        wake_link(s)
 
 
 @called
-def start_cpu(w):
+def start_cpu(s):
     """The CPU takes its share one after the other, beside link and compute."""
-    after, contended = 0, link_is_busy(w)
-    w["beside_cpu"] = 0
-    for i in range(w["served"]):
-        access = accesses(w)[i]
+    after, contended = 0, link_is_busy(s)
+    for i in range(s["gate"]["served"]):
+        access = accesses(s)[i]
         if access["served"] == ON_CPU:
-            if w["has_cpu"] == 0:
-                w["error"] = NO_CPU
+            if s["has_cpu"] == 0:
+                fail(s, NO_CPU, 0)
                 return
-            size, tokens = cost_row(w)[kind_of(w, access["y"])], access["tokens"]
-            spent = slow_cpu_ns(w)[size, tokens] if contended else cpu_ns(w)[size, tokens]
-            span(w, IS_CPU, access["y"], after, spent, BY_MISS)
+            size, tokens = cost_row(s)[kind_of(s, access["y"])], access["tokens"]
+            spent = slow_cpu_ns(s)[size, tokens] if contended else cpu_ns(s)[size, tokens]
+            span(s, IS_CPU, access["y"], after, spent, BY_MISS)
             after += spent
-            w["cpu_at"], w["beside_cpu"] = w["time"] + after, 1
-
-
-@fast
-def link_is_busy(w):
-    """Whether something is on its way, or a demand is about to be."""
-    return w["flight_first"] < w["flight_end"] or w["demand_first"] < w["demand_end"]
+            cpu_busy(s, after)
 
 
 @called
-def take_turn(w):
+def take_turn(s):
     """The next expert to compute, a wait, the next look-up, or the step's end."""
-    turn = next_turn(w)
-    while turn >= 0 and nothing_else_until(w, w["time"] + cost_of(w, turn)):
-        w["time"] += run_expert(w, turn)
-        finish_expert(w)
-        turn = next_turn(w)
+    turn = next_turn(s)
+    while turn >= 0 and nothing_else_until(s, s["clock"]["time"] + cost_of(s, turn)):
+        advance(s, s["clock"]["time"] + run_expert(s, turn))
+        finish_expert(s)
+        turn = next_turn(s)
     if turn == WAIT:
-        w["waiting"], w["go"], w["wake"] = 1, 0, 1
-    elif turn != NOBODY:
-        busy(w, run_expert(w, turn), RAN)
+        wait(s)
+    elif turn != NO_TURN:
+        busy_until(s, run_expert(s, turn), RAN)
     else:
-        clear_slots(w)
-        if w["looked_up"] < w["demanded"]:
-            w["place"] = LOOK
+        if s["compute"]["looked_up"] < s["demand"]["demanded"]:
+            go_to(s, LOOK)
         else:
-            suggest_if(w, w["after_demand"] == 1, END)
+            suggest_if(s, s["after_demand"] == 1, END)
 
 
 @called
-def next_turn(w):
-    """The access to compute, WAIT or NOBODY: hits in order, then arrivals as they come, then the CPU's share."""
-    while w["turn"] < w["served"]:
-        w["turn"] += 1
-        if accesses(w)[w["turn"] - 1]["served"] == HIT:
-            return w["turn"] - 1
-    if w["coming"] == 0:
-        return NOBODY if w["cpu_at"] == NOT_SOON else WAIT
-    if w["ready_first"] == w["ready_end"]:
+def next_turn(s):
+    """The access to compute, WAIT or NO_TURN: hits in order, then arrivals as they come, then the CPU's share."""
+    compute = s["compute"]
+    while compute["turn"] < s["gate"]["served"]:
+        compute["turn"] += 1
+        if accesses(s)[compute["turn"] - 1]["served"] == HIT:
+            return compute["turn"] - 1
+    if compute["coming"] == 0:
+        return WAIT if cpu_is_busy(s) else NO_TURN
+    if not has_arrived(s):
         return WAIT
-    y = ready(w)[w["ready_first"] & (w["n_ring"] - 1)]
-    w["ready_first"] += 1
-    w["coming"] -= 1
-    return slot(w)[expert_of(w, y) - now(w)["layer"] * w["experts"]]
+    return slot(s)[expert_of(s, take_arrived(s)) - now(s)["layer"] * s["experts"]]
 
 
 @fast
-def cost_of(w, turn):
-    """What computing one expert over its tokens takes."""
-    access = accesses(w)[turn]
-    return expert_ns(w)[cost_row(w)[kind_of(w, access["y"])], access["tokens"]]
+def has_arrived(s):
+    """Whether a copy that compute waits for is there."""
+    return s["compute"]["ready_first"] < s["link"]["ready_end"]
 
 
 @fast
-def nothing_else_until(w, end):
+def take_arrived(s):
+    """The copy that arrived first of those not computed yet."""
+    y = ready(s)[s["compute"]["ready_first"] & (s["n_ring"] - 1)]
+    s["compute"]["ready_first"] += 1
+    s["compute"]["coming"] -= 1
+    return y
+
+
+@fast
+def cost_of(s, turn):
+    """What computing one expert over its tokens takes, ns."""
+    access = accesses(s)[turn]
+    return expert_cost(s, access["y"], access["tokens"])
+
+
+@fast
+def expert_cost(s, y, tokens):
+    """What computing a copy over so many tokens takes, ns."""
+    return expert_ns(s)[cost_row(s)[kind_of(s, y)], tokens]
+
+
+@fast
+def nothing_else_until(s, end):
     """Whether compute alone has events up to then, and the link nothing to start: no need to ask who is next."""
-    idle = w["demand_first"] == w["demand_end"] and w["ask_first"] == w["ask_end"]
-    return idle and next_landing(w) > end and w["cpu_at"] > end
+    return nothing_queued(s) and next_landing(s) > end and s["clock"]["cpu_at"] > end
 
 
 @called
-def run_expert(w, turn):
-    """One expert starts; returns for how long."""
-    spent = cost_of(w, turn)
-    w["running"] = turn
-    w["spent"] += spent
-    count(w, counters.EXPERT_NS, now(w)["layer"], spent)
-    span(w, IS_EXPERT, accesses(w)[turn]["y"], 0, spent, BY_COMPUTE)
+def run_expert(s, turn):
+    """One expert starts; returns for how long, ns."""
+    spent = cost_of(s, turn)
+    s["compute"]["running"] = turn
+    spend(s, spent)
+    count(s, EXPERT_NS, now(s)["layer"], spent)
+    span(s, IS_EXPERT, accesses(s)[turn]["y"], 0, spent, BY_COMPUTE)
     return spent
 
 
+@fast
+def spend(s, spent):
+    """Compute's time in this step, ns."""
+    s["compute"]["spent"] += spent
+
+
 @called
-def finish_expert(w):
+def finish_expert(s):
     """Its compute has ended."""
-    access = accesses(w)[w["running"]]
-    experts(w)[access["x"]]["needed"] = 0
-    if w["minds_demand"] == 1:
-        touch(w, access["x"])
-    computed(w, access["y"])
-    if w["sequential"] == 1:
-        release(w, access["y"])
-    w["place"] = TURN
+    access = accesses(s)[s["compute"]["running"]]
+    has_run(s, access["x"], access["y"])
+    if s["sequential"] == 1:
+        unpin(s, access["y"])
+    go_to(s, TURN)

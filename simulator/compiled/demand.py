@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from policies.contract import NONE
+from simulator.compiled.runtime.errors import BAD_CHOICE, fail
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.state import (
-    BAD_CHOICE,
     choice,
     chosen,
     demand_expert,
@@ -20,7 +20,6 @@ from simulator.compiled.runtime.state import (
     now,
     offsets,
     ran,
-    slot,
     stream_expert,
     stream_mass,
     stream_next,
@@ -32,52 +31,68 @@ from simulator.compiled.runtime.state import (
     token_ids,
     token_logits,
     token_weights,
+    union_at,
     units,
     weights,
 )
+from simulator.compiled.runtime.variants import any_variant
 from simulator.compiled.weights import to_units, weigh_run
 
 
 @fast
-def route(w, hooks):
+def route(s, hooks):
     """The demand of the step in progress: as recorded, or as the routing policy chooses."""
-    read_gate(w)
-    weigh_record(w)
-    if w["has_choose"] == 1:
-        choose(w, hooks.choose)
-    if w["changed"] == 0:
-        recall(w)
+    begin_demand(s)
+    if s["has_choose"] == 1:
+        weigh_record(s)
+        choose(s, hooks.choose)
+    if s["demand"]["changed"] == 0:
+        recall(s)
 
 
 @fast
-def read_gate(w):
+def begin_demand(s):
+    """What policies may see of the trace is read, if anybody looks; nothing is changed yet."""
+    s["demand"]["changed"] = 0
+    if s["reads_ids"] == 1:
+        read_gate(s)
+
+
+@called
+def mark_changed(s):
+    """The tokens run something else than was recorded."""
+    s["demand"]["changed"] = 1
+
+
+@fast
+def read_gate(s):
     """What policies may see of the trace, beside the demand."""
-    read_ids(w)
-    if w["scored"] == 1:
-        read_scores(w)
-    if w["reads_weights"] == 1 and w["weighted"] == 1:
-        read_weights(w)
+    read_ids(s)
+    if s["scored"] == 1:
+        read_scores(s)
+    if s["reads_weights"] == 1 and s["weighted"] == 1:
+        read_weights(s)
 
 
 @called
-def read_ids(w):
+def read_ids(s):
     """What the router chose: for policies, and to be changed."""
-    layer = now(w)["layer"]
-    for t in range(w["tokens"]):
-        for j in range(w["width"]):
-            e = token_ids(w)[w["start"] + t, layer, j]
-            ids(w)[t, j], ran(w)[t, j] = e, e
+    layer = now(s)["layer"]
+    for t in range(s["compute"]["tokens"]):
+        for j in range(s["width"]):
+            e = token_ids(s)[s["compute"]["start"] + t, layer, j]
+            ids(s)[t, j], ran(s)[t, j] = e, e
 
 
 @called
-def read_scores(w):
+def read_scores(s):
     """Policies calculate in float64, as Python does."""
-    for t in range(w["tokens"]):
-        at, layer = w["start"] + t, now(w)["layer"]
-        if w["reads_logits"] == 1:
-            widen(token_logits(w)[at, layer], logits(w)[t])
-        if w["reads_choice"] == 1:
-            widen(token_choice(w)[at, layer], choice(w)[t])
+    for t in range(s["compute"]["tokens"]):
+        at, layer = s["compute"]["start"] + t, now(s)["layer"]
+        if s["reads_logits"] == 1:
+            widen(token_logits(s)[at, layer], logits(s)[t])
+        if s["reads_choice"] == 1:
+            widen(token_choice(s)[at, layer], choice(s)[t])
 
 
 @called
@@ -88,96 +103,135 @@ def widen(given, row):
 
 
 @called
-def read_weights(w):
+def read_weights(s):
     """What the router gave."""
-    layer = now(w)["layer"]
-    for t in range(w["tokens"]):
-        for j in range(w["width"]):
-            weights(w)[t, j] = to_units(token_weights(w)[w["start"] + t, layer, j])
+    layer = now(s)["layer"]
+    for t in range(s["compute"]["tokens"]):
+        for j in range(s["width"]):
+            weights(s)[t, j] = to_units(token_weights(s)[s["compute"]["start"] + t, layer, j])
+
+
+# the recorded demand
+
+
+@fast
+def begin_recall(s):
+    """How many experts were recorded; returns where the step begins in the recorded stream."""
+    step, demand = now(s)["step"], s["demand"]
+    demand["demanded"] = offsets(s)[step + 1] - offsets(s)[step]
+    demand["assignments"], demand["mass"] = 0, 0
+    return offsets(s)[step]
+
+
+@fast
+def recall_one(s, n, at):
+    """The n-th demanded expert, which stands at `at` in the recorded stream."""
+    demand_expert(s)[n] = now(s)["layer"] * s["experts"] + stream_expert(s)[at]
+    demand_tokens(s)[n], demand_sum(s)[n] = stream_tokens(s)[at], stream_sum(s)[at]
+    s["demand"]["assignments"] += stream_tokens(s)[at]
+    s["demand"]["mass"] += stream_sum(s)[at]
+    if s["knows_future"] == 1:
+        demand_next(s)[n] = stream_next(s)[at]
+        if s["reads_passes"] == 1:
+            demand_pass(s)[n] = stream_pass(s)[at]
+    if s["reads_demand"] == 1:
+        demand_rank(s)[n], demand_mass(s)[n] = stream_rank(s)[at], stream_mass(s)[at]
 
 
 @called
-def weigh_record(w):
-    """What the recorded demand amounts to, whatever is demanded in the end."""
-    step, assignments, mass = w["index"] * w["layers"] + now(w)["layer"], 0, 0
-    for at in range(offsets(w)[step], offsets(w)[step + 1]):
-        assignments += stream_tokens(w)[at]
-        mass += stream_sum(w)[at]
-    w["assignments"], w["mass"] = assignments, mass
-
-
-@called
-def recall(w):
+def recall(s):
     """The recorded demand."""
-    step = w["index"] * w["layers"] + now(w)["layer"]
-    first, base = offsets(w)[step], now(w)["layer"] * w["experts"]
-    w["demanded"] = offsets(w)[step + 1] - first
-    for i in range(w["demanded"]):
-        at = first + i
-        demand_expert(w)[i], demand_rank(w)[i] = base + stream_expert(w)[at], stream_rank(w)[at]
-        demand_mass(w)[i], demand_sum(w)[i] = stream_mass(w)[at], stream_sum(w)[at]
-        demand_tokens(w)[i], demand_next(w)[i] = stream_tokens(w)[at], stream_next(w)[at]
-        if w["reads_passes"] == 1:
-            demand_pass(w)[i] = stream_pass(w)[at]
+    first = begin_recall(s)
+    for n in range(s["demand"]["demanded"]):
+        recall_one(s, n, first + n)
+
+
+# what routing chooses
 
 
 @called
-def choose(w, hook):
+def weigh_record(s):
+    """What the recorded demand amounts to, whatever is demanded in the end."""
+    step, assignments, mass = now(s)["step"], 0, 0
+    for at in range(offsets(s)[step], offsets(s)[step + 1]):
+        assignments += stream_tokens(s)[at]
+        mass += stream_sum(s)[at]
+    s["demand"]["assignments"], s["demand"]["mass"] = assignments, mass
+
+
+@called
+def choose(s, hook):
     """The routing policy's choice, weighed from the unmodified logits."""
-    tokens = w["tokens"]
-    for t in range(tokens):
-        for j in range(w["width"]):
-            chosen(w)[t, j] = NONE
-    hook(w)
-    for t in range(tokens):
-        for j in range(w["width"]):
-            if not -1 <= chosen(w)[t, j] < w["experts"]:
-                w["error"], w["culprit"], w["changed"] = BAD_CHOICE, chosen(w)[t, j], 0
-                return
-            if chosen(w)[t, j] != ids(w)[t, j]:
-                w["changed"] = 1
-            ids(w)[t, j], ran(w)[t, j] = chosen(w)[t, j], chosen(w)[t, j]
-    if w["changed"] == 1:
-        demand_anew(w)
+    for t in range(s["compute"]["tokens"]):
+        for j in range(s["width"]):
+            chosen(s)[t, j] = NONE
+    hook(any_variant(s))
+    if not take_choice(s):
+        s["demand"]["changed"] = 0
+    elif s["demand"]["changed"] == 1:
+        demand_anew(s)
 
 
 @called
-def demand_anew(w):
+def take_choice(s):
+    """Put the choice in place of the router's; False, and the run ends, if it names what does not exist."""
+    for t in range(s["compute"]["tokens"]):
+        for j in range(s["width"]):
+            if not -1 <= chosen(s)[t, j] < s["experts"]:
+                fail(s, BAD_CHOICE, chosen(s)[t, j])
+                return False
+            if chosen(s)[t, j] != ids(s)[t, j]:
+                mark_changed(s)
+            ids(s)[t, j], ran(s)[t, j] = chosen(s)[t, j], chosen(s)[t, j]
+    return True
+
+
+@called
+def demand_anew(s):
     """What the tokens demand instead of what was recorded."""
-    weigh_run(w)
-    if w["reads_weights"] == 1:
-        for t in range(w["tokens"]):
-            for j in range(w["width"]):
-                weights(w)[t, j] = units(w)[t, j]
-    w["demanded"] = unite(w, demand_expert(w), demand_rank(w), demand_mass(w), demand_sum(w), demand_tokens(w))
+    by_rank = weigh_run(s)
+    if s["reads_weights"] == 1:
+        for t in range(s["compute"]["tokens"]):
+            for j in range(s["width"]):
+                weights(s)[t, j] = units(s)[t, j]
+    s["demand"]["demanded"] = unite(
+        s, by_rank, demand_expert(s), demand_rank(s), demand_mass(s), demand_sum(s), demand_tokens(s)
+    )
+
+
+@called
+def run_instead(s, t, j, expert):
+    """Token t runs another expert in place of its j-th, or none (NONE)."""
+    ran(s)[t, j] = expert
+    mark_changed(s)
 
 
 # the union of what the tokens run
 
 
 @called
-def unite(w, expert, rank, mass, mass_sum, tokens):
-    """Unite what the tokens run, with its weights, in demand order; returns how many experts.
+def unite(s, by_rank, expert, rank, mass, mass_sum, tokens):
+    """The union of what the tokens run, with its weights, in demand order; returns how many experts.
 
-    `slot` is NONE throughout, before and after.
+    `union_at` is NONE throughout, before and after.
     """
-    n, base = 0, now(w)["layer"] * w["experts"]
-    for t in range(w["tokens"]):
-        for j in range(w["width"]):
-            e, weight = ran(w)[t, j], units(w)[t, j]
+    n, base = 0, now(s)["layer"] * s["experts"]
+    for t in range(s["compute"]["tokens"]):
+        for j in range(s["width"]):
+            e, weight = ran(s)[t, j], units(s)[t, j]
             if e < 0:
                 continue
-            if slot(w)[e] == NONE:
-                slot(w)[e] = n
+            if union_at(s)[e] == NONE:
+                union_at(s)[e] = n
                 expert[n], rank[n], mass[n], mass_sum[n], tokens[n] = base + e, j, weight, 0, 0
                 n += 1
-            at = slot(w)[e]
+            at = union_at(s)[e]
             rank[at], mass[at] = min(rank[at], j), max(mass[at], weight)
             mass_sum[at] += weight
             tokens[at] += 1
     for i in range(n):
-        slot(w)[expert[i] - base] = NONE
-    sort(n, w["by_rank"], expert, rank, mass, mass_sum, tokens)
+        union_at(s)[expert[i] - base] = NONE
+    sort(n, by_rank, expert, rank, mass, mass_sum, tokens)
     return n
 
 

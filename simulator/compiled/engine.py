@@ -1,4 +1,4 @@
-"""The compiled engine: the reference's results, from two kernels of machine code, the second for plain worlds."""
+"""The compiled engine: the reference's results, from two kernels of machine code, the second for most replays."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from numba import types
 
 from policies.contract import RESIDENT
 from simulator.compiled import hooks
-from simulator.compiled.clock import kernel
-from simulator.compiled.plain.kernel import is_plain, plain
-from simulator.compiled.runtime.initial import Feed, World, world_of
+from simulator.compiled.fast_path import fast_path
+from simulator.compiled.kernel import kernel
+from simulator.compiled.runtime.initial import Inputs, SimulationState, initial_state
 from simulator.compiled.runtime.inputs import feed_from, feed_of
 from simulator.compiled.runtime.jit import IS_PYTHON, OPTIONS
-from simulator.compiled.runtime.layout import WORLD
+from simulator.compiled.runtime.layout import FAST_STATE, STATE
 from simulator.compiled.runtime.machine_code import COMPILING, compile_kept, is_kept
-from simulator.compiled.runtime.outcome import books_of, check, events_of
+from simulator.compiled.runtime.outcome import check, counters_of, events_of
 from simulator.config import KINDS, PolicySet, ReplayConfig
 from simulator.foreknown import Known, known_of, known_of_trace
 from simulator.setting import EndState, Ran, Setting
@@ -32,7 +32,7 @@ from traces.schema import Trace
 #: Lines of the event log that a first run has room for; a second one has exactly enough.
 LINES = 1 << 16
 #: A kernel's pointers: (policy kind, hook), in the order of its arguments.
-PLAIN = [("routing", "choose"), ("prefetch", "suggest"), ("eviction", "key")]
+FAST = [("routing", "choose"), ("prefetch", "suggest"), ("eviction", "key")]
 ALL = [
     ("routing", "choose"),
     ("prefetch", "suggest"),
@@ -44,8 +44,9 @@ ALL = [
     ("eviction", "admit"),
     *((kind, f"on_{event}") for event in ("gate", "use", "insert", "evict", "predict") for kind in KINDS),
 ]
-POINTERS = {kernel: ALL, plain: PLAIN}
-WAYS = {kernel: "general", plain: "usual"}
+POINTERS = {kernel: ALL, fast_path: FAST}
+STATES = {kernel: STATE, fast_path: FAST_STATE}
+PARTS = {kernel: "general", fast_path: "usual"}
 LOG = logging.getLogger(__name__)
 
 
@@ -56,13 +57,13 @@ def run(trace: Trace, setting: Setting) -> Ran:
 
 def run_with_state(trace: Trace, setting: Setting) -> EndState:
     """The same, with the state at the end."""
-    world = waited_for(partial(_finished, *_given(trace, setting.config), setting))
-    memories = [[world.arrays[f"own_{of}_{i}"] for of in ("rows", "regs", "reals")] for i in range(len(KINDS))]
-    residents = np.flatnonzero(world.arrays["copies"]["state"] == RESIDENT).tolist()
-    return EndState(_ran(world, setting), residents, memories)
+    state = waited_for(partial(_finished, *_given(trace, setting.config), setting))
+    memories = [[state.arrays[f"own_{of}_{i}"] for of in ("rows", "regs", "reals")] for i in range(len(KINDS))]
+    residents = np.flatnonzero(state.arrays["copies"]["state"] == RESIDENT).tolist()
+    return EndState(_ran(state, setting), residents, memories)
 
 
-def _given(trace: Trace, config: ReplayConfig) -> tuple[Feed, Known]:
+def _given(trace: Trace, config: ReplayConfig) -> tuple[Inputs, Known]:
     """What there is to replay, and what is known of it beforehand."""
     chosen = config.policy_set()
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
@@ -83,45 +84,45 @@ def run_source(source: Source, setting: Setting, keep: bool = True) -> Run:
     return run_feed(feed_from(source), known, setting, keep)
 
 
-def run_feed(feed: Feed, known: Known, setting: Setting, keep: bool = False) -> Run:
+def run_feed(feed: Inputs, known: Known, setting: Setting, keep: bool = False) -> Run:
     """Replay a feed, beside the thread that asks for it."""
     return waited_for(partial(_run, feed, known, setting, keep))
 
 
-def _run(feed: Feed, known: Known, setting: Setting, keep: bool) -> Run:
-    world = _finished(feed, known, setting, keep)
-    return Run(_ran(world, setting), world.arrays["kept"])
+def _run(feed: Inputs, known: Known, setting: Setting, keep: bool) -> Run:
+    state = _finished(feed, known, setting, keep)
+    return Run(_ran(state, setting), state.arrays["kept"])
 
 
-def _finished(feed: Feed, known: Known, setting: Setting, keep: bool = False) -> World:
-    """The world after its run; if the event log did not fit, after another with room for all of it."""
+def _finished(feed: Inputs, known: Known, setting: Setting, keep: bool = False) -> SimulationState:
+    """The state after its run; if the event log did not fit, after another with room for all of it."""
     chosen = setting.config.policy_set()
-    world = world_of(feed, known, setting, LINES if setting.log else 0, keep)
-    _start(world, chosen)
-    if world["lines"] > world["n_log"]:
-        world = world_of(feed, known, setting, int(world["lines"]), keep)
-        _start(world, chosen)
-    check(world, chosen)
-    return world
+    state = initial_state(feed, known, setting, LINES if setting.log else 0, keep)
+    _start(state, chosen)
+    if state["log"]["lines"] > state["n_log"]:
+        state = initial_state(feed, known, setting, int(state["log"]["lines"]), keep)
+        _start(state, chosen)
+    check(state, chosen)
+    return state
 
 
-def _ran(world: World, setting: Setting) -> Ran:
-    return Ran(books_of(world), int(world["time"]), events_of(world, setting))
+def _ran(state: SimulationState, setting: Setting) -> Ran:
+    return Ran(counters_of(state), int(state["clock"]["time"]), events_of(state, setting))
 
 
-def _start(world: World, chosen: PolicySet) -> None:
-    of = plain if is_plain(world) else kernel
+def _start(state: SimulationState, chosen: PolicySet) -> None:
+    of = fast_path if state.is_fast else kernel
     with COMPILING:  # runs of other threads go on meanwhile
         code = machine_code(of)
         pointers = [hooks.compiled(hook, getattr(chosen, kind).policy) for kind, hook in POINTERS[of]]
-    code(world.argument, *pointers)
+    code(state.argument, *pointers)
 
 
 @cache
 def machine_code(of: Callable) -> Callable:
     """A kernel, compiled or from disk."""
     if not IS_PYTHON and not is_kept(f"{Path(of.__code__.co_filename).stem}.{of.__name__}-"):
-        LOG.info("compiling the replay engine's %s part (about a minute, once)", WAYS[of])
+        LOG.info("compiling the replay engine's %s part (about a minute, once)", PARTS[of])
     pointers = [types.FunctionType(hooks.signature_of(hook)) for _, hook in POINTERS[of]]
-    signature = types.void(numba.from_dtype(WORLD), *pointers)
+    signature = types.void(numba.from_dtype(STATES[of]), *pointers)
     return compile_kept(signature, of, nogil=True, **OPTIONS)

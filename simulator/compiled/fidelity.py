@@ -32,118 +32,122 @@ from simulator.compiled.weights import any_reweighed, last_place, to_units, weig
 
 
 @called
-def count_unchanged(w, layer):
+def count_unchanged(s, layer):
     """Everything ran as the router chose."""
-    count(w, ASSIGNMENTS_KEPT, layer, w["assignments"])
-    count(w, MASS, layer, w["mass"])
-    count(w, MASS_KEPT, layer, w["mass"])
-    count_low(w, layer)
+    count(s, ASSIGNMENTS_KEPT, layer, s["demand"]["assignments"])
+    count(s, MASS, layer, s["demand"]["mass"])
+    count(s, MASS_KEPT, layer, s["demand"]["mass"])
+    count_low(s, layer)
 
 
 @called
-def count_changed(w, layer):
+def count_changed(s, layer):
     """Token by token; those that run an expert of another's choice are weighed anew."""
-    if any_reweighed(w):
-        weigh(w)
-    count_tokens(w, layer)
-    count_low(w, layer)
+    if any_reweighed(s):
+        weigh(s)
+    count_tokens(s, layer)
+    count_low(s, layer)
 
 
 @called
-def count_tokens(w, layer):
+def count_tokens(s, layer):
     """`units` holds the weights of tokens that are weighed anew."""
-    for t in range(w["tokens"]):
-        match(w, t, layer)
-        count_kept(w, t, layer)
-        if w["scored"] == 1:
-            count_displacement(w, t, layer)
-        if w["weighted"] == 1:
-            count_token(w, t, layer)
-            count_lost(w, t, layer)
+    for t in range(s["compute"]["tokens"]):
+        match(s, t, layer)
+        count_kept(s, t, layer)
+        if s["scored"] == 1:
+            count_displacement(s, t, layer)
+        if s["weighted"] == 1:
+            count_token(s, t, layer)
+            count_lost(s, t, layer)
 
 
 @called
-def match(w, t, layer):
+def match(s, t, layer):
     """Where each of the router's choices runs, and where the router had each that runs: places, or NONE."""
-    own, run = token_ids(w)[w["start"] + t, layer], ran(w)[t]
-    for j in range(w["width"]):
-        own_in_run(w)[j], run_in_own(w)[j] = last_place(run, own[j]), last_place(own, run[j])
+    own, run = token_ids(s)[s["compute"]["start"] + t, layer], ran(s)[t]
+    for j in range(s["width"]):
+        own_in_run(s)[j], run_in_own(s)[j] = last_place(run, own[j]), last_place(own, run[j])
 
 
 @called
-def count_kept(w, t, layer):
+def count_kept(s, t, layer):
     """How many of the router's choices run."""
     total = 0
-    for j in range(w["width"]):
-        total += 1 if own_in_run(w)[j] != NONE else 0
-    count(w, ASSIGNMENTS_KEPT, layer, total)
+    for j in range(s["width"]):
+        total += 1 if own_in_run(s)[j] != NONE else 0
+    count(s, ASSIGNMENTS_KEPT, layer, total)
 
 
 @called
-def count_displacement(w, t, layer):
+def count_displacement(s, t, layer):
     """Sum over executed slots of |rank by choice score - slot|; chosen experts keep their recorded rank."""
-    total, at = 0, w["start"] + t
-    for j in range(w["width"]):
-        if run_in_own(w)[j] != NONE:
-            total += abs(run_in_own(w)[j] - j)
-        elif ran(w)[t, j] != NONE:
-            total += abs(rank_behind(token_choice(w)[at, layer], token_ids(w)[at, layer], ran(w)[t, j]) - j)
-    count(w, RANK_DISPLACEMENT, layer, total)
+    total, at = 0, s["compute"]["start"] + t
+    for j in range(s["width"]):
+        if run_in_own(s)[j] != NONE:
+            total += abs(run_in_own(s)[j] - j)
+        elif ran(s)[t, j] != NONE:
+            total += abs(rank_behind(token_choice(s)[at, layer], token_ids(s)[at, layer], ran(s)[t, j]) - j)
+    count(s, RANK_DISPLACEMENT, layer, total)
 
 
 @called
-def count_token(w, t, layer):
+def count_token(s, t, layer):
     """Mass of one token: the router's, the part kept, and half of all that moved."""
-    weights, own = token_weights(w)[w["start"] + t, layer], token_ids(w)[w["start"] + t, layer]
-    run, weighed = ran(w)[t], units(w)[t]
+    weights, own = token_weights(s)[s["compute"]["start"] + t, layer], token_ids(s)[s["compute"]["start"] + t, layer]
+    run, weighed = ran(s)[t], units(s)[t]
     whole, stayed, moved = 0, 0, 0
-    for j in range(w["width"]):
+    for j in range(s["width"]):
         if own[j] != NONE:
-            before, at = to_units(weights[j]), own_in_run(w)[j]
+            before, at = to_units(weights[j]), own_in_run(s)[j]
             whole += before
             stayed += before if at != NONE else 0
-            moved += abs(before - after(weighed, at, before, anew(w)[t]))
-    for j in range(w["width"]):
-        if run[j] != NONE and run_in_own(w)[j] == NONE and last_place(run, run[j]) == j:
+            moved += abs(before - after(weighed, at, before, anew(s)[t]))
+    for j in range(s["width"]):
+        if run[j] != NONE and run_in_own(s)[j] == NONE and last_place(run, run[j]) == j:
             moved += weighed[j]  # a foreign expert: its token is weighed anew
-    count(w, MASS, layer, whole)
-    count(w, MASS_KEPT, layer, stayed)
-    count(w, VARIATION, layer, moved // 2)
+    count(s, MASS, layer, whole)
+    count(s, MASS_KEPT, layer, stayed)
+    count(s, VARIATION, layer, moved // 2)
 
 
 @called
-def count_lost(w, t, layer):
+def count_lost(s, t, layer):
     """Mass of what did not run: each foreign expert stands in for one, those first whose own slot runs something."""
-    weights, own, run = token_weights(w)[w["start"] + t, layer], token_ids(w)[w["start"] + t, layer], ran(w)[t]
+    weights, own, run = (
+        token_weights(s)[s["compute"]["start"] + t, layer],
+        token_ids(s)[s["compute"]["start"] + t, layer],
+        ran(s)[t],
+    )
     foreign, substituted, dropped = 0, 0, 0
-    for j in range(w["width"]):
-        if run[j] != NONE and run_in_own(w)[j] == NONE:
+    for j in range(s["width"]):
+        if run[j] != NONE and run_in_own(s)[j] == NONE:
             foreign += 1
     for is_empty in range(2):
-        for j in range(w["width"]):
-            if own[j] != NONE and own_in_run(w)[j] == NONE and (run[j] == NONE) == (is_empty == 1):
+        for j in range(s["width"]):
+            if own[j] != NONE and own_in_run(s)[j] == NONE and (run[j] == NONE) == (is_empty == 1):
                 if foreign > 0:
                     substituted += to_units(weights[last_place(own, own[j])])
                 else:
                     dropped += to_units(weights[last_place(own, own[j])])
                 foreign -= 1
-    count(w, MASS_SUBSTITUTED, layer, substituted)
-    count(w, MASS_DROPPED, layer, dropped)
+    count(s, MASS_SUBSTITUTED, layer, substituted)
+    count(s, MASS_DROPPED, layer, dropped)
 
 
 @called
-def count_low(w, layer):
+def count_low(s, layer):
     """Mass of the router's own choice that ran below the highest precision."""
-    if w["precisions"] == 1 or w["weighted"] == 0:
+    if s["precisions"] == 1 or s["weighted"] == 0:
         return
     low = 0
-    for t in range(w["tokens"]):
-        at = w["start"] + t
-        for j in range(w["width"]):
-            e = token_ids(w)[at, layer, j]
-            if e != NONE and tier(w)[e] > 0 and last_place(ran(w)[t], e) != NONE:
-                low += to_units(token_weights(w)[at, layer, j])
-    count(w, MASS_LOW_PRECISION, layer, low)
+    for t in range(s["compute"]["tokens"]):
+        at = s["compute"]["start"] + t
+        for j in range(s["width"]):
+            e = token_ids(s)[at, layer, j]
+            if e != NONE and tier(s)[e] > 0 and last_place(ran(s)[t], e) != NONE:
+                low += to_units(token_weights(s)[at, layer, j])
+    count(s, MASS_LOW_PRECISION, layer, low)
 
 
 @fast

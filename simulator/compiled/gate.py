@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 from policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT
-from simulator.compiled import counters
-from simulator.compiled.cache import find, free_bytes, predict, protect, reason, use
-from simulator.compiled.counters import count
+from simulator.compiled.cache import find, free_bytes, pin, reason, use
+from simulator.compiled.counters import (
+    ACCESSES,
+    ASSIGNMENTS,
+    COLLISIONS,
+    COMPULSORY,
+    CPU_EXECUTED,
+    HITS,
+    LATE,
+    LOW_PRECISION,
+    MISSES,
+    PREDICTABLE,
+    PREDICTED,
+    PREDICTED_DEMANDED,
+    PREFETCH_HITS,
+    PREFETCH_USED,
+    count,
+    count_here,
+)
 from simulator.compiled.demand import route
-from simulator.compiled.link import cancel, fetch, prefetch
+from simulator.compiled.link import cancel, fetch, meet, prefetch
 from simulator.compiled.log import BY_GATE, IS_CAPACITY, IS_COLLISION, IS_COMPULSORY, IS_HIT, IS_LATE, note
 from simulator.compiled.runtime import listeners
+from simulator.compiled.runtime.errors import BAD_NAME, BAD_VERDICT, BAD_WANT, fail
 from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.ranking import touch
+from simulator.compiled.runtime.ranking import invalidate_expert
+from simulator.compiled.runtime.served import DELAYED, FETCH, HIT, ON_CPU, runs, runs_here, waits
 from simulator.compiled.runtime.state import (
-    BAD_NAME,
-    BAD_VERDICT,
-    BAD_WANT,
     accesses,
     copies,
     demand_expert,
-    demand_next,
-    demand_pass,
     demand_sum,
     demand_tokens,
     expert_of,
-    experts,
     layer_of,
     missing,
     named,
     now,
+    others,
     owned,
     slot,
     suggested,
@@ -36,263 +49,300 @@ from simulator.compiled.runtime.state import (
     verdict,
     wants,
 )
-from simulator.compiled.served import FETCH, HIT, LATE, ON_CPU, runs, runs_here, waits
+from simulator.compiled.runtime.variants import any_variant
 from simulator.compiled.side_buffer import promote
-from simulator.compiled.substitution import drop, substitute
+from simulator.compiled.substitution import add_stand_ins, drop, make_union_again, no_stand_ins, substitute
+from simulator.compiled.uses import foresee, need, need_no_more, predict
 
 # routing
 
 
 @fast
-def open_gate(w, hooks):
+def open_gate(s, hooks):
     """Route the tokens, unite their demand, cancel overtaken prefetches."""
-    now(w)["gated"], now(w)["absent"] = 1, -1
-    w["gated_at"], w["spent"] = w["time"], 0
-    w["changed"], w["substituted"], w["coming"] = 0, 0, 0
-    w["turn"], w["looked_up"], w["served"] = 0, 0, 0
-    if w["precisions"] > 1:
-        clear_tiers(w)
-    route(w, hooks)
-    if w["ask_first"] < w["ask_end"]:
-        cancel(w, now(w)["step"])
-    enter_books(w)
-    if w["hears_gate"] != 0:
-        listeners.gated(w, hooks)
-    if w["minds_gate"] == 1:
-        touch_layer(w)
-    if w["has_want"] == 1:
-        ask_wants(w, hooks.want)
+    mark_open(s)
+    s["gate"]["served"] = 0
+    no_stand_ins(s)
+    if s["precisions"] > 1:
+        clear_tiers(s)
+    route(s, hooks)
+    cancel_overtaken(s)
+    take_demand(s)
+    if s["gate_listeners"] != 0:
+        listeners.gated(s, hooks)
+    if s["keys_read_gate"] == 1:
+        invalidate_layer(s)
+    if s["has_want"] == 1:
+        choose_precisions(s, hooks.want)
+
+
+@fast
+def mark_open(s):
+    """The gate is open; how many experts are absent is not known yet."""
+    now(s)["gated"], now(s)["absent"] = 1, -1
+
+
+@fast
+def close_gate(s):
+    """A step begins: its gate has not opened."""
+    now(s)["gated"] = 0
+
+
+@fast
+def cancel_overtaken(s):
+    """Prefetches for this step that have not started come too late."""
+    if s["link"]["ask_first"] < s["link"]["ask_end"]:
+        cancel(s, now(s)["step"])
 
 
 @called
-def clear_tiers(w):
+def clear_tiers(s):
     """Nothing runs yet at any precision."""
-    for e in range(w["experts"]):
-        tier(w)[e] = NONE
+    for e in range(s["experts"]):
+        tier(s)[e] = NONE
 
 
 @called
-def touch_layer(w):
+def invalidate_layer(s):
     """The eviction policy has heard of the demand: keys of this layer's copies may be others now."""
-    for x in range(now(w)["layer"] * w["experts"], (now(w)["layer"] + 1) * w["experts"]):
-        touch(w, x)
+    for x in range(now(s)["layer"] * s["experts"], (now(s)["layer"] + 1) * s["experts"]):
+        invalidate_expert(s, x)
 
 
 @called
-def ask_wants(w, hook):
+def choose_precisions(s, hook):
     """The precision wanted of every demanded expert."""
-    hook(w)
-    for n in range(w["demanded"]):
-        if not 0 <= wants(w)[n] < w["precisions"]:
-            w["error"], w["culprit"] = BAD_WANT, wants(w)[n]
+    hook(s)
+    for n in range(s["demand"]["demanded"]):
+        if not 0 <= wants(s)[n] < s["precisions"]:
+            fail(s, BAD_WANT, wants(s)[n])
             return
 
 
 @called
-def enter_books(w):
-    """What is demanded, and how much of it a prefetch policy had named."""
-    layer, foreseen, predictable = now(w)["layer"], 0, 0
-    gates = min(layer, w["reach"])  # that may name this layer
-    for n in range(w["demanded"]):
-        x = demand_expert(w)[n]
-        experts(w)[x]["needed"] = 1
-        experts(w)[x]["mass_ever"] += demand_sum(w)[n]
-        if w["minds_demand"] == 1:
-            touch(w, x)
-        foreseen += named(w)[x]
-        predictable += max(gates, named(w)[x])
-    count(w, counters.ACCESSES, layer, w["demanded"])
-    count(w, counters.ASSIGNMENTS, layer, w["assignments"])
-    if w["has_suggest"] == 1:
-        count(w, counters.PREDICTED_DEMANDED, layer, foreseen)
-        count(w, counters.PREDICTABLE, layer, predictable)
-        for x in range(layer * w["experts"], (layer + 1) * w["experts"]):
-            named(w)[x] = 0
+def take_demand(s):
+    """Count what is demanded, and how much of it a prefetch policy had named."""
+    for n in range(s["demand"]["demanded"]):
+        x = demand_expert(s)[n]
+        need(s, x, demand_sum(s)[n])
+        if s["keys_read_demand"] == 1:
+            invalidate_expert(s, x)
+        count_named(s, x)
+    count_here(s, ACCESSES, s["demand"]["demanded"])
+    count_here(s, ASSIGNMENTS, s["demand"]["assignments"])
+
+
+@fast
+def count_named(s, x):
+    """How often a demanded expert was named since its layer's last gate, of how often it could have been."""
+    if s["has_suggest"] == 1:
+        count_here(s, PREDICTED_DEMANDED, named(s)[x])
+        count_here(s, PREDICTABLE, max(min(now(s)["layer"], s["reach"]), named(s)[x]))
 
 
 # look-up and misses
 
 
 @fast
-def look_up(w, hooks, first, last):
+def look_up(s, hooks, first, last):
     """Classify demanded experts [first, last) against this moment; the miss policy decides on those that are absent."""
-    w["absent"] = 0
+    absent = 0
     for n in range(first, last):
-        classify(w, accesses(w)[n - first], n)
-        if accesses(w)[n - first]["served"] == FETCH:
-            missing(w)[w["absent"]] = n
-            w["absent"] += 1
-    w["served"] = last - first
-    if w["absent"] > 0 and w["has_resolve"] == 1:
-        resolve(w, hooks, first, w["absent"])
-    count_absent(w)
-    if w["knows_future"] == 1:
+        classify(s, accesses(s)[n - first], n)
+        if accesses(s)[n - first]["served"] == FETCH:
+            missing(s)[absent] = n
+            absent += 1
+    s["gate"]["served"] = last - first
+    if absent > 0 and s["has_resolve"] == 1:
+        resolve(s, hooks, first, absent)
+    count_absent(s, absent)
+    if s["knows_future"] == 1:
         for n in range(first, last):
-            experts(w)[demand_expert(w)[n]]["next_use"] = demand_next(w)[n]
-            if w["reads_passes"] == 1:
-                experts(w)[demand_expert(w)[n]]["next_pass"] = demand_pass(w)[n]
-            if w["minds_future"] == 1:
-                touch(w, demand_expert(w)[n])
+            foresee(s, demand_expert(s)[n], n)
+            if s["keys_read_future"] == 1:
+                invalidate_expert(s, demand_expert(s)[n])
+    if s["substitution"]["substituted"] == 1:
+        add_substitutes(s)
 
 
 @called
-def classify(w, access, n):
+def add_substitutes(s):
+    """Tokens run other experts than were looked up: those are served too."""
+    if s["sequential"] == 1:
+        s["gate"]["served"] = add_stand_ins(s, s["gate"]["served"])
+        return
+    s["gate"]["served"] = make_union_again(s, s["gate"]["served"])
+    for i in range(s["gate"]["served"]):
+        accesses(s)[i] = others(s)[i]
+
+
+@called
+def classify(s, access, n):
     """Hit, late, or missing for a reason."""
-    x, want, layer = demand_expert(w)[n], wants(w)[n], now(w)["layer"]
-    access["n"], access["x"], access["tokens"] = n, x, demand_tokens(w)[n]
-    y = find(w, x, want, RESIDENT)
+    x, want, layer = demand_expert(s)[n], wants(s)[n], now(s)["layer"]
+    access["n"], access["x"], access["tokens"] = n, x, demand_tokens(s)[n]
+    y = find(s, x, want, RESIDENT)
     if y != NONE:
         access["y"], access["served"] = y, HIT
-        count(w, counters.HITS, layer, 1)
-        note(w, IS_HIT, y, BY_GATE)
-        if copies(w)[y]["prefetched"] == 1:
-            count(w, counters.PREFETCH_HITS, layer, 1)
-            count(w, counters.PREFETCH_USED, layer, 1)
+        count(s, HITS, layer, 1)
+        note(s, IS_HIT, y, BY_GATE)
+        count_prefetch_hit(s, y)
         return
-    y = find(w, x, want, IN_FLIGHT)
+    y = find(s, x, want, IN_FLIGHT)
     if y != NONE:
-        access["y"], access["served"] = y, LATE
-        count(w, counters.LATE, layer, 1)
-        note(w, IS_LATE, y, BY_GATE)
-        meet(w, y)
+        access["y"], access["served"] = y, DELAYED
+        count(s, LATE, layer, 1)
+        note(s, IS_LATE, y, BY_GATE)
+        meet(s, y)
         return
-    access["y"], access["served"] = x * w["precisions"] + want, FETCH
-    why = reason(w, x, want)
-    count(w, counters.MISSES, layer, 1)
-    count(w, why, layer, 1)
-    note(w, line_of(why), access["y"], BY_GATE)
+    access["y"], access["served"] = x * s["precisions"] + want, FETCH
+    why = reason(s, x, want)
+    count(s, MISSES, layer, 1)
+    count(s, why, layer, 1)
+    note(s, line_of(why), access["y"], BY_GATE)
+
+
+@fast
+def count_prefetch_hit(s, y):
+    """A hit of the layer in progress, of a prefetched copy that had not been used before."""
+    if copies(s)[y]["prefetched"] == 1:
+        count_here(s, PREFETCH_HITS, 1)
+        count_here(s, PREFETCH_USED, 1)
 
 
 @fast
 def line_of(why):
     """The event log's name of a reason."""
-    if why == counters.COMPULSORY:
+    if why == COMPULSORY:
         return IS_COMPULSORY
-    return IS_COLLISION if why == counters.COLLISIONS else IS_CAPACITY
+    return IS_COLLISION if why == COLLISIONS else IS_CAPACITY
 
 
 @called
-def meet(w, y):
-    """A demand waits for this transfer."""
-    mine = owned(w)[y]
-    if mine["prefetch"] == 1 and mine["awaited"] == 0:
-        mine["awaited"] = 1
-        count(w, counters.PREFETCH_USED, layer_of(w, y), 1)
-
-
-@called
-def count_absent(w):
+def count_absent(s, absent):
     """Tell policies how many of those looked up are absent and run all the same."""
-    total = max(now(w)["absent"], 0)
-    if w["absent"] > 0:
-        for i in range(w["served"]):
-            served = accesses(w)[i]["served"]
+    total = max(now(s)["absent"], 0)
+    if absent > 0:
+        for i in range(s["gate"]["served"]):
+            served = accesses(s)[i]["served"]
             total += 1 if served == FETCH or served == ON_CPU else 0
-    now(w)["absent"] = total
+    tell_absent(s, total)
 
 
 @fast
-def resolve(w, hooks, first, absent):
+def tell_absent(s, total):
+    """What policies see of it."""
+    now(s)["absent"] = total
+
+
+@fast
+def resolve(s, hooks, first, absent):
     """Ask the miss policy about all that is absent, then obey in demand order."""
     for m in range(absent):
-        verdict(w)[m] = 0
-    hooks.resolve(w, absent, free_bytes(w, accesses(w)[missing(w)[0] - first]["y"]))
+        verdict(s)[m] = 0
+    hooks.resolve(s, absent, free_bytes(s, accesses(s)[missing(s)[0] - first]["y"]))
     for m in range(absent):
-        obey(w, hooks, accesses(w)[missing(w)[m] - first], verdict(w)[m])
+        obey(s, hooks, accesses(s)[missing(s)[m] - first], verdict(s)[m])
 
 
 @fast
-def obey(w, hooks, access, decided):
+def obey(s, hooks, access, decided):
     """One verdict."""
     if decided == DROP:
-        drop(w, access)
+        drop(s, access)
     elif decided == PER_TOKEN:
-        substitute(w, hooks.substitute, access)
+        substitute(s, hooks.substitute, access)
     elif decided == CPU:
-        access["served"], access["y"] = ON_CPU, access["x"] * w["precisions"]
-        count(w, counters.CPU_EXECUTED, now(w)["layer"], 1)
-    elif 0 <= decided <= wants(w)[access["n"]]:
-        access["y"] = access["x"] * w["precisions"] + decided
+        access["served"], access["y"] = ON_CPU, access["x"] * s["precisions"]
+        count(s, CPU_EXECUTED, now(s)["layer"], 1)
+    elif 0 <= decided <= wants(s)[access["n"]]:
+        access["y"] = access["x"] * s["precisions"] + decided
     else:
-        w["error"], w["culprit"] = BAD_VERDICT, decided
+        fail(s, BAD_VERDICT, decided)
 
 
 # use
 
 
 @fast
-def use_all(w, hooks):
-    """Stamp, protect and, where absent, queue what will be executed from the fast tier."""
-    base = now(w)["layer"] * w["experts"]
-    for i in range(w["served"]):
-        access = accesses(w)[i]
-        slot(w)[access["x"] - base] = i
-        if w["precisions"] > 1 and runs(access["served"]):
-            tier(w)[access["x"] - base] = access["y"] - access["x"] * w["precisions"]
-        if runs_here(access["served"]):
-            if access["n"] == NONE:  # the demanded are marked already
-                experts(w)[access["x"]]["needed"] = 1
-            use(w, hooks, access["y"])
-            protect(w, access["y"])
-            if access["y"] != access["x"] * w["precisions"]:
-                count(w, counters.LOW_PRECISION, now(w)["layer"], 1)
-        else:
-            experts(w)[access["x"]]["needed"] = 0
-            if w["minds_demand"] == 1:
-                touch(w, access["x"])
-    for i in range(w["served"]):
-        access = accesses(w)[i]
+def use_all(s, hooks):
+    """Stamp, pin and, where absent, queue what runs from the fast tier; returns how many wait for the link."""
+    base, coming = now(s)["layer"] * s["experts"], 0
+    for i in range(s["gate"]["served"]):
+        access = accesses(s)[i]
+        serve_by(s, access["x"], i)
+        if s["precisions"] > 1 and runs(access["served"]):
+            tier(s)[access["x"] - base] = access["y"] - access["x"] * s["precisions"]
+        use_one(s, hooks, access)
+    for i in range(s["gate"]["served"]):
+        access = accesses(s)[i]
         if waits(access["served"]):
-            w["coming"] += 1
+            coming += 1
         if access["served"] == FETCH:
-            fetch(w, access["y"])
-        elif access["served"] == HIT and owned(w)[access["y"]]["side"] == 1:
-            promote(w, hooks, access["y"])
+            fetch(s, access["y"])
+        elif access["served"] == HIT and owned(s)[access["y"]]["side"] == 1:
+            promote(s, hooks, access["y"])
+    return coming
 
 
-@called
-def clear_slots(w):
-    """No expert is served by any access any more."""
-    base = now(w)["layer"] * w["experts"]
-    for i in range(w["served"]):
-        slot(w)[accesses(w)[i]["x"] - base] = NONE
+@fast
+def serve_by(s, x, i):
+    """The i-th access serves expert x of this layer."""
+    slot(s)[x - now(s)["layer"] * s["experts"]] = i
+
+
+@fast
+def use_one(s, hooks, access):
+    """An expert that runs from the fast tier is used and pinned; any other is not needed there."""
+    if not runs_here(access["served"]):
+        need_no_more(s, access["x"])
+        return
+    if access["n"] == NONE:
+        need(s, access["x"], 0)  # a substitute: the demanded are marked already
+    use(s, hooks, access["y"])
+    pin(s, access["y"])
+    if access["y"] != access["x"] * s["precisions"]:
+        count(s, LOW_PRECISION, now(s)["layer"], 1)
 
 
 # prefetch
 
 
 @fast
-def suggest(w, hooks):
+def suggest(s, hooks):
     """Ask the prefetch policy, and queue what is absent."""
-    for i in range(ask_names(w, hooks.suggest)):
-        name(w, hooks, suggested(w)[i])
+    layer = now(s)["layer"]
+    for x in range(layer * s["experts"], (layer + 1) * s["experts"]):
+        named(s)[x] = 0  # counted at this gate
+    for i in range(ask_names(s, hooks.suggest)):
+        name(s, hooks, suggested(s)[i])
 
 
 @fast
-def ask_names(w, hook):
+def ask_names(s, hook):
     """How many copies the prefetch policy names; none, with an error set, if it names what does not exist."""
-    if w["renews"] == 1:  # what it named before and is still queued is named anew, or is not wanted any more
-        cancel(w, now(w)["step"] + w["layers"])
-    total = hook(w)
-    if not 0 <= total <= w["n_copies"]:
-        w["error"], w["culprit"] = BAD_NAME, total
+    if s["renews"] == 1:  # what it named before and is still queued is named anew, or is not wanted any more
+        cancel(s, now(s)["step"] + s["layers"])
+    total = hook(any_variant(s))
+    if not 0 <= total <= s["n_copies"]:
+        fail(s, BAD_NAME, total)
         return 0
     for i in range(total):
-        if not 0 <= suggested(w)[i] < w["n_copies"]:
-            w["error"], w["culprit"] = BAD_NAME, suggested(w)[i]
+        if not 0 <= suggested(s)[i] < s["n_copies"]:
+            fail(s, BAD_NAME, suggested(s)[i])
             return 0
     return total
 
 
 @fast
-def name(w, hooks, y):
+def name(s, hooks, y):
     """A prefetch policy names a copy."""
-    x, layer = expert_of(w, y), layer_of(w, y)
-    precision = y - x * w["precisions"]
-    count(w, counters.PREDICTED, layer, 1)
-    named(w)[x] += 1
-    resident = find(w, x, precision, RESIDENT)
+    x, layer = expert_of(s, y), layer_of(s, y)
+    precision = y - x * s["precisions"]
+    count(s, PREDICTED, layer, 1)
+    named(s)[x] += 1
+    resident = find(s, x, precision, RESIDENT)
     if resident != NONE:
-        predict(w, hooks, resident)
-    elif find(w, x, precision, IN_FLIGHT) == NONE and find(w, x, precision, QUEUED) == NONE:
-        prefetch(w, y, now(w)["step"] + layer - now(w)["layer"])
+        predict(s, hooks, resident)
+    elif find(s, x, precision, IN_FLIGHT) == NONE and find(s, x, precision, QUEUED) == NONE:
+        prefetch(s, y, now(s)["step"] + layer - now(s)["layer"])

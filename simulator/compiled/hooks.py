@@ -20,7 +20,7 @@ from policies.contract import Policy
 from simulator.compiled import absent, asking
 from simulator.compiled.own_hooks import bounds_checked, is_bounds_checked, refusal
 from simulator.compiled.runtime import state
-from simulator.compiled.runtime.layout import WORLD
+from simulator.compiled.runtime.layout import STATE
 from simulator.compiled.runtime.machine_code import compile_kept, compile_unkept
 from simulator.compiled.runtime.reached import digest, reached_from
 from simulator.compiled.runtime.readable import readable
@@ -63,7 +63,7 @@ MEMORY = {
 def signature_of(hook: str) -> Any:
     """How a kernel sees a hook."""
     result, numbers = SIGNATURES[hook]
-    return result(numba.from_dtype(WORLD), *[INT] * numbers)
+    return result(numba.from_dtype(STATE), *[INT] * numbers)
 
 
 def given_by(policy: Policy) -> Iterator[tuple[str, FunctionType]]:

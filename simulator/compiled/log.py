@@ -20,35 +20,29 @@ NO_COPY = -1
 
 
 @fast
-def note(w, kind, y, cause):
+def note(s, kind, y, cause):
     """Something that takes no time."""
-    span(w, kind, y, 0, 0, cause)
+    span(s, kind, y, 0, 0, cause)
 
 
 @fast
-def span(w, kind, y, after, spent, cause):
+def span(s, kind, y, after, spent, cause):
     """Something that starts `after` ns from now and takes `spent`."""
-    if w["logs"] == 1:
-        w["line_kind"], w["line_cause"], w["line_copy"] = kind, cause, y
-        w["line_begin"], w["line_end"] = w["time"] + after, w["time"] + after + spent
-        write(w)
+    if s["logs"] == 1:
+        begin = s["clock"]["time"] + after
+        write(s, kind, y, begin, begin + spent, cause)
 
 
 @called
-def write(w):
+def write(s, kind, y, begin, end, cause):
     """One line, if there is room."""
-    at, y = w["lines"], w["line_copy"]
-    w["lines"] = at + 1
-    if at >= w["n_log"]:
+    at = s["log"]["lines"]
+    s["log"]["lines"] = at + 1
+    if at >= s["n_log"]:
         return
-    line = log(w)[at]
-    line["t0"], line["t1"], line["kind"], line["cause"] = (
-        w["line_begin"],
-        w["line_end"],
-        w["line_kind"],
-        w["line_cause"],
-    )
-    line["pass"], line["layer"], line["expert"], line["precision"] = now(w)["pass"], now(w)["layer"], NO_COPY, 0
+    line = log(s)[at]
+    line["t0"], line["t1"], line["kind"], line["cause"] = begin, end, kind, cause
+    line["pass"], line["layer"], line["expert"], line["precision"] = now(s)["pass"], now(s)["layer"], NO_COPY, 0
     if y != NO_COPY:
-        x, layer = expert_of(w, y), layer_of(w, y)
-        line["layer"], line["expert"], line["precision"] = layer, x - layer * w["experts"], y - x * w["precisions"]
+        x, layer = expert_of(s, y), layer_of(s, y)
+        line["layer"], line["expert"], line["precision"] = layer, x - layer * s["experts"], y - x * s["precisions"]

@@ -1,16 +1,17 @@
-"""Misses that are not fetched for every token: dropped experts, and resident ones that stand in for a missing one."""
+"""Misses that are not fetched for every token: dropped experts, and resident ones that substitute for a missing one."""
 
 from __future__ import annotations
 
 from policies.contract import NONE, RESIDENT
 from simulator.compiled import counters
 from simulator.compiled.cache import find_any
-from simulator.compiled.counters import count
-from simulator.compiled.demand import unite
-from simulator.compiled.runtime.jit import called
+from simulator.compiled.counters import SUBSTITUTED, count
+from simulator.compiled.demand import mark_changed, run_instead, unite
+from simulator.compiled.runtime.errors import BAD_STAND_IN, NO_HOOK, fail
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.served import DROPPED, HIT, REPLACED, runs
 from simulator.compiled.runtime.state import (
-    BAD_STAND_IN,
-    NO_HOOK,
+    access_of,
     accesses,
     eligible,
     final_expert,
@@ -21,63 +22,67 @@ from simulator.compiled.runtime.state import (
     now,
     others,
     ran,
-    slot,
     stand_ins,
 )
-from simulator.compiled.served import DROPPED, HIT, REPLACED, runs
 from simulator.compiled.weights import weigh_run
 
 
+@fast
+def no_stand_ins(s):
+    """A step begins: nothing has been substituted."""
+    s["substitution"]["substituted"] = 0
+
+
 @called
-def drop(w, access):
+def drop(s, access):
     """No token runs it."""
     access["served"] = DROPPED
-    e = access["x"] - now(w)["layer"] * w["experts"]
-    for t in range(w["tokens"]):
-        for j in range(w["width"]):
-            if ran(w)[t, j] == e:
-                ran(w)[t, j] = NONE
-    w["changed"] = 1
-    count(w, counters.DROPPED, now(w)["layer"], 1)
+    e = access["x"] - now(s)["layer"] * s["experts"]
+    for t in range(s["compute"]["tokens"]):
+        for j in range(s["width"]):
+            if ran(s)[t, j] == e:
+                run_instead(s, t, j, NONE)
+    mark_changed(s)
+    count(s, counters.DROPPED, now(s)["layer"], 1)
 
 
 @called
-def substitute(w, hook, access):
+def substitute(s, hook, access):
     """Ask token by token; the expert is fetched, most precise, if any token still needs it."""
-    if w["has_substitute"] == 0:
-        w["error"] = NO_HOOK
+    if s["has_substitute"] == 0:
+        fail(s, NO_HOOK, 0)
         return
-    for e in range(w["experts"]):
-        stand_ins(w)[e] = 0
-    needed, e = 0, access["x"] - now(w)["layer"] * w["experts"]
-    for t in range(w["tokens"]):
-        j = first_place(ran(w)[t], e)
+    for e in range(s["experts"]):
+        stand_ins(s)[e] = 0
+    needed, e = 0, access["x"] - now(s)["layer"] * s["experts"]
+    for t in range(s["compute"]["tokens"]):
+        j = first_place(ran(s)[t], e)
         if j == NONE:
             continue
-        other = ask_token(w, hook, t, j)
+        other = ask_token(s, hook, t, j)
         if other == NONE:
             needed += 1
             continue
-        if not (0 <= other < w["experts"] and eligible(w)[other] == 1):
-            w["error"], w["culprit"] = BAD_STAND_IN, other
+        if not (0 <= other < s["experts"] and eligible(s)[other] == 1):
+            fail(s, BAD_STAND_IN, other)
             return
-        ran(w)[t, j] = other
-        stand_ins(w)[other] += 1
-        w["changed"], w["substituted"] = 1, 1
-        count(w, counters.SUBSTITUTED, now(w)["layer"], 1)
-    access["tokens"], access["y"] = needed, access["x"] * w["precisions"]
+        run_instead(s, t, j, other)
+        stand_ins(s)[other] += 1
+        s["substitution"]["substituted"] = 1
+        count(s, SUBSTITUTED, now(s)["layer"], 1)
+    access["tokens"], access["y"] = needed, access["x"] * s["precisions"]
     if needed == 0:
         access["served"] = REPLACED
 
 
 @called
-def ask_token(w, hook, t, j):
-    """The expert that stands in for a token's j-th one, or NONE."""
-    base = now(w)["layer"] * w["experts"]
-    for e in range(w["experts"]):
-        resident = find_any(w, base + e, RESIDENT) != NONE
-        eligible(w)[e] = 1 if resident and first_place(ran(w)[t], e) == NONE else 0
-    return hook(w, t, j)
+def ask_token(s, hook, t, j):
+    """The expert that substitutes for a token's j-th one, or NONE."""
+    base = now(s)["layer"] * s["experts"]
+    for e in range(s["experts"]):
+        resident = find_any(s, base + e, RESIDENT) != NONE
+        eligible(s)[e] = 1 if resident and first_place(ran(s)[t], e) == NONE else 0
+    return hook(s, t, j)
 
 
 @called
@@ -93,51 +98,52 @@ def first_place(row, e):
 
 
 @called
-def reunite(w):
-    """Contract `atomic`: the demand is united again; substitutes are used, but are no accesses."""
-    weigh_run(w)
-    united = unite(w, final_expert(w), final_rank(w), final_mass(w), final_sum(w), final_tokens(w))
-    base, total = now(w)["layer"] * w["experts"], united
-    for i in range(w["served"]):
-        slot(w)[accesses(w)[i]["x"] - base] = i
-    for i in range(united):
-        serve(w, others(w)[i], final_expert(w)[i], final_tokens(w)[i])
-    for i in range(w["served"]):
-        slot(w)[accesses(w)[i]["x"] - base] = NONE
-        if not runs(accesses(w)[i]["served"]):
-            others(w)[total] = accesses(w)[i]
+def make_union_again(s, served):
+    """Contract `atomic`: the union of the demand anew, into `others`; substitutes are used, but are no accesses.
+
+    `served` is how many accesses there were; returns how many there are.
+    """
+    by_rank = weigh_run(s)
+    union = unite(s, by_rank, final_expert(s), final_rank(s), final_mass(s), final_sum(s), final_tokens(s))
+    base, total = now(s)["layer"] * s["experts"], union
+    for i in range(served):
+        access_of(s)[accesses(s)[i]["x"] - base] = i
+    for i in range(union):
+        serve(s, others(s)[i], final_expert(s)[i], final_tokens(s)[i])
+    for i in range(served):
+        access_of(s)[accesses(s)[i]["x"] - base] = NONE
+        if not runs(accesses(s)[i]["served"]):
+            others(s)[total] = accesses(s)[i]
             total += 1
-    for i in range(total):
-        accesses(w)[i] = others(w)[i]
-    w["served"] = total
+    return total
 
 
 @called
-def serve(w, access, x, tokens):
+def serve(s, access, x, tokens):
     """One expert of the new demand: as it is served already, or a hit of a substitute."""
-    known = slot(w)[x - now(w)["layer"] * w["experts"]]
+    known = access_of(s)[x - now(s)["layer"] * s["experts"]]
     if known == NONE:
-        stand_in(w, access, x, tokens)
+        stand_in(s, access, x, tokens)
         return
-    old = accesses(w)[known]
-    old["tokens"] = tokens
+    old = accesses(s)[known]
     access["n"], access["x"], access["y"], access["tokens"] = old["n"], old["x"], old["y"], tokens
     access["served"] = old["served"]
 
 
 @called
-def stand_in(w, access, x, tokens):
+def stand_in(s, access, x, tokens):
     """A substitute: used, but no access."""
-    access["n"], access["x"], access["y"], access["tokens"] = NONE, x, find_any(w, x, RESIDENT), tokens
+    access["n"], access["x"], access["y"], access["tokens"] = NONE, x, find_any(s, x, RESIDENT), tokens
     access["served"] = HIT
 
 
 @called
-def add_stand_ins(w):
-    """Contract `sequential`: the substitutes of the access at hand follow it, lowest id first."""
-    base = now(w)["layer"] * w["experts"]
-    for e in range(w["experts"]):
-        if stand_ins(w)[e] > 0:
-            stand_in(w, accesses(w)[w["served"]], base + e, stand_ins(w)[e])
-            w["served"] += 1
-    w["substituted"] = 0
+def add_stand_ins(s, served):
+    """Contract `sequential`: the substitutes of the access at hand follow it, lowest id first; returns how many."""
+    base, total = now(s)["layer"] * s["experts"], served
+    for e in range(s["experts"]):
+        if stand_ins(s)[e] > 0:
+            stand_in(s, accesses(s)[total], base + e, stand_ins(s)[e])
+            total += 1
+    no_stand_ins(s)
+    return total

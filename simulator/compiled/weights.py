@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from policies.contract import NONE, UNIT
+from simulator.compiled.runtime.errors import NO_LOGITS, fail
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.state import (
-    NO_LOGITS,
     all_eligible,
     anew,
     ids,
@@ -36,52 +36,52 @@ def to_units(weight):
 
 
 @called
-def weigh_run(w):
+def weigh_run(s):
     """Weights of what the tokens run: the router's own where a token keeps its experts, else from the logits.
 
-    With nothing to weigh by they are 0, and `unite` goes by ranks.
+    With nothing to weigh by they are 0; returns 1 then, as the union goes by ranks.
     """
-    some = any_reweighed(w)
-    w["by_rank"] = 1 if w["weighted"] == 0 and not some else 0
+    some = any_reweighed(s)
     if some:
-        weigh(w)
-    if w["weighted"] == 1 or not some:
-        for t in range(w["tokens"]):
-            if anew(w)[t] == 0:
-                keep_weights(w, t)
+        weigh(s)
+    if s["weighted"] == 1 or not some:
+        for t in range(s["compute"]["tokens"]):
+            if anew(s)[t] == 0:
+                keep_weights(s, t)
+    return 1 if s["weighted"] == 0 and not some else 0
 
 
 @called
-def keep_weights(w, t):
+def keep_weights(s, t):
     """What the router gave to those of its experts that a token runs."""
-    at, layer = w["start"] + t, now(w)["layer"]
-    for j in range(w["width"]):
-        units(w)[t, j] = 0
-        place = last_place(token_ids(w)[at, layer], ran(w)[t, j])
-        if place != NONE and w["weighted"] == 1:
-            units(w)[t, j] = to_units(token_weights(w)[at, layer, place])
+    at, layer = s["compute"]["start"] + t, now(s)["layer"]
+    for j in range(s["width"]):
+        units(s)[t, j] = 0
+        place = last_place(token_ids(s)[at, layer], ran(s)[t, j])
+        if place != NONE and s["weighted"] == 1:
+            units(s)[t, j] = to_units(token_weights(s)[at, layer, place])
 
 
 @called
-def any_reweighed(w):
+def any_reweighed(s):
     """Whether any token of the step is weighed anew; which ones is noted."""
     some = False
-    for t in range(w["tokens"]):
-        anew(w)[t] = 1 if is_reweighed(w, t) else 0
-        some = some or anew(w)[t] == 1
+    for t in range(s["compute"]["tokens"]):
+        anew(s)[t] = 1 if is_reweighed(s, t) else 0
+        some = some or anew(s)[t] == 1
     return some
 
 
 @called
-def is_reweighed(w, t):
+def is_reweighed(s, t):
     """Whether a token was routed to fewer experts than its router chose, or runs one that is not its own.
 
     Otherwise every expert keeps the weight that the router gave it, and one dropped at a miss leaves the others' as
     they were.
     """
-    own, routed, run = token_ids(w)[w["start"] + t, now(w)["layer"]], ids(w)[t], ran(w)[t]
+    own, routed, run = token_ids(s)[s["compute"]["start"] + t, now(s)["layer"]], ids(s)[t], ran(s)[t]
     fewer = 0
-    for j in range(w["width"]):
+    for j in range(s["width"]):
         if run[j] != NONE and last_place(own, run[j]) == NONE:
             return True
         fewer += (1 if own[j] != NONE else 0) - (1 if routed[j] != NONE else 0)
@@ -98,18 +98,25 @@ def last_place(row, e):
 
 
 @called
-def weigh(w):
+def weigh(s):
     """Weights in UNITs, from the unmodified logits, of the experts that the step's tokens run; -1 weighs 0."""
-    if w["scored"] == 0:
-        w["error"] = NO_LOGITS
+    if s["scored"] == 0:
+        fail(s, NO_LOGITS, 0)
         return
-    layer = now(w)["layer"]
-    for t in range(w["tokens"]):
-        share = token_shares(w)[w["start"] + t, layer]
-        if rule(w)["family"] == SPARSEMIXER:
-            weigh_near(rule(w), share, token_logits(w)[w["start"] + t, layer], ran(w)[t], all_eligible(w), units(w)[t])
+    layer = now(s)["layer"]
+    for t in range(s["compute"]["tokens"]):
+        share = token_shares(s)[s["compute"]["start"] + t, layer]
+        if rule(s)["family"] == SPARSEMIXER:
+            weigh_near(
+                rule(s),
+                share,
+                token_logits(s)[s["compute"]["start"] + t, layer],
+                ran(s)[t],
+                all_eligible(s),
+                units(s)[t],
+            )
         else:
-            weigh_shares(rule(w), share, ran(w)[t], units(w)[t])
+            weigh_shares(rule(s), share, ran(s)[t], units(s)[t])
 
 
 @called

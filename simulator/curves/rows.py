@@ -1,39 +1,16 @@
-"""Curves as Parquet: one row per curve, its capacities and misses as lists; written whole or not at all."""
+"""A curve as the row that `curve --json` prints and that `results.curves` stores."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
-import polars as pl
-
-from results.result import Row, row_digest
+from results.curves import CURVES_VERSION, write_row
+from results.result import Row
 from results.settings import OF_CURVES
-from results.write import write_frame
 from simulator.config import SEMANTICS_VERSION
 from simulator.curves.curve import UNDECIDED, Curve
 from traces.schema import canonical
-
-CURVES_VERSION = 1
-CONFIG = pl.Struct(dict.fromkeys(("policy", *OF_CURVES, "platform"), pl.String))
-ABOUT = pl.Struct(
-    dict.fromkeys(("label", "identity", "trace", "model"), pl.String)
-    | {"semantics": pl.Int64, "experts": pl.Int64, "total_bytes": pl.Int64, "dense": pl.Boolean}
-)
-NUMBERS = pl.List(pl.Int64)
-SCHEMA = pl.Schema(
-    {
-        "curves_version": pl.Int64,
-        "config": CONFIG,
-        "about": ABOUT,
-        "capacity_bytes": NUMBERS,
-        "misses": NUMBERS,  # null where a machine's times decide
-        "replayed": pl.List(pl.Boolean),  # decided by replays on the platform
-        "layer_misses": pl.List(NUMBERS),
-        "layer_accesses": NUMBERS,
-        "layer_compulsory": NUMBERS,
-    }
-)
 
 
 def to_row(curve: Curve) -> Row:
@@ -56,13 +33,8 @@ def to_row(curve: Curve) -> Row:
 
 
 def write_curve(folder: Path, curve: Curve) -> Path:
-    """Write `curve-<identity>.parquet`: the same settings replace their own file. Raises ConfigError."""
-    row = to_row(curve)
-    frame = pl.DataFrame([row], schema=SCHEMA)
-    digest = row_digest(frame.row(0, named=True))
-    path = folder / f"curve-{row['about']['identity']}.parquet"
-    write_frame(frame.with_columns(pl.lit(digest).alias("digest")), path)
-    return path
+    """Write `curve-<identity>.parquet`: the same settings replace their own file. Raises ResultError."""
+    return write_row(folder, to_row(curve))
 
 
 def _identity(curve: Curve, config: Row) -> str:

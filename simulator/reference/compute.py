@@ -45,22 +45,22 @@ class Compute:
         self._on_cpu = 0  # experts that the CPU has not yet computed
         self._expert_ns = 0  # of the step in progress
 
-    def run(self, step_pass: Pass, position: int) -> Process:
-        """One pass, every layer. `position` is that of its first token in its request."""
+    def run(self, step_pass: Pass, clock: int, position: int) -> Process:
+        """One pass, every layer, after `clock` tokens; its first row is at `position` of its request."""
         began = self._now
-        self._counters.begin_pass(began, step_pass.request, step_pass.phase, step_pass.tokens)
+        self._counters.begin_pass(began, step_pass)
         for layer in range(self._layers):
-            self._begin_step(step_pass, layer, position)
+            self._begin_step(step_pass, layer, clock, position)
             yield from self._step(step_pass, layer)
-        self._counters.end_pass(began, self._now)
+        self._counters.end_pass(began, self._now, step_pass)
 
-    def _begin_step(self, step_pass: Pass, layer: int, position: int) -> None:
+    def _begin_step(self, step_pass: Pass, layer: int, clock: int, position: int) -> None:
         self._tables.now.update(
             {"pass": step_pass.index, "layer": layer, "step": step_pass.index * self._layers + layer, "gated": 0},
             phase=step_pass.phase,
             tokens=step_pass.tokens,
             request=step_pass.request,
-            clock=step_pass.start,
+            clock=clock,
             position=position,
         )
 

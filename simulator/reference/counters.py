@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from results.result import COUNTERS, LIFETIME_BUCKETS, Row
-
-PHASES = ("prefill", "decode")
+from results.counters import COUNTERS, LIFETIME_BUCKETS, PHASES, reported
+from results.result import Row
+from simulator.source import Pass
 
 
 class Counters:
-    """Everything is charged to the phase and the request of the pass in progress."""
+    """What a pass does once is charged to the request and phase of its first row, but see `charge_to`."""
 
     def __init__(self, layers: int) -> None:
         self._cells = [[_zeros() for _ in PHASES] for _ in range(layers)]
@@ -19,24 +19,29 @@ class Counters:
         self.phase = 0
         self._row: Row = {}
 
-    def begin_pass(self, now: int, request: int, phase: int, tokens: int) -> None:
-        """Charge to this pass's phase and request from here on."""
-        self.phase = phase
-        if request not in self._requests:
-            times = {"start_ns": now, "ttft_ns": None, "decode_ns": 0, "decode_passes": 0, "end_ns": now, "tokens": 0}
-            self._requests[request] = {"request": request, **times, **_zeros()}
-        self._row = self._requests[request]
-        self._row["tokens"] += tokens
+    def begin_pass(self, now: int, step_pass: Pass) -> None:
+        """Charge to this pass from here on; a request begins with its first pass."""
+        for (request, phase), places in step_pass.parts().items():
+            if request not in self._requests:
+                self._requests[request] = {"request": request, **_times(now), **_zeros()}
+            self.charge_to(request, phase)
+            self._row["tokens"] += len(places)
+        self.charge_to(step_pass.request, step_pass.phase)
 
-    def end_pass(self, began: int, now: int) -> None:
-        """The pass's part in TTFT or TPOT: the time from the end of the pass before it."""
-        row = self._row
-        row["end_ns"] = now
-        if self.phase == 0:
-            row["ttft_ns"] = now - row["start_ns"]
-            return
-        row["decode_ns"] += now - began
-        row["decode_passes"] += 1
+    def charge_to(self, request: int, phase: int) -> None:
+        """Charge to this request and phase from here on: what belongs to single tokens of a pass."""
+        self.phase, self._row = phase, self._requests[request]
+
+    def end_pass(self, began: int, now: int, step_pass: Pass) -> None:
+        """The pass's time is part of the TTFT or TPOT of every request in it."""
+        for request, phase in step_pass.parts():
+            row = self._requests[request]
+            row["end_ns"] = now
+            if phase == 0:
+                row["ttft_ns"] = now - row["start_ns"]
+                continue
+            row["decode_ns"] += now - began
+            row["decode_passes"] += 1
 
     def count(self, name: str, layer: int, amount: int = 1) -> None:
         """Add to a counter."""
@@ -44,7 +49,7 @@ class Counters:
         self._row[name] += amount
 
     def here(self, layer: int) -> Callable[[str, int], None]:
-        """`count` for this layer and the pass in progress, to be called when an activity's time is known."""
+        """`count` for this layer and the pass in progress, for when an activity's time is known."""
         cells = self._cells[layer][self.phase], self._row
 
         def add(name: str, amount: int) -> None:
@@ -67,7 +72,9 @@ class Counters:
     def per_layer(self) -> list[Row]:
         """A row per layer and phase, phases without any step left out."""
         return [
-            {"layer": layer, "phase": PHASES[phase], **cell, "lifetime": self._lifetimes[layer][phase]}
+            {"layer": layer, "phase": PHASES[phase]}
+            | reported(cell.values(), "layer")
+            | {"lifetime": self._lifetimes[layer][phase]}
             for layer, cells in enumerate(self._cells)
             for phase, cell in enumerate(cells)
             if any(cell.values())
@@ -75,7 +82,12 @@ class Counters:
 
     def per_request(self) -> list[Row]:
         """A row per request in run order."""
-        return list(self._requests.values())
+        left_out = {name for name, counter in COUNTERS.items() if "request" not in counter.per}
+        return [{name: it for name, it in row.items() if name not in left_out} for row in self._requests.values()]
+
+
+def _times(now: int) -> Row:
+    return {"start_ns": now, "ttft_ns": None, "decode_ns": 0, "decode_passes": 0, "end_ns": now, "tokens": 0}
 
 
 def _zeros() -> Row:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from policies.contract import Step
-from simulator.source import Gate
+from simulator.source import Gate, Pass
 from traces.demand import Union
 
 
@@ -56,6 +56,7 @@ ABSENT_YET_RUN = (Served.FETCH, Served.CPU)
 class Demanded:
     """A step after its gate."""
 
+    step_pass: Pass
     gate: Gate
     union: Union
     step: Step

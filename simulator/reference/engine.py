@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from policies.contract import RESIDENT
-from simulator.config import parse_reset
+from policies.contract import RESIDENT, PolicyError
+from simulator.config import KINDS, parse_reset
 from simulator.foreknown import known_of
+from simulator.origin import FUTURE
 from simulator.reference.bound import Hands, Tables
 from simulator.reference.cache import Cache
 from simulator.reference.compute import Compute, Process
@@ -19,7 +20,7 @@ from simulator.reference.machine import Machine, simulated
 from simulator.reference.placement import Placement, Unobserved
 from simulator.reference.transfers import Transfer
 from simulator.setting import EndState, Ran, Setting
-from simulator.source import Gates, Pass, Source
+from simulator.source import Gates, InOrder, Pass, Scheduler, Source
 
 
 def run(source: Source, setting: Setting, machine: Machine | None = None, placement: Placement | None = None) -> Ran:
@@ -27,17 +28,39 @@ def run(source: Source, setting: Setting, machine: Machine | None = None, placem
 
     `placement` is told where copies lie. Raises PolicyError, and what an activity of the machine failed with.
     """
-    return _finished(Engine(source, setting, machine, placement), source).close()
+    return run_scheduled(source, setting, InOrder(source), machine, placement)
+
+
+def run_scheduled(
+    gates: Gates,
+    setting: Setting,
+    scheduler: Scheduler,
+    machine: Machine | None = None,
+    placement: Placement | None = None,
+) -> Ran:
+    """`run` with passes that are decided one at a time. Raises PolicyError for a policy that needs the future."""
+    _check_future(gates, setting)
+    return _finished(Engine(gates, setting, machine, placement), scheduler).close()
+
+
+def _check_future(gates: Gates, setting: Setting) -> None:
+    chosen = setting.config.policy_set()
+    for kind in KINDS:
+        if not gates.first_uses() and FUTURE in getattr(chosen, kind).needs:
+            raise PolicyError(
+                f"{kind} {getattr(chosen, kind).text()} needs the future, which depends on passes to come; "
+                "choose a policy without it"
+            )
 
 
 def run_with_state(source: Source, setting: Setting) -> EndState:
     """The same, with the state at the end."""
-    engine = _finished(Engine(source, setting), source)
+    engine = _finished(Engine(source, setting), InOrder(source))
     return EndState(engine.close(), *engine.state())
 
 
-def _finished(engine: Engine, source: Source) -> Engine:
-    engine.env.process(engine.replay(source.passes()))
+def _finished(engine: Engine, scheduler: Scheduler) -> Engine:
+    engine.env.process(engine.replay(scheduler))
     engine.env.run(until=engine.finished)
     return engine
 
@@ -67,29 +90,32 @@ class Engine:
         self._link = Link(machine.link, self._cache, *shared, self._arrived)
         gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._link, *shared)
         self._compute = Compute(machine, setting, self._tables, self._cache, self._link, gates, *shared)
-        self._previous: Pass | None = None
-        self._tokens_since_reset = 0
-        self._request_began = 0  # token at which the request in progress begins
+        self._previous = set[int]()  # requests of the pass before
+        self._passes = self._tokens = self._tokens_since_reset = 0  # that have been run
+        self._began: dict[int, int] = {}  # request -> its first token
 
     def _arrived(self, transfer: Transfer) -> None:
         self._compute.arrived(transfer)
 
-    def replay(self, passes: Iterable[Pass]) -> Process:
-        """Every pass."""
+    def replay(self, scheduler: Scheduler) -> Process:
+        """Passes, until the scheduler has no rows left."""
         self.warm_up()
-        for step_pass in passes:
-            yield from self.forward(step_pass)
+        while rows := scheduler.next_rows(int(self.env.now)):
+            yield from self.forward(Pass(self._passes, rows))
         self.finished.succeed()
 
     def forward(self, step_pass: Pass) -> Process:
         """One pass, after the reset that may be due."""
-        if self._reset_due(step_pass):
+        requests = {row.request for row in step_pass.rows}
+        if self._reset_due(requests):
             self._reset()
-        if self._previous is None or step_pass.request != self._previous.request:
-            self._request_began = step_pass.start
-        self._previous = step_pass
+        for row in step_pass.rows:
+            self._began.setdefault(row.request, row.token)
+        yield from self._compute.run(step_pass, self._tokens, step_pass.start - self._began[step_pass.request])
+        self._previous = requests
+        self._passes += 1
+        self._tokens += step_pass.tokens
         self._tokens_since_reset += step_pass.tokens
-        yield from self._compute.run(step_pass, step_pass.start - self._request_began)
 
     def warm_up(self) -> None:
         """What is resident before the first pass."""
@@ -97,11 +123,12 @@ class Engine:
         for layer, expert in self._config.warm:
             self._cache.warm((layer * geometry.experts + expert) * self._shape.precisions)
 
-    def _reset_due(self, step_pass: Pass) -> bool:
-        every, previous = parse_reset(self._config.reset), self._previous
-        if previous is None or every == 0:
+    def _reset_due(self, requests: set[int]) -> bool:
+        """`request`: before a pass that has no request in common with the pass before."""
+        every = parse_reset(self._config.reset)
+        if self._passes == 0 or every == 0:
             return False
-        return step_pass.request != previous.request if every < 0 else self._tokens_since_reset >= every
+        return not requests & self._previous if every < 0 else self._tokens_since_reset >= every
 
     def _reset(self) -> None:
         """Residency, policy state, history and queue are cleared; what is in flight is abandoned."""

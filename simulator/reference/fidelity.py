@@ -11,31 +11,38 @@ from simulator.source import Gate, Gates, Mixture, Pass
 
 
 def count_fidelity(counters: Counters, source: Gates, step_pass: Pass, layer: int, mixture: Mixture) -> None:
-    """Kept, substituted and dropped assignments and mass, rank displacement, total variation: summed over tokens."""
+    """Kept, substituted and dropped assignments and mass, rank displacement, total variation: summed over tokens.
+
+    Each token's are charged to its own request and phase.
+    """
     gate, run = mixture.gate, mixture.run
-    if list(map(list, gate.ids)) == run:
-        routed = sum(e != NONE for row in gate.ids for e in row)
-        mass = _own_mass(gate)
-        for name, amount in (("assignments_kept", routed), ("mass", mass), ("mass_kept", mass)):
-            counters.count(name, layer, amount)
-        _count_low(counters, layer, mixture)
-        return
+    same = list(map(list, gate.ids)) == run
     tokens = list(zip(gate.ids, mixture.routed, run, strict=True))
-    anew = source.weigh(step_pass, layer, run) if any(reweighed(*token) for token in tokens) else ()
-    for t, (own, routed, ran) in enumerate(tokens):
-        _count_token(counters, layer, gate, t, own, ran, anew[t] if reweighed(own, routed, ran) else ())
-    _count_low(counters, layer, mixture)
+    anew = [] if same else [reweighed(*token) for token in tokens]
+    weighed = source.weigh(step_pass, layer, run) if any(anew) else ()
+    for part, places in step_pass.parts().items():
+        counters.charge_to(*part)
+        if same:
+            _count_kept(counters, layer, gate, places)
+        else:
+            for t in places:
+                _count_token(counters, layer, gate, t, run[t], weighed[t] if anew[t] else ())
+        _count_low(counters, layer, mixture, places)
+    counters.charge_to(*step_pass.leader)
 
 
-def _own_mass(gate: Gate) -> int:
-    """Of the experts that the router chose; a foreign trace may weigh what it did not route."""
-    rows = zip(gate.ids, gate.mass, strict=True) if gate.mass else ()
-    return sum(mass for ids, weights in rows for e, mass in zip(ids, weights, strict=True) if e != NONE)
+def _count_kept(counters: Counters, layer: int, gate: Gate, places: Sequence[int]) -> None:
+    """Of tokens that run what the router chose; a foreign trace may weigh what it did not route."""
+    counters.count("assignments_kept", layer, sum(e != NONE for t in places for e in gate.ids[t]))
+    weighed = places if gate.mass else ()
+    pairs = (pair for t in weighed for pair in zip(gate.ids[t], gate.mass[t], strict=True))
+    mass = sum(mass for e, mass in pairs if e != NONE)
+    counters.count("mass", layer, mass)
+    counters.count("mass_kept", layer, mass)
 
 
-def _count_token(
-    counters: Counters, layer: int, gate: Gate, t: int, own: Sequence[int], run: Sequence[int], anew: Sequence[int]
-) -> None:
+def _count_token(counters: Counters, layer: int, gate: Gate, t: int, run: Sequence[int], anew: Sequence[int]) -> None:
+    own = gate.ids[t]
     kept = [j for j, e in enumerate(own) if e != NONE and e in run]
     counters.count("assignments_kept", layer, len(kept))
     counters.count("rank_displacement", layer, _displacement(gate, t, own, run))
@@ -60,13 +67,14 @@ def _count_lost(
         counters.count(name, layer, sum(before[own[j]] for j in slots))
 
 
-def _count_low(counters: Counters, layer: int, mixture: Mixture) -> None:
+def _count_low(counters: Counters, layer: int, mixture: Mixture, places: Sequence[int]) -> None:
     """Mass of the router's own choice that ran below the highest precision."""
     low = {e for e, tier in mixture.tiers.items() if tier > 0}
-    if not low:
+    if not low or not mixture.gate.mass:
         return
-    for own, masses, run in zip(mixture.gate.ids, mixture.gate.mass, mixture.run, strict=False):
-        kept = sum(mass for e, mass in zip(own, masses, strict=True) if e in low and e in run)
+    for t in places:
+        pairs = zip(mixture.gate.ids[t], mixture.gate.mass[t], strict=True)
+        kept = sum(mass for e, mass in pairs if e in low and e in mixture.run[t])
         counters.count("mass_low_precision", layer, kept)
 
 

@@ -55,7 +55,7 @@ class Gatekeeper:
             tokens=union.tokens,
             weight=weight,
         )
-        demanded = Demanded(gate, union, step, [list(row) for row in ids], [])
+        demanded = Demanded(step_pass, gate, union, step, [list(row) for row in ids], [])
         self._count_demand(demanded, layer)
         self._hooks.on_gate(step)
         self._cache.gated()
@@ -83,7 +83,10 @@ class Gatekeeper:
     def _count_demand(self, demanded: Demanded, layer: int) -> None:
         union, step = demanded.union, demanded.step
         self._counters.count("accesses", layer, len(step.expert))
-        self._counters.count("assignments", layer, sum(e != NONE for row in demanded.gate.ids for e in row))
+        for part, rows in demanded.step_pass.parts().items():
+            self._counters.charge_to(*part)
+            self._counters.count("assignments", layer, sum(e != NONE for t in rows for e in demanded.gate.ids[t]))
+        self._counters.charge_to(*demanded.step_pass.leader)
         for x, mass in zip(step.expert, union.mass_sum, strict=True):
             self._cache.learn(x, needed=1, mass_ever=self._tables.experts[x]["mass_ever"] + mass)
         predicted = Counter(self._predicted.pop(layer, ()))
@@ -169,7 +172,7 @@ class Gatekeeper:
             row[row.index(e)] = other
             substitute = access.x - e + other
             access.substitutes[substitute] = access.substitutes.get(substitute, 0) + 1
-            self._count("substituted", access.x)
+            self._count_for(demanded.step_pass, t, "substituted", access.x)
         access.tokens, access.y = still_needed, access.x * self._precisions
         if not still_needed:
             access.served = Served.REPLACED
@@ -261,6 +264,13 @@ class Gatekeeper:
         elif self._cache.find(x, precision, IN_FLIGHT) == NONE and self._cache.find(x, precision, QUEUED) == NONE:
             now = self._tables.now
             self._link.prefetch(Transfer(y, layer, prefetch=True, target_step=now["step"] + layer - now["layer"]))
+
+    def _count_for(self, step_pass: Pass, t: int, name: str, x: int) -> None:
+        """One, for the request of row t."""
+        row = step_pass.rows[t]
+        self._counters.charge_to(row.request, row.phase)
+        self._count(name, x)
+        self._counters.charge_to(*step_pass.leader)
 
     def _count(self, name: str, x: int, amount: int = 1) -> None:
         self._counters.count(name, self._tables.experts[x]["layer"], amount)

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 from matplotlib.axes import Axes
 
-from analysis.curves import load
 from analysis.figures import draw, draw_curves
+from results.curves import load
 from results.errors import ResultError
 from simulator.curves.curve import curve
 from simulator.curves.rows import write_curve

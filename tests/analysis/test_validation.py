@@ -19,9 +19,12 @@ from analysis.divergence import Divergence, first_choice, first_divergence
 from analysis.figures import VALIDATION_FIGURES, draw, draw_all
 from analysis.figures.sheet import styled
 from analysis.validation import Comparison, Measure, Runs, Tolerances, compare
-from analysis.validation_rows import FILE, document, lines, load, measure_rows, quality_rows, to_frame
+from analysis.validation_rows import document, lines, measure_rows, quality_rows, to_frame
+from results.counters import COUNTERS
 from results.errors import ResultError
-from results.result import COUNTERS, Event, Result, Row
+from results.result import Event, Result, Row
+from results.settings import setting_kinds
+from results.validation import FILE, load
 from results.write import write_frame
 from simulator.config import configure
 from simulator.replay import replay
@@ -62,7 +65,7 @@ def result(
     about = {"label": label, "policies": LRU.spelled_out()}
     layer = {"layer": 0, "phase": "decode", "lifetime": []} | NO_COUNT | counts
     rows = [{"request": at} | NO_TIME | NO_COUNT | row for at, row in enumerate(requests)]
-    return Result(config, NO_COUNT | {"time_ns": 0} | counts, [layer], rows, about, list(events))
+    return Result(config, setting_kinds(), NO_COUNT | {"time_ns": 0} | counts, [layer], rows, about, list(events))
 
 
 def apart(trace: Trace, ours: list[Event], theirs: list[Event]) -> Divergence:

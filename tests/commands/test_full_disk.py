@@ -17,8 +17,7 @@ import pytest
 from analysis.figures import draw, save
 from results.errors import ResultError
 from results.parts import Part
-from results.replay_part import write_part
-from results.write import to_frame, write_events, write_frame
+from results.write import to_frame, write_events, write_frame, write_part
 from simulator.config import configure
 from simulator.curves.curve import curve
 from simulator.curves.rows import write_curve

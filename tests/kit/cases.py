@@ -91,7 +91,7 @@ class ListSource:
     def passes(self) -> Iterator[Pass]:
         start = 0
         for index, (request, phase, rows) in enumerate(self._plan):
-            yield Pass(index, request, phase, len(rows), start)
+            yield Pass.of_slice(index, request, phase, len(rows), start)
             start += len(rows)
 
     def gate(self, step: Pass, layer: int) -> Gate:

@@ -12,7 +12,7 @@ from simulator.config import configure
 from tests.kit.tiny_models import shared_model
 from tracegen.checkpoint import Loaded
 from tracegen.live.run import Ask, Live, proven, run
-from tracegen.modules import Anatomy
+from tracegen.modules import MoeModules
 
 DTYPES = (torch.float32, torch.bfloat16)
 VOCABULARY = 96  #: of every tiny config
@@ -37,10 +37,10 @@ ASKS = (Ask(tokens(14, 1), 6), Ask(tokens(5, 2), 0), Ask(tokens(7, 3), 7))
 def live(family: str, asks: Sequence[Ask] = ASKS, quality: bool = False, **settings: Any) -> Live:
     """A live run with its event log."""
     config = configure(**{"capacity": "30%", **settings})
-    return run(loaded(family), asks, config, anatomy=anatomy(family), quality=quality, log=True)
+    return run(loaded(family), asks, config, modules=modules(family), quality=quality, log=True)
 
 
 @cache
-def anatomy(family: str, dtype: torch.dtype = torch.float32) -> Anatomy:
+def modules(family: str, dtype: torch.dtype = torch.float32) -> MoeModules:
     """Dissected and checked once."""
     return proven(loaded(family, dtype))

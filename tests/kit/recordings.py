@@ -1,7 +1,7 @@
 """Recordings of other people: where they are looked for, and what is left unchecked where they are not.
 
 They are public, but not ours to pass on. A test that replays one says so by `needs_recording`; without it the test is
-skipped, and the summary at the end names the statements of README.md that nobody has checked in this run.
+skipped, and the summary at the end names the statements of docs/evidence.md that nobody has checked in this run.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ SOURCES = {
     "olmoe-counts": "github.com/allenai/OLMoE, Apache-2.0",
 }
 
-#: What rests on recordings, in the words of README.md.
+#: What rests on recordings, in the words of docs/evidence.md.
 CLAIMS = {
     "libcachesim": "LRU, FIFO, LFU, ARC and Belady equal libCacheSim access by access on routing of gpt-oss-20b and "
     "Qwen3-30B-A3B",
-    "scripts": "hits of LRU and Belady on both are those that two independent scripts count",
+    "scripts": "The hits of LRU and Belady on both are those that two independent scripts count",
     "phone": "The hit/miss column that a phone recorded while running Gemma-4-26B-A4B is reproduced",
-    "curves": "hit rate at every capacity, in one pass: LRU and Belady",
-    "import": "or take another tool's recording",
-    "inspect": "is it sound, and what is in it?",
-    "geometry": "`moereplay platforms` and `moereplay models` list machines and geometries with their sources",
+    "curves": "`moereplay curve` counts the misses of LRU and Belady at every capacity",
+    "import": "`moereplay import` reads the recordings of other tools as published",
+    "inspect": "`moereplay inspect` finds no fault in real routing",
+    "geometry": "the expert bytes of `moereplay models` are those of a phone's trace",
 }
 UNCHECKED = "unchecked"  #: the property of a test that was skipped: its claim
 
@@ -58,7 +58,7 @@ def summary(skipped: Sequence[pytest.TestReport]) -> Iterator[str]:
     claims = [value for report in skipped for name, value in report.user_properties if name == UNCHECKED]
     if claims:
         yield f"{len(claims)} skipped tests need other people's recordings, which {FOLDER} lacks (see CONTRIBUTING.md)."
-        yield "Of README.md they leave unchecked:"
+        yield "Of docs/evidence.md they leave unchecked:"
         yield from (f"  {claims.count(name):3} tests: {text}" for name, text in CLAIMS.items() if name in claims)
     if others := len(skipped) - len(claims):
         yield f"{others} tests were skipped for other reasons; -rs prints them."

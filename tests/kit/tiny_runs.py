@@ -8,9 +8,10 @@ from pathlib import Path
 
 import polars as pl
 
-from results.replay_part import write_part
-from results.result import COUNTERS, Result, Row
-from results.write import to_frame
+from results.counters import COUNTERS
+from results.result import Result, Row
+from results.settings import setting_kinds
+from results.write import to_frame, write_part
 from simulator.bounds import Counted
 from simulator.config import KINDS, configure
 from sweeps.grid import run_grid
@@ -60,6 +61,7 @@ def by_hand(
     policies = {kind: chosen.spelled_out()[kind] for kind in KINDS}
     result = Result(
         config=chosen.model_dump(mode="json"),
+        kinds=setting_kinds(),
         totals=NO_COUNT | {"time_ns": 0, "lifetime": []} | totals,
         per_layer=[{"phase": "decode", "lifetime": []} | NO_COUNT | row for row in layers],
         per_request=[{"request": number} | NO_TIME | NO_COUNT | row for number, row in enumerate(requests)],

@@ -321,3 +321,46 @@ def test_a_grid_that_could_not_be_written_is_not_replayed(tmp_path: Path, comman
     for option, path in (("--out", tmp_path / "file"), ("--events", inside), ("--events", tmp_path)):
         code, out, said = command("replay", tmp_path / "no-trace.zarr", option, path)
         assert (code, out) == (2, "") and f"cannot write {path}" in said
+
+
+# -- words of the field ------------------------------------------------------------------------------------------------
+
+#: Private words that are gone, with what stands in their place.
+GONE = {
+    r"anatom(y|ies)|dissect\w*": "module discovery",
+    r"twins": "baseline run",
+    r"doctor": "validator",
+    r"rehears\w*": "dry run",
+    r"one's own|of one's": "user policies",
+    r"story": "process",
+    r"minds": "dependencies",
+    r"books": "counters",
+    r"who leaves": "victim selection",
+    r"worlds?": "simulation state",
+    r"(short|long|longer) way": "fast path, general path",
+    r"foreknown": "oracle information",
+    r"told straight": "computed without an event loop",
+}
+#: Not in documents; code and file names may hold them.
+IN_DOCUMENTS = GONE | {r"(?<![.\w])stamps?": "logical timestamp", r"(re)?unite[sd]?": "union"}
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+
+def rooms_without_engines() -> list[Path]:
+    rooms = ("analysis", "commands", "moereplay", "results", "sweeps", "tracegen", "traces")
+    return [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+
+
+def private_words(path: Path, words: dict[str, str]) -> list[str]:
+    lines = path.read_text().splitlines()
+    return [
+        f"{path.name}: {line.strip()}" for line in lines for word in words if re.search(rf"\b({word})\b", line, re.I)
+    ]
+
+
+def test_documents_use_the_words_of_the_field() -> None:
+    assert [found for path in DOCUMENTS for found in private_words(path, IN_DOCUMENTS)] == []
+
+
+def test_so_does_code_outside_of_the_engines() -> None:
+    assert [found for path in rooms_without_engines() for found in private_words(path, GONE)] == []

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from analysis.metrics import FORMULAS, RANKED, RATIOS, measured, ranking, with_ratios
-from results import write as rows
+from results.digest import row_digest
 from results.errors import ResultError
-from results.read import NEEDED, ROWS_VERSION, fields, layers, load, only, requests, runs
-from results.result import row_digest
+from results.read import NEEDED, fields, layers, load, only, requests, runs
+from results.result import Row
+from results.schema import BOUNDS, rows_schema
+from results.settings import setting_kinds
+from results.write import write_frame
+from simulator.config import KINDS
 from tests.kit.tiny_runs import by_hand, frame_of, replayed, small_trace, written_to
 
 
@@ -30,6 +35,14 @@ def refusal(folder: Path) -> str:
     with pytest.raises(ResultError) as caught:
         load(folder)
     return str(caught.value)
+
+
+def rewritten(part: Path, change: Callable[[Row], None]) -> None:
+    """A part as another version could have written it, under its right digest."""
+    (row,) = pl.read_parquet(part).drop("digest").to_dicts()
+    change(row)
+    frame = pl.DataFrame([row], schema_overrides={"bounds": pl.Struct(BOUNDS)})
+    write_frame(frame.with_columns(pl.lit(row_digest(frame.row(0, named=True))).alias("digest")), part)
 
 
 def value(table: pl.DataFrame, name: str) -> object:
@@ -88,35 +101,53 @@ def test_a_newer_part_asks_for_an_upgrade(folder: Path) -> None:
     assert refusal(folder) == f"{part} has rows_version 2, newer than 1; upgrade moereplay to read it"
 
 
-def test_parts_of_two_layouts_are_not_mixed(folder: Path) -> None:
+def test_a_part_with_a_column_of_another_type_is_named(folder: Path) -> None:
     part = sorted(folder.iterdir())[1]
-    pl.read_parquet(part).with_columns(more=pl.lit(1)).write_parquet(part)
-    assert f"{part} has other columns than " in refusal(folder)
+    rewritten(part, lambda row: row["totals"].update(hits="many"))
+    assert refusal(folder) == (
+        f"{part} has other columns than it should: totals.hits holds String, not Int64; keep versions apart"
+    )
 
 
 def test_parts_of_before_a_counter_was_added_have_null_for_it(folder: Path) -> None:
-    """A field that later versions have is not missed; nor does it keep old and new parts apart."""
+    """Nor does it keep old and new parts apart, whatever the counter."""
     old = sorted(folder.iterdir())[0]
-    older = load(folder)[:1].drop("digest")
-    for column in ("totals", "per_layer", "per_request"):
-        rows = older[column].to_list()
-        for row in rows if column == "totals" else rows[0]:
-            del row["predictable"]
-        older = older.with_columns(pl.Series(column, rows))
-    digest = [row_digest(row) for row in older.iter_rows(named=True)]
-    older.with_columns(pl.Series("digest", digest)).write_parquet(old)
+
+    def forget(row: Row) -> None:
+        for counted in (row["totals"], *row["per_layer"], *row["per_request"]):
+            del counted["predictable"], counted["variation"]
+
+    rewritten(old, forget)
     loaded = load(folder)
     for tidy in (runs(loaded), layers(loaded), requests(loaded)):
         first = tidy["identity"] == tidy["identity"][0]
-        assert tidy.filter(first)["predictable"].null_count() == first.sum()
-        assert tidy.filter(~first)["predictable"].null_count() == 0
+        for counter in ("predictable", "variation"):
+            assert tidy.filter(first)[counter].null_count() == first.sum()
+            assert tidy.filter(~first)[counter].null_count() == 0
     assert measured(loaded)["hit_rate"].null_count() == 0
 
 
+def test_what_a_newer_version_counts_and_sets_is_passed_on(folder: Path) -> None:
+    new = sorted(folder.iterdir())[0]
+
+    def add(row: Row) -> None:
+        row["config"]["colour"] = "blue"
+        for counted in (row["totals"], *row["per_layer"], *row["per_request"]):
+            counted["spilled"] = 7
+
+    rewritten(new, add)
+    loaded = load(folder)
+    assert runs(loaded).select("colour", "spilled").rows() == [("blue", 7), (None, None)]
+    assert layers(loaded)["spilled"].null_count() == len(loaded["per_layer"][1])
+    assert set(requests(loaded)["spilled"]) == {7, None}
+    assert len(only(loaded, colour="blue")) == 1
+    assert "colour" in fields(loaded)
+
+
 def test_the_layout_that_is_read_is_the_layout_that_is_written() -> None:
-    assert ROWS_VERSION == rows.ROWS_VERSION
+    schema = rows_schema(setting_kinds(), KINDS)
     for column, names in NEEDED.items():
-        dtype = rows.SCHEMA[column]
+        dtype = schema[column]
         inner = dtype.inner if isinstance(dtype, pl.List) else dtype
         assert isinstance(inner, pl.Struct) and set(names) <= {field.name for field in inner.fields}
 

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis import curves
-from results import parts
+from results import curves, parts
 from results import read as results
 from results import read_sweep as sweeps
+from results.digest import FILE_DIGEST
 from results.errors import ResultError
 from results.parts import PROVENANCE, stored
-from results.replay_part import write_part
-from results.result import FILE_DIGEST
+from results.write import write_part
 from simulator.config import configure
 from simulator.curves.curve import curve
 from simulator.curves.rows import write_curve

@@ -14,9 +14,21 @@ from pathlib import Path
 import pytest
 
 from results import read, read_sweep
+from results.counters import COUNT, COUNTERS, Counter
+from results.schema import table_schemas
+from results.settings import setting_kinds
+from results.write import write_part
+from simulator.config import KINDS, configure
+from simulator.replay import replay
+from sweeps import tables
+from sweeps.batches import Batch, compute
+from sweeps.folder_store import Folder
+from sweeps.run import planned
 from tests.kit.command import moereplay_here as moereplay
+from traces.store import open_trace
 
 BEFORE = Path(__file__).resolve().parents[1] / "samples" / "before"
+SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"
 
 
 @pytest.fixture
@@ -69,3 +81,42 @@ def test_curves_are_still_drawn(before, tmp_path):
     ended = moereplay("plot", before / "curves", "--out", tmp_path / "figures")
     assert ended.returncode == 0, ended.stderr
     assert list((tmp_path / "figures").glob("*.png"))
+
+
+@pytest.fixture
+def one_counter_more(monkeypatch) -> pytest.MonkeyPatch:
+    """As in a later version; `undo` goes back to this one."""
+    monkeypatch.setitem(COUNTERS, "spilled", Counter("spilled", COUNT, "made up by this test"))
+    monkeypatch.setattr(tables, "TABLES", table_schemas(setting_kinds(), KINDS))
+    return monkeypatch
+
+
+def test_replays_of_before_and_after_a_counter_was_added_go_together(before, one_counter_more, tmp_path):
+    replays = before / "replays"
+    later = replay(open_trace(SAMPLE), configure(capacity="25%", eviction="fifo"), engine="reference")
+    write_part(replays, later, None)
+    knowing = read.runs(read.load(replays)).sort("eviction")
+    assert knowing.select("eviction", "spilled").rows() == [("fifo", 0), ("lru", None)]
+    one_counter_more.undo()
+    assert read.runs(read.load(replays)).sort("eviction").equals(knowing)
+    assert read.layers(read.load(replays))["spilled"].null_count() > 0
+    assert moereplay("plot", replays, "--out", tmp_path / "figures").returncode == 0
+
+
+def test_parts_of_a_sweep_of_before_and_after_a_counter_was_added_go_together(before, one_counter_more, tmp_path):
+    file, stored = before / "experiment.toml", before / "sweep"
+    file.write_text(file.read_text().replace('"least_stale"', '"least_stale", "fifo"'))
+    fifo = tuple(job for job in planned(file).jobs if job.kind == "configuration" and job.config.eviction == "fifo")
+    Folder(stored).store(compute(Batch(0, fifo, "reference", True)).part, {"sweep_version": 1})
+    expected = [("fifo", 0), ("least_stale", None), ("lru", None)]
+    knowing = read.runs(read_sweep.load(stored)).sort("eviction")
+    assert knowing.select("eviction", "spilled").rows() == expected
+    one_counter_more.undo()
+    assert moereplay("sweep", "merge", stored, "--out", tmp_path / "merged").returncode == 0
+    for folder in (stored, tmp_path / "merged"):
+        assert read.runs(read_sweep.load(folder)).sort("eviction").equals(knowing)
+        shown = moereplay("sweep", "show", folder, "--json")
+        assert (shown.returncode, len(shown.stdout.splitlines())) == (0, 3), shown.stderr
+        assert moereplay("plot", folder, "--out", tmp_path / "figures").returncode == 0
+    again = moereplay("sweep", "run", file, "--out", stored)
+    assert "4 already stored" in again.stderr

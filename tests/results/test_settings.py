@@ -12,8 +12,9 @@ import typer
 import policies
 from moereplay.command import app
 from results import settings
-from results.columns import CONFIG, with_config, with_settings
-from results.settings import EXPERTS, KINDS, LISTED, NAMES, OF_CURVES, SETTINGS, TEXT, WHOLE
+from results.columns import with_config, with_settings
+from results.schema import rows_schema
+from results.settings import EXPERTS, KINDS, LISTED, NAMES, OF_CURVES, SETTINGS, TEXT, WHOLE, setting_kinds
 from simulator.config import ReplayConfig, configure
 from simulator.origin import Origin
 from tests.kit.cases import sizes
@@ -114,7 +115,8 @@ def test_an_added_setting_is_part_of_an_identity_only_where_it_is_not_at_its_def
 @pytest.mark.usefixtures("younger")
 def test_an_added_setting_has_its_default_in_results_that_lack_it():
     config = {**configure(eviction="fifo").model_dump(mode="json")}
-    whole = pl.DataFrame({"identity": ["a"], "config": [config]}, schema={"identity": pl.String, "config": CONFIG})
+    schema = {"identity": pl.String, "config": rows_schema(setting_kinds())["config"]}
+    whole = pl.DataFrame({"identity": ["a"], "config": [config]}, schema=schema)
     fewer = whole["config"].struct.unnest().drop("lookahead", "warm")
     lacking = whole.with_columns(fewer.to_struct("config"))
     assert with_config(lacking).equals(whole)

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.contract import PolicyError
-from results.result import Result, row_digest
+from results.digest import row_digest
+from results.result import Result
 from simulator.config import configure
 from simulator.curves.curve import Curve, curve
 from simulator.curves.rows import to_row, write_curve

@@ -78,8 +78,8 @@ def test_lost_mass_is_shared_between_stand_ins_and_drops(
 ) -> None:
     """The router's own: 5, 2 and 1 eighths for experts 0, 1 and 2."""
     own, weights = [[0, 1, 2]], [[5 * UNIT // 8, 2 * UNIT // 8, UNIT // 8]]
-    counters, here = Counters(1), Pass(0, 0, 1, 1, 0)
-    counters.begin_pass(0, 0, 1, 1)
+    counters, here = Counters(1), Pass.of_slice(0, 0, 1, 1, 0)
+    counters.begin_pass(0, here)
     gate = Gate(own, unite(own, weights), weights)
     count_fidelity(counters, NoSource(), here, 0, Mixture(gate, [routed], [run], {}))  # pyright: ignore
     totals = counters.totals(0)
@@ -104,7 +104,7 @@ def test_a_token_that_keeps_its_experts_keeps_their_recorded_weights() -> None:
     gate = Gate([[0, 1], [1, 2], [2, 0]], unite([[0]], [[1]]), [[5, 3], [4, 2], [7, 1]])
     routed, run = [[1, 0], [1, 2], [2, 3]], [[1, 0], [1, -1], [2, 3]]
     given: Any = Tenths()
-    assert weights_of(given, Pass(0, 0, 1, 3, 0), 0, gate, routed, run) == [[3, 5], [4, 0], [20, 30]]
+    assert weights_of(given, Pass.of_slice(0, 0, 1, 3, 0), 0, gate, routed, run) == [[3, 5], [4, 0], [20, 30]]
 
 
 def test_what_a_routing_policy_drops_was_still_chosen() -> None:

@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from policies.grammar import parse
-from results.result import COUNTERS, Event, Row
+from results.counters import COUNTERS
+from results.result import Event, Row
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.worlds import DECLINING, EVICTIONS, PREFETCHES, World, worlds
 

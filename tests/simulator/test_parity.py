@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulator.compiled import engine
-from simulator.compiled.clock import kernel
-from simulator.compiled.plain.kernel import plain
+from simulator.compiled.fast_path import fast_path
+from simulator.compiled.kernel import kernel
 from tests.kit.parity import (
     EVERY_EVICTION,
     EVERY_MISS,
@@ -68,7 +68,7 @@ def test_the_short_way_through_plain_worlds_leads_to_the_same(
         world.settings["routing"] = data.draw(st.sampled_from(PLAIN_ROUTING))
     with kernels_noted() as used:
         compiled = seen(world, "compiled")
-    assert used == [kernel, plain]
+    assert used == [kernel, fast_path]
     assert compiled == seen(world, "reference")
 
 

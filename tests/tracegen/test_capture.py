@@ -30,35 +30,35 @@ from tracegen import agreement, families, routing
 from tracegen.capture import Capture, Reading, by_rank, watching
 from tracegen.errors import RecordError
 from tracegen.families.contract import small
-from tracegen.modules import Anatomy, dissect
+from tracegen.modules import MoeModules, discover
 from tracegen.selfcheck import check
 from traces import routers
 from traces.schema import Router
 
 
 @pytest.fixture
-def anatomy() -> Anatomy:
-    return dissect(tiny_model("olmoe"))
+def modules() -> MoeModules:
+    return discover(tiny_model("olmoe"))
 
 
-def run(anatomy: Anatomy, count: int, seed: int = 1) -> Tensor:
+def run(modules: MoeModules, count: int, seed: int = 1) -> Tensor:
     with torch.inference_mode():
-        return anatomy.model(some_ids(count, seed)).logits
+        return modules.model(some_ids(count, seed)).logits
 
 
-def hooks_of(anatomy: Anatomy) -> int:
-    return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in anatomy.model.modules())
+def hooks_of(modules: MoeModules) -> int:
+    return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules.model.modules())
 
 
 # What is kept
 
 
-def test_take_joins_the_passes_since_the_last_take(anatomy: Anatomy) -> None:
-    with Capture(anatomy, 1) as capture:
-        run(anatomy, 5, seed=1)
-        run(anatomy, 3, seed=2)
+def test_take_joins_the_passes_since_the_last_take(modules: MoeModules) -> None:
+    with Capture(modules, 1) as capture:
+        run(modules, 5, seed=1)
+        run(modules, 3, seed=2)
         both = capture.take()
-        run(anatomy, 3, seed=2)
+        run(modules, 3, seed=2)
         again = capture.take()
     assert both.chosen.shape == (8, 3, 4) and both.chosen.dtype == np.int16
     assert both.logits.shape == both.lookahead[0].shape == (8, 3, 16) and both.logits.dtype == np.float32
@@ -66,40 +66,40 @@ def test_take_joins_the_passes_since_the_last_take(anatomy: Anatomy) -> None:
         assert (joined[5:] == alone).all()
 
 
-def test_take_without_a_whole_pass_is_refused(anatomy: Anatomy) -> None:
-    with Capture(anatomy) as capture:
+def test_take_without_a_whole_pass_is_refused(modules: MoeModules) -> None:
+    with Capture(modules) as capture:
         with pytest.raises(RecordError, match=r"OlmoeForCausalLM: gates saw \[0\] tokens"):
             capture.take()
-        anatomy.sites[0].gate(torch.zeros(2, 32))
+        modules.sites[0].gate(torch.zeros(2, 32))
         with pytest.raises(RecordError, match=r"gates saw \[0, 2\] tokens"):
             capture.take()
 
 
-def test_nothing_stays_hooked_even_after_a_failure(anatomy: Anatomy) -> None:
-    before = hooks_of(anatomy)
-    with pytest.raises(RecordError), Capture(anatomy, 2), torch.inference_mode():
-        assert hooks_of(anatomy) == before + 2 * 3
-        anatomy.model(some_ids(4).repeat(2, 1))
-    assert hooks_of(anatomy) == before
+def test_nothing_stays_hooked_even_after_a_failure(modules: MoeModules) -> None:
+    before = hooks_of(modules)
+    with pytest.raises(RecordError), Capture(modules, 2), torch.inference_mode():
+        assert hooks_of(modules) == before + 2 * 3
+        modules.model(some_ids(4).repeat(2, 1))
+    assert hooks_of(modules) == before
 
 
-def test_a_look_ahead_deeper_than_the_model_is_zeros(anatomy: Anatomy) -> None:
-    with Capture(anatomy, 5) as capture:
-        run(anatomy, 4)
+def test_a_look_ahead_deeper_than_the_model_is_zeros(modules: MoeModules) -> None:
+    with Capture(modules, 5) as capture:
+        run(modules, 4)
     rows = capture.take()
     assert [bool(ahead.any()) for ahead in rows.lookahead] == [True, True, False, False, False]
 
 
-def test_what_is_kept_is_not_what_the_model_goes_on_with(anatomy: Anatomy) -> None:
+def test_what_is_kept_is_not_what_the_model_goes_on_with(modules: MoeModules) -> None:
     """A model may go on with its gate's tensors in place."""
 
     def spoil(gate: nn.Module, args: Any, output: tuple[Tensor, ...]) -> None:
         for part in output:
             part.zero_()
 
-    with Capture(anatomy) as capture:
-        late = anatomy.sites[0].gate.register_forward_hook(spoil)
-        run(anatomy, 4)
+    with Capture(modules) as capture:
+        late = modules.sites[0].gate.register_forward_hook(spoil)
+        run(modules, 4)
     late.remove()
     rows = capture.take()
     assert rows.logits[:, 0].any() and rows.weights[:, 0].any() and rows.chosen[:, 0].any()
@@ -108,34 +108,34 @@ def test_what_is_kept_is_not_what_the_model_goes_on_with(anatomy: Anatomy) -> No
 # Replacing
 
 
-def test_a_replaced_choice_is_what_the_experts_run(anatomy: Anatomy) -> None:
+def test_a_replaced_choice_is_what_the_experts_run(modules: MoeModules) -> None:
     given: list[tuple[Tensor, ...]] = []
-    anatomy.sites[1].experts.register_forward_pre_hook(lambda experts, args: given.append(args))
+    modules.sites[1].experts.register_forward_pre_hook(lambda experts, args: given.append(args))
     ids, weights = torch.tensor([[3, 2, 1, 0]] * 4), torch.full((4, 4), 0.25, dtype=torch.float64)
 
     def on_gate(site: int, reading: Reading) -> tuple[Tensor, Tensor] | None:
         return (ids.int(), weights) if site == 1 else None
 
-    plain = run(anatomy, 4)
-    with watching(anatomy, 0, on_gate):
-        replaced = run(anatomy, 4)
+    plain = run(modules, 4)
+    with watching(modules, 0, on_gate):
+        replaced = run(modules, 4)
     assert torch.equal(given[1][1], ids) and given[1][1].dtype == torch.int64
     assert torch.equal(given[1][2], weights.float()) and given[1][2].dtype == torch.float32
     assert not torch.equal(plain, replaced)
 
 
-def test_handing_the_reading_back_changes_no_bit(anatomy: Anatomy) -> None:
-    plain = run(anatomy, 6)
-    with watching(anatomy, 0, lambda site, reading: (reading.ids, reading.weights)):
-        assert torch.equal(run(anatomy, 6), plain)
+def test_handing_the_reading_back_changes_no_bit(modules: MoeModules) -> None:
+    plain = run(modules, 6)
+    with watching(modules, 0, lambda site, reading: (reading.ids, reading.weights)):
+        assert torch.equal(run(modules, 6), plain)
 
 
-def test_a_replacement_of_another_shape_is_an_error(anatomy: Anatomy) -> None:
+def test_a_replacement_of_another_shape_is_an_error(modules: MoeModules) -> None:
     with (
-        watching(anatomy, 0, lambda site, reading: (reading.ids[:, :2], reading.weights[:, :2])),
+        watching(modules, 0, lambda site, reading: (reading.ids[:, :2], reading.weights[:, :2])),
         pytest.raises(ValueError, match=r"ids \(3, 2\) and weights \(3, 2\) replace a choice of shape \(3, 4\)"),
     ):
-        run(anatomy, 3)
+        run(modules, 3)
 
 
 GRID = st.integers(-24, 24).map(lambda eighths: eighths / 8)
@@ -166,9 +166,9 @@ def test_ranks_follow_the_choice_score_and_ties_stay(logits: np.ndarray, name: s
 # Refusals
 
 
-def test_a_batch_of_two_is_refused(anatomy: Anatomy) -> None:
-    with pytest.raises(RecordError, match="OlmoeForCausalLM: a batch of 2 runs; record batches of 1"), Capture(anatomy):
-        anatomy.model(some_ids(4).repeat(2, 1))
+def test_a_batch_of_two_is_refused(modules: MoeModules) -> None:
+    with pytest.raises(RecordError, match="OlmoeForCausalLM: a batch of 2 runs; record batches of 1"), Capture(modules):
+        modules.model(some_ids(4).repeat(2, 1))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -207,7 +207,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_models_of_another_shape_are_refused(kind: str) -> None:
     config, why = REFUSED[kind]
     with pytest.raises(RecordError) as refusal:
-        dissect(random_model(config()))
+        discover(random_model(config()))
     assert why in str(refusal.value) and "\n" not in str(refusal.value)
 
 
@@ -223,40 +223,42 @@ def test_an_encoder_decoder_is_refused() -> None:
     }
     model = SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**sizes)).eval()
     with pytest.raises(RecordError, match="an encoder-decoder"):
-        dissect(model)
+        discover(model)
 
 
 def test_a_model_in_training_mode_is_refused() -> None:
     with pytest.raises(RecordError, match=r"is in training mode; call .eval\(\)"):
-        dissect(tiny_model("mixtral").train())
+        discover(tiny_model("mixtral").train())
 
 
-def test_layers_of_unequal_k_are_refused(anatomy: Anatomy) -> None:
-    setattr(anatomy.sites[1].gate, "top_k", 3)  # noqa: B010
+def test_layers_of_unequal_k_are_refused(modules: MoeModules) -> None:
+    setattr(modules.sites[1].gate, "top_k", 3)  # noqa: B010
     with pytest.raises(RecordError, match=r"layers differ in \(experts, k\): \[\(16, 3\), \(16, 4\)\]"):
-        dissect(anatomy.model)
+        discover(modules.model)
 
 
-def test_offloaded_gates_are_refused(anatomy: Anatomy) -> None:
-    anatomy.sites[2].gate.to("meta")
+def test_offloaded_gates_are_refused(modules: MoeModules) -> None:
+    modules.sites[2].gate.to("meta")
     with pytest.raises(RecordError, match=r"layer 2: OlmoeTopKRouter is offloaded"):
-        dissect(anatomy.model)
+        discover(modules.model)
 
 
 def test_packed_experts_are_refused_and_unpacked_ones_measured() -> None:
     model = tiny_model("olmoe")
     for layer in model.model.layers:
         layer.mlp.experts.register_buffer("scales", torch.ones(16, 3, dtype=torch.bfloat16))
-    sizes = dissect(model).geometry
+    sizes = discover(model).geometry
     assert set(sizes.expert_bytes) == {3 * 16 * 32 * 4 + 3 * 2}
     model.model.layers[1].mlp.experts.register_buffer("packed", torch.ones(16, 3, dtype=torch.uint8))
     with pytest.raises(RecordError, match=r"MoE layer 1: experts are packed as torch\.uint8; load the checkpoint"):
-        dissect(model)
+        discover(model)
 
 
-def tampered(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], name: str = "olmoe") -> Anatomy:
+def tampered(
+    change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], name: str = "olmoe"
+) -> MoeModules:
     """A model whose second gate gives something else."""
-    found = dissect(tiny_model(name))
+    found = discover(tiny_model(name))
     gate = found.sites[1].gate
     own = type(gate).forward
 
@@ -296,20 +298,20 @@ def test_a_gate_that_does_something_else_fails_the_self_check(how: str) -> None:
     assert why in str(refusal.value)
 
 
-def test_experts_that_run_others_than_the_gate_chose_fail_the_self_check(anatomy: Anatomy) -> None:
+def test_experts_that_run_others_than_the_gate_chose_fail_the_self_check(modules: MoeModules) -> None:
     turn = lambda experts, args: (args[0], args[1].flip(0), args[2])  # noqa: E731
-    hook = anatomy.sites[0].experts.register_forward_pre_hook(turn)
+    hook = modules.sites[0].experts.register_forward_pre_hook(turn)
     with pytest.raises(RecordError, match="layer 0: the experts run with other ids than the gate gave"):
-        check(anatomy)
+        check(modules)
     hook.remove()
-    check(anatomy)
+    check(modules)
 
 
-def test_a_gate_that_reads_more_than_its_norm_fails_the_self_check(anatomy: Anatomy) -> None:
-    site = anatomy.sites[2]
+def test_a_gate_that_reads_more_than_its_norm_fails_the_self_check(modules: MoeModules) -> None:
+    site = modules.sites[2]
     site.norm.forward = MethodType(lambda norm, state: type(norm).forward(norm, state) + 0.5, site.norm)
     with pytest.raises(RecordError, match="layer 2: OlmoeRMSNorm and gate on the residual do not give"):
-        check(anatomy)
+        check(modules)
 
 
 # Models of no known family
@@ -320,7 +322,7 @@ def test_an_unknown_family_is_inferred_from_its_config_and_proven() -> None:
     sizes = {"intermediate_size": 48, "moe_intermediate_size": 16, "head_dim": 16, "num_dense_layers": 1}
     config = AfmoeConfig(**small(**sizes, num_experts=8, num_experts_per_tok=2, route_scale=2.5))
     assert families.of(config.model_type) is None
-    found = dissect(random_model(config))
+    found = discover(random_model(config))
     assert found.geometry.router == Router(family="sigmoid_groups", renormalise=True, scale=2.5)
     assert found.geometry.shared_experts == config.num_shared_experts == 2
     assert check(found).family == "afmoe (inferred)"
@@ -329,13 +331,13 @@ def test_an_unknown_family_is_inferred_from_its_config_and_proven() -> None:
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_inference_finds_the_rule_of_a_known_family(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its file out of sight. SparseMixer's constant is no usual key, so Phi alone must be refused."""
-    known = dissect(shared_model(name, torch.float32))
+    known = discover(shared_model(name, torch.float32))
     monkeypatch.setattr(families, "of", lambda model_type: None)
     if name == "phimoe":
         with pytest.raises(RecordError, match="unknown family phimoe: its gates' weights are"):
-            dissect(known.model)
+            discover(known.model)
         return
-    found = dissect(known.model)
+    found = discover(known.model)
     check(found)
     same = weighs_alike(known.geometry.router, found.geometry.router, known.bias)
     assert found.geometry.router == known.geometry.router or same
@@ -354,7 +356,7 @@ def test_a_rule_that_cannot_be_inferred_is_refused_by_name(monkeypatch: pytest.M
     model = tampered(TAMPERED["chooses the worst"][0]).model
     monkeypatch.setattr(families, "of", lambda model_type: None)
     with pytest.raises(RecordError, match="unknown family olmoe: its gates' choice is not that of the") as refusal:
-        dissect(model)
+        discover(model)
     assert "32 of 96 rows choose otherwise; state its rule in tracegen/families/" in str(refusal.value)
 
 

@@ -14,7 +14,7 @@ from tests.kit.live_runs import DTYPES, tokens
 from tests.kit.tiny_models import FAMILIES, shared_model
 from tracegen.errors import RecordError
 from tracegen.live.experts import Orders, check_computable, check_obeyed, executing, rounded, run_expert, run_experts
-from tracegen.modules import dissect
+from tracegen.modules import discover
 
 MODELS = pytest.mark.parametrize("family", FAMILIES)
 
@@ -40,14 +40,14 @@ def test_nothing_dropped_is_bit_for_bit_the_models_own_eager_experts(family: str
         ours = [logits(family, dtype, cached) for cached in (False, True)]
     assert model.get_experts_implementation()[""] == "eager"
     model.set_experts_implementation(before)
-    check_obeyed(orders, [site.experts for site in dissect(model).sites])
+    check_obeyed(orders, [site.experts for site in discover(model).sites])
     assert all(torch.equal(*pair) for pair in zip(own, ours, strict=True))
 
 
 @MODELS
 def test_what_is_dropped_adds_nothing_and_takes_nothing_from_the_others(family: str) -> None:
     # by hand: the weighted sum of the experts that are left, each over its one token
-    site = dissect(shared_model(family, torch.float32)).sites[-1]
+    site = discover(shared_model(family, torch.float32)).sites[-1]
     hidden = torch.randn(2, _width(site.experts), generator=torch.Generator().manual_seed(5))
     ids, weights = torch.tensor([[3, -1, 1], [-1, -1, -1]]), torch.tensor([[0.5, 0.25, 0.125]] * 2)
     with torch.inference_mode():
@@ -65,7 +65,7 @@ def _width(experts: Any) -> int:
 @MODELS
 def test_an_expert_at_few_bits_runs_with_rounded_weights_and_the_others_as_they_are(family: str) -> None:
     model = shared_model(family, torch.float32)
-    experts = dissect(model).sites[0].experts
+    experts = discover(model).sites[0].experts
     hidden = torch.randn(3, _width(experts), generator=torch.Generator().manual_seed(6))
     ids, weights = torch.tensor([[0, 1], [1, 2], [0, 2]]), torch.full((3, 2), 0.5)
     with torch.inference_mode():
@@ -113,7 +113,7 @@ def test_experts_outside_the_interface_are_refused_by_name() -> None:
 
 @MODELS
 def test_every_familys_experts_can_be_computed(family: str) -> None:
-    check_computable([site.experts for site in dissect(shared_model(family, torch.float32)).sites])
+    check_computable([site.experts for site in discover(shared_model(family, torch.float32)).sites])
 
 
 def test_experts_that_cannot_be_computed_are_refused_by_name() -> None:

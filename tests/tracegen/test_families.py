@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from tests.kit.tiny_models import FAMILIES, shared_model, some_ids, tiny_model
 from tracegen import families
 from tracegen.capture import Capture, Rows
-from tracegen.modules import Anatomy, dissect
+from tracegen.modules import MoeModules, discover
 from tracegen.selfcheck import check
 from traces import routers
 
@@ -41,27 +41,27 @@ class Seen(NamedTuple):
 
 
 @cache
-def anatomy_of(name: str, dtype: str) -> Anatomy:
-    return dissect(shared_model(name, DTYPES[dtype]))
+def anatomy_of(name: str, dtype: str) -> MoeModules:
+    return discover(shared_model(name, DTYPES[dtype]))
 
 
 @cache
 def seen(name: str, dtype: str) -> Seen:
-    anatomy, ids = anatomy_of(name, dtype), some_ids(TOKENS)
+    modules, ids = anatomy_of(name, dtype), some_ids(TOKENS)
     norms: list[Any] = []
     executed: list[Any] = []
     with torch.inference_mode():
-        plain = anatomy.model(ids, output_router_logits=True)
+        plain = modules.model(ids, output_router_logits=True)
         hooks = [
             site.norm.register_forward_hook(lambda norm, args, state: norms.append((args[0], state)))
-            for site in anatomy.sites
+            for site in modules.sites
         ]
         hooks += [
             site.experts.register_forward_pre_hook(lambda experts, args: executed.append(args))
-            for site in anatomy.sites
+            for site in modules.sites
         ]
-        with Capture(anatomy, DEPTH) as capture:
-            watched = anatomy.model(ids)
+        with Capture(modules, DEPTH) as capture:
+            watched = modules.model(ids)
     for hook in hooks:
         hook.remove()
     return Seen(capture.take(), watched.logits, plain.logits, plain.get("router_logits"), norms, executed)
@@ -83,10 +83,10 @@ def test_no_two_families_claim_a_model_type() -> None:
 @EVERY
 @BOTH
 def test_the_self_check_passes(name: str, dtype: str) -> None:
-    anatomy = anatomy_of(name, dtype)
-    found = check(anatomy)
+    modules = anatomy_of(name, dtype)
+    found = check(modules)
     assert found.family == name
-    assert found.rows == 32 * anatomy.geometry.layers
+    assert found.rows == 32 * modules.geometry.layers
     assert found.ties == 0 or dtype == "bf16"
 
 
@@ -109,8 +109,8 @@ def test_recorded_logits_are_those_the_model_declares(name: str, dtype: str) -> 
 @BOTH
 def test_recorded_logits_are_the_gate_on_the_normed_residual(name: str, dtype: str) -> None:
     """The gate's matrix by hand, in its own precision or (DeepSeek, GLM, Ernie) in f32."""
-    anatomy, seeing = anatomy_of(name, dtype), seen(name, dtype)
-    for number, (site, (_, state)) in enumerate(zip(anatomy.sites, seeing.norms, strict=True)):
+    modules, seeing = anatomy_of(name, dtype), seen(name, dtype)
+    for number, (site, (_, state)) in enumerate(zip(modules.sites, seeing.norms, strict=True)):
         recorded = torch.from_numpy(seeing.rows.logits[:, number])
         assert any(torch.equal(each, recorded) for each in by_hand(site.gate, state.reshape(TOKENS, -1)))
 
@@ -140,13 +140,13 @@ def test_the_experts_run_are_the_recorded_ones_with_the_recorded_weights(name: s
 @BOTH
 def test_the_rule_makes_every_choice_in_rank_order(name: str, dtype: str) -> None:
     """In fp32 row for row; in bf16 two equal logits may change places or, at rank k, sets."""
-    anatomy, rows = anatomy_of(name, dtype), seen(name, dtype).rows
-    scores = routers.choice_scores(anatomy.geometry.router, rows.logits, anatomy.bias)
-    differing = (routers.choose(scores, anatomy.geometry.k) != rows.chosen).any(-1)
+    modules, rows = anatomy_of(name, dtype), seen(name, dtype).rows
+    scores = routers.choice_scores(modules.geometry.router, rows.logits, modules.bias)
+    differing = (routers.choose(scores, modules.geometry.k) != rows.chosen).any(-1)
     assert differing.sum() == 0 or dtype == "bf16"
     best, recorded = (
         np.take_along_axis(scores, ids.astype(int), -1)
-        for ids in (routers.choose(scores, anatomy.geometry.k), rows.chosen)
+        for ids in (routers.choose(scores, modules.geometry.k), rows.chosen)
     )
     np.testing.assert_allclose(recorded, best, rtol=1e-6)
 
@@ -155,14 +155,14 @@ def test_the_rule_makes_every_choice_in_rank_order(name: str, dtype: str) -> Non
 @BOTH
 def test_lookahead_is_the_target_gate_on_the_target_norm_of_this_residual(name: str, dtype: str) -> None:
     """Called as modules, outside any watching."""
-    anatomy, seeing = anatomy_of(name, dtype), seen(name, dtype)
-    layers = len(anatomy.sites)
+    modules, seeing = anatomy_of(name, dtype), seen(name, dtype)
+    layers = len(modules.sites)
     for number, distance in ((n, d) for n in range(layers) for d in range(1, DEPTH + 1)):
         recorded = torch.from_numpy(seeing.rows.lookahead[distance - 1][:, number])
         if number + distance >= layers:
             assert not recorded.any()
             continue
-        target = anatomy.sites[number + distance]
+        target = modules.sites[number + distance]
         with torch.inference_mode():
             state = target.norm(seeing.norms[number][0])
             expected = target.gate(state, *target.extra)[target.index]
@@ -173,9 +173,9 @@ def test_lookahead_is_the_target_gate_on_the_target_norm_of_this_residual(name: 
 @BOTH
 def test_generated_rows_are_those_of_the_same_tokens_stepped(name: str, dtype: str) -> None:
     """The prompt in one pass, then token by token with the cache: the path that generate() takes."""
-    anatomy, prompt = anatomy_of(name, dtype), some_ids(10, seed=3)
-    model: Any = anatomy.model
-    with torch.inference_mode(), Capture(anatomy, 1) as capture:
+    modules, prompt = anatomy_of(name, dtype), some_ids(10, seed=3)
+    model: Any = modules.model
+    with torch.inference_mode(), Capture(modules, 1) as capture:
         tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NEW, do_sample=False)
         generated = capture.take()
         cache = stepped(model, tokens[:, :10], 0, None)
@@ -197,8 +197,8 @@ def stepped(model: PreTrainedModel, ids: Tensor, at: int, cache: Any) -> Any:
 @BOTH
 def test_sizes_add_up_to_the_model(name: str, dtype: str) -> None:
     """dense_params is an average over MoE layers and rounds down; the embedding is neither expert, dense nor head."""
-    anatomy = anatomy_of(name, dtype)
-    sizes, model = anatomy.geometry, anatomy.model
+    modules = anatomy_of(name, dtype)
+    sizes, model = modules.geometry, modules.model
     assert sizes.expert_params and sizes.dense_params and sizes.head_params
     per_layer = sizes.experts * sizes.expert_params + sizes.dense_params
     embedding = sum(each.numel() for each in model.get_input_embeddings().parameters())
@@ -210,20 +210,20 @@ def test_sizes_add_up_to_the_model(name: str, dtype: str) -> None:
 
 def test_a_tied_embedding_is_the_head() -> None:
     """96 tokens of width 32, and the last norm."""
-    assert dissect(tiny_model("olmoe", tie_word_embeddings=True)).geometry.head_params == 96 * 32 + 32
+    assert discover(tiny_model("olmoe", tie_word_embeddings=True)).geometry.head_params == 96 * 32 + 32
 
 
 @EVERY
 def test_layers_without_experts_are_not_sites(name: str) -> None:
-    anatomy = anatomy_of(name, "fp32")
-    gates = [path for path, module in anatomy.model.named_modules() if isinstance(module, type(anatomy.sites[0].gate))]
-    assert [site.layer for site in anatomy.sites] == [int(path.split(".")[2]) for path in gates]
-    assert anatomy.geometry.layers == len(gates) >= 2
+    modules = anatomy_of(name, "fp32")
+    gates = [path for path, module in modules.model.named_modules() if isinstance(module, type(modules.sites[0].gate))]
+    assert [site.layer for site in modules.sites] == [int(path.split(".")[2]) for path in gates]
+    assert modules.geometry.layers == len(gates) >= 2
 
 
 @EVERY
 def test_sigmoid_routers_and_ernie_have_their_bias(name: str) -> None:
-    anatomy = anatomy_of(name, "fp32")
-    biased = anatomy.geometry.router.family == "sigmoid_groups" or name == "ernie4_5_moe"
-    assert (anatomy.bias is not None) == biased
-    assert anatomy.bias is None or anatomy.bias.any(axis=1).all()
+    modules = anatomy_of(name, "fp32")
+    biased = modules.geometry.router.family == "sigmoid_groups" or name == "ernie4_5_moe"
+    assert (modules.bias is not None) == biased
+    assert modules.bias is None or modules.bias.any(axis=1).all()

@@ -20,7 +20,7 @@ from simulator.errors import ConfigError
 from simulator.reference.counters import Counters
 from simulator.reference.fidelity import count_fidelity
 from simulator.source import Gate, Mixture, Pass
-from tests.kit.live_runs import ASKS, DTYPES, anatomy, live, loaded, tokens
+from tests.kit.live_runs import ASKS, DTYPES, live, loaded, modules, tokens
 from tests.kit.tiny_models import FAMILIES
 from tracegen.decoding import Decoding, continued, seed_of
 from tracegen.errors import RecordError
@@ -43,8 +43,8 @@ def logits_of(family: str, dtype: torch.dtype, settings: dict[str, Any] | None) 
     if settings is None:
         return [stepper.step(part) for part in _parts(ids)]
     config = configure(capacity="30%", **settings)
-    ready = prepare(model, [Ask(ids, 6)], config, anatomy=anatomy(family, dtype))
-    emulation = Emulation(ready.anatomy, ready.plan, log=False, lookahead=ready.header.lookahead_depth)
+    ready = prepare(model, [Ask(ids, 6)], config, modules=modules(family, dtype))
+    emulation = Emulation(ready.modules, ready.plan, log=False, lookahead=ready.header.lookahead_depth)
     return [emulation.forward(partial(stepper.step, part), len(part), 0, len(part) > 1) for part in _parts(ids)]
 
 
@@ -69,12 +69,12 @@ class Puppet:
 
     def __init__(self, family: str, run: Live, prunes: bool = False) -> None:
         """`prunes`: what was not executed was dropped by the routing policy, not at a miss."""
-        self.anatomy, self.run, self._prunes = anatomy(family), run, prunes
+        self.modules, self.run, self._prunes = modules(family), run, prunes
         self.seen: list[list[np.ndarray]] = []
 
     def request(self, number: int) -> np.ndarray:
         """Router logits (T, L, E) of a request, pass by pass."""
-        request, stepper = self.run.requests[number], Stepper(self.anatomy.model)
+        request, stepper = self.run.requests[number], Stepper(self.modules.model)
         ids, prompt = request.token_ids, request.prompt_length
         assert ids is not None
         parts = [ids[:prompt].tolist()] if prompt else []
@@ -88,7 +88,7 @@ class Puppet:
         seen: list[np.ndarray] = []
 
         def force(gate: torch.nn.Module, args: tuple, output: tuple) -> tuple:
-            site = self.anatomy.sites[len(seen)]
+            site = self.modules.sites[len(seen)]
             logits, weights, ids = output[site.index : site.index + 3]
             forced = self._mixture(
                 number, rows, len(seen), logits.float().numpy(), weights.float().numpy(), ids.numpy()
@@ -101,7 +101,7 @@ class Puppet:
             ]
             return tuple(changed)
 
-        handles = [site.gate.register_forward_hook(force) for site in self.anatomy.sites]
+        handles = [site.gate.register_forward_hook(force) for site in self.modules.sites]
         try:
             stepper.step(part)
         finally:
@@ -119,7 +119,7 @@ class Puppet:
         for t, row in enumerate(ran):
             own = {int(e): weight for e, weight in zip(ids[t], weights[t], strict=True)}
             if set(row) - set(own) - {-1} or (self._prunes and -1 in row):
-                out[t] = routers.weigh(self.anatomy.geometry.router, logits[t], row)
+                out[t] = routers.weigh(self.modules.geometry.router, logits[t], row)
             else:
                 out[t] = [own.get(int(e), 0) for e in row]
             unused = [e for e in range(logits.shape[-1]) if e not in row]
@@ -178,10 +178,11 @@ def test_a_mixture_in_another_order_is_the_same_mixture() -> None:
     # a routing policy may rank the router's own experts anew; half of |w - w'| is then 0
     gate = Gate([[0, 1]], unite([[0, 1]], [[75, 25]]), [[75, 25]], choice=[[2.0, 1.0, 0.0]])
     counters = Counters(1)
-    counters.begin_pass(0, 0, 1, 1)
+    here = Pass.of_slice(0, 0, 1, 1, 0)
+    counters.begin_pass(0, here)
     nothing_to_weigh: Any = None
     mixture = Mixture(gate, gate.ids, [[1, 0]], {})
-    count_fidelity(counters, nothing_to_weigh, Pass(0, 0, 1, 1, 0), 0, mixture)
+    count_fidelity(counters, nothing_to_weigh, here, 0, mixture)
     totals = counters.totals(0)
     assert [totals[name] for name in ("assignments_kept", "mass_kept", "variation")] == [2, 100, 0]
 
@@ -327,13 +328,13 @@ def test_traces_without_text_or_of_another_model_are_refused() -> None:
     with pytest.raises(RecordError, match="no token ids, so its text cannot be run; give --text"):
         requests_of(memory_trace(ran.header, bare))
     trace = ran.trace()
-    check_same_model(trace, loaded("olmoe"), anatomy("olmoe"))
+    check_same_model(trace, loaded("olmoe"), modules("olmoe"))
     with pytest.raises(RecordError, match="is of another model: experts 16, tiny-mixtral has 8"):
-        check_same_model(trace, loaded("mixtral"), anatomy("mixtral"))
+        check_same_model(trace, loaded("mixtral"), modules("mixtral"))
     provenance = ran.header.provenance.model_copy(update={"source_sha256": "sha256:other"})
     other = memory_trace(ran.header.model_copy(update={"provenance": provenance}), list(ran.requests))
     with pytest.raises(RecordError, match="recorded from other weights"):
-        check_same_model(other, loaded("olmoe"), anatomy("olmoe"))
+        check_same_model(other, loaded("olmoe"), modules("olmoe"))
 
 
 def test_a_live_result_says_what_it_is() -> None:

@@ -86,7 +86,7 @@ def test_fewer_than_four_resets_prove_nothing() -> None:
     assert reset_stride(overlaps, np.arange(1, 1000), chance=0.06) is None
 
 
-# ---------------------------------------------------------------- doctor
+# ---------------------------------------------------------------- validator
 
 
 def test_a_sound_trace_has_only_good_findings() -> None:

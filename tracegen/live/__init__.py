@@ -1,1 +1,1 @@
-"""The real model in the loop: its gates ask the engine and obey it, beside the same model left alone."""
+"""Live runs: the engine decides at the gates of the real model, with an optional baseline run beside it."""

@@ -1,4 +1,4 @@
-"""The model under policies and the model left alone, reading the same tokens side by side, each with its own cache."""
+"""A live run beside its baseline: the model under policies and the unmodified model read the same tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from tracegen.nll import nll
 from tracegen.steps import Stepper
 
 
-class Twins:
-    """One request at a time: `begin`, `read` pass by pass, `take`. No hooks are on while the unmodified one reads."""
+class Readers:
+    """Both models, each with its own key-value cache. Per request: `begin`, `read` each pass, `take`.
+
+    No hooks are on while the baseline reads.
+    """
 
     def __init__(self, model: PreTrainedModel, emulation: Emulation, quality: bool) -> None:
-        """Without `quality` there is no unmodified twin."""
+        """Without `quality` there is no baseline."""
         self._emulation = emulation
         self._modified, self._base = Stepper(model), Stepper(model) if quality else None
 

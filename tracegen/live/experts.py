@@ -29,7 +29,7 @@ GROUP = 64  #: weights that share a scale and an offset
 
 @dataclass
 class Orders:
-    """What the experts of a model do in the pass in progress."""
+    """Which experts run in the pass in progress, and at how many bits."""
 
     bits: dict[nn.Module, Mapping[int, float]] = field(default_factory=dict)  #: experts module -> expert -> bits
     served: set[nn.Module] = field(default_factory=set)  #: experts modules that asked for their orders
@@ -41,7 +41,7 @@ _ORDERS: ContextVar[Orders | None] = ContextVar("orders", default=None)
 
 @contextmanager
 def executing(model: PreTrainedModel, orders: Orders) -> Iterator[None]:
-    """The model's experts obey `orders` until the context ends, then its own implementation is back."""
+    """In this block the model's experts follow `orders`; afterwards its own implementation is restored."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
     own = model.get_experts_implementation()
     model.set_experts_implementation(NAME)

@@ -1,4 +1,4 @@
-"""What a policy set costs in quality: the modified model's predictions beside the unmodified model's, on one path.
+"""Quality of a policy set: the modified model's predictions beside the baseline's, given the same tokens.
 
 Every token but a request's first is predicted twice, given the same tokens before it. All in float64, from the logits
 as float32.
@@ -32,7 +32,7 @@ class Score:
 
     @property
     def perplexity_base(self) -> float | None:
-        """Of the unmodified model; None, as all of these, without a predicted token."""
+        """Perplexity of the baseline; None, as all of these, without a predicted token."""
         return _exp(self._mean(self.nll_base))
 
     @property

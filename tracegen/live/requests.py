@@ -1,4 +1,4 @@
-"""Requests for a live run, and what none can be asked: checked before torch is imported and a model is loaded."""
+"""Requests of a live run, and configurations that no live run allows; checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator.platform import platform
 from tracegen.errors import RecordError
 from traces.schema import Trace
 
-CAPABILITIES = frozenset({"ids", "weights", "logits", "lookahead"})  #: all that a model can be asked; not the future
+CAPABILITIES = frozenset({"ids", "weights", "logits", "lookahead"})  #: what a live model provides: all but the future
 
 
 class Ask(NamedTuple):

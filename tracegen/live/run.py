@@ -25,13 +25,13 @@ from simulator.replay import Plan, plan_for, report
 from tracegen.checkpoint import Loaded
 from tracegen.decoding import seed_of
 from tracegen.errors import RecordError
-from tracegen.live.baseline import Twins
+from tracegen.live.baseline import Readers
 from tracegen.live.experts import check_computable
 from tracegen.live.quality import Quality
 from tracegen.live.requests import CAPABILITIES, Ask, check_live, requests_of
-from tracegen.live.sampling import Drawer, endings
+from tracegen.live.sampling import Sampler, endings
 from tracegen.live.source import Emulation, changes_experts, depth_needed
-from tracegen.modules import Anatomy, dissect
+from tracegen.modules import MoeModules, discover
 from tracegen.plan import Decoding
 from tracegen.plan import Plan as Recording
 from tracegen.record import header_of, room_of
@@ -44,7 +44,7 @@ __all__ = ["Ask", "Live", "Prepared", "check_same_model", "prepare", "proven", "
 
 @dataclass(frozen=True)
 class Live:
-    """What a live run leaves behind."""
+    """Outcome of a live run."""
 
     result: Result  #: label "LIVE, emulated"; rows, counters and (with `log`) events as of a replay
     quality: Quality | None
@@ -58,16 +58,16 @@ class Live:
         return memory_trace(self.header, list(self.requests), self.router_bias)
 
 
-def proven(loaded: Loaded) -> Anatomy:
-    """The model's anatomy, checked: what decides in the engine is what the model does. Raises RecordError."""
-    anatomy = dissect(loaded.model)
-    check(anatomy)
-    return anatomy
+def proven(loaded: Loaded) -> MoeModules:
+    """The model's modules, after the self-check. Raises RecordError."""
+    modules = discover(loaded.model)
+    check(modules)
+    return modules
 
 
-def check_same_model(trace: Trace, loaded: Loaded, anatomy: Anatomy) -> None:
+def check_same_model(trace: Trace, loaded: Loaded, modules: MoeModules) -> None:
     """Raises RecordError unless the trace may have been recorded from this very model."""
-    name, ours, theirs = trace.path or "this trace", anatomy.geometry, trace.geometry
+    name, ours, theirs = trace.path or "this trace", modules.geometry, trace.geometry
     for what in ("layers", "experts", "k", "router"):
         if getattr(ours, what) != getattr(theirs, what):
             found = f"{what} {getattr(theirs, what)}, {loaded.name} has {getattr(ours, what)}"
@@ -85,13 +85,13 @@ def run(
     *,
     decoding: Decoding | None = None,
     lookahead: int = 0,
-    anatomy: Anatomy | None = None,
+    modules: MoeModules | None = None,
     quality: bool = True,
     log: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Live:
     """`prepare`, then `Prepared.run`."""
-    ready = prepare(loaded, asks, config, decoding=decoding, lookahead=lookahead, anatomy=anatomy)
+    ready = prepare(loaded, asks, config, decoding=decoding, lookahead=lookahead, modules=modules)
     return ready.run(quality=quality, log=log, progress=progress)
 
 
@@ -103,23 +103,23 @@ def prepare(
     decoding: Decoding | None = None,
     lookahead: int = 0,
     prompts: str = "",
-    anatomy: Anatomy | None = None,
+    modules: MoeModules | None = None,
 ) -> Prepared:
     """Check everything that can be checked before the model runs.
 
     `decoding` continues every prompt, seeded by the configuration's seed. `lookahead` gates are recorded, or as many
-    as the prefetch policy needs. `prompts` is what a trace calls the requests. `anatomy` is the model's, `proven`.
+    as the prefetch policy needs. `prompts` is what a trace calls the requests. `modules` is the model's, `proven`.
     Raises ConfigError or PolicyError for what cannot run live, RecordError for what the model cannot run.
     """
     check_live(config)
-    anatomy = anatomy or proven(loaded)
+    modules = modules or proven(loaded)
     _check_asks(asks, room_of(loaded), decoding)
-    plan = plan_for(_origin(loaded, anatomy, asks, decoding), config)
-    if changes_experts(plan, anatomy.geometry.expert_bits):
-        check_computable([site.experts for site in anatomy.sites])
+    plan = plan_for(_origin(loaded, modules, asks, decoding), config)
+    if changes_experts(plan, modules.geometry.expert_bits):
+        check_computable([site.experts for site in modules.sites])
     depth = max(lookahead, depth_needed(plan))
-    header = _header(loaded, anatomy, plan, Recording(decoding=decoding, look_ahead=depth, seed=config.seed), prompts)
-    return Prepared(loaded, tuple(asks), decoding, anatomy, plan, header)
+    header = _header(loaded, modules, plan, Recording(decoding=decoding, look_ahead=depth, seed=config.seed), prompts)
+    return Prepared(loaded, tuple(asks), decoding, modules, plan, header)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Prepared:
     loaded: Loaded
     asks: tuple[Ask, ...]
     decoding: Decoding | None
-    anatomy: Anatomy
+    modules: MoeModules
     plan: Plan
     header: Header  #: of the trace that the run will be
 
@@ -143,44 +143,44 @@ class Prepared:
         """Run every request; the same model and arguments give the same result.
 
         `progress` is told the tokens of every pass. With `keep`, rows go there as requests end and are not kept here.
-        Raises RecordError if the model gives no numbers or does not run as its anatomy says.
+        Raises RecordError if its logits are not finite, or a pass skips a gate that the probe run saw.
         """
-        emulation = Emulation(self.anatomy, self.plan, log, self.header.lookahead_depth)
-        twins = Twins(self.loaded.model, emulation, quality)
+        emulation = Emulation(self.modules, self.plan, log, self.header.lookahead_depth)
+        readers = Readers(self.loaded.model, emulation, quality)
         requests, executed, scores = [], [], []
         for number, ask in enumerate(self.asks):
             try:
-                ids = self._follow(number, ask, twins, progress)
+                ids = self._follow(number, ask, readers, progress)
             except torch.cuda.OutOfMemoryError:
                 fix = "give shorter requests, --device-map auto, or --no-quality"
                 raise RecordError(f"request {number} ran out of GPU memory; {fix}") from None
             rows, ran = emulation.take()
-            nll, score = twins.take()
+            nll, score = readers.take()
             request = Request(rows.chosen, ask.prompt_length, rows.weights, rows.logits, rows.lookahead, ids, nll)
             (keep or requests.append)(request)
             executed.append(ran)
             scores.append(score)
         result = report(emulation.close(), self.plan)
         judged = Quality(tuple(scores)) if quality else None
-        return Live(result, judged, self.header, self.anatomy.bias, tuple(requests), tuple(executed))
+        return Live(result, judged, self.header, self.modules.bias, tuple(requests), tuple(executed))
 
-    def _follow(self, number: int, ask: Ask, twins: Twins, progress: Callable[[int], None]) -> np.ndarray:
+    def _follow(self, number: int, ask: Ask, readers: Readers, progress: Callable[[int], None]) -> np.ndarray:
         """One request, given and continued; returns the tokens (T,) that went through the model."""
-        twins.begin(number)
+        readers.begin(number)
         ids = list(ask.token_ids)
         for start, stop in _passes(ask):
-            ahead = twins.read(ids[start:stop], stop <= ask.prompt_length)
+            ahead = readers.read(ids[start:stop], stop <= ask.prompt_length)
             progress(stop - start)
         if self.decoding is None:
             return np.array(ids, np.int32)
-        drawer = Drawer(self.decoding, seed_of(self.plan.config.seed, number), ahead.device)
+        drawer = Sampler(self.decoding, seed_of(self.plan.config.seed, number), ahead.device)
         ends = endings(self.loaded.model)
         for _ in range(self.decoding.max_new_tokens - 1):  # the last new token does not go through the model
             token = drawer.pick(ahead)
             if token in ends:
                 break
             ids.append(token)
-            ahead = twins.read([token], prefill=False)
+            ahead = readers.read([token], prefill=False)
             progress(1)
         return np.array(ids, np.int32)
 
@@ -211,23 +211,23 @@ def _check_asks(asks: Sequence[Ask], room: Room, decoding: Decoding | None) -> N
             raise RecordError(f"request {number} has token {wrong}, the model knows {room.vocabulary}: another model's")
 
 
-def _origin(loaded: Loaded, anatomy: Anatomy, asks: Sequence[Ask], decoding: Decoding | None) -> Origin:
-    """A live model can be asked anything but its future; its digest names weights, precision and tokens."""
+def _origin(loaded: Loaded, modules: MoeModules, asks: Sequence[Ask], decoding: Decoding | None) -> Origin:
+    """A live model has every capability but the future; its digest names weights, precision and tokens."""
     settings = decoding.model_dump(mode="json") if decoding else None
     document = [loaded.weights_sha256, loaded.dtype, [list(ask) for ask in asks], settings]
     return Origin(
-        geometry=anatomy.geometry,
+        geometry=modules.geometry,
         capabilities=CAPABILITIES,
-        lookahead_depth=anatomy.geometry.layers,
+        lookahead_depth=modules.geometry.layers,
         digest=f"live-{hashlib.sha256(canonical(document)).hexdigest()}",
         model=loaded.name,
         live=True,
     )
 
 
-def _header(loaded: Loaded, anatomy: Anatomy, plan: Plan, recording: Recording, prompts: str) -> Header:
-    """That of a recording, with a note that the routing was another's."""
-    header = header_of(loaded, anatomy, Work((), prompts), recording)
+def _header(loaded: Loaded, modules: MoeModules, plan: Plan, recording: Recording, prompts: str) -> Header:
+    """A recording's header, with a note that policies changed the routing."""
+    header = header_of(loaded, modules, Work((), prompts), recording)
     policies = ", ".join(f"{kind} {getattr(plan.chosen, kind).text(full=True)}" for kind in KINDS)
     note = f"recorded live under {policies}, capacity {plan.config.capacity}, {plan.config.contract}"
     provenance = header.provenance.model_copy(update={"notes": (note,)})

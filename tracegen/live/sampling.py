@@ -15,7 +15,7 @@ from transformers import (
 from tracegen.plan import Decoding
 
 
-class Drawer:
+class Sampler:
     """Picks the tokens that `tracegen.decoding.continued` would pick under the same settings and seed."""
 
     def __init__(self, decoding: Decoding, seed: int, device: torch.device) -> None:

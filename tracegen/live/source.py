@@ -1,4 +1,4 @@
-"""A live model as a source of demand: its gates ask the reference engine, and obey.
+"""A live model as a source of demand: the reference engine decides at its gates.
 
 The model drives. At each gate the engine is moved on until it has told what every token runs; it reads what the gate
 said as it would read a trace's rows, through the same code, so a replay of the rows kept here decides the same.
@@ -23,7 +23,7 @@ from simulator.source import Gate, Heard, Mixture, Pass, gate_of, weigh
 from tracegen.capture import Reading, Rows, watching
 from tracegen.errors import RecordError
 from tracegen.live.experts import Orders, check_obeyed, executing
-from tracegen.modules import Anatomy
+from tracegen.modules import MoeModules
 from traces import routers
 from traces.demand import to_units, unite
 from traces.lookahead import Predicted, rank
@@ -40,10 +40,10 @@ class Said(NamedTuple):
 
 
 class LiveGates:
-    """A `simulator.source.Gates` that knows one gate at a time: the one at which the model waits."""
+    """A `simulator.source.Gates` with one gate at a time: the one at which the model waits."""
 
-    def __init__(self, anatomy: Anatomy, ready: Plan) -> None:
-        self._geometry, self._bias = anatomy.geometry, anatomy.bias
+    def __init__(self, modules: MoeModules, ready: Plan) -> None:
+        self._geometry, self._bias = modules.geometry, modules.bias
         self._logits = "logits" in ready.needs  # otherwise none are handed on, as by a trace
         prefetch = ready.chosen.prefetch
         self._depth, self._own_scores = prefetch.policy.depth(prefetch.params), _own_scores(ready)
@@ -57,7 +57,7 @@ class LiveGates:
         return self._geometry
 
     def hear(self, layer: int, said: Said) -> None:
-        """The model has come to a gate and waits for a verdict."""
+        """Take the reading of the gate at which the model waits."""
         self._at, self._said, self.verdict = layer, said, None
 
     def gate(self, step: Pass, layer: int) -> Gate:
@@ -88,7 +88,7 @@ class LiveGates:
         return weigh(self._geometry.router, self._heard(layer).logits if self._logits else None, ids)
 
     def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
-        """The model goes on with this."""
+        """Keep what the policies decided, for the model to run."""
         self._heard(layer)
         self.verdict = mixture
 
@@ -97,7 +97,7 @@ class LiveGates:
         return ()
 
     def pass_of(self, position: int) -> int:
-        """Raises AssertionError: a plan refuses policies that ask for the future of a live run."""
+        """Raises AssertionError: a plan refuses policies that need the future in a live run."""
         raise AssertionError(f"a live run does not know the pass of demand {position}")
 
     def popularity(self, tokens: int) -> Sequence[int]:
@@ -106,7 +106,7 @@ class LiveGates:
 
 
 def depth_needed(ready: Plan) -> int:
-    """How many gates ahead the prefetch policy must be told."""
+    """Layers of look-ahead that the prefetch policy reads."""
     prefetch = ready.chosen.prefetch
     return 0 if _own_scores(ready) else prefetch.policy.depth(prefetch.params)
 
@@ -130,21 +130,21 @@ def _own_scores(ready: Plan) -> bool:
 class Emulation:
     """A model under one configuration: pass after pass through `forward`, then `close`."""
 
-    def __init__(self, anatomy: Anatomy, ready: Plan, log: bool, lookahead: int) -> None:
+    def __init__(self, modules: MoeModules, ready: Plan, log: bool, lookahead: int) -> None:
         """`lookahead` gates are asked and kept, at least as many as `depth_needed`."""
-        self._anatomy, self._lookahead, stored = anatomy, lookahead, anatomy.geometry.expert_bits
-        self._gates = LiveGates(anatomy, ready)
+        self._anatomy, self._lookahead, stored = modules, lookahead, modules.geometry.expert_bits
+        self._gates = LiveGates(modules, ready)
         self._engine = Driven(self._gates, ready.setting(log))
         self._bits, self._routing = rounding(ready, stored), ready.chosen.routing.policy.name
         self._orders = Orders() if changes_experts(ready, stored) else None
-        self._kept: list[list[Said]] = [[] for _ in anatomy.sites]
-        self._executed: list[list[np.ndarray]] = [[] for _ in anatomy.sites]
+        self._kept: list[list[Said]] = [[] for _ in modules.sites]
+        self._executed: list[list[np.ndarray]] = [[] for _ in modules.sites]
         self._passes = self._tokens = 0
 
     def forward(self, model_pass: Callable[[], Tensor], tokens: int, request: int, prefill: bool) -> Tensor:
         """Run `model_pass`, one forward pass of the model over `tokens` tokens; returns what it returns."""
         phase = PREFILL if prefill else DECODE
-        self._engine.begin(Pass(self._passes, request, phase, tokens, self._tokens))
+        self._engine.begin(Pass.of_slice(self._passes, request, phase, tokens, self._tokens))
         self._passes, self._tokens, self._next = self._passes + 1, self._tokens + tokens, 0
         with watching(self._anatomy, self._lookahead, self._at_gate), self._obeying():
             logits = model_pass()
@@ -168,7 +168,7 @@ class Emulation:
         return rows, _by_token(executed)
 
     def close(self) -> Ran:
-        """The engine's books."""
+        """End the run; returns the engine's counters and events."""
         return self._engine.close()
 
     def _obeying(self) -> AbstractContextManager[None]:
@@ -200,7 +200,7 @@ class Emulation:
             self._orders.bits[self._anatomy.sites[layer].experts] = {e: bits for e, bits in rounded.items() if bits}
 
 
-def obeyed(anatomy: Anatomy, reading: Reading, said: Said, mixture: Mixture) -> tuple[Tensor, Tensor] | None:
+def obeyed(modules: MoeModules, reading: Reading, said: Said, mixture: Mixture) -> tuple[Tensor, Tensor] | None:
     """The ids and weights (T, k) that the experts are given, or None if no token's set of experts has changed.
 
     As fidelity counts it: a token that was routed to fewer experts, or runs one that its router did not choose, is
@@ -213,15 +213,15 @@ def obeyed(anatomy: Anatomy, reading: Reading, said: Said, mixture: Mixture) -> 
     ids, weights = reading.ids.clone(), reading.weights.clone()
     for t in changed:
         ids[t] = torch.tensor(mixture.run[t])
-        weights[t] = torch.from_numpy(_weights(anatomy, said, t, own[t], mixture)).to(weights)
+        weights[t] = torch.from_numpy(_weights(modules, said, t, own[t], mixture)).to(weights)
     return ids, weights
 
 
-def _weights(anatomy: Anatomy, said: Said, t: int, own: list[int], mixture: Mixture) -> np.ndarray:
+def _weights(modules: MoeModules, said: Said, t: int, own: list[int], mixture: Mixture) -> np.ndarray:
     """(k,) f32 for one token."""
     run = mixture.run[t]
     if reweighed(own, mixture.routed[t], run):
-        return routers.weigh(anatomy.geometry.router, said.logits[t], np.asarray(run))
+        return routers.weigh(modules.geometry.router, said.logits[t], np.asarray(run))
     kept = dict(zip(own, said.weights[t], strict=True))
     return np.array([kept[e] if e >= 0 else 0 for e in run], np.float32)
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tracegen.capture import Capture
 from tracegen.miniature.train import Recipe, new_model
-from tracegen.modules import dissect
+from tracegen.modules import discover
 from traces.schema import Header, Request, memory_trace
 from traces.summary import Summary, summarise
 
@@ -52,14 +52,14 @@ def _windows(size: int) -> torch.Tensor:
 @torch.inference_mode()
 def measure(model: PreTrainedModel, windows: torch.Tensor) -> Measured:
     """Perplexity and routing over `windows`, each a request of its own."""
-    anatomy, losses, requests = dissect(model), [], []
+    modules, losses, requests = discover(model), [], []
     for window in windows:
-        with Capture(anatomy, DEPTH) as capture:
+        with Capture(modules, DEPTH) as capture:
             logits = model(window.unsqueeze(0), use_cache=False).logits[0, :-1]
         losses.append(torch.nn.functional.cross_entropy(logits.double(), window[1:]).item())
         rows = capture.take()
         requests.append(Request(rows.chosen, len(window), rows.weights, rows.logits, rows.lookahead))
-    header = Header(geometry=anatomy.geometry, lookahead_depth=DEPTH)
+    header = Header(geometry=modules.geometry, lookahead_depth=DEPTH)
     return Measured(float(np.exp(np.mean(losses))), summarise(memory_trace(header, requests)))
 
 

@@ -1,4 +1,4 @@
-"""Reading npz archives of others: no pickle, nothing allocated that the file does not hold, damage as one line."""
+"""Untrusted npz archives: no pickle, no allocation beyond the file's size, damage as an error of one line."""
 
 from __future__ import annotations
 

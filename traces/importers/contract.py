@@ -1,4 +1,4 @@
-"""What an importer is, what it is told, what it gives back, and how a file's own facts become a `Geometry`."""
+"""The contract of importers: options, result, and how a file's own facts become a `Geometry`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Options(Frozen):
 
 @dataclass(frozen=True)
 class Foreign:
-    """A foreign trace on its way in: the header, and its requests, read as they are taken."""
+    """A foreign trace: the header, and its requests, read lazily."""
 
     header: Header
     requests: Iterator[Request]
@@ -151,7 +151,7 @@ def _nearest(shape: Shape) -> str:
 
 
 def _bits(shape: Shape, base: Geometry | None, options: Options, sizes: tuple[int, ...]) -> float | None:
-    """Precision of `sizes`: as told, else where the model has them, else from its parameter count, else None."""
+    """Precision of `sizes`: the option's, else where the model has them, else from its parameter count, else None."""
     if options.expert_bits or base is None:
         return options.expert_bits
     if options.expert_bytes is None and (shape.expert_bytes is None or shape.stated is not None):
@@ -194,5 +194,5 @@ def _provenance(origin: Origin, options: Options, notes: list[str]) -> Provenanc
 
 
 def prompt_tokens(options: Options, tokens: int, recorded: int) -> int:
-    """Prompt tokens of a request of `tokens`: as told (a shorter request is all prompt), else as recorded."""
+    """Prompt tokens of a request of `tokens`: the option's (a shorter request is all prompt), else as recorded."""
     return recorded if options.prompt_length is None else min(options.prompt_length, tokens)

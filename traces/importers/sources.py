@@ -1,4 +1,4 @@
-"""The files a foreign trace is made of: which, whether they can be read at all, and their hash."""
+"""The files of a foreign trace: their names, whether they can be read, and their hash."""
 
 from __future__ import annotations
 

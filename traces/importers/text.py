@@ -1,4 +1,4 @@
-"""Text of others, plain or gzip, read a piece at a time; what is damaged or would fill the memory is refused."""
+"""Text files, plain or gzip, read a piece at a time; damage and gzip bombs are refused."""
 
 from __future__ import annotations
 

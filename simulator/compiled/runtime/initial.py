@@ -1,4 +1,4 @@
-"""A run's world, made from a feed and a setting."""
+"""The simulation state at the start of a run, made from input arrays and a setting."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import numpy as np
 
 from policies.contract import NEVER, NONE, NOW, QUEUES, REKEY, Eviction, Memory
 from policies.grammar import Chosen
+from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RULE, WORLD
+from simulator.compiled.runtime.layout import ARRAYS, FAST_STATE, MEMORIES, RECORDS, RULE, STATE
+from simulator.compiled.runtime.queues import NO_QUEUE
 from simulator.compiled.runtime.ranking import TOUCH
-from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY, NOT_SOON
+from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
+from simulator.compiled.runtime.variants import is_fast
 from simulator.compiled.weights import FAMILIES
 from simulator.config import KINDS, PolicySet, parse_reset
 from simulator.foreknown import Known
@@ -23,16 +26,18 @@ from simulator.threads import stop_flag
 from traces.routers import is_shared
 from traces.schema import Router
 
-Feed = Mapping[str, np.ndarray]  #: by the names of `layout.FEED`
+Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.FEED`
 
 
-class World:
-    """The numbers and the arrays that they point to. Plain Python finds the arrays here by name."""
+class SimulationState:
+    """The numbers, and the arrays that they point to. Plain Python finds records and arrays here by name."""
 
     def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
-        """`numbers` and `arrays` by the names of `layout.WORLD`; what is not given is 0."""
-        self._row = np.zeros(1, WORLD)
+        """`numbers` and `arrays` by the names of `layout.STATE`; what is not given is 0."""
+        self.is_fast = is_fast(numbers)
+        self._row = np.zeros(1, FAST_STATE if self.is_fast else STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
+        self._records = {name: self.numbers[name] for name in RECORDS}
         for name, value in numbers.items():
             self.numbers[name] = value
         for name, array in arrays.items():
@@ -44,30 +49,33 @@ class World:
         return self if IS_PYTHON else self.numbers
 
     def __getitem__(self, name: str) -> Any:
-        return self.numbers[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self.numbers[name] = value
+        return self._records[name] if name in self._records else self.numbers[name]
 
 
-def world_of(feed: Feed, known: Known, setting: Setting, lines: int = 0, keep: bool = False) -> World:
+def initial_state(
+    inputs: Inputs, known: Known, setting: Setting, lines: int = 0, keep: bool = False
+) -> SimulationState:
     """As at the start. `lines` of the event log are kept, and what every token ran if `keep`."""
     chosen = setting.config.policy_set().priced(setting.times)
-    numbers = _setting(setting, chosen) | _lengths(feed, setting, chosen, lines, keep) | _start()
-    numbers |= {"weighted": len(feed["token_weights"]) > 0, "scored": len(feed["token_choice"]) > 0, "keeps": keep}
+    numbers = _setting(setting, chosen) | _lengths(inputs, setting, chosen, lines, keep)
+    numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"knows_future": numbers["n_demand"] > 0 and not chosen.changes_routing}
-    costs = _costs(feed, setting)
+    numbers |= {"reads_ids": keep or numbers["precisions"] > 1 or _reads_ids(numbers, chosen.reads)}
+    numbers |= _victim_selection(numbers, chosen.eviction)
+    costs = _costs(inputs, setting)
     numbers |= {"n_lengths": len(costs["dense_ns"]), "n_sizes": len(costs["expert_ns"])}
     numbers |= {"n_costs": costs["expert_ns"].shape[1], "n_cpu_costs": costs["cpu_ns"].shape[1]}
     arrays = {
         name: _zeros(numbers, dtype, axes) for name, (dtype, axes) in (ARRAYS | MEMORIES).items() if name not in costs
     }
     records = {"now": np.zeros(1, NOW), "rule": np.zeros(1, RULE), "stop": stop_flag()}
-    world = World(numbers, arrays | costs | dict(feed) | records)
-    _describe(world, setting)
-    _foresee(world, known)
-    _remember(world, setting, chosen)
-    return world
+    state = SimulationState(numbers, arrays | costs | dict(inputs) | records)
+    state["clock"]["compute_at"], state["clock"]["cpu_at"] = NEVER_DUE, NEVER_DUE
+    state["counters"]["row"], state["cache"]["bypassed"] = NO_ROW, NONE
+    _describe(state, setting)
+    _foresee(state, known)
+    _remember(state, setting, chosen)
+    return state
 
 
 def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.ndarray:
@@ -90,23 +98,37 @@ def _setting(setting: Setting, chosen: PolicySet) -> dict[str, int]:
         "free_only": config.prefetch_admission == "free_only",
         "depth": setting.times.depth,
         "latency_ns": setting.times.latency_ns,
-        "reset": parse_reset(config.reset),
+        "reset_every": parse_reset(config.reset),
         "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
         "reach": chosen.prefetch.policy.names_ahead(chosen.prefetch.params),
         "logs": setting.log,
         "by_key": eviction.victim is None,
-        "queue": QUEUES.index(eviction.queue(chosen.eviction.params)),
         "rekey": REKEY.index(eviction.scope(chosen.eviction.params)),
-        "leaves": geometry.experts * shape.precisions,
+        "row_length": geometry.experts * shape.precisions,
         "has_cpu": setting.times.has_cpu,
     } | _given(chosen)
+
+
+def _reads_ids(numbers: Mapping[str, int], named: frozenset[str]) -> bool:
+    """Whether anybody looks at what the gate's tokens are and run: who may change it, or a hook that reads the gate."""
+    hooks = ("has_suggest", "has_want", "gate_listeners")
+    read = named & {"ids", "logits", "choice", "weight"} and any(numbers[hook] for hook in hooks)
+    return bool(numbers["has_choose"] or numbers["has_resolve"] or read)
+
+
+def _victim_selection(numbers: Mapping[str, int], eviction: Chosen[Eviction]) -> dict[str, int]:
+    """By queues where the key is a logical timestamp and the fast variant runs, else by keys in rows."""
+    queue = QUEUES.index(eviction.policy.queue(eviction.params)) if is_fast(numbers) else NO_QUEUE
+    return {"queue": queue, "ranks": numbers["by_key"] and queue == NO_QUEUE}
 
 
 def _given(chosen: PolicySet) -> dict[str, int]:
     """Which hooks there are, and who listens to what."""
     policies = [getattr(chosen, kind).policy for kind in KINDS]
-    hears = {
-        f"hears_{event}": sum(1 << i for i, policy in enumerate(policies) if getattr(policy, f"on_{event}") is not None)
+    listeners = {
+        f"{event}_listeners": sum(
+            1 << i for i, policy in enumerate(policies) if getattr(policy, f"on_{event}") is not None
+        )
         for event in ("gate", "use", "insert", "evict", "predict")
     }
     hooks = {
@@ -124,29 +146,28 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     named = chosen.reads
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
     reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
-    reads |= {"reads_gate": bool(named & {"ids", "logits", "choice", "weight"})}
     reads |= {"reads_demand": bool(named & {"rank", "mass"})}
-    return hears | given | reads | _minds(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
+    return listeners | given | reads | _key_dependencies(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
 
 
-def _minds(eviction: Eviction) -> dict[str, int]:
+def _key_dependencies(eviction: Eviction) -> dict[str, int]:
     """What may change a key: one that may not read a column stays when that changes; a hook may write what it reads."""
     named = eviction.may_read
     return {
-        "minds_demand": bool(named & {"needed", "mass_ever"}),
-        "minds_future": bool(named & {"next_use", "next_pass"}),
-        "minds_hints": bool(named & {"hint_pass", "last_hint"}) or eviction.on_predict is not None,
-        "minds_gate": eviction.on_gate is not None,
+        "keys_read_demand": bool(named & {"needed", "mass_ever"}),
+        "keys_read_future": bool(named & {"next_use", "next_pass"}),
+        "keys_read_hints": bool(named & {"hint_pass", "last_hint"}) or eviction.on_predict is not None,
+        "keys_read_gate": eviction.on_gate is not None,
     }
 
 
-def _lengths(feed: Feed, setting: Setting, chosen: PolicySet, lines: int, keep: bool) -> dict[str, int]:
+def _lengths(inputs: Inputs, setting: Setting, chosen: PolicySet, lines: int, keep: bool) -> dict[str, int]:
     shape, geometry = setting.shape, setting.shape.geometry
-    tokens = len(feed["token_ids"])
-    most = int(feed["pass_tokens"].max(initial=1))
+    tokens = len(inputs["token_ids"])
+    most = int(inputs["pass_tokens"].max(initial=1))
     numbers = {
-        "passes": len(feed["pass_start"]),
-        "width": feed["token_ids"].shape[2],
+        "passes": len(inputs["pass_start"]),
+        "width": inputs["token_ids"].shape[2],
         "n_experts": shape.experts,
         "n_copies": shape.experts * shape.precisions,
         "n_pools": len(setting.pools),
@@ -157,18 +178,18 @@ def _lengths(feed: Feed, setting: Setting, chosen: PolicySet, lines: int, keep: 
         "n_log": lines,
         "n_members": shape.experts * shape.precisions,
         "n_ring": _power_of_two(shape.experts * shape.precisions + 1),
-        "n_steps": len(feed["offsets"]),
-        "n_demand": len(feed["stream_expert"]),
-        "n_passes": len(feed["stream_pass"]),
+        "n_steps": len(inputs["offsets"]),
+        "n_demand": len(inputs["stream_expert"]),
+        "n_passes": len(inputs["stream_pass"]),
         "n_tokens": tokens,
-        "n_weighted": len(feed["token_weights"]),
-        "n_scored": len(feed["token_choice"]),
-        "n_look": len(feed["look_order"]),
+        "n_weighted": len(inputs["token_weights"]),
+        "n_scored": len(inputs["token_choice"]),
+        "n_look": len(inputs["look_order"]),
         "n_most": most,
-        "n_held": most if len(feed["token_choice"]) else 0,
+        "n_held": most if len(inputs["token_choice"]) else 0,
         "n_accesses": 2 * geometry.experts,
         "n_kept": tokens if keep else 0,
-        "n_rows": int(feed["pass_row"].max(initial=-1)) + 1,
+        "n_rows": int(inputs["pass_row"].max(initial=-1)) + 1,
         "n_counters": WIDTH,
         "n_times": TIMES,
         "n_par": len(chosen.eviction.par()),
@@ -181,10 +202,6 @@ def _lengths(feed: Feed, setting: Setting, chosen: PolicySet, lines: int, keep: 
     return numbers
 
 
-def _start() -> dict[str, int]:
-    return {"compute_at": NOT_SOON, "cpu_at": NOT_SOON, "row": NO_ROW, "staged": NONE}
-
-
 def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
@@ -192,11 +209,11 @@ def _power_of_two(least: int) -> int:
 # times
 
 
-def _costs(feed: Feed, setting: Setting) -> dict[str, np.ndarray]:
+def _costs(inputs: Inputs, setting: Setting) -> dict[str, np.ndarray]:
     """Tables of what `simulator.platform.Times` gives, one row per distinct pass and per distinct expert size."""
     times, shape = setting.times, setting.shape
-    tokens = int(feed["pass_tokens"].max(initial=1))
-    lengths, dense_row = np.unique(feed["pass_tokens"], return_inverse=True)
+    tokens = int(inputs["pass_tokens"].max(initial=1))
+    lengths, dense_row = np.unique(inputs["pass_tokens"], return_inverse=True)
     layers = range(shape.geometry.layers)
     dense = [[times.dense_ns(layer, int(length)) for layer in layers] for length in lengths]
     for row, length in zip(dense, lengths, strict=True):
@@ -224,9 +241,9 @@ def _per_tokens(of: Callable[[int, int, int], int], kinds: Sequence[tuple[int, i
 # contents
 
 
-def _describe(world: World, setting: Setting) -> None:
+def _describe(state: SimulationState, setting: Setting) -> None:
     """What is what, and where a run starts."""
-    arrays, shape, geometry = world.arrays, setting.shape, setting.shape.geometry
+    arrays, shape, geometry = state.arrays, setting.shape, setting.shape.geometry
     experts, owned, copies, pools = (arrays[name] for name in ("experts", "owned", "copies", "pools"))
     y = np.arange(len(copies))
     owned["x"], owned["evicted_pass"] = y // shape.precisions, NEVER_LEFT
@@ -237,38 +254,38 @@ def _describe(world: World, setting: Setting) -> None:
     experts["layer"] = np.arange(len(experts)) // geometry.experts
     experts["last_pass"] = experts["hint_pass"] = -1
     pools["capacity"], pools["scope"] = setting.pools, NEVER_LEFT
-    arrays["slot"][:] = NONE
+    arrays["union_at"][:], arrays["access_of"][:] = NONE, NONE
     arrays["layer_key"][:], arrays["layer_order"][:] = NO_KEY, NO_KEY
     for name in ("behind", "in_front"):
         arrays[name][:] = np.arange(len(arrays[name]))
-    arrays["keyed_scope"][:] = 0 if world["rekey"] == TOUCH else NEVER_LEFT
+    arrays["keyed_scope"][:] = 0 if state["rekey"] == TOUCH else NEVER_LEFT
     arrays["keyed_pass"][:] = NEVER_LEFT
     warm = [(layer * geometry.experts + expert) * shape.precisions for layer, expert in setting.config.warm]
     arrays["warm"][:] = warm
 
 
-def _foresee(world: World, known: Known) -> None:
+def _foresee(state: SimulationState, known: Known) -> None:
     """What is known of the future and of the past before a run."""
-    experts, copies = world.arrays["experts"], world.arrays["copies"]
+    experts, copies = state.arrays["experts"], state.arrays["copies"]
     experts["next_use"] = np.asarray(known.first_uses, np.int64) if len(known.first_uses) else NEVER
     experts["next_pass"] = np.asarray(known.first_passes, np.int64) if len(known.first_passes) else NEVER
-    experts["profile"], taken = NEVER, np.zeros(len(world.arrays["pools"]), np.int64)
+    experts["profile"], taken = NEVER, np.zeros(len(state.arrays["pools"]), np.int64)
     for x in known.ranking:
-        copy = copies[x * int(world["precisions"])]
+        copy = copies[x * int(state["precisions"])]
         experts["profile"][x] = taken[copy["pool"]]
         taken[copy["pool"]] += copy["bytes"]
 
 
-def _remember(world: World, setting: Setting, chosen: PolicySet) -> None:
+def _remember(state: SimulationState, setting: Setting, chosen: PolicySet) -> None:
     """What policies and routers are told once."""
-    geometry, here = setting.shape.geometry, world.arrays["now"]
+    geometry, here = setting.shape.geometry, state.arrays["now"]
     here["layers"], here["experts"], here["k"] = geometry.layers, geometry.experts, geometry.k
     here["precisions"], here["seed"] = setting.shape.precisions, setting.config.seed
     for i, kind in enumerate(KINDS):
         of: Chosen = getattr(chosen, kind)
-        world.arrays[f"own_par_{i}"][:] = of.par()
-        world.arrays[f"own_capacity_{i}"][:] = setting.pools
-    _write_rule(world.arrays["rule"], geometry.router)
+        state.arrays[f"own_par_{i}"][:] = of.par()
+        state.arrays[f"own_capacity_{i}"][:] = setting.pools
+    _write_rule(state.arrays["rule"], geometry.router)
 
 
 def _write_rule(rule: np.ndarray, router: Router) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.contract import NONE, UNIT
-from simulator.compiled.runtime.initial import Feed
+from simulator.compiled.runtime.initial import Inputs
 from simulator.compiled.runtime.layout import FEED
 from simulator.config import ReplayConfig
 from simulator.source import Gate, Pass, Source
@@ -40,7 +40,7 @@ class Demanded(NamedTuple):
     control: tuple[str, int]  #: of the look-ahead, and its seed
 
 
-def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Feed:
+def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Inputs:
     """Only the arrays that the policies need; `reads` is what they declare to read. Raises TraceError.
 
     All replays of this process that want the same share them.
@@ -51,7 +51,7 @@ def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: fr
     return shared(trace, wanted, lambda: _feed_of(trace, wanted))
 
 
-def _feed_of(trace: Trace, wanted: Demanded) -> Feed:
+def _feed_of(trace: Trace, wanted: Demanded) -> Inputs:
     passes = wanted.passes
     plan, geometry, demand = schedule(trace, passes), trace.geometry, demand_of(trace, passes)
     scores = _scores_of(trace) if wanted.scores else {}
@@ -106,7 +106,7 @@ def _depths(config: ReplayConfig) -> tuple[int, ...]:
     return (0,) * depth if prefetch.policy.own_scores(prefetch.params) else tuple(range(1, depth + 1))
 
 
-def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Feed:
+def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
     """Every array of `layout.FEED`; one that is absent has no tokens."""
     width = arrays["token_ids"].shape[2]
     lengths = {"layers": geometry.layers, "experts": geometry.experts, "width": width}
@@ -120,7 +120,7 @@ def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Feed:
 # any source
 
 
-def feed_from(source: Source) -> Feed:
+def feed_from(source: Source) -> Inputs:
     """A source asked for everything in advance; it must not react to what is made of its gates."""
     geometry, passes = source.geometry, list(source.passes())
     gates = [source.gate(step, layer) for step in passes for layer in range(geometry.layers)]
@@ -132,8 +132,8 @@ def feed_from(source: Source) -> Feed:
 
 
 def _plan_from(passes: Sequence[Pass]) -> dict[str, np.ndarray]:
-    columns = {name: np.array([getattr(step, name) for step in passes], np.int64) for name in Pass._fields}
     names = ("start", "tokens", "phase", "request")
+    columns = {name: np.array([getattr(step, name) for step in passes], np.int64) for name in names}
     return {f"pass_{name}": columns[name] for name in names} | {"pass_row": _rows(columns["request"])}
 
 

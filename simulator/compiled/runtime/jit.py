@@ -1,6 +1,6 @@
 """How the functions of this package are compiled, and how they reach a run's arrays.
 
-A run's whole state is one record of numbers, the world: among them the addresses of its arrays. So every function takes
+A run's whole state is one record of numbers: among them the addresses of its arrays. So every function takes
 one pointer, and the compiler need not carry a hundred arrays from call to call. `_nrt=False` forbids allocation, and
 with it the atomic reference counts around every call of a policy's hook, which cost ten times the call itself. Division
 is C's, as no divisor is ever zero.
@@ -8,6 +8,7 @@ is C's, as no divisor is ever zero.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numba
@@ -16,12 +17,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils, config
 from numba.core.errors import TypingError
-from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
+from numba.extending import intrinsic, lower_getattr
+from numba.np.arrayobj import populate_array, record_getattr
 
 OPTIONS = {"_nrt": False, "error_model": "numpy"}
 SETTINGS: Any = config  # its attributes are set when it is imported
-#: NUMBA_DISABLE_JIT=1: the same functions as plain Python, over a world that keeps its arrays by name.
+#: NUMBA_DISABLE_JIT=1: the same functions as plain Python, over a state that keeps its arrays by name.
 IS_PYTHON = bool(SETTINGS.DISABLE_JIT)
 WORD = ir.IntType(64)
 
@@ -32,46 +33,75 @@ called = njit(**OPTIONS)
 
 
 def array_reader(name: str, dtype: Any, *axes: str, readonly: bool = False, whole: bool = False) -> Any:
-    """A function from the world to one of its arrays; `axes` are the numbers of the world that say its shape.
+    """A function from the state to one of its arrays; `axes` are the numbers of the state that say its shape.
 
     Unless it is `whole`, the array may be indexed but neither cut nor measured: it says that its first axis is empty,
     so that nothing is left of the additions that Numba makes for indices from the end.
     """
     if IS_PYTHON:
-        return lambda w: w.arrays[name]
+        return lambda s: s.arrays[name]
     size = np.dtype(dtype).itemsize
     kind = types.Array(numba.from_dtype(np.dtype(dtype)), len(axes), "C", readonly=readonly)
 
     @intrinsic
-    def read(typing: Any, w: Any) -> Any:
+    def read(typing: Any, s: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             array = context.make_array(kind)(context, builder)
-            first = _number(builder, w, arguments[0], axes[0]) if whole else ir.Constant(WORD, 0)
-            shape = [first, *(_number(builder, w, arguments[0], axis) for axis in axes[1:])]
+            first = _number(builder, s, arguments[0], axes[0]) if whole else ir.Constant(WORD, 0)
+            shape = [first, *(_number(builder, s, arguments[0], axis) for axis in axes[1:])]
             strides = [ir.Constant(WORD, size)]
             for length in reversed(shape[1:]):
                 strides.insert(0, builder.mul(strides[0], length))
-            data = builder.inttoptr(_number(builder, w, arguments[0], f"at_{name}"), array.data.type)
+            data = builder.inttoptr(_number(builder, s, arguments[0], f"at_{name}"), array.data.type)
             populate_array(array, data, shape, strides, ir.Constant(WORD, size), meminfo=None)
             return array._getvalue()
 
-        return kind(w), generate
+        return kind(s), generate
 
     return read
 
 
 def record_reader(name: str, dtype: np.dtype) -> Any:
-    """A function from the world to one of its records."""
+    """A function from the state to one of its records."""
     if IS_PYTHON:
-        return lambda w: w.arrays[name][0]
+        return lambda s: s.arrays[name][0]
     kind = numba.from_dtype(dtype)
 
     @intrinsic
-    def read(typing: Any, w: Any) -> Any:
+    def read(typing: Any, s: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(_number(builder, w, arguments[0], f"at_{name}"), context.get_value_type(kind))
+            return builder.inttoptr(_number(builder, s, arguments[0], f"at_{name}"), context.get_value_type(kind))
 
-        return kind(w), generate
+        return kind(s), generate
+
+    return read
+
+
+def freeze(constants: Mapping[str, int], mark: str) -> None:
+    """Numbers of a state are these constants wherever its type has a field `mark`."""
+    for name, constant in {} if IS_PYTHON else constants.items():
+        _freeze(name, constant, mark)
+
+
+def _freeze(name: str, constant: int, mark: str) -> None:
+    @lower_getattr(types.Record, name)
+    def read(context: Any, builder: Any, kind: Any, record: Any) -> Any:
+        if mark in kind.fields:
+            return ir.Constant(WORD, constant)
+        return record_getattr(context, builder, kind, record, name)
+
+
+def retyped(given: Any, wanted: Any) -> Any:
+    """A function from a record of either type to the same record as one of `wanted`, which is the start of `given`."""
+    if IS_PYTHON:
+        return lambda record: record
+
+    @intrinsic
+    def read(typing: Any, record: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], context.get_value_type(wanted))
+
+        return (wanted(record), generate) if record in (given, wanted) else None
 
     return read
 

@@ -1,4 +1,4 @@
-"""What a run is made of: the numbers of its world, and the arrays that they point to, each with type and shape.
+"""What a run is made of: the numbers of its state, and the arrays that they point to, each with type and shape.
 
 Experts x = layer * E + e and copies y = x * P + p are numbered densely, so that nothing is ever searched by name.
 `now`, `experts` and `copies` are the tables of `policies/contract.py`, which policies see. `state` reaches all of it.
@@ -18,25 +18,39 @@ def record(names: str) -> np.dtype:
     return np.dtype([(name, np.int64) for name in names.split()], align=True)
 
 
-#: What does not change in a run. `hears_*` are sets of listeners, bit i for the i-th kind of policy; `minds_*` is what
-#: the eviction policy's keys depend on, `reads_*` what any hook reads.
+#: What does not change in a run. `*_listeners` are sets, bit i for the i-th kind of policy; `keys_read_*` is what the
+#: eviction policy's keys depend on, `reads_*` what any hook reads.
 SETTING = (
-    "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset "
-    "side_slots reach logs keeps weighted scored knows_future by_key queue rekey leaves "
-    "minds_demand minds_future minds_hints minds_gate reads_passes reads_weights reads_logits reads_choice "
-    "reads_gate reads_demand renews "
-    "hears_gate has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
-    "hears_use hears_insert hears_evict hears_predict "
+    "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset_every "
+    "side_slots reach logs keeps weighted scored knows_future by_key queue rekey ranks row_length "
+    "keys_read_demand keys_read_future keys_read_hints keys_read_gate reads_passes reads_weights reads_logits "
+    "reads_choice reads_ids reads_demand renews "
+    "gate_listeners use_listeners insert_listeners evict_listeners predict_listeners "
+    "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
 )
-#: Where it stands. Rings are pairs of positions that only grow; an array's index is their remainder.
-STANDING = (
-    "time compute_at cpu_at go wake waiting index began gated_at spent since_reset row "
-    "demand_first demand_end ask_first ask_end flight_first flight_end ready_first ready_end last_done "
-    "disturbed layers_marked request_began beside_cpu by_rank protected_now done_now aside_now in_side staged stamps "
-    "arrivals lines "
-    "layer place then start tokens demanded looked_up served turn coming running changed substituted error culprit "
-    "assignments mass absent in_place page spares speculative line_kind line_cause line_copy line_begin line_end "
-)
+#: What changes, in records: each is written by the file of its name only (tests/simulator/test_state_owners.py).
+#: Rings are pairs of positions that only grow; an array's index is their remainder.
+RECORDS = {
+    "clock": record("time compute_at cpu_at go wake waiting"),
+    "compute": record(
+        "program_counter then index layer start tokens began request_began "
+        "gated_at looked_up turn coming running spent ready_first"
+    ),
+    "demand": record("demanded assignments mass changed"),
+    "gate": record("served"),
+    "substitution": record("substituted"),
+    "cache": record("pinned_now done_now bypassed arrivals"),
+    "space": record("aside_now"),
+    "uses": record("stamps"),
+    "ranking": record("invalid_now layers_marked"),
+    "side_buffer": record("in_side"),
+    "link": record("demand_first demand_end ask_first ask_end flight_first flight_end ready_end last_done"),
+    "counters": record("row page"),
+    "log": record("lines"),
+    "reset": record("tokens"),
+    "errors": record("error culprit"),
+}
+
 #: Lengths of arrays, where none of the above is one.
 LENGTHS = (
     "n_experts n_copies n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand n_passes "
@@ -54,19 +68,19 @@ OWNED = np.dtype(
         ("x", np.int32),
         ("layer", np.int32),
         ("kind", np.int32),  # layer * P + precision: what sizes and times depend on
-        ("place", np.int32),  # in its layer's list of members
-        ("leaf", np.int32),  # its place in its layer's row of leaves, from 1; 0 if it may not leave
+        ("member_at", np.int32),  # in its layer's list of members
+        ("row_at", np.int32),  # its position in its layer's row of candidates, from 1; 0 if it is none
         ("member", np.int8),  # 1 while it occupies room of its pool and has arrived
-        ("dirty", np.int8),  # 1 while it waits to be ranked anew
-        ("listed", np.int8),  # 1 if its protection ends with the step
+        ("invalid", np.int8),  # 1 while its key waits to be evaluated anew
+        ("listed", np.int8),  # 1 if it is unpinned when the step ends
         ("done", np.int8),  # 1 from its compute to the end of the step
         ("ever", np.int8),  # 1 once it has been resident
-        ("aside", np.int8),  # while it is named and others are asked about: 1 if a candidate, 2 if a spare one
+        ("aside", np.int8),  # a chosen victim while others are chosen: what it was before (cache.py)
         ("counted", np.int8),  # 1 if its arrival by a prefetch counted as its first use
         ("side", np.int8),  # 1 while it is in a side buffer
-        ("prefetch", np.int8),  # its transfer: a prefetch, met by a demand, streamed
+        ("prefetch", np.int8),  # its transfer: a prefetch, met by a demand, bypassing the cache
         ("awaited", np.int8),
-        ("streamed", np.int8),
+        ("bypasses", np.int8),
     ],
     align=True,
 )
@@ -87,17 +101,17 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "pools": (POOL, ("n_pools",)),
     "wire_ns": (np.int64, ("n_kinds",)),
     "slow_wire_ns": (np.int64, ("n_kinds",)),  # while the CPU computes
-    # the books
+    # counters
     "cells": (np.int64, ("n_cells",)),  # layer, phase, counter
     "lifetimes": (np.int64, ("n_buckets",)),  # layer, phase, bucket
     "log": (EVENT, ("n_log",)),
     "rows": (np.int64, ("n_rows", "n_counters")),  # per request
     "row_times": (np.int64, ("n_rows", "n_times")),
-    "before": (np.int64, ("n_counters",)),  # the books when the request in progress began
-    # who leaves first: copies and layers with what they win with; a layer's members; what must be looked at anew
-    "leaf_key": (np.int64, ("n_copies",)),
-    "leaf_order": (np.int64, ("n_copies",)),
-    "leaf_count": (np.int64, ("layers",)),
+    "before": (np.int64, ("n_counters",)),  # the counters when the request in progress began
+    # victim selection: candidates in rows, one per layer; the smallest of each; members; copies whose key is invalid
+    "row_key": (np.int64, ("n_copies",)),
+    "row_order": (np.int64, ("n_copies",)),
+    "row_count": (np.int64, ("layers",)),
     "layer_key": (np.int64, ("layers",)),
     "layer_shift": (np.int64, ("layers",)),
     "layer_order": (np.int64, ("layers",)),
@@ -109,7 +123,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "keyed_pass": (np.int64, ("layers",)),
     "behind": (np.int64, ("n_queued",)),  # in a queue: the next to leave after a copy, and before it
     "in_front": (np.int64, ("n_queued",)),
-    "dirty": (np.int64, ("n_copies",)),
+    "invalid_copies": (np.int64, ("n_copies",)),
     "asked": (np.int64, ("n_copies",)),  # copies whose keys are wanted, and the answers
     "answers": (np.int64, ("n_copies",)),
     # rings of copies on their way, when they land, and those that compute waits for; their length is a power of two
@@ -119,10 +133,10 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "lands": (np.int64, ("n_ring",)),
     "ready": (np.int64, ("n_ring",)),
     # lists of this step, and side buffers in order of their transfers' start
-    "protected": (np.int64, ("n_copies",)),
+    "pinned": (np.int64, ("n_copies",)),
     "done": (np.int64, ("n_copies",)),
-    "aside": (np.int64, ("n_copies",)),  # named, in this order, while the policy is asked about others
-    "side": (np.int64, ("n_copies",)),
+    "chosen_victims": (np.int64, ("n_copies",)),  # in the order of choice, while others are chosen
+    "buffered": (np.int64, ("n_copies",)),
     # times
     "dense_ns": (np.int64, ("n_lengths", "layers")),
     "dense_row": (np.int64, ("passes",)),
@@ -163,7 +177,9 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "tier": (np.int64, ("experts",)),  # precision at which each expert of the layer runs in this step, or NONE
     "slot": (np.int64, ("experts",)),  # the access that serves an expert, or NONE
     "named": (np.int64, ("n_experts",)),  # how often it was named for its layer's next gate
-    "found": (np.int64, ("experts",)),  # demanded and resident, in demand order
+    "present": (np.int64, ("experts",)),  # demanded and resident, in demand order
+    "union_at": (np.int64, ("experts",)),  # an expert's position in the union being made, or NONE
+    "access_of": (np.int64, ("experts",)),  # an expert's access while the union is made again, or NONE
     "accesses": (ACCESS, ("n_accesses",)),
     "others": (ACCESS, ("n_accesses",)),
     "kept": (np.int16, ("n_kept", "layers", "width")),  # what every token ran, if asked for
@@ -175,7 +191,7 @@ FEED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "pass_tokens": (np.int64, ("passes",)),
     "pass_phase": (np.int64, ("passes",)),
     "pass_request": (np.int64, ("passes",)),
-    "pass_row": (np.int64, ("passes",)),  # the request's row of the books
+    "pass_row": (np.int64, ("passes",)),  # the row of the request's counters
     "offsets": (np.int64, ("n_steps",)),  # of a step in the demand stream, and its end
     "stream_expert": (np.int32, ("n_demand",)),
     "stream_rank": (np.int32, ("n_demand",)),
@@ -205,6 +221,48 @@ MEMORIES: dict[str, tuple[Any, tuple[str, ...]]] = {
         ("own_capacity", np.int64, ("n_pools",)),
     )
 }
-WORLD = record(
-    SETTING + STANDING + LENGTHS + "at_now at_rule at_stop " + " ".join(f"at_{n}" for n in (*ARRAYS, *FEED, *MEMORIES))
-)
+#: Which file writes what, beside the record of its name: arrays, and columns of the tables that several files share.
+#: A function may write to what it is handed; who hands it over is the owner.
+OWNS = {
+    "cache": (
+        "copies pools.used pools.open pinned done owned.counted owned.done "
+        "owned.entered_step owned.ever owned.evicted_pass owned.listed owned.member"
+    ),
+    "uses": "experts",
+    "space": "chosen_victims owned.aside",
+    "link": "asks demands flight lands ready owned.awaited owned.bypasses owned.prefetch owned.target",
+    "side_buffer": "buffered owned.side",
+    "ranking": (
+        "asked invalid_copies keyed_pass keyed_scope layer_key layer_marked layer_order layer_shift marked_layers "
+        "member_count members row_count row_key row_order pools.scope owned.invalid owned.member_at owned.row_at"
+    ),
+    "queues": "behind in_front",
+    "compute": "now kept",
+    "gate": "now.absent now.gated accesses missing named slot tier verdict",
+    "demand": (
+        "chosen ids ran weights logits choice union_at demand_expert demand_mass demand_next demand_pass demand_rank "
+        "demand_sum demand_tokens final_expert final_mass final_rank final_sum final_tokens"
+    ),
+    "substitution": "access_of eligible others stand_ins",
+    "weights": "anew units",
+    "fidelity": "own_in_run run_in_own",
+    "counters": "before cells lifetimes row_times rows",
+    "fast_path": "present",
+    "asking": "answers wants suggested",
+}
+
+#: Marks the state of a run that the fast variant may replay: Numba's cache on disk tells variants by types only.
+MARK = "fast_variant"
+
+
+def _state(*marks: str) -> np.dtype:
+    numbers = (SETTING + LENGTHS).split() + [
+        f"at_{name}" for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)
+    ]
+    fields = [(name, np.int64) for name in numbers]
+    return np.dtype([*fields, *RECORDS.items(), *((mark, np.int64) for mark in marks)], align=True)
+
+
+STATE = _state()
+#: The same with a mark behind it, so that functions that take any state can be handed this one.
+FAST_STATE = _state(MARK)

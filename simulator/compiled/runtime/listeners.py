@@ -1,4 +1,4 @@
-"""What any of the four policies may listen to; told in the order routing, prefetch, eviction, miss."""
+"""Events that any of the four policies may subscribe to; told in the order routing, prefetch, eviction, miss."""
 
 from __future__ import annotations
 
@@ -8,70 +8,70 @@ ROUTING, PREFETCH, EVICTION, MISS = 1, 2, 4, 8
 
 
 @fast
-def gated(w, hooks):
+def gated(s, hooks):
     """`on_gate`."""
-    heard = w["hears_gate"]
-    if heard & ROUTING:
-        hooks.gate_routing(w)
-    if heard & PREFETCH:
-        hooks.gate_prefetch(w)
-    if heard & EVICTION:
-        hooks.gate_eviction(w)
-    if heard & MISS:
-        hooks.gate_miss(w)
+    who = s["gate_listeners"]
+    if who & ROUTING:
+        hooks.gate_routing(s)
+    if who & PREFETCH:
+        hooks.gate_prefetch(s)
+    if who & EVICTION:
+        hooks.gate_eviction(s)
+    if who & MISS:
+        hooks.gate_miss(s)
 
 
 @called
-def used(w, hooks, y):
+def used(s, hooks, y):
     """`on_use`."""
-    heard = w["hears_use"]
-    if heard & ROUTING:
-        hooks.use_routing(w, y)
-    if heard & PREFETCH:
-        hooks.use_prefetch(w, y)
-    if heard & EVICTION:
-        hooks.use_eviction(w, y)
-    if heard & MISS:
-        hooks.use_miss(w, y)
+    who = s["use_listeners"]
+    if who & ROUTING:
+        hooks.use_routing(s, y)
+    if who & PREFETCH:
+        hooks.use_prefetch(s, y)
+    if who & EVICTION:
+        hooks.use_eviction(s, y)
+    if who & MISS:
+        hooks.use_miss(s, y)
 
 
 @called
-def inserted(w, hooks, y, prefetched):
+def inserted(s, hooks, y, prefetched):
     """`on_insert`."""
-    heard = w["hears_insert"]
-    if heard & ROUTING:
-        hooks.insert_routing(w, y, prefetched)
-    if heard & PREFETCH:
-        hooks.insert_prefetch(w, y, prefetched)
-    if heard & EVICTION:
-        hooks.insert_eviction(w, y, prefetched)
-    if heard & MISS:
-        hooks.insert_miss(w, y, prefetched)
+    who = s["insert_listeners"]
+    if who & ROUTING:
+        hooks.insert_routing(s, y, prefetched)
+    if who & PREFETCH:
+        hooks.insert_prefetch(s, y, prefetched)
+    if who & EVICTION:
+        hooks.insert_eviction(s, y, prefetched)
+    if who & MISS:
+        hooks.insert_miss(s, y, prefetched)
 
 
 @called
-def evicted(w, hooks, y):
+def evicted(s, hooks, y):
     """`on_evict`."""
-    heard = w["hears_evict"]
-    if heard & ROUTING:
-        hooks.evict_routing(w, y)
-    if heard & PREFETCH:
-        hooks.evict_prefetch(w, y)
-    if heard & EVICTION:
-        hooks.evict_eviction(w, y)
-    if heard & MISS:
-        hooks.evict_miss(w, y)
+    who = s["evict_listeners"]
+    if who & ROUTING:
+        hooks.evict_routing(s, y)
+    if who & PREFETCH:
+        hooks.evict_prefetch(s, y)
+    if who & EVICTION:
+        hooks.evict_eviction(s, y)
+    if who & MISS:
+        hooks.evict_miss(s, y)
 
 
 @called
-def predicted(w, hooks, y):
+def predicted(s, hooks, y):
     """`on_predict`."""
-    heard = w["hears_predict"]
-    if heard & ROUTING:
-        hooks.predict_routing(w, y)
-    if heard & PREFETCH:
-        hooks.predict_prefetch(w, y)
-    if heard & EVICTION:
-        hooks.predict_eviction(w, y)
-    if heard & MISS:
-        hooks.predict_miss(w, y)
+    who = s["predict_listeners"]
+    if who & ROUTING:
+        hooks.predict_routing(s, y)
+    if who & PREFETCH:
+        hooks.predict_prefetch(s, y)
+    if who & EVICTION:
+        hooks.predict_eviction(s, y)
+    if who & MISS:
+        hooks.predict_miss(s, y)

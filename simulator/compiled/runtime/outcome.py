@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from policies.contract import PolicyError
-from results.result import COUNTERS, Event, Row
+from results.counters import COUNTERS, PHASES, reported
+from results.result import Event, Row
 from simulator.compiled.counters import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
 from simulator.compiled.log import BY_RESET, CAUSES, KINDS
-from simulator.compiled.runtime.initial import World
-from simulator.compiled.runtime.state import (
+from simulator.compiled.runtime.errors import (
     BAD_CHOICE,
     BAD_NAME,
     BAD_STAND_IN,
@@ -23,14 +23,13 @@ from simulator.compiled.runtime.state import (
     STOPPED,
     STUCK,
 )
+from simulator.compiled.runtime.initial import SimulationState
 from simulator.config import PolicySet
 from simulator.errors import ConfigError
 from simulator.setting import Setting
 
-PHASES = ("prefill", "decode")
 
-
-class FinishedBooks:
+class FinishedCounters:
     """Counters per layer, phase and request."""
 
     def __init__(self, cells: np.ndarray, lifetimes: np.ndarray, requests: list[Row]) -> None:
@@ -46,7 +45,7 @@ class FinishedBooks:
         """A row per layer and phase, phases without any step left out."""
         return [
             {"layer": layer, "phase": PHASES[phase]}
-            | dict(zip(COUNTERS, self._cells[layer, phase].tolist(), strict=True))
+            | reported(self._cells[layer, phase].tolist(), "layer")
             | {"lifetime": self._lifetimes[layer, phase].tolist()}
             for layer in range(len(self._cells))
             for phase in range(len(PHASES))
@@ -58,19 +57,19 @@ class FinishedBooks:
         return self._requests
 
 
-def books_of(world: World) -> FinishedBooks:
-    """The books of a finished run."""
-    layers = int(world["layers"])
-    cells = world.arrays["cells"].reshape(layers, len(PHASES), WIDTH)
-    return FinishedBooks(cells, world.arrays["lifetimes"].reshape(layers, len(PHASES), BUCKETS), _requests(world))
+def counters_of(state: SimulationState) -> FinishedCounters:
+    """The counters of a finished run."""
+    layers = int(state["layers"])
+    cells = state.arrays["cells"].reshape(layers, len(PHASES), WIDTH)
+    return FinishedCounters(cells, state.arrays["lifetimes"].reshape(layers, len(PHASES), BUCKETS), _requests(state))
 
 
-def _requests(world: World) -> list[Row]:
+def _requests(state: SimulationState) -> list[Row]:
     """A request's number is that of its passes."""
-    numbers = dict(zip(*(world.arrays[name].tolist() for name in ("pass_row", "pass_request")), strict=True))
+    numbers = dict(zip(*(state.arrays[name].tolist() for name in ("pass_row", "pass_request")), strict=True))
     return [
-        {"request": numbers[row], **_times(times.tolist()), **dict(zip(COUNTERS, counts.tolist(), strict=True))}
-        for row, (times, counts) in enumerate(zip(world.arrays["row_times"], world.arrays["rows"], strict=True))
+        {"request": numbers[row], **_times(times.tolist()), **reported(counts.tolist(), "request")}
+        for row, (times, counts) in enumerate(zip(state.arrays["row_times"], state.arrays["rows"], strict=True))
     ]
 
 
@@ -85,9 +84,9 @@ def _times(columns: list[int]) -> Row:
     }
 
 
-def events_of(world: World, setting: Setting) -> list[Event]:
+def events_of(state: SimulationState, setting: Setting) -> list[Event]:
     """The event log in words."""
-    lines = world.arrays["log"][: int(world["lines"])].tolist()
+    lines = state.arrays["log"][: int(state["log"]["lines"])].tolist()
     return [
         Event(t0, t1, KINDS[kind], step_pass, layer, expert, precision, _cause(cause, setting))
         for t0, t1, kind, step_pass, layer, expert, precision, cause in lines
@@ -100,12 +99,12 @@ def _cause(cause: int, setting: Setting) -> str:
     return f"for {cause}" if cause >= 0 else CAUSES[-cause]
 
 
-def check(world: World, chosen: PolicySet) -> None:
+def check(state: SimulationState, chosen: PolicySet) -> None:
     """Raises what the reference raises when a run cannot go on; KeyboardInterrupt if it was told to stop."""
-    error, eviction, miss = int(world["error"]), chosen.eviction.policy.name, chosen.miss.policy.name
+    error, eviction, miss = int(state["errors"]["error"]), chosen.eviction.policy.name, chosen.miss.policy.name
     if error == NO_ERROR:
         return
-    culprit = int(world["culprit"])
+    culprit = int(state["errors"]["culprit"])
     if error == STOPPED:
         raise KeyboardInterrupt
     if error == NO_CPU:
@@ -114,7 +113,7 @@ def check(world: World, chosen: PolicySet) -> None:
         raise PolicyError("a policy that changes the mixture must declare that it needs logits: needs=always('logits')")
     raise AssertionError(
         {
-            BAD_VICTIM: f"{eviction} named {int(world['culprit'])}, which may not leave its pool",
+            BAD_VICTIM: f"{eviction} named {int(state['culprit'])}, which may not leave its pool",
             STUCK: "nothing can happen any more: a demanded expert finds no room",
             BAD_CHOICE: f"routing {chosen.routing.policy.name} chose {culprit}, which is no expert",
             BAD_NAME: f"prefetch {chosen.prefetch.policy.name} named {culprit}, which is no copy",

@@ -49,7 +49,7 @@ def _experts(reads: frozenset[str]) -> Callable:
     columns |= {"formats": [field[0] for field in fields.values()], "offsets": [field[1] for field in fields.values()]}
     narrow = np.dtype(columns, align=True)
     if IS_PYTHON:
-        return lambda w: w.arrays["experts"].view(narrow)
+        return lambda s: s.arrays["experts"].view(narrow)
     return array_reader("experts", narrow, *ARRAYS["experts"][1], whole=True)
 
 
@@ -60,21 +60,21 @@ def _step(reads: frozenset[str]) -> Callable:
     return fast(FunctionType(step_of.__code__, step_of.__globals__ | hidden, step_of.__name__))
 
 
-def step_of(w, demanded):
+def step_of(s, demanded):
     """The gate's arrays; `demanded` experts, 0 while routing has not chosen yet."""
-    layer, first, last = now(w)["layer"], w["start"], w["start"] + w["tokens"]
+    layer, first, last = now(s)["layer"], s["compute"]["start"], s["compute"]["start"] + s["compute"]["tokens"]
     return Step(
-        ids(w),
-        logits(w),
-        choice(w),
-        all_token_scores(w)[first:last, layer],
-        all_look_order(w)[:, first:last, layer],
-        all_look_score(w)[:, first:last, layer],
-        all_demand_expert(w)[:demanded],
-        rank(w, demanded),
-        mass(w, demanded),
-        all_demand_tokens(w)[:demanded],
-        weight(w),
+        ids(s),
+        logits(s),
+        choice(s),
+        all_token_scores(s)[first:last, layer],
+        all_look_order(s)[:, first:last, layer],
+        all_look_score(s)[:, first:last, layer],
+        all_demand_expert(s)[:demanded],
+        rank(s, demanded),
+        mass(s, demanded),
+        all_demand_tokens(s)[:demanded],
+        weight(s),
     )
 
 
@@ -82,41 +82,41 @@ def step_of(w, demanded):
 
 
 @fast
-def nothing(w, demanded=0):
+def nothing(s, demanded=0):
     """None in place of an array."""
 
 
 @fast
-def ids(w):
+def ids(s):
     """(T, k)."""
-    return all_ids(w)[: w["tokens"]]
+    return all_ids(s)[: s["compute"]["tokens"]]
 
 
 @fast
-def logits(w):
+def logits(s):
     """(T, E)."""
-    return all_logits(w)[: w["tokens"]]
+    return all_logits(s)[: s["compute"]["tokens"]]
 
 
 @fast
-def choice(w):
+def choice(s):
     """(T, E)."""
-    return all_choice(w)[: w["tokens"]]
+    return all_choice(s)[: s["compute"]["tokens"]]
 
 
 @fast
-def rank(w, demanded):
+def rank(s, demanded):
     """(n,)."""
-    return all_demand_rank(w)[:demanded]
+    return all_demand_rank(s)[:demanded]
 
 
 @fast
-def mass(w, demanded):
+def mass(s, demanded):
     """(n,)."""
-    return all_demand_mass(w)[:demanded]
+    return all_demand_mass(s)[:demanded]
 
 
 @fast
-def weight(w):
+def weight(s):
     """(T, k), or (0, k) where there are none."""
-    return all_weights(w)[: w["tokens"] if w["weighted"] == 1 or w["changed"] == 1 else 0]
+    return all_weights(s)[: s["compute"]["tokens"] if s["weighted"] == 1 or s["demand"]["changed"] == 1 else 0]

@@ -1,4 +1,4 @@
-"""How the kernel reaches its world: a function for each array, the policies' hooks, and what their memories are."""
+"""How the kernel reaches its arrays: a function for each, the policies' bound hooks, and their memories."""
 
 from __future__ import annotations
 
@@ -10,19 +10,12 @@ from policies.contract import NOW, Own
 from simulator.compiled.runtime.jit import array_reader, fast, record_reader
 from simulator.compiled.runtime.layout import ARRAYS, FEED, MEMORIES, RULE, STOP
 
-#: No event: later than any time.
-NOT_SOON = (1 << 63) - 1
 #: No key: larger than that of any copy that it is compared with.
 NO_KEY = (1 << 63) - 1
 NEVER_LEFT = -1
-#: How a run may end.
-NO_ERROR, STUCK, NO_CPU, NO_LOGITS, NO_HOOK = range(5)
-BAD_VICTIM, BAD_CHOICE, BAD_NAME, BAD_WANT, BAD_VERDICT, BAD_STAND_IN = range(5, 11)
-STOPPED = 11
-
 now = record_reader("now", NOW)
 rule = record_reader("rule", RULE)
-stop = record_reader("stop", STOP)
+stop_flag = record_reader("stop", STOP)
 _reader = {name: array_reader(name, dtype, *axes) for name, (dtype, axes) in ARRAYS.items()}
 _reader |= {name: array_reader(name, dtype, *axes, readonly=True) for name, (dtype, axes) in FEED.items()}
 #: Of arrays that policies are given, or parts of which are.
@@ -46,9 +39,9 @@ log = _reader["log"]
 rows = _reader["rows"]
 row_times = _reader["row_times"]
 before = _reader["before"]
-leaf_key = _reader["leaf_key"]
-leaf_order = _reader["leaf_order"]
-leaf_count = _reader["leaf_count"]
+row_key = _reader["row_key"]
+row_order = _reader["row_order"]
+row_count = _reader["row_count"]
 layer_key = _reader["layer_key"]
 layer_shift = _reader["layer_shift"]
 layer_order = _reader["layer_order"]
@@ -60,7 +53,7 @@ keyed_scope = _reader["keyed_scope"]
 keyed_pass = _reader["keyed_pass"]
 behind = _reader["behind"]
 in_front = _reader["in_front"]
-dirty = _reader["dirty"]
+invalid_copies = _reader["invalid_copies"]
 asked = _reader["asked"]
 answers = _reader["answers"]
 demands = _reader["demands"]
@@ -68,10 +61,10 @@ asks = _reader["asks"]
 flight = _reader["flight"]
 lands = _reader["lands"]
 ready = _reader["ready"]
-protected = _reader["protected"]
+pinned = _reader["pinned"]
 done = _reader["done"]
-aside = _reader["aside"]
-side = _reader["side"]
+chosen_victims = _reader["chosen_victims"]
+buffered = _reader["buffered"]
 dense_ns = _reader["dense_ns"]
 dense_row = _reader["dense_row"]
 cost_row = _reader["cost_row"]
@@ -109,9 +102,11 @@ stand_ins = _reader["stand_ins"]
 tier = _reader["tier"]
 slot = _reader["slot"]
 named = _reader["named"]
-found = _reader["found"]
+present = _reader["present"]
 accesses = _reader["accesses"]
 others = _reader["others"]
+union_at = _reader["union_at"]
+access_of = _reader["access_of"]
 kept = _reader["kept"]
 warm = _reader["warm"]
 pass_start = _reader["pass_start"]
@@ -211,42 +206,42 @@ class BoundHooks(NamedTuple):
 
 
 @fast
-def own_routing(w):
+def own_routing(s):
     """The routing policy's memory."""
-    return Own(_own_rows_0(w), _own_regs_0(w), _own_reals_0(w), _own_par_0(w), _own_capacity_0(w))
+    return Own(_own_rows_0(s), _own_regs_0(s), _own_reals_0(s), _own_par_0(s), _own_capacity_0(s))
 
 
 @fast
-def own_prefetch(w):
+def own_prefetch(s):
     """The prefetch policy's memory."""
-    return Own(_own_rows_1(w), _own_regs_1(w), _own_reals_1(w), _own_par_1(w), _own_capacity_1(w))
+    return Own(_own_rows_1(s), _own_regs_1(s), _own_reals_1(s), _own_par_1(s), _own_capacity_1(s))
 
 
 @fast
-def own_eviction(w):
+def own_eviction(s):
     """The eviction policy's memory."""
-    return Own(_own_rows_2(w), _own_regs_2(w), _own_reals_2(w), _own_par_2(w), _own_capacity_2(w))
+    return Own(_own_rows_2(s), _own_regs_2(s), _own_reals_2(s), _own_par_2(s), _own_capacity_2(s))
 
 
 @fast
-def own_miss(w):
+def own_miss(s):
     """The miss policy's memory."""
-    return Own(_own_rows_3(w), _own_regs_3(w), _own_reals_3(w), _own_par_3(w), _own_capacity_3(w))
+    return Own(_own_rows_3(s), _own_regs_3(s), _own_reals_3(s), _own_par_3(s), _own_capacity_3(s))
 
 
 @fast
-def expert_of(w, y):
+def expert_of(s, y):
     """The expert of a copy."""
-    return np.int64(owned(w)[y]["x"])
+    return np.int64(owned(s)[y]["x"])
 
 
 @fast
-def layer_of(w, y):
+def layer_of(s, y):
     """The layer of a copy."""
-    return np.int64(owned(w)[y]["layer"])
+    return np.int64(owned(s)[y]["layer"])
 
 
 @fast
-def kind_of(w, y):
+def kind_of(s, y):
     """layer * P + precision."""
-    return np.int64(owned(w)[y]["kind"])
+    return np.int64(owned(s)[y]["kind"])

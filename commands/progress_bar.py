@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from analysis.tables import console
-
 SECONDS_BETWEEN_LINES = 10
 
 
@@ -20,6 +18,8 @@ def progress(total: int, what: str) -> Iterator[Callable[..., None]]:
     if total <= 2:
         yield lambda pieces=1: None
     elif sys.stderr.isatty():
+        from analysis.tables import console
+
         with Progress(
             TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console(stderr=True)
         ) as bar:

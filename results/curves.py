@@ -1,25 +1,56 @@
-"""Curve files become a tidy frame: a row per curve and capacity, its hit rate beside the settings that it holds for."""
+"""Curve files: the columns of a row per curve, and a tidy frame with a row per curve and capacity."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
+from results.digest import row_digest
 from results.errors import ResultError
 from results.read import damaged, read_parquet
-from results.result import row_digest
 from results.settings import OF_CURVES
+from results.write import write_frame
 
 VERB = "run moereplay curve"
-CURVES_VERSION = 1  #: the newest layout that this code reads
-ABOUT = ("label", "identity", "trace", "model")
-COLUMNS = (*ABOUT, "policy", *OF_CURVES, "platform")
+CURVES_VERSION = 1  #: of the columns
+_ABOUT = ("label", "identity", "trace", "model")
+_CONFIG = ("policy", *OF_CURVES, "platform")
+_NUMBERS = pl.List(pl.Int64)
+#: Of a file.
 SCHEMA = pl.Schema(
-    dict.fromkeys(COLUMNS, pl.String)
+    {
+        "curves_version": pl.Int64,
+        "config": pl.Struct(dict.fromkeys(_CONFIG, pl.String)),
+        "about": pl.Struct(
+            dict.fromkeys(_ABOUT, pl.String)
+            | {"semantics": pl.Int64, "experts": pl.Int64, "total_bytes": pl.Int64, "dense": pl.Boolean}
+        ),
+        "capacity_bytes": _NUMBERS,
+        "misses": _NUMBERS,  # null where a machine's times decide
+        "replayed": pl.List(pl.Boolean),  # decided by replays on the platform
+        "layer_misses": pl.List(_NUMBERS),
+        "layer_accesses": _NUMBERS,
+        "layer_compulsory": _NUMBERS,
+    }
+)
+#: Of what `load` returns.
+TIDY = pl.Schema(
+    dict.fromkeys((*_ABOUT, *_CONFIG), pl.String)
     | {"semantics": pl.Int64, "replayed": pl.Boolean}
     | dict.fromkeys(("percent", "hit_rate", "compulsory_limit"), pl.Float64)
 )
+
+
+def write_row(folder: Path, row: Mapping[str, Any]) -> Path:
+    """Write a curve as `curve-<identity>.parquet`: the same settings replace their own file. Raises ResultError."""
+    frame = pl.DataFrame([row], schema=SCHEMA)
+    digest = row_digest(frame.row(0, named=True))
+    path = folder / f"curve-{row['about']['identity']}.parquet"
+    write_frame(frame.with_columns(pl.lit(digest).alias("digest")), path)
+    return path
 
 
 def load(folder: Path) -> pl.DataFrame:
@@ -30,7 +61,7 @@ def load(folder: Path) -> pl.DataFrame:
     Raises ResultError naming the file that is broken, foreign or newer than this code.
     """
     rows = [row for path in sorted(folder.glob("curve-*.parquet")) for row in _curves(path)]
-    return pl.DataFrame(rows, schema=SCHEMA, orient="row").sort("identity", "percent")
+    return pl.DataFrame(rows, schema=TIDY, orient="row").sort("identity", "percent")
 
 
 def _curves(path: Path) -> list[dict[str, object]]:
@@ -51,7 +82,7 @@ def _check(path: Path, frame: pl.DataFrame) -> None:
 
 def _points(row: dict) -> list[dict[str, object]]:
     accesses, compulsory = sum(row["layer_accesses"]), sum(row["layer_compulsory"])
-    shared = {name: row["about"][name] for name in (*ABOUT, "semantics")} | row["config"]
+    shared = {name: row["about"][name] for name in (*_ABOUT, "semantics")} | row["config"]
     shared["compulsory_limit"] = _hit_rate(compulsory, accesses)
     return [
         shared

@@ -1,0 +1,37 @@
+"""Check of counter.patch: both engines count, new results hold it, a folder of before opens beside them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from results.read import load, runs
+from results.write import write_part
+from simulator.config import configure
+from simulator.replay import replay
+from traces.schema import Geometry
+from traces.synthetic import Synthetic, synthesise
+
+COUNTER = "bytes_evicted"
+BEFORE = Path("tests/samples/before/replays")
+EXPERT = 1_000
+
+
+def main() -> None:
+    """Raises AssertionError where the counter is not counted, stored or read."""
+    geometry = Geometry(layers=3, experts=6, k=2, expert_bytes=(EXPERT,) * 3)
+    trace = synthesise(Synthetic(kind="zipf", geometry=geometry, requests=2, prompt_tokens=2, decode_tokens=6))
+    by_engine = [replay(trace, configure(capacity="40%"), engine=engine) for engine in ("reference", "compiled")]
+    assert by_engine[0].to_json() == by_engine[1].to_json()
+    totals = by_engine[0].totals
+    assert totals[COUNTER] == EXPERT * totals["evictions"] > 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(shutil.copytree(BEFORE, Path(scratch) / "replays"))
+        write_part(folder, by_engine[0], None)
+        counted = runs(load(folder))[COUNTER].to_list()
+    assert sorted(counted, key=bool) == [None, totals[COUNTER]]
+
+
+if __name__ == "__main__":
+    main()

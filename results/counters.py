@@ -1,0 +1,129 @@
+"""Every counter of a replay, declared once: name, unit, definition, and the rows that have it.
+
+Both engines store and report what is declared here; the Parquet files, the tables of a sweep, the readers and the table
+in docs/semantics.md derive from it. `access` is a demanded expert of a step, after the union over tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+COUNT, BYTES, NS = "count", "bytes", "ns"
+WEIGHT = "2**-24"  #: of a gate weight of 1
+#: A row per layer and phase, a row per request; the totals have every counter.
+Rows = Literal["layer", "request"]
+BOTH: tuple[Rows, ...] = ("layer", "request")
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A sum of integers over a run."""
+
+    name: str
+    unit: str
+    definition: str
+    per: tuple[Rows, ...] = BOTH
+    column: str = ""  #: in tables that have settings beside counters, if not its name
+
+    @property
+    def heading(self) -> str:
+        """Its column in tables that have settings beside counters."""
+        return self.column or self.name
+
+
+_DECLARED = (
+    Counter("accesses", COUNT, "demanded experts summed over steps"),
+    Counter("assignments", COUNT, "(token, expert) pairs that the router chose, before routing policies and the union"),
+    Counter("hits", COUNT, "accesses whose expert was resident at look-up"),
+    Counter("late", COUNT, "accesses whose expert was in flight"),
+    Counter("misses", COUNT, "accesses whose expert was absent; hits + late + misses = accesses"),
+    Counter("compulsory", COUNT, "misses of experts never resident since start or reset"),
+    Counter("collisions", COUNT, "misses of experts whose latest eviction was in this same pass"),
+    Counter(
+        "capacity",
+        COUNT,
+        "the other misses; compulsory + collisions + capacity = misses",
+        column="capacity_misses",  # `capacity` is a setting
+    ),
+    Counter("prefetch_issued", COUNT, "entries into the prefetch queue"),
+    Counter("prefetch_started", COUNT, "prefetches that reached the link"),
+    Counter("prefetch_cancelled", COUNT, "queued prefetches overtaken by their gate"),
+    Counter("prefetch_dropped", COUNT, "prefetches that found no room or were declined"),
+    Counter("prefetch_hits", COUNT, "hits that are the first use since a prefetch brought the expert"),
+    Counter("prefetch_used", COUNT, "prefetch hits and lates"),
+    Counter("predicted", COUNT, "experts named by the prefetch policy, each naming"),
+    Counter("predicted_demanded", COUNT, "of those, how many the target step demanded"),
+    Counter(
+        "predictable",
+        COUNT,
+        "how often these could have been: per access, the gates before it that may name its layer, "
+        "or its namings if they are more",
+    ),
+    Counter("evictions", COUNT, "victims"),
+    Counter("insertions", COUNT, "arrivals that became resident"),
+    Counter("declined", COUNT, "demands streamed through the staging buffer"),
+    Counter("dropped", COUNT, "misses skipped by the miss policy"),
+    Counter("substituted", COUNT, "assignments given to another, resident expert"),
+    Counter("cpu_executed", COUNT, "misses executed on the CPU"),
+    Counter("low_precision", COUNT, "used experts below the highest precision tier"),
+    Counter("bytes_demand", BYTES, "bytes of demand transfers, charged when they start"),
+    Counter("bytes_prefetch", BYTES, "bytes of prefetch transfers, charged when they start"),
+    Counter("bytes_wasted", BYTES, "bytes prefetched and evicted before any use"),
+    Counter("bytes_unused_at_end", BYTES, "bytes prefetched and still unused at the end"),
+    Counter("link_busy_ns", NS, "time of the transfers, charged when they start"),
+    Counter("dense_ns", NS, "dense compute, including what a pass costs before layer 0"),
+    Counter("expert_ns", NS, "expert compute"),
+    Counter("stall_ns", NS, "per step end - gate - expert compute"),
+    Counter("assignments_kept", COUNT, "assignments of the router's own choice that were executed as chosen"),
+    Counter("mass", WEIGHT, "gate weight of the router's own choice"),
+    Counter("mass_kept", WEIGHT, "of that, the part executed as chosen"),
+    Counter("mass_low_precision", WEIGHT, "of what was kept, the part executed below the highest precision tier"),
+    Counter(
+        "mass_substituted",
+        WEIGHT,
+        "gate weight of the router's own choice in whose place another expert was executed",
+    ),
+    Counter(
+        "mass_dropped",
+        WEIGHT,
+        "the rest of it, executed by nobody; mass_kept + mass_substituted + mass_dropped = mass",
+    ),
+    Counter("rank_displacement", COUNT, "sum over assignments of how far their rank is from the slot they fill"),
+    Counter("variation", WEIGHT, "sum over tokens and layers of half |w - w'| between original and used mixture"),
+)
+#: By name, in the order of columns.
+COUNTERS: dict[str, Counter] = {counter.name: counter for counter in _DECLARED}
+#: Of a row per request, beside the counters; `ttft_ns` is null without a prompt.
+REQUEST_TIMES = ("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens")
+PHASES = ("prefill", "decode")
+LIFETIME_BUCKETS = 24  #: bucket b counts copies evicted after [2**(b-1), 2**b) steps; bucket 0 within their own step
+
+
+def reported(counts: Iterable[int], per: Rows) -> dict[str, int]:
+    """What a row reports of the counts of all counters, which come in their order."""
+    pairs = zip(COUNTERS.values(), counts, strict=True)
+    return {counter.name: amount for counter, amount in pairs if per in counter.per}
+
+
+def heading_of(name: str) -> str:
+    """The column of a counter in tables that have settings beside counters; an unknown one's is its name."""
+    return COUNTERS[name].heading if name in COUNTERS else name
+
+
+def markdown() -> str:
+    """The table in docs/semantics.md."""
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    yield "| counter | unit | definition |"
+    yield "|---|---|---|"
+    for counter in COUNTERS.values():
+        only = "" if counter.per == BOTH else f" (per {counter.per[0]} only)"
+        yield f"| `{counter.name}` | {counter.unit} | {counter.definition}{only} |"
+
+
+if __name__ == "__main__":
+    print(markdown())

@@ -1,0 +1,190 @@
+"""What every column of results is called and holds, and how files of several versions come to have the same columns.
+
+A row of `replay --out` is nested as the JSON document is; the tables of a sweep are flat:
+
+configurations  one row per configuration: settings, totals, latencies; `error` says why there are no totals
+layers          one row per configuration, layer and phase
+requests        one row per configuration and request, if the experiment asks for them
+bounds          one row per count that bounds hit rates; `configurations.bound` points here
+
+Settings and policies are those that the writer names, counters those that are declared. A reader knows this version's
+columns, takes others as they are, and fills what a file lacks with null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from results.counters import COUNTERS, REQUEST_TIMES, Rows
+from results.digest import row_digest
+from results.errors import ResultError
+
+Columns = dict[str, Any]  #: name -> what polars takes for a type
+
+ROWS_VERSION = 1  #: of the nested rows
+#: By the kind of a setting; `pairs` are [layer, expert].
+DTYPES: Columns = {
+    "text": pl.String,
+    "integer": pl.Int64,
+    "number": pl.Float64,
+    "flag": pl.Boolean,
+    "pairs": pl.List(pl.List(pl.Int64)),
+}
+#: What a reader must know of a result beside its configuration.
+FACTS: Columns = dict.fromkeys(("label", "trace", "model", "capacity_forms", "warning"), pl.String) | {
+    "semantics": pl.Int64,
+    "capacity_bytes": pl.Int64,
+    "side_bytes": pl.Int64,
+    "token_cycles": pl.Float64,
+}
+LIFETIME: Columns = {"lifetime": pl.List(pl.Int64)}
+#: What bounds the hits: null where Belady's are no bound; accesses; misses at any capacity.
+BOUNDS: Columns = dict.fromkeys(("belady_hits", "accesses", "compulsory"), pl.Int64)
+LATENCIES: Columns = {
+    "requests": pl.Int64,
+    "ttft_mean_ns": pl.Float64,  #: over the requests that have a prefill
+    "ttft_median_ns": pl.Float64,
+    "decode_ns": pl.Int64,  #: summed over requests; divided by decode_passes it is the TPOT
+    "decode_passes": pl.Int64,
+}
+IN_FULL = "_in_full"  #: ends the column of a policy with every parameter, defaults included
+#: What orders a table of a sweep, and tells its rows apart.
+ORDER = {
+    "configurations": ["identity"],
+    "layers": ["identity", "layer", "phase"],
+    "requests": ["identity", "request"],
+    "bounds": ["identity"],
+}
+_LAYER: Columns = {"layer": pl.Int64, "phase": pl.String}
+_REQUEST: Columns = {"request": pl.Int64} | dict.fromkeys(REQUEST_TIMES, pl.Int64)
+_KEY: Columns = {"rows_version": pl.Int64, "identity": pl.String}
+
+
+def rows_schema(kinds: Mapping[str, str] | None = None, policies: Iterable[str] = ()) -> pl.Schema:
+    """Of nested rows: `kinds` of the settings, and the kinds of policy that `about.policies` spells out."""
+    settings = {name: DTYPES[kind] for name, kind in (kinds or {}).items()}
+    about = {"label": pl.String, "identity": pl.String} | FACTS
+    about |= {"policies": pl.Struct(dict.fromkeys(policies, pl.String))}
+    totals = dict.fromkeys(COUNTERS, pl.Int64) | {"time_ns": pl.Int64} | LIFETIME
+    return pl.Schema(
+        {"rows_version": pl.Int64, "config": pl.Struct(settings), "about": pl.Struct(about)}
+        | {"totals": pl.Struct(totals), "bounds": pl.Struct(BOUNDS)}
+        | {"per_layer": pl.List(pl.Struct(_LAYER | _counters("layer") | LIFETIME))}
+        | {"per_request": pl.List(pl.Struct(_REQUEST | _counters("request")))}
+    )
+
+
+def table_schemas(kinds: Mapping[str, str] | None = None, policies: Iterable[str] = ()) -> dict[str, pl.Schema]:
+    """Of the tables of a sweep."""
+    settings = {name: DTYPES[kind] for name, kind in (kinds or {}).items()}
+    spelled_out = {f"{policy}{IN_FULL}": pl.String for policy in policies}
+    totals = {counter.heading: pl.Int64 for counter in COUNTERS.values()} | {"time_ns": pl.Int64} | LIFETIME
+    outcome: Columns = {"bound": pl.String, "error": pl.String}
+    return {
+        "configurations": pl.Schema(_KEY | outcome | settings | FACTS | spelled_out | totals | LATENCIES),
+        "layers": pl.Schema(_KEY | _LAYER | _counters("layer", flat=True) | LIFETIME),
+        "requests": pl.Schema(_KEY | _REQUEST | _counters("request", flat=True)),
+        "bounds": pl.Schema(_KEY | BOUNDS),
+    }
+
+
+def _counters(per: Rows, flat: bool = False) -> Columns:
+    counted = [counter for counter in COUNTERS.values() if per in counter.per]
+    return {counter.heading if flat else counter.name: pl.Int64 for counter in counted}
+
+
+def settings_in(configurations: Sequence[str]) -> list[str]:
+    """The settings among the columns of that table, by their place, so that a reader needs no list of them."""
+    return _between(configurations, "error", next(iter(FACTS)))
+
+
+def counters_in(configurations: Sequence[str]) -> list[str]:
+    """The counters among the columns of that table, those of other versions included."""
+    policies = [name for name in configurations if name.endswith(IN_FULL)]
+    return _between(configurations, (policies or list(FACTS))[-1], "time_ns")
+
+
+def _between(names: Sequence[str], before: str, after: str) -> list[str]:
+    return list(names[names.index(before) + 1 : names.index(after)])
+
+
+def nested(
+    documents: Sequence[Mapping[str, Any]],
+    bounds: Sequence[Mapping[str, int | None] | None],
+    kinds: Mapping[str, str],
+) -> pl.DataFrame:
+    """One row per document of `Result.to_json`, with a digest of its content. All have the same settings."""
+    rows = [
+        {**document, "rows_version": ROWS_VERSION, "bounds": bound}
+        for document, bound in zip(documents, bounds, strict=True)
+    ]
+    return with_digests(pl.DataFrame(rows, schema=rows_schema(kinds, documents[0]["about"]["policies"])))
+
+
+def with_digests(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows, with a digest of the content of each."""
+    digests = [row_digest(row) for row in frame.iter_rows(named=True)]
+    return frame.with_columns(pl.Series("digest", digests, pl.String))
+
+
+def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> pl.DataFrame:
+    """The rows of all frames, with the columns of `base` and of every frame, null where one lacks them.
+
+    A frame comes with what an error calls it. Columns come in one order, whatever the order of the frames.
+    Raises ResultError where a column has another type.
+    """
+    schema = base
+    for where, frame in sorted(found, key=lambda each: str(each[1].schema)):
+        try:
+            schema = _joined_fields(schema, frame.schema)
+        except TypeError as conflict:
+            raise ResultError(f"{where} has other columns than it should: {conflict}; keep versions apart") from None
+    empty = pl.DataFrame(schema=schema)
+    # in one chunk: polars rounds the quotients of a chunk of one row in another way
+    return pl.concat([empty, *(_filled(frame, schema) for _, frame in found)], rechunk=True)
+
+
+def _filled(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
+    """Casting fills the fields that a nested column lacks."""
+    lacking = [pl.lit(None, kind).alias(name) for name, kind in schema.items() if name not in frame.columns]
+    other: Any = {name: kind for name, kind in schema.items() if frame.schema.get(name, kind) != kind}
+    return frame.cast(other).with_columns(lacking).select(schema.names())
+
+
+def _joined_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], inside: str = "") -> pl.Schema:
+    """The columns of both: one that is new stands behind the one that it follows in `theirs`."""
+    kinds = {
+        name: _joined(ours[name], theirs[name], f"{inside}{name}") if name in ours and name in theirs else kind
+        for name, kind in {**theirs, **ours}.items()
+    }
+    return pl.Schema({name: kinds[name] for name in _in_order(list(ours), list(theirs))})
+
+
+def _in_order(ours: list[str], theirs: Collection[str]) -> list[str]:
+    order, at = list(ours), 0
+    for name in theirs:
+        if name not in order:
+            order.insert(at, name)
+        at = order.index(name) + 1
+    return order
+
+
+def _joined(ours: pl.DataType, theirs: pl.DataType, column: str) -> pl.DataType:
+    """The type that holds both. Raises TypeError naming the column."""
+    if isinstance(ours, pl.Struct) and isinstance(theirs, pl.Struct):
+        fields = _joined_fields(ours.to_schema(), theirs.to_schema(), f"{column}.")
+        return pl.Struct(fields)
+    if isinstance(ours, pl.List) and isinstance(theirs, pl.List):
+        return pl.List(_joined(_instance(ours.inner), _instance(theirs.inner), column))
+    if ours == theirs or theirs == pl.Null:
+        return ours
+    if ours == pl.Null:
+        return theirs
+    raise TypeError(f"{column} holds {theirs}, not {ours}")
+
+
+def _instance(kind: Any) -> pl.DataType:
+    return kind() if isinstance(kind, type) else kind

@@ -1,0 +1,59 @@
+"""The file of `validate --out`: a row per policy set, what a live run and its replays measured beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from results.errors import ResultError
+from results.read import ABOUT_FIELDS, check_columns, check_digests, read_rows
+from results.result import Row
+from results.schema import FACTS, with_digests
+
+FILE = "validation.parquet"
+#: Counters of a layer that a comparison keeps of either run.
+LAYER_COUNTERS = ("accesses", "hits", "late", "misses", "collisions", "bytes_demand", "bytes_prefetch")
+#: What the model's output was worth under the policies; sums and means over the scored tokens.
+QUALITY = ("tokens", "perplexity_base", "perplexity", "mean_kl", "top1")
+_LAYERS = {"layer": pl.Int64} | {f"{side}_{name}": pl.Int64 for side in ("live", "replayed") for name in LAYER_COUNTERS}
+_MEASURE = {"name": pl.String} | dict.fromkeys(("live", "replayed", "error", "allowed"), pl.Float64)
+_PLACE = dict.fromkeys(("layer", "step_pass", "request"), pl.Int64) | {"tokens": pl.List(pl.Int64)}
+_DIVERGENCE = pl.Struct(dict.fromkeys(("what", "live", "replayed"), pl.String) | _PLACE)
+#: Beside `config`, whose fields are those of the replays.
+SCHEMA: dict[str, Any] = {
+    "rows_version": pl.Int64,
+    "name": pl.String,
+    "verdict": pl.String,
+    "passed": pl.Boolean,
+    "exact": pl.Boolean,
+    "lam": pl.Float64,
+    "about": pl.Struct({name: FACTS.get(name, pl.String) for name in ABOUT_FIELDS}),
+    "measures": pl.List(pl.Struct(_MEASURE | {"relative": pl.Boolean})),
+    "layers": pl.List(pl.Struct(_LAYERS)),
+    "events": pl.Int64,
+    "open_loop": _DIVERGENCE,
+    "closed_ran": pl.Boolean,
+    "closed_loop": _DIVERGENCE,
+    "quality": pl.Struct(dict.fromkeys(QUALITY, pl.Float64)),
+}
+NEEDED = {name: [field.name for field in kind.fields] for name, kind in SCHEMA.items() if isinstance(kind, pl.Struct)}
+
+
+def to_frame(rows: Sequence[Row]) -> pl.DataFrame:
+    """Rows with the columns of `SCHEMA` and a `config` of whole numbers and texts, with a digest of their content."""
+    fields = {name: pl.Int64 if isinstance(value, int) else pl.String for name, value in rows[0]["config"].items()}
+    return with_digests(pl.DataFrame(rows, schema=SCHEMA | {"config": pl.Struct(fields)}))
+
+
+def load(folder: Path) -> pl.DataFrame:
+    """The rows of a folder. Raises ResultError if there are none, or if the file is damaged or foreign."""
+    path = folder / FILE
+    if not path.exists():
+        raise ResultError(f"no validation in {folder}; make one with: moereplay validate TRACE --out {folder}")
+    frame = read_rows(path, "validate")
+    check_columns(path, frame.schema, NEEDED)
+    check_digests(path, frame, "validate")
+    return frame

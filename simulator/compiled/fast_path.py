@@ -1,0 +1,219 @@
+"""The loop for most replays: a step at a time, without a loop over events.
+
+Where experts have one precision, every miss is fetched, nobody listens and nobody asks for the log (`variants`), only
+the link works beside compute. So a step is: what landed until its gate, the gate, one expert after the other with what
+landed meanwhile. Everything but this loop is the general kernel's code, compiled with those options frozen out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policies.contract import IN_FLIGHT, RESIDENT
+from simulator.compiled.cache import has_run, reason, unpin_demanded, use_unheard
+from simulator.compiled.clock import NEVER_DUE, advance
+from simulator.compiled.compute import (
+    begin_gate,
+    begin_step,
+    expect,
+    expert_cost,
+    has_arrived,
+    is_over,
+    move_on,
+    spend,
+    stalled,
+    take_arrived,
+)
+from simulator.compiled.counters import (
+    ACCESSES,
+    ASSIGNMENTS,
+    EXPERT_NS,
+    HITS,
+    LATE,
+    MISSES,
+    STALL_NS,
+    close_row,
+    count_here,
+)
+from simulator.compiled.demand import begin_demand, begin_recall, recall_one, route
+from simulator.compiled.fidelity import count_tokens, count_unchanged
+from simulator.compiled.gate import (
+    cancel_overtaken,
+    count_named,
+    count_prefetch_hit,
+    mark_open,
+    serve_by,
+    suggest,
+    tell_absent,
+)
+from simulator.compiled.link import complete, fetch, may_start, meet, next_landing, start_transfers
+from simulator.compiled.reset import count_unused
+from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.state import copies, demand_expert, demand_sum, demand_tokens, now, present, slot
+from simulator.compiled.runtime.variants import only
+from simulator.compiled.uses import foresee, need
+
+
+def fast_path(s: Any, choose: Any, suggest: Any, keys: Any) -> None:
+    """Replay to the end a state that `variants.is_fast` is true of."""
+    replay_steps(s, only(choose, suggest, keys))
+
+
+@fast
+def replay_steps(s, hooks):
+    """One step after the other; then what lands in the nanosecond of the end, but for what is issued then."""
+    begin_step(s)
+    while not is_over(s) and s["errors"]["error"] == NO_ERROR:
+        start_more(s, hooks)
+        run_link(s, hooks, s["clock"]["compute_at"])
+        hits = look_up_demand(s, hooks)
+        start_more(s, hooks)
+        compute(s, hooks, hits)
+        end_fast_step(s, hooks)
+        begin_step(s)
+    abandoned = s["link"]["flight_end"]
+    while s["link"]["flight_first"] < abandoned and next_landing(s) <= s["clock"]["time"]:
+        complete(s, hooks)
+        start_more(s, hooks)
+    count_unused(s)
+    close_row(s)
+
+
+# the link
+
+
+@fast
+def run_link(s, hooks, until):
+    """Time moves on to `until`; what lands by then lands first."""
+    if next_landing(s) <= until:
+        catch_up(s, hooks, until)
+    advance(s, until)
+
+
+@called
+def catch_up(s, hooks, until):
+    """One landing after the other, each with what it lets start."""
+    while next_landing(s) <= until:
+        advance(s, next_landing(s))
+        complete(s, hooks)
+        start_transfers(s, hooks)
+
+
+@called
+def start_more(s, hooks):
+    """Start what can start, after anything but a landing."""
+    start_transfers(s, hooks)
+
+
+# the gate
+
+
+@fast
+def look_up_demand(s, hooks):
+    """The gate: hits, delayed hits and misses, each used in demand order; returns how many hits."""
+    begin_gate(s)
+    mark_open(s)
+    first = begin_fast_demand(s, hooks)
+    cancel_overtaken(s)
+    hits, late, misses = 0, 0, 0
+    for n in range(s["demand"]["demanded"]):
+        x = take_demanded(s, n, first + n)
+        state = copies(s)[x]["state"]
+        if state == RESIDENT:
+            present(s)[hits] = n
+            hits += 1
+            count_prefetch_hit(s, x)
+        elif state == IN_FLIGHT:
+            late += 1
+            serve_by(s, x, n)
+            meet(s, x)
+        else:
+            misses += 1
+            serve_by(s, x, n)
+            count_here(s, reason(s, x, 0), 1)
+            fetch(s, x)
+        use_unheard(s, x)
+    count_look_up(s, hits, late, misses)
+    if s["has_suggest"] == 1 and s["after_demand"] == 0:
+        suggest(s, hooks)
+    return hits
+
+
+@fast
+def begin_fast_demand(s, hooks):
+    """Route the tokens; returns where the step begins in the recorded stream, which is followed if none routes."""
+    if s["has_choose"] == 1:
+        route(s, hooks)
+        return 0
+    begin_demand(s)
+    return begin_recall(s)
+
+
+@fast
+def take_demanded(s, n, at):
+    """The n-th demanded expert, which stands at `at` in the recorded stream; the tables hear of it."""
+    if s["has_choose"] == 0:
+        recall_one(s, n, at)
+    x = demand_expert(s)[n]
+    need(s, x, demand_sum(s)[n])
+    if s["knows_future"] == 1:
+        foresee(s, x, n)
+    count_named(s, x)
+    return x
+
+
+@fast
+def count_look_up(s, hits, late, misses):
+    """What a gate adds to the counters of its layer, and who waits."""
+    expect(s, late + misses)
+    tell_absent(s, misses)
+    count_here(s, ACCESSES, s["demand"]["demanded"])
+    count_here(s, ASSIGNMENTS, s["demand"]["assignments"])
+    count_here(s, HITS, hits)
+    count_here(s, LATE, late)
+    count_here(s, MISSES, misses)
+
+
+# compute
+
+
+@fast
+def compute(s, hooks, hits):
+    """The hits in demand order, then the others as they come."""
+    for i in range(hits):
+        run(s, hooks, demand_expert(s)[present(s)[i]], demand_tokens(s)[present(s)[i]])
+    while s["compute"]["coming"] > 0 and s["errors"]["error"] == NO_ERROR:
+        if has_arrived(s):
+            x = take_arrived(s)
+            run(s, hooks, x, demand_tokens(s)[slot(s)[x - now(s)["layer"] * s["experts"]]])
+        elif next_landing(s) == NEVER_DUE:
+            fail(s, STUCK, 0)
+        else:
+            run_link(s, hooks, next_landing(s))
+
+
+@fast
+def run(s, hooks, x, tokens):
+    """One expert over its tokens; then a demand that found no room may start."""
+    spent = expert_cost(s, x, tokens)
+    spend(s, spent)
+    run_link(s, hooks, s["clock"]["time"] + spent)
+    has_run(s, x, x)
+    if s["link"]["demand_first"] < s["link"]["demand_end"] and may_start(s):
+        start_more(s, hooks)
+
+
+@fast
+def end_fast_step(s, hooks):
+    """The step's end, in the event that ended its last activity."""
+    if s["after_demand"] == 1 and s["has_suggest"] == 1:
+        suggest(s, hooks)
+    count_here(s, EXPERT_NS, s["compute"]["spent"])
+    count_here(s, STALL_NS, stalled(s))
+    if s["demand"]["changed"] == 1:
+        count_tokens(s, now(s)["layer"])  # what routing weighed is what runs
+    else:
+        count_unchanged(s, now(s)["layer"])
+    unpin_demanded(s)
+    move_on(s)

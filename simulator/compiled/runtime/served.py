@@ -1,0 +1,25 @@
+"""How an access is served: a hit, a delayed hit, a miss that is fetched, and what else becomes of a miss."""
+
+from __future__ import annotations
+
+from simulator.compiled.runtime.jit import fast
+
+HIT, DELAYED, FETCH, DROPPED, ON_CPU, REPLACED = range(6)  #: REPLACED by substitutes, for every token
+
+
+@fast
+def runs_here(served):
+    """Whether it runs from the fast tier, after a wait or at once."""
+    return served <= FETCH
+
+
+@fast
+def runs(served):
+    """Whether it runs at all: there or on the CPU."""
+    return served <= FETCH or served == ON_CPU
+
+
+@fast
+def waits(served):
+    """Whether compute waits for its transfer."""
+    return served == DELAYED or served == FETCH

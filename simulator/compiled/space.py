@@ -1,0 +1,101 @@
+"""Making space in a pool: whether enough can leave, whether the policy agrees, and who leaves."""
+
+from __future__ import annotations
+
+from policies.contract import NONE
+from simulator.compiled.cache import evict, pin_unlisted, show_last_resort, unpin
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.state import chosen_victims, copies, owned, pools
+from simulator.compiled.victims import admits, last_resort_suffices, named_by_policy, smallest_key
+
+GRANTED, BYPASSED, REFUSED = range(3)
+#: What a chosen victim was before: a candidate, or evictable as a last resort.
+WAS_CANDIDATE, WAS_LAST_RESORT = 1, 2
+
+
+@fast
+def make_space(s, hooks, y, prefetch):
+    """Evict what must leave for y, if that is enough and the policy agrees. `prefetch`: 1 if nobody waits for y."""
+    pool, size = copies(s)[y]["pool"], copies(s)[y]["bytes"]
+    bytes_of = pools(s)[pool]
+    short = bytes_of["used"] + size - bytes_of["capacity"]
+    if short <= 0:
+        return GRANTED
+    if prefetch == 1 and s["free_only"] == 1:
+        return REFUSED
+    if short > bytes_of["open"] and (prefetch == 1 or not last_resort_suffices(s, pool, short - bytes_of["open"])):
+        return REFUSED
+    if s["asks_of_each"] == 1:
+        return evict_if_all_may(s, hooks, y, prefetch)
+    agreed = s["has_admit"] == 0
+    while bytes_of["used"] + size > bytes_of["capacity"]:
+        victim = choose_victim(s, hooks, pool, y)
+        if victim == NONE:
+            return REFUSED  # and the run ends with an error
+        if not agreed and not admits(s, hooks.admit, y, prefetch, victim):
+            return rejected(s, prefetch)
+        agreed = True
+        evict(s, hooks, victim, y)
+    return GRANTED
+
+
+@fast
+def choose_victim(s, hooks, pool, y):
+    """The copy of the pool that leaves for y: a candidate, or else one of the last resort; NONE with an error set."""
+    if s["by_key"] == 1:
+        return smallest_key(s, hooks.keys, pool)
+    last_resort = pools(s)[pool]["open"] == 0
+    if last_resort:
+        show_last_resort(s, pool, 0)  # as the hook reads `protected`
+    victim = named_by_policy(s, hooks.victim, pool, y)
+    if last_resort:
+        show_last_resort(s, pool, 1)
+    return victim
+
+
+@fast
+def rejected(s, prefetch):
+    """What becomes of a transfer that the policy does not admit."""
+    return REFUSED if prefetch == 1 or s["cache"]["bypassed"] != NONE else BYPASSED
+
+
+@called
+def evict_if_all_may(s, hooks, y, prefetch):
+    """Every victim is chosen and asked about before one leaves; until then all stand as they did."""
+    bytes_of = pools(s)[copies(s)[y]["pool"]]
+    short = bytes_of["used"] + copies(s)[y]["bytes"] - bytes_of["capacity"]
+    verdict, s["space"]["aside_now"] = GRANTED, 0
+    while verdict == GRANTED and short > 0:
+        victim = choose_victim(s, hooks, copies(s)[y]["pool"], y)
+        if victim == NONE:
+            verdict = REFUSED  # and the run ends with an error
+        elif not admits(s, hooks.admit, y, prefetch, victim):
+            verdict = rejected(s, prefetch)
+        else:
+            short -= copies(s)[victim]["bytes"]
+            set_aside(s, victim, short > 0)
+    put_back(s)
+    if verdict == GRANTED:
+        for i in range(s["space"]["aside_now"]):
+            evict(s, hooks, chosen_victims(s)[i], y)
+    return verdict
+
+
+@fast
+def set_aside(s, y, more):
+    """It is among those that leave; if more are to be chosen it is no candidate meanwhile."""
+    chosen_victims(s)[s["space"]["aside_now"]] = y
+    s["space"]["aside_now"] += 1
+    if more:
+        owned(s)[y]["aside"] = WAS_LAST_RESORT if copies(s)[y]["protected"] == 1 else WAS_CANDIDATE
+        pin_unlisted(s, y)
+
+
+@fast
+def put_back(s):
+    """What was set aside is what it was before."""
+    for i in range(s["space"]["aside_now"]):
+        y = chosen_victims(s)[i]
+        if owned(s)[y]["aside"] == WAS_CANDIDATE:
+            unpin(s, y)
+        owned(s)[y]["aside"] = 0

@@ -1,0 +1,73 @@
+"""What the README, the API page and the notebook show runs as it stands there."""
+
+import json
+import re
+
+import matplotlib
+import pytest
+
+import moereplay
+import policies
+from tests.kit.recordings import ROOT
+
+API = (ROOT / "docs" / "api.md").read_text()
+README = (ROOT / "README.md").read_text()
+TOUR = json.loads((ROOT / "docs" / "tour.ipynb").read_text())
+
+
+def examples(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+@pytest.fixture
+def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize(
+    ("index", "shown"),
+    [
+        (0, r"{'lru': 0\.4\d+, 'least_stale': 0\.5\d+}"),
+        (1, r"200 [1-9]\d* SIMULATED, open-loop"),
+        (2, r"3 frozenset\({'\w+', '\w+', '\w+'}\)"),
+        (3, r"shape: \(\d+, 3\)(.|\n)*least_stale(.|\n)*"),
+    ],
+)
+def test_an_example_of_the_api_page_runs(index: int, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(examples(API)[index], {})
+    assert re.fullmatch(shown, capsys.readouterr().out.strip())
+
+
+def test_the_api_page_names_everything_that_is_public() -> None:
+    assert {name for name in moereplay.__all__ if name not in API} == set()
+
+
+@pytest.mark.usefixtures("at_home")
+def test_the_python_examples_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:
+    policy, session = examples(README)
+    exec(policy, made := {})
+    assert made["POLICY"].kind == "eviction"
+    exec(session, {})
+    label, rate = capsys.readouterr().out.split()
+    assert (label, 0 < float(rate) < 1) == ("SIMULATED", True)
+
+
+def test_the_readme_is_short_and_counts_the_policies() -> None:
+    assert len(README.splitlines()) <= 130
+    assert f"[{sum(map(len, policies.NAMES.values()))} policies" in README
+
+
+def test_the_notebook_runs_and_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its code cells, in one namespace as Jupyter has it; it is stored without output."""
+    matplotlib.use("agg")
+    cells = [cell for cell in TOUR["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    space: dict[str, object] = {}
+    for cell in cells:
+        exec("".join(cell["source"]), space)
+    assert "6 requests, 493 tokens" in capsys.readouterr().out
+    rates = space["rates"]
+    assert isinstance(rates, dict) and all(rates["belady", at] >= rates["lru", at] > -1 for at in ("25%", "50%"))
+    (axes,) = space["figure"].axes  # type: ignore[attr-defined]
+    assert len(axes.lines) == 3
