@@ -10,7 +10,7 @@ import typer
 
 from moereplay.command import app
 from results.read import load
-from results.replay_part import write_part
+from results.write import write_part
 from simulator.config import configure
 from simulator.replay import replay
 from traces.schema import Geometry
