@@ -11,7 +11,7 @@ SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
 
 .PHONY: help demo demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality
-.PHONY: study-fidelity study-tune bench-recording bench bench-sweep miniature sample tables format clean
+.PHONY: study-fidelity study-tune bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -101,6 +101,9 @@ bench-recording: .venv/record.stamp  ## what recording costs over plain generate
 bench: .venv/dev.stamp       ## speed of the compiled engine beside the reference, libCacheSim and itself (a quiet machine!)
 	$(BIN)/python benchmarks/engine_speed.py --out runs/engine_speed.json
 	$(BIN)/python benchmarks/curve_speed.py
+
+bench-cost: .venv/dev.stamp  ## what a replay costs beside its events: in a warm process, of the command, and the first one (2 minutes)
+	$(BIN)/python benchmarks/fixed_cost.py --out runs/fixed_cost.json
 
 bench-sweep: .venv/dev.stamp ## a sweep of 1,000 configurations: wall time, memory, two workers over one, resuming (15 minutes)
 	$(BIN)/python benchmarks/sweep_speed.py --out runs/sweep_speed.json

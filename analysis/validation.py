@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from analysis.divergence import Divergence, first_choice, first_divergence
-from analysis.metrics import RATIOS
+from analysis.ratios import RATIOS
 from results.errors import ResultError
 from results.result import Result, Row
 from results.validation import LAYER_COUNTERS

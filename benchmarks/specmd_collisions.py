@@ -11,9 +11,8 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from analysis.metrics import ranking
+from analysis.ranking import ranking
 from analysis.tables import console, table
-from results.write import to_frame
 from sweeps.grid import expand, run_grid
 from traces.geometry import known
 from traces.synthetic import Synthetic, synthesise
@@ -52,8 +51,9 @@ def main() -> None:
         fast.write_text(FAST_LINK)
         for platform in ("a100-5gbps", str(fast)):
             lists = {"capacity": "5%,5%@16", "prefetch": "none,top_k", "eviction": EVICTIONS, "platform": platform}
-            results, bounds = zip(*run_grid(trace, expand(lists, {}), os.cpu_count() or 1), strict=True)
-            console().print(table(ranking(to_frame(results, bounds)).to_dicts(), title=Path(platform).stem))
+            outcomes = run_grid(trace, expand(lists, {}), os.cpu_count() or 1)
+            rows = [result.to_json() | {"bounds": bound} for result, bound in outcomes]
+            console().print(table(ranking(rows), title=Path(platform).stem))
 
 
 if __name__ == "__main__":

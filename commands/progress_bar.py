@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 SECONDS_BETWEEN_LINES = 10
 
 
@@ -18,15 +16,22 @@ def progress(total: int, what: str) -> Iterator[Callable[..., None]]:
     if total <= 2:
         yield lambda pieces=1: None
     elif sys.stderr.isatty():
-        from analysis.tables import console
-
-        with Progress(
-            TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console(stderr=True)
-        ) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda pieces=1: bar.advance(task, pieces)
+        with _bar(total, what) as advance:
+            yield advance
     else:
         yield _lines(total, what)
+
+
+@contextmanager
+def _bar(total: int, what: str) -> Iterator[Callable[..., None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from analysis.tables import console
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda pieces=1: bar.advance(task, pieces)
 
 
 def _lines(total: int, what: str) -> Callable[..., None]:

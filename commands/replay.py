@@ -16,7 +16,7 @@ from commands.settings import Settings
 from commands.terminal import say, say_when_compiling, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from commands.settings import Given
     from simulator.config import ReplayConfig
@@ -40,10 +40,8 @@ def replay(
 ) -> None:
     """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
     from results.outputs import check_output
-    from results.write import write_events
     from simulator.replay import check_engine
     from sweeps.grid import run_grid
-    from sweeps.provenance import provenance
     from traces.store import open_trace
 
     check_engine(engine)
@@ -56,8 +54,10 @@ def replay(
     with keeping(lambda: _kept_in(out)), _progress(configs) as advance:
         outcomes = run_grid(opened, configs, workers, bool(events), done=advance, engine=engine)
         say_when_compiling()
-        outcomes = list(_written(outcomes, out, provenance([opened], engine, {config.platform for config in configs})))
+        outcomes = list(_written(out, outcomes, opened, configs, engine) if out else outcomes)
     if events:
+        from results.write import write_events
+
         write_events(events, outcomes[0][0].events)
     if as_json:
         print(json.dumps(_document(opened, configs[0], outcomes[0]), indent=1))
@@ -95,13 +95,16 @@ def _progress(configs: list[ReplayConfig]) -> Any:
     return progress(len(configs), "replays")
 
 
-def _written(outcomes: Iterator[Outcome], out: Path | None, provenance: Mapping[str, Any]) -> Iterator[Outcome]:
-    """Every outcome, each written as soon as it is replayed: an interrupted grid keeps those."""
+def _written(
+    out: Path, outcomes: Iterator[Outcome], trace: Trace, configs: list[ReplayConfig], engine: str
+) -> Iterator[Outcome]:
+    """Every outcome, written as soon as it is there: an interrupted grid keeps what it has."""
     from results.write import write_part
+    from sweeps.provenance import provenance
 
+    origin = provenance([trace], engine, {config.platform for config in configs})
     for outcome in outcomes:
-        if out:
-            write_part(out, *outcome, provenance)
+        write_part(out, *outcome, origin)
         yield outcome
 
 
@@ -125,12 +128,12 @@ def _document(trace: Trace, config: ReplayConfig, outcome: Outcome) -> dict[str,
 
 def _report(trace: Trace, configs: list[ReplayConfig], outcomes: list[Outcome], presets: list[str]) -> None:
     from analysis.heading import heading
-    from analysis.metrics import ranking
+    from analysis.ranking import ranking
     from analysis.tables import table
-    from results.write import to_frame
     from simulator.bounds import remarks
 
-    results, bounds = zip(*outcomes, strict=True)
-    show(*heading(trace, results))
+    results = [result for result, _ in outcomes]
+    rows = [result.to_json() | {"bounds": bound} for result, bound in outcomes]
     called = {result.about["identity"]: name for result, name in zip(results, presets, strict=True) if name}
-    show(table(ranking(to_frame(results, bounds), called=called).to_dicts()), *remarks(trace, configs))
+    show(*heading(trace, results))
+    show(table(ranking(rows, called=called)), *remarks(trace, configs))

@@ -136,10 +136,13 @@ def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> p
     A frame comes with what an error calls it. Columns come in one order, whatever the order of the frames.
     Raises ResultError where a column has another type.
     """
-    schema = base
-    for where, frame in sorted(found, key=lambda each: str(each[1].schema)):
+    schema, layouts = base, list[tuple[object, pl.Schema]]()
+    for where, frame in found:
+        if all(frame.schema != known for _, known in layouts):
+            layouts.append((where, frame.schema))
+    for where, layout in sorted(layouts, key=lambda each: str(each[1])):
         try:
-            schema = _joined_fields(schema, frame.schema)
+            schema = _joined_fields(schema, layout)
         except TypeError as conflict:
             raise ResultError(f"{where} has other columns than it should: {conflict}; keep versions apart") from None
     empty = pl.DataFrame(schema=schema)

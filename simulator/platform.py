@@ -5,6 +5,7 @@ Without calibration compute is a roofline: max(2 * params * tokens / FLOP/s, byt
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from importlib.resources import files
@@ -140,6 +141,10 @@ class Times:
         self._slow_link = platform.link.slowed(left.link)
         self._slow_cpu = platform.cpu.slowed(left.cpu) if platform.cpu else None
 
+    def is_of(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> bool:
+        """Whether these are the times of this very model on an equal machine."""
+        return self._geometry is geometry and self._tiers == tiers and self._platform == platform
+
     @cached_property
     def _params(self) -> int:
         stored = self._geometry.expert_bytes[0] * 8 / self._geometry.expert_bits
@@ -218,6 +223,20 @@ class Times:
         if key not in self._known:
             self._known[key] = compute.ns(params, size, key[3])
         return self._known[key]
+
+
+#: Of the last replays. Those of a grid are of few machines, and working the times out anew takes as long as the rest.
+_recent: deque[Times] = deque(maxlen=8)
+
+
+def times_of(machine: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> Times:
+    """`Times`, shared by all replays of this process that have the same machine and model."""
+    for times in tuple(_recent):
+        if times.is_of(machine, geometry, tiers):
+            return times
+    made = Times(machine, geometry, tiers)
+    _recent.append(made)
+    return made
 
 
 def presets() -> list[Platform]:

@@ -10,12 +10,10 @@ from results.result import Result, Row
 from results.settings import setting_kinds
 from simulator.capacity import Capacity, cliff, parse_capacity, surplus
 from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
-from simulator.dry_run import dry_run, named_by_machine_code
 from simulator.errors import ConfigError
 from simulator.foreknown import check_profile
 from simulator.origin import Origin, origin_of
-from simulator.platform import Platform, Times, platform
-from simulator.reference import engine as reference
+from simulator.platform import Platform, platform, times_of
 from simulator.setting import Ran, Setting, Shape
 from simulator.source import Source, TraceSource
 from traces.schema import Geometry, Trace
@@ -50,7 +48,7 @@ class Plan:
 
     def setting(self, log: bool) -> Setting:
         """What an engine needs beside its source."""
-        times = Times(self.machine, self.shape.geometry, self.shape.tiers)
+        times = times_of(self.machine, self.shape.geometry, self.shape.tiers)
         return Setting(self.config, self.shape, times, self.capacity.pools, log)
 
 
@@ -105,6 +103,8 @@ def _run_compiled(trace: Trace, ready: Plan, log: bool) -> Ran:
     setting = ready.setting(log)
     if not ready.chosen.own:
         return compiled.run(trace, setting)
+    from simulator.dry_run import dry_run, named_by_machine_code
+
     dry_run(trace, setting, ready.needs)
     with named_by_machine_code(ready.chosen):
         return compiled.run(trace, setting)
@@ -112,6 +112,8 @@ def _run_compiled(trace: Trace, ready: Plan, log: bool) -> Ran:
 
 def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
     """Replay any source of demand, by the reference engine: it can be asked for one gate at a time."""
+    from simulator.reference import engine as reference  # and SimPy, which no compiled replay needs
+
     return report(reference.run(source, ready.setting(log)), ready)
 
 
@@ -125,7 +127,7 @@ def report(ran: Ran, ready: Plan) -> Result:
 
 def _about(ready: Plan) -> Row:
     """Everything beside the configuration that a reader needs in order to trust a figure."""
-    chosen = ready.chosen.priced(Times(ready.machine, ready.shape.geometry, ready.shape.tiers))
+    chosen = ready.chosen.priced(times_of(ready.machine, ready.shape.geometry, ready.shape.tiers))
     return {
         "label": _label(ready),
         "identity": ready.config.identity(ready.origin),

@@ -62,7 +62,7 @@ class Attributes(Frozen):
 def read_attributes(path: Path) -> Attributes:
     """The group's attributes, checked against `digest`. Raises TraceError if they are missing, foreign or damaged."""
     _check_folder(path)
-    group = _document(path, "zarr.json")
+    group = document_of(path, "zarr.json")
     stored = group.get("attributes")
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise TraceError(f"{path} is a Zarr group but no {FORMAT}; convert it with `moereplay import`")
@@ -84,7 +84,7 @@ def metadata_digest(path: Path, group: dict[str, Any]) -> str:
     """
     attributes = {key: value for key, value in group["attributes"].items() if key != "digest"}
     nodes = {name for array in attributes["arrays"] for name in (array, array.rpartition("/")[0]) if name}
-    documents = {name: _document(path, f"{name}/zarr.json") | {"shape": None} for name in nodes}
+    documents = {name: document_of(path, f"{name}/zarr.json") | {"shape": None} for name in nodes}
     return hashlib.sha256(canonical([group | {"attributes": attributes}, documents])).hexdigest()
 
 
@@ -131,7 +131,8 @@ def _check_version(path: Path, version: object) -> None:
         raise TraceError(f"{path} has format version {version}, this program reads {FORMAT_VERSION}; upgrade moereplay")
 
 
-def _document(path: Path, name: str) -> dict[str, Any]:
+def document_of(path: Path, name: str) -> dict[str, Any]:
+    """A JSON document of the store. Raises TraceError if it is missing or damaged."""
     try:
         document = from_json(content(path / name))
     except (OSError, DocumentError) as broken:

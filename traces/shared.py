@@ -7,7 +7,6 @@ when a file that they are mapped from is no longer the one that was mapped.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from threading import RLock
 from typing import Any, NamedTuple, TypeVar
@@ -38,7 +37,7 @@ class Entry(NamedTuple):
     looks: Mapping[str, Look]
 
 
-_of_stored: OrderedDict[Hashable, Entry] = OrderedDict()
+_of_stored: dict[Hashable, Entry] = {}
 _making: list[list[Mapped]] = []  #: what the values that are being made stand on, the innermost last
 
 
@@ -54,7 +53,7 @@ def shared(trace: Trace, what: Hashable, make: Callable[[], T]) -> T:
         if entry is None or not _is_current(entry):
             entry = _made(entries, key, make)
         else:
-            entries.move_to_end(key)
+            entries[key] = entries.pop(key)  # now the most recently used
             stands_on(Mapped(entry.looks, settled=True))
         return entry.value
 
@@ -77,7 +76,7 @@ def look(found: os.stat_result) -> Look:
     return found.st_mode, found.st_uid, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _made(entries: OrderedDict[Hashable, Entry], key: Hashable, make: Callable[[], Any]) -> Entry:
+def _made(entries: dict[Hashable, Entry], key: Hashable, make: Callable[[], Any]) -> Entry:
     """A new entry, kept if a change of its files would be seen."""
     _making.append([])
     try:
@@ -87,13 +86,11 @@ def _made(entries: OrderedDict[Hashable, Entry], key: Hashable, make: Callable[[
     files = Mapped({path: then for each in mapped for path, then in each.looks.items()}, all(m.settled for m in mapped))
     stands_on(files)
     entry = Entry(value, files.looks)
+    entries.pop(key, None)
     if files.settled:
         entries[key] = entry
-        entries.move_to_end(key)
-    else:
-        entries.pop(key, None)
     while len(entries) > MOST:
-        entries.popitem(last=False)
+        del entries[next(iter(entries))]
     return entry
 
 

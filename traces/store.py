@@ -7,27 +7,16 @@ by `digest`, the files by a crc32c per chunk, and the decoded rows by one sha256
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import zarr
 
-from traces.metadata import (
-    BIAS,
-    OFFSETS,
-    PARTIAL,
-    PROMPTS,
-    Attributes,
-    Committed,
-    committed_rows,
-    layout,
-    read_attributes,
-    rows_per_file,
-)
-from traces.schema import Geometry, Trace, TraceError, check_bias, check_rows, shown
+from traces.metadata import BIAS, OFFSETS, PARTIAL, PROMPTS, read_attributes
+from traces.ranges import request_ranges, router_bias
+from traces.schema import Geometry, Trace, TraceError, check_rows
+from traces.stored import Stored
 
 BLOCK_TOKENS = 2048  #: rows hashed at a time; a multiple of the default shard, so that no chunk is decoded twice
 
@@ -39,7 +28,7 @@ class Rows:
     A checksum says that rows are what somebody wrote; engines index by them, so what they hold is checked as well.
     """
 
-    array: zarr.Array
+    array: Stored
     tokens: int
     name: str
     geometry: Geometry
@@ -48,19 +37,19 @@ class Rows:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the committed part."""
-        return (self.tokens, *self.array.shape[1:])
+        return (self.tokens, *self.array.row)
 
     @property
     def dtype(self) -> np.dtype:
         """Stored dtype."""
-        return np.dtype(self.array.dtype)
+        return self.array.dtype
 
     def __len__(self) -> int:
         return self.tokens
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = slice(rows.start, rows.stop).indices(self.tokens)
-        read = np.asarray(self.array[start : max(start, stop)])
+        read = self.array[start : max(start, stop)]
         check_rows(self.name, read, self.geometry, f"{self.path}: ", start)
         return read[:: rows.step]
 
@@ -75,8 +64,8 @@ def open_trace(path: str | Path) -> Trace:
     attributes = read_attributes(path)
     if not attributes.committed.requests:
         raise TraceError(f"{path} holds no committed request; rerun the recording with --resume, or remove it")
-    arrays = {name: _open_array(path, name, attributes) for name in sorted(attributes.arrays)}
-    offsets, prompts = _request_ranges(path, arrays, attributes.committed)
+    arrays = {name: Stored(path, name, attributes) for name in sorted(attributes.arrays)}
+    offsets, prompts = request_ranges(path, arrays, attributes)
     tokens = attributes.committed.tokens
     return Trace(
         header=attributes.header,
@@ -89,7 +78,7 @@ def open_trace(path: str | Path) -> Trace:
         },
         digest=attributes.digest,
         path=path,
-        router_bias=_router_bias(path, arrays[BIAS]) if BIAS in arrays else None,
+        router_bias=router_bias(path, arrays[BIAS], attributes) if BIAS in arrays else None,
         complete=path.suffix != PARTIAL,
         array_digests=attributes.arrays,
     )
@@ -113,58 +102,3 @@ def blocks(trace: Trace, name: str) -> Iterator[np.ndarray]:
         return
     for start in range(0, trace.tokens, BLOCK_TOKENS):
         yield trace.read(name, start, min(start + BLOCK_TOKENS, trace.tokens))
-
-
-def _open_array(path: Path, name: str, attributes: Attributes) -> zarr.Array:
-    try:
-        array = zarr.open_array(path / name, mode="r", zarr_format=3)
-        found_files = array.shards, array.chunks
-    except Exception as broken:  # foreign data in foreign code: it can be anything
-        raise TraceError(f"{path}: {name}/zarr.json is not usable ({shown(broken)}); restore the trace") from broken
-    dtype, row = layout(name, attributes.header.geometry)
-    rows = committed_rows(name, attributes)
-    grown = array.shape[0] >= rows if path.suffix == PARTIAL else array.shape[0] == rows
-    if array.dtype != np.dtype(dtype) or array.shape[1:] != row or not grown:
-        found, expected = f"{array.dtype} {array.shape}", f"{np.dtype(dtype)} {(rows, *row)}"
-        raise TraceError(f"{path}: {name} is {found}, expected {expected}; restore the trace from a copy")
-    shard, chunk = rows_per_file(name, attributes)
-    if found_files != ((shard, *row), (chunk, *row)):
-        found, expected = "{} of {}".format(*found_files), f"{(shard, *row)} of {(chunk, *row)}"
-        raise TraceError(f"{path}: {name} has shards {found}, expected {expected}; restore the trace from a copy")
-    _check_files(path, name, array, -(-rows // shard))
-    return array
-
-
-def _check_files(path: Path, name: str, array: zarr.Array, files: int) -> None:
-    """Zarr reads a missing file as zeros, and a folder of its name as well, so every file must be there."""
-    with os.scandir(path / name) as entries:
-        sizes = {entry.name: entry.stat().st_size if entry.is_file() else -1 for entry in entries}
-    for index in range(files):
-        file = array.metadata.encode_chunk_key((index, *[0] * (array.ndim - 1)))
-        if sizes.get(file, 0) <= 0:
-            state = {None: "missing", 0: "empty"}.get(sizes.get(file), "no file")
-            raise TraceError(f"{path}: {name}/{file} is {state}; restore the trace from a copy")
-
-
-def _values(path: Path, name: str, array: zarr.Array, rows: int | None = None) -> np.ndarray:
-    try:
-        return np.asarray(array[:rows])
-    except (ValueError, RuntimeError, OSError, MemoryError) as broken:
-        raise TraceError(f"{path}: {name} is damaged ({broken}); restore the trace from a copy") from broken
-
-
-def _router_bias(path: Path, array: zarr.Array) -> np.ndarray:
-    bias = _values(path, BIAS, array)
-    check_bias(bias, str(path))
-    return bias
-
-
-def _request_ranges(path: Path, arrays: dict[str, zarr.Array], committed: Committed) -> tuple[np.ndarray, np.ndarray]:
-    offsets = _values(path, OFFSETS, arrays[OFFSETS], committed.requests + 1)
-    prompts = _values(path, PROMPTS, arrays[PROMPTS], committed.requests)
-    lengths = np.diff(offsets)
-    if offsets[0] != 0 or offsets[-1] != committed.tokens or (lengths < 1).any():
-        raise TraceError(f"{path}: {OFFSETS} do not rise from 0 to {committed.tokens}; restore the trace from a copy")
-    if (prompts < 0).any() or (prompts > lengths).any():
-        raise TraceError(f"{path}: {PROMPTS} exceed the lengths of their requests; restore the trace from a copy")
-    return offsets, prompts

@@ -12,8 +12,9 @@ from matplotlib.ticker import StrMethodFormatter
 from analysis.figures.facets import facets
 from analysis.figures.lines import apart, legend, panel_size, plot
 from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.metrics import FORMULAS, measured
+from analysis.metrics import measured
 from analysis.palette import looks
+from analysis.ratios import FORMULAS
 from results.errors import ResultError
 
 OPTIONS = {"latency": ("ttft_mean_ms", "ttft_median_ms", "tpot_ms")}

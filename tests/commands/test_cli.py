@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from analysis.metrics import FORMULAS
+from analysis.ratios import FORMULAS
 from commands.terminal import say_when_compiling
 from results.counters import COUNTERS
 from simulator.compiled import engine
@@ -66,6 +66,26 @@ def test_replay_prints_every_combination_beside_its_bound(small):
     assert "eviction lru, least_stale; prefetch none, top_k" in shown.stdout
     assert sum(line.split()[1:2] == ["least_stale"] for line in shown.stdout.splitlines()) == 4
     assert "belady" in shown.stdout
+
+
+WHICH = """
+import sys
+from moereplay.command import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+print(sorted({"numba", "polars", "zarr"} & sys.modules.keys()))
+"""
+
+
+def test_a_second_replay_imports_neither_polars_nor_zarr(small):
+    """They take longer than it does."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    command = [sys.executable, "-c", WHICH, "replay", str(small), "--capacity", "25%,50%"]
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=True)
+    assert done.stdout.splitlines()[-1] == "['numba']"
 
 
 def test_json_is_one_document_with_every_counter(small):

@@ -173,16 +173,26 @@ def replay_lists(
 
     `engine` is the one that the test asks for, see conftest.py, or else the reference.
     """
+    setting = setting_of(source.geometry, pools, where, log, **settings)
+    source.executed.clear()
+    return outcome_of(run(source, setting) if (engine or ENGINE[-1]) == "reference" else compiled_run(source, setting))
+
+
+def setting_of(
+    geometry: Geometry, pools: int | tuple[int, ...], where: Platform, log: bool = True, **settings: object
+) -> Setting:
+    """What an engine needs beside a source, for `replay_lists`."""
     pools = (pools,) if isinstance(pools, int) else pools
     config = configure(scope="per_layer" if len(pools) > 1 else "global", **settings)
     miss = config.policy_set().miss
     assert isinstance(miss.policy, Miss)
     bits = miss.policy.bits(miss.params)
-    tiers = tuple(source.geometry.bytes_at(tier) for tier in bits) or (source.geometry.expert_bytes,)
-    times = Times(where, source.geometry, tiers)
-    setting = Setting(config, Shape(source.geometry, tiers), times, pools, log)
-    source.executed.clear()
-    ran = run(source, setting) if (engine or ENGINE[-1]) == "reference" else compiled_run(source, setting)
+    tiers = tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
+    return Setting(config, Shape(geometry, tiers), Times(where, geometry, tiers), pools, log)
+
+
+def outcome_of(ran: Ran) -> Outcome:
+    """Every number of a finished run."""
     return Outcome(ran.ledger.totals(ran.end_ns), ran.ledger.per_layer(), ran.ledger.per_request(), list(ran.events))
 
 

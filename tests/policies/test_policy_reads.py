@@ -136,7 +136,7 @@ def test_no_way_leads_to_a_column_that_is_not_declared(
 ) -> None:
     """Even if the dry run had not seen it."""
     strange(WAYS[way] + EVICTION.format(", reads=frozenset()"))
-    monkeypatch.setattr("simulator.replay.dry_run", lambda *_: None)
+    monkeypatch.setattr("simulator.dry_run.dry_run", lambda *_: None)
     with pytest.raises(ValueError if IS_PYTHON else PolicyError, match=r"no field of name|may read none of what reads"):
         replay(TRACE, configure(capacity="25%", eviction="strange"))
 

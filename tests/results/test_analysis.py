@@ -8,7 +8,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from analysis.metrics import FORMULAS, RANKED, RATIOS, measured, ranking, with_ratios
+from analysis import ranking as ranking_module
+from analysis.metrics import measured, with_ratios
+from analysis.ratios import FORMULAS, RANKED, RATIOS
 from results.digest import row_digest
 from results.errors import ResultError
 from results.read import NEEDED, fields, layers, load, only, requests, runs
@@ -258,6 +260,34 @@ def test_time_is_dense_expert_and_stall(frame: pl.DataFrame) -> None:
 
 
 # Ranking
+
+
+def ranking(frame: pl.DataFrame, by: str = "hit_rate") -> pl.DataFrame:
+    return pl.DataFrame(ranking_module.ranking(frame.to_dicts(), by))
+
+
+def test_the_ranking_has_the_figures_that_frames_have(frame: pl.DataFrame) -> None:
+    """Two ways to the same numbers: one for a table without polars, one for thousands of rows."""
+    for row in frame.iter_slices(1):
+        (line,), (expected,) = ranking_module.ranking(row.to_dicts()), measured(row).select(list(RANKED)).to_dicts()
+        assert {name: line[name] for name in RANKED} == pytest.approx(expected, rel=1e-15, nan_ok=False)
+
+
+def test_the_ranking_knows_the_fields_of_frames(frame: pl.DataFrame) -> None:
+    assert ranking_module._fields(frame.row(0, named=True)) == fields(frame)
+
+
+def test_what_is_not_defined_comes_last_and_is_null(frame: pl.DataFrame) -> None:
+    rows = frame.to_dicts()
+    rows[0]["totals"]["accesses"] = 0
+    rows[0]["bounds"] = None
+    for request in rows[0]["per_request"]:
+        request["ttft_ns"], request["decode_ns"] = None, 0
+    first = rows[0]["about"]["capacity_bytes"]
+    *_, last = ranking_module.ranking([row for row in rows if row["about"]["capacity_bytes"] == first])
+    empty = {name for name in RANKED if last[name] is None}
+    assert empty == {"hit_rate", "belady_hit_rate", "compulsory_limit", "ttft_mean_ms", "tokens_per_s"}
+    assert last["tpot_ms"] == 0
 
 
 def test_the_ranking_shows_what_varies_and_starts_with_the_best(frame: pl.DataFrame) -> None:

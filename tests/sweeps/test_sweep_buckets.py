@@ -18,7 +18,7 @@ from commands.sweep_merge import sweep_merge
 from commands.sweep_run import sweep_run
 from commands.sweep_show import sweep_show
 from results import read_sweep as sweeps
-from results.parts import PROVENANCE
+from results.parts import PROVENANCE, PartError
 from simulator.errors import ConfigError
 from sweeps.batches import Batch, compute
 from sweeps.bucket_store import Bucket
@@ -209,7 +209,7 @@ def test_a_flipped_bit_is_noticed_when_it_is_fetched(filled):
     data = bytearray(Objects(filled).get(name))
     data[len(data) // 2] ^= 4
     Objects(filled).put(name, bytes(data))
-    with pytest.raises(ConfigError, match=rf"{filled}/{name} is damaged; remove {filled}/part-\w+ and run"):
+    with pytest.raises(PartError, match=rf"{filled}/{name} is damaged; remove {filled}/part-\w+ and run"):
         place_of(filled).local()
 
 
@@ -219,13 +219,11 @@ def test_files_of_a_part_are_those_that_it_lists(filled, folder):
     first, *_ = place_of(filled).names()
     Objects(filled).put(f"{first}/more.parquet", b"")
     for read in (lambda place: place.local(), lambda place: left_to_do(sweep, place, sweep.jobs)):
-        with pytest.raises(ConfigError, match=rf"{filled}/{first}/more.parquet is not listed in the part's provenance"):
+        with pytest.raises(PartError, match=rf"{filled}/{first}/more.parquet is not listed in the part's provenance"):
             read(place_of(filled))
     remove(filled, f"{first}/more.parquet", f"{first}/layers.parquet")
     for read in (lambda place: place.local(), lambda place: left_to_do(sweep, place, sweep.jobs)):
-        with pytest.raises(
-            ConfigError, match=rf"{filled}/{first}/layers.parquet is missing .*; remove {filled}/{first}"
-        ):
+        with pytest.raises(PartError, match=rf"{filled}/{first}/layers.parquet is missing .*; remove {filled}/{first}"):
             read(place_of(filled))
 
 
@@ -233,7 +231,7 @@ def test_files_of_a_part_are_those_that_it_lists(filled, folder):
 def test_what_is_no_part_is_named(text, files):
     Objects(files).put(f"part-0/{PROVENANCE}", text.encode())
     for read in (lambda place: place.local(), lambda place: list(place.provenances())):
-        with pytest.raises(ConfigError, match=f"{files}/part-0 is no part of a sweep"):
+        with pytest.raises(PartError, match=f"{files}/part-0 is no part of a sweep"):
             read(place_of(files))
 
 

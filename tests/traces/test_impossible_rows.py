@@ -31,7 +31,7 @@ CONFIG = {"capacity": "50%", "routing": "cache_prior", "prefetch": "top_k"}
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that takes what it is given, as somebody else's would."""
     monkeypatch.setattr(writer, "check_request", lambda request, header, index: request.arrays())
-    monkeypatch.setattr(writer, "_checked_bias", lambda bias, header: bias)
+    monkeypatch.setattr(writer, "checked_bias", lambda bias, header: bias)
 
 
 def rows() -> dict[str, np.ndarray]:

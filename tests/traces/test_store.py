@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from traces.schema import Geometry, Header, Provenance, Request, Trace, TraceErr
 from traces.store import open_trace, verify
 from traces.writer import TraceWriter, write_trace
 
+ROOT = Path(__file__).resolve().parents[2]
 LAYERS, EXPERTS, K = 3, 8, 2
 GEOMETRY = Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(100, 200, 300), bytes_by_bits={4: (25, 50, 75)})
 HEADER = Header(geometry=GEOMETRY, provenance=Provenance(model="toy", seed=7, notes=("made up",)), lookahead_depth=2)
@@ -408,3 +411,49 @@ def test_resume_holds_later_requests_to_the_same_arrays(tmp_path):
     writer = TraceWriter.resume(tmp_path / "a.zarr", PLAIN)
     with pytest.raises(TraceError, match="request 1: nll must be given for every request or for none"):
         writer.append(replace(ids_only(20), nll=np.zeros(20)))
+
+
+WHICH = """
+import sys
+from traces.store import open_trace
+trace = open_trace(sys.argv[1])
+assert trace.requests == 2
+print("zarr" in sys.modules)
+trace.read("chosen", 0, 1)
+print("zarr" in sys.modules)
+"""
+
+
+def test_a_known_trace_is_opened_without_zarr(tmp_path):
+    """Which takes as long to import as a short replay."""
+    write_trace(tmp_path / "a.zarr", HEADER, [everything(3), everything(4, seed=1)])
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", WHICH, str(tmp_path / "a.zarr")]
+
+    def said() -> list[str]:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+    assert [said(), said()] == [["True", "True"], ["False", "True"]]
+
+
+@pytest.mark.parametrize("name", ["request_offsets", "prompt_lengths", "router_bias"])
+def test_a_known_trace_whose_small_arrays_are_damaged_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "a.zarr"
+    write_trace(path, HEADER, [everything(3), everything(4, seed=1)], BIAS)
+    truth = open_trace(path)
+    (file,) = (path / name).glob("c.*")
+    whole = file.read_bytes()
+    for position in range(0, len(whole), 5):
+        file.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
+        try:
+            opened = open_trace(path)
+        except TraceError as refused:
+            assert str(refused).startswith(f"{path}: {name} is damaged")
+        else:  # a byte that says nothing
+            assert np.array_equal(opened.request_offsets, truth.request_offsets)
+            assert np.array_equal(opened.prompt_lengths, truth.prompt_lengths)
+    file.write_bytes(whole)
+    for copy in (tmp_path / "cache").rglob(f"{name}-*"):
+        copy.write_bytes(b"something else")
+    assert np.array_equal(open_trace(path).request_offsets, truth.request_offsets)

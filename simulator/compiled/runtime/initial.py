@@ -142,7 +142,8 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     eviction = chosen.eviction.policy
     given["has_resolve"] = not chosen.miss.policy.fetches_all
     given["has_admit"] = eviction.admit is not None and eviction.declines(chosen.eviction.params)
-    given["asks_of_each"] = given["has_admit"] and not eviction.decides_once
+    each = given["has_admit"] or eviction.victim is not None  # who must leave next may depend on who has left
+    given["asks_of_each"] = eviction.admit is not None and each and not eviction.decides_once
     named = chosen.reads
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
     reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
@@ -213,7 +214,9 @@ def _costs(inputs: Inputs, setting: Setting) -> dict[str, np.ndarray]:
     """Tables of what `simulator.platform.Times` gives, one row per distinct pass and per distinct expert size."""
     times, shape = setting.times, setting.shape
     tokens = int(inputs["pass_tokens"].max(initial=1))
-    lengths, dense_row = np.unique(inputs["pass_tokens"], return_inverse=True)
+    counted = np.bincount(inputs["pass_tokens"], minlength=1)  # a sort would take longer than all the rest
+    lengths = np.flatnonzero(counted)
+    dense_row = (np.cumsum(counted > 0) - 1)[inputs["pass_tokens"]]
     layers = range(shape.geometry.layers)
     dense = [[times.dense_ns(layer, int(length)) for layer in layers] for length in lengths]
     for row, length in zip(dense, lengths, strict=True):

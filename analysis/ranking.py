@@ -1,0 +1,96 @@
+"""The table that the command line prints, made of results as they are: a frame would take longer than the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cmp_to_key
+from statistics import mean, median
+from typing import Any
+
+from analysis.ratios import RANKED, RATIOS, quotient
+from results.errors import unknown
+
+#: Settings that lead a table.
+LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
+
+Row = Mapping[str, Any]
+
+
+def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Per capacity, best first; what varies, and the columns of `RANKED`.
+
+    A row is `Result.to_json()` with its `bounds`, or a row of a frame of results. `called` names rows by their
+    identity: a column `preset` then stands for the settings that it fixes. Raises ResultError if `by` is no column.
+    """
+    if by not in RANKED:
+        raise unknown("ranking column", by, RANKED)
+    table = [_settings(row) | _figures(row) for row in rows]
+    for line in table if called else ():
+        line["preset"] = (called or {})[line["identity"]]
+    shown = [field for field in _fields(rows[0]) if _tells_apart(table, field, bool(called))]
+    shown.sort(key=lambda field: field != "capacity")  # what the rows are grouped by comes first
+    keys = {"capacity_bytes": False, by: RANKED[by], "tpot_ms": False} | dict.fromkeys(shown, False)
+    table.sort(key=cmp_to_key(lambda a, b: _compared(a, b, keys)))
+    names = [*(["preset"] if called else []), *shown, *RANKED]
+    return [{name: line[name] for name in names} for line in table]
+
+
+def _fields(row: Row) -> list[str]:
+    """What tells configurations apart, most telling first."""
+    return list(dict.fromkeys([*LEADING, *row["config"], "semantics"]))
+
+
+def _settings(row: Row) -> dict[str, Any]:
+    settings = {name: _text(value) if isinstance(value, list) else value for name, value in row["config"].items()}
+    return settings | {
+        name: row["about"][name] for name in ("model", "trace", "semantics", "identity", "capacity_bytes")
+    }
+
+
+def _text(pairs: Sequence[Sequence[int]]) -> str:
+    return " ".join(":".join(map(str, pair)) for pair in pairs)
+
+
+def _figures(row: Row) -> dict[str, float | None]:
+    """The columns of `RANKED`; times in ms."""
+    totals, bounds, requests = row["totals"], row["bounds"] or {}, row["per_request"]
+    counters = totals | {f"bound_{name}": value for name, value in bounds.items()}
+    first = [request["ttft_ns"] for request in requests if request["ttft_ns"] is not None]
+    decode_ns, passes = (sum(request[name] for request in requests) for name in ("decode_ns", "decode_passes"))
+    compulsory, tpot = (
+        quotient(counters.get("bound_compulsory"), counters.get("bound_accesses")),
+        quotient(decode_ns, passes),
+    )
+    speed = quotient(passes, decode_ns)
+    figures = {
+        "compulsory_limit": None if compulsory is None else 1 - compulsory,
+        "ttft_mean_ms": mean(map(float, first)) / 1e6 if first else None,
+        "ttft_median_ms": median(first) / 1e6 if first else None,
+        "tpot_ms": None if tpot is None else tpot / 1e6,
+        "tokens_per_s": None if speed is None else speed * 1e9,
+        "gb_moved": (totals["bytes_demand"] + totals["bytes_prefetch"]) / 1e9,
+    }
+    return {name: figures[name] if name in figures else RATIOS[name].of(counters) for name in RANKED}
+
+
+def _tells_apart(table: Sequence[Row], field: str, named: bool) -> bool:
+    """Whether the field varies. Eviction is always shown, except where rows have names."""
+    varies = len({line[field] for line in table}) > 1
+    if not named:
+        return field == "eviction" or varies
+    within: dict[str, set[Any]] = {}
+    for line in table:
+        within.setdefault(line["preset"], set()).add(line[field])
+    return any(len(values) > 1 for values in within.values()) or (field == "capacity" and varies)
+
+
+def _compared(one: Row, other: Row, keys: Mapping[str, bool]) -> int:
+    """Below 0 if `one` comes first: key by key, the larger first where that is true of a key, and None last."""
+    for key, falling in keys.items():
+        a, b = one[key], other[key]
+        if a == b:
+            continue
+        if a is None or b is None:
+            return 1 if a is None else -1
+        return -1 if (a > b) == falling else 1
+    return 0

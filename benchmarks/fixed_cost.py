@@ -1,0 +1,110 @@
+"""What a replay costs beside its events: in a process that has replayed the trace before, of a command, and the first.
+
+    (a) a replay of a trace of 512 accesses, whose events take next to no time, and of one of 196,608; the same from a
+        trace that is opened anew each time, in whose process another replay has left what replays share
+    (b) `moereplay replay miniature` over `python -c "import numba"`, in turns
+    (c) the same command with an empty cache of machine code: CPU time of a first replay after installing
+
+Figures are CPU time, of all threads and children. (a) is the median of replays at forty capacities, (b) of rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+from rounds import in_turns, machine
+
+from analysis.tables import console, table
+from simulator.config import configure
+from simulator.replay import replay
+from traces.geometry import known
+from traces.schema import Trace
+from traces.store import open_trace
+from traces.synthetic import Synthetic, synthesise
+from traces.writer import write_trace
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = [sys.executable, "-m", "moereplay", "replay", str(ROOT / "traces" / "samples" / "miniature.zarr")]
+NUMBA = [sys.executable, "-c", "import numba"]
+SIZES = {"events next to none": 4, "196,608 accesses": 1536}  #: tokens of 16 layers and 8 of 64 experts
+CAPACITIES = [f"{percent}%" for percent in range(1, 41)]
+
+Row = dict[str, Any]
+
+
+def made(folder: Path, tokens: int) -> Trace:
+    """A synthetic trace with the OLMoE geometry."""
+    drawn = Synthetic(
+        kind="markov", geometry=known("olmoe-1b-7b").geometry, requests=4, prompt_tokens=0, decode_tokens=tokens // 4
+    )
+    trace = synthesise(drawn)
+    return write_trace(folder / f"{tokens}.zarr", trace.header, map(trace.request, range(4)))
+
+
+def replays(name: str, of: Callable[[], Trace], capacities: Sequence[str]) -> Row:
+    """CPU time of one replay, in ms, after one that is not counted."""
+    configs = [configure(capacity=capacity) for capacity in capacities]
+    replay(of(), configs[0])
+    spent = [_replayed(of(), config) for config in configs]
+    return {"replay": name, "median ms": median(spent), "least ms": min(spent)}
+
+
+def _replayed(trace: Trace, config: Any) -> float:
+    start = time.process_time()
+    replay(trace, config)
+    return (time.process_time() - start) * 1e3
+
+
+def command(arguments: Sequence[str], cache: Path | None = None) -> float:
+    """CPU seconds of a process and its children, with a cache folder of its own if one is given."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"XDG_CACHE_HOME": str(cache)} if cache else {}
+    subprocess.run(arguments, check=True, capture_output=True, env=environment, cwd=ROOT)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def warm_command(rounds: int) -> Row:
+    """A replay of the sample over the import of numba alone."""
+    spent = in_turns({"replay": lambda: command(COMMAND), "numba": lambda: command(NUMBA)}, rounds)
+    ratios = [a / b for a, b in zip(spent["replay"], spent["numba"], strict=True)]
+    return {"command s": median(spent["replay"]), "numba s": median(spent["numba"]), "ratio": median(ratios)}
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="Of (b).")] = 9,
+    cold: Annotated[bool, typer.Option(help="Measure (c), which compiles: about a minute.")] = True,
+    out: Annotated[Path | None, typer.Option(help="All figures as JSON.")] = None,
+) -> None:
+    """Measure the three costs and print them side by side."""
+    with TemporaryDirectory() as folder:
+        traces = {name: made(Path(folder), tokens) for name, tokens in SIZES.items()}
+        rows = [replays(name, lambda trace=trace: trace, CAPACITIES) for name, trace in traces.items()]
+        again = Path(folder) / f"{SIZES['events next to none']}.zarr"
+        rows.append(replays("opened anew each time, opening not counted", lambda: open_trace(again), CAPACITIES))
+        figures: Row = {"machine": machine(), "replays": rows, "warm": warm_command(rounds)}
+        if cold:
+            figures["cold s"] = command(COMMAND, Path(folder) / "cache")
+    console().print(table(rows, title="(a) a replay in a warm process"))
+    console().print(table([figures["warm"]], title="(b) the command over the import of numba, CPU seconds"))
+    if cold:
+        console().print(f"(c) a first replay, nothing compiled: {figures['cold s']:.1f} s of CPU")
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)

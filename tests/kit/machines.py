@@ -1,0 +1,232 @@
+"""Machines for the reference engine beside the simulated one: times known late, times from a script, real threads."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import simpy
+from simpy.events import EventPriority
+
+from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span
+from simulator.reference.machine import Channel, Machine, simulated
+from simulator.reference.placement import Area
+from simulator.reference.transfers import Transfer
+from simulator.setting import Setting
+
+WAIT_S = 60  #: until a thread that says nothing fails the test
+
+
+def simulation(setting: Setting) -> Machine:
+    """The default."""
+    return simulated(setting.times, setting.shape.precisions)
+
+
+# ---------------------------------------------------------------- the simulated machine, telling times late
+
+
+def told_late(setting: Setting) -> Machine:
+    """The simulated machine, whose activities say how long they took only when they have ended."""
+    env = simpy.Environment()
+    known = simulated(setting.times, setting.shape.precisions)
+    return Machine(env, Late(env, known), Late(env, known), LateChannel(env, known))
+
+
+class Late:
+    """Accelerator and CPU: the simulated times, computed on a clock that follows, announced by a timer."""
+
+    def __init__(self, env: simpy.Environment, known: Machine) -> None:
+        self._env, self._known = env, known
+
+    def dense(self, layer: int, tokens: int) -> Activity:
+        return self._later(COMPUTE, lambda: self._known.accelerator.dense(layer, tokens))
+
+    def expert(self, layer: int, y: int, tokens: int, contended: bool | None = None) -> Activity:
+        if contended is None:
+            return self._later(COMPUTE, lambda: self._known.accelerator.expert(layer, y, tokens))
+        return self._later(CPU, lambda: self._known.cpu.expert(layer, y, tokens, contended))
+
+    def _later(self, phase: EventPriority, start: Callable[[], Activity]) -> Activity:
+        self._known.env._now = self._env.now  # pyright: ignore[reportAttributeAccessIssue]
+        span = start().span
+        assert span is not None
+        activity = Activity(self._env, phase)
+        timer = self._env.timeout(span.ended - int(self._env.now))
+        timer.callbacks.append(lambda _: activity.finish(span))
+        return activity
+
+
+class LateChannel(Late):
+    """The same for a link."""
+
+    def __init__(self, env: simpy.Environment, known: Machine) -> None:
+        super().__init__(env, known)
+        self.depth = known.link.depth
+
+    def start(self, transfer: Transfer, contended: bool) -> Activity:
+        return self._later(LINK, lambda: self._known.link.start(transfer, contended))
+
+    def abandon(self) -> None:
+        self._known.link.abandon()
+
+
+# ---------------------------------------------------------------- a link by script
+
+
+class Scripted:
+    """A link whose transfers last what a script says, one after the other."""
+
+    depth = 1
+
+    def __init__(self, env: simpy.Environment, lasts: Callable[[Transfer], int]) -> None:
+        self._env, self._lasts = env, lasts
+
+    def start(self, transfer: Transfer, contended: bool) -> Activity:
+        now = int(self._env.now)
+        spent = self._lasts(transfer)
+        return Planned(self._env, LINK, Span(now, now + spent, spent))
+
+    def abandon(self) -> None:
+        pass
+
+
+def with_link(machine: Machine, link: Callable[[simpy.Environment], Channel]) -> Machine:
+    """The machine with another link on the same clock."""
+    return replace(machine, link=link(machine.env))
+
+
+# ---------------------------------------------------------------- real threads
+
+
+class RealClock(simpy.Environment):
+    """Wall-clock nanoseconds. It has no future: it waits for what its threads have finished."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done = queue.SimpleQueue[Callable[[], object]]()
+        self._zero = time.perf_counter_ns()
+
+    @property
+    def now(self) -> int:
+        return time.perf_counter_ns() - self._zero
+
+    def post(self, finish: Callable[[], object]) -> None:
+        """From any thread: `finish` runs where events run."""
+        self._done.put(finish)
+
+    def step(self) -> None:
+        while not self._queue or not self._done.empty():
+            self._done.get(timeout=WAIT_S)()
+        super().step()
+
+
+class Worker:
+    """A thread that works off activities in the order of their coming, until `close`."""
+
+    def __init__(self, clock: RealClock, phase: EventPriority) -> None:
+        self._clock, self._phase = clock, phase
+        self._tasks = queue.SimpleQueue[tuple[Activity, Callable[[], None]] | None]()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Callable[[], None]) -> Activity:
+        activity = Activity(self._clock, self._phase)
+        self._tasks.put((activity, work))
+        return activity
+
+    def close(self) -> None:
+        self._tasks.put(None)
+        self._thread.join(WAIT_S)
+
+    def _work(self) -> None:
+        while task := self._tasks.get():
+            activity, work = task
+            began = self._clock.now
+            try:
+                work()
+            except Exception as error:
+                self._clock.post(lambda failed=activity, error=error: failed.fail(error))
+                continue
+            ended = self._clock.now
+            span = Span(began, ended, ended - began)
+            self._clock.post(lambda over=activity, span=span: over.finish(span))
+
+
+class Arena:
+    """Slots of real memory, one copy each: what a real fast tier would do with what `Placement` is told."""
+
+    def __init__(self, slots: int) -> None:
+        self.content: list[int | None] = [None] * slots
+        self.free = list(range(slots))
+        self.slot: dict[int, int] = {}
+        self.areas: dict[int, Area] = {}
+
+    def warmed(self, y: int) -> None:
+        self.placed(y, Area.POOL)
+        self.content[self.slot[y]] = y
+
+    def placed(self, y: int, area: Area) -> None:
+        assert y not in self.slot
+        self.slot[y], self.areas[y] = self.free.pop(), area
+
+    def promoted(self, y: int) -> None:
+        assert self.areas[y] is Area.SIDE and self.content[self.slot[y]] == y
+        self.areas[y] = Area.POOL
+
+    def vacated(self, y: int) -> None:
+        del self.areas[y]
+        self.free.append(self.slot.pop(y))
+
+
+class RealMachine:
+    """Threads that sleep for an accelerator, a CPU and a loader, which fills the arena's slots."""
+
+    depth = 2
+
+    def __init__(self, arena: Arena, sleep_s: float) -> None:
+        self._arena, self._sleep_s = arena, sleep_s
+        self.clock = RealClock()
+        self._workers = [Worker(self.clock, phase) for phase in (LINK, CPU, COMPUTE)]
+        self._loader, self._cpu, self._gpu = self._workers
+        self.machine = Machine(self.clock, self, Spare(self._cpu, sleep_s), self)
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+
+    def dense(self, layer: int, tokens: int) -> Activity:
+        return self._gpu.begin(lambda: time.sleep(self._sleep_s))
+
+    def expert(self, layer: int, y: int, tokens: int) -> Activity:
+        return self._gpu.begin(lambda: self._compute(y, self._arena.slot[y]))
+
+    def start(self, transfer: Transfer, contended: bool) -> Activity:
+        slot = self._arena.slot[transfer.y]  # now: after a reset it may be another's
+        return self._loader.begin(lambda: self._load(transfer.y, slot))
+
+    def abandon(self) -> None:
+        """The loader ends what it has begun; what takes the slot is loaded after that."""
+
+    def _compute(self, y: int, slot: int) -> None:
+        found = self._arena.content[slot]
+        if found != y:
+            raise AssertionError(f"copy {y} is computed from slot {slot}, which holds {found}")
+        time.sleep(self._sleep_s)
+
+    def _load(self, y: int, slot: int) -> None:
+        self._arena.content[slot] = None
+        time.sleep(self._sleep_s)
+        self._arena.content[slot] = y
+
+
+class Spare:
+    """The CPU beside the accelerator."""
+
+    def __init__(self, worker: Worker, sleep_s: float) -> None:
+        self._worker, self._sleep_s = worker, sleep_s
+
+    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+        return self._worker.begin(lambda: time.sleep(self._sleep_s))
