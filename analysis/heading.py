@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from results.result import Result
+from results.settings import EXPERTS, POLICIES, SETTINGS
 from traces.schema import Trace
 
-#: Settings in the order in which they are echoed; capacity has lines of its own.
-POLICIES = ("eviction", "prefetch", "miss", "routing")
-SETTINGS = (
-    "platform",
-    "contract",
-    "scope",
-    "passes",
-    "reset",
-    "prefetch_at",
-    "prefetch_admission",
-    "lookahead",
-    "seed",
-)
+#: Settings that are echoed beside the policies; capacity has lines of its own, and lists of experts are long.
+OTHERS = [each.name for each in SETTINGS if each.name not in (*POLICIES, "capacity") and each.kind != EXPERTS]
 
 
 def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
@@ -41,7 +31,7 @@ def settings(results: Sequence[Result]) -> list[str]:
     """Every setting, the capacities in every form with their warnings, and what is cached beside them."""
     return [
         _echo(results, POLICIES),
-        _echo(results, SETTINGS),
+        _echo(results, OTHERS),
         *_each_capacity(results),
         *_each_side_buffer(results),
     ]

@@ -11,10 +11,11 @@ from analysis.validation import Comparison, Measure
 from results import validation
 from results.result import Row
 from results.schema import ROWS_VERSION
+from results.settings import POLICIES
 from traces.schema import Trace
 
 #: Settings that head a table; the others are in the document.
-SHOWN = ("eviction", "prefetch", "miss", "routing", "platform", "contract", "scope")
+SHOWN = (*POLICIES, "platform", "contract", "scope")
 
 
 def document(comparisons: Sequence[Comparison]) -> Row:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commands import options
+from commands.groups import grouped
 from commands.interrupt import keeping
+from commands.settings import CurveSettings
 from commands.terminal import say, say_when_compiling, show
 
 if TYPE_CHECKING:
@@ -24,16 +26,15 @@ SHOWN = ("1%", "2%", "5%", "10%", "25%", "50%", "75%", "100%")
 WORKERS = os.cpu_count() or 1
 
 
+@grouped
 def curve(
     trace: options.TracePath,
+    *,
     eviction: Annotated[
         str,
         typer.Option(help="Comma list of lru, belady, relaxed_belady; empty: lru, belady."),
     ] = "",
-    contract: options.Contract = "atomic",
-    scope: options.Scope = "global",
-    passes: options.Passes = "recorded",
-    reset: options.Reset = "never",
+    settings: CurveSettings,
     platform: Annotated[str, typer.Option(help="Replay here what depends on a machine's times.")] = "",
     engine: options.Engine = "compiled",
     workers: Annotated[int, typer.Option(help="Replays at once.")] = WORKERS,
@@ -45,7 +46,7 @@ def curve(
     from simulator.curves.rows import to_row, write_curve
     from traces.store import open_trace
 
-    opened, how = open_trace(trace), {"contract": contract, "scope": scope, "passes": passes, "reset": reset}
+    opened, how = open_trace(trace), settings.lists()
     names = _names(opened, eviction, how, as_json)
     _check_replays(platform, engine)
     if out:
@@ -130,9 +131,10 @@ def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
 
 def _report(trace: Trace, curves: list[Curve]) -> None:
     from analysis.tables import table
+    from results.settings import NAMES, OF_CURVES
 
     first = curves[0]
-    settings = "; ".join(f"{name} {getattr(first.config, name)}" for name in ("contract", "scope", "passes", "reset"))
+    settings = "; ".join(f"{name} {getattr(first.config, name)}" for name in NAMES if name in OF_CURVES)
     show(
         f"SIMULATED: {first.model}, {trace.requests:,} requests, {trace.tokens:,} tokens, trace {first.trace[:12]}",
         f"{settings}; no prefetch",

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands import options, record
+from commands import model_options
+from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.meter import Meter
+from commands.model_options import NEW_TOKENS, WINDOW, Placement
+from commands.options import PolicyFiles, complaint
+from commands.settings import LiveSettings
 from commands.terminal import say, say_wrote, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from commands.settings import Given
     from simulator.config import ReplayConfig
     from tracegen.checkpoint import Loaded
     from tracegen.folder import Folder
@@ -52,90 +57,84 @@ JUDGED = {
 }
 
 
+class Tokens(NamedTuple):
+    """What the model runs: one of --trace, --text and --prompts, with the options of each."""
+
+    trace: Annotated[Path | None, typer.Option(help="Run a trace's tokens again, as they were recorded.")] = None
+    text: model_options.Text = None
+    window: model_options.Window = None
+    prompt_tokens: model_options.PromptTokens = None
+    prompts: model_options.Prompts = None
+    field: model_options.Field = None
+    chat: model_options.Chat = False
+    truncate: model_options.Truncate = False
+    max_new_tokens: model_options.NewTokens = None
+    temperature: model_options.Temperature = None
+    limit: model_options.Limit = None
+
+
+class Outcome(NamedTuple):
+    """What is kept of the run beside its counters."""
+
+    quality: Annotated[bool, typer.Option(help="Run the unmodified model beside it and compare.")] = True
+    look_ahead: model_options.LookAhead = 0
+    record_to: Annotated[Path | None, typer.Option("--record", help="Write the run as a trace, NAME.zarr.")] = None
+    events: Annotated[Path | None, typer.Option(help="Event log (.parquet or .csv).")] = None
+
+
+@grouped
 def live(
-    context: typer.Context,  # settings are read from here, by name
-    model: record.Model,
-    trace: Annotated[Path | None, typer.Option(help="Run a trace's tokens again, as they were recorded.")] = None,
-    text: record.Text = None,
-    window: record.Window = None,
-    prompt_tokens: record.PromptTokens = None,
-    prompts: record.Prompts = None,
-    field: record.Field = None,
-    chat: record.Chat = False,
-    truncate: record.Truncate = False,
-    max_new_tokens: record.NewTokens = None,
-    temperature: record.Temperature = None,
-    limit: record.Limit = None,
-    preset: options.Presets = "",
-    capacity: options.Capacity = "5%",
-    eviction: options.Lists = "lru",
-    prefetch: options.Lists = "none",
-    miss: options.Lists = "fetch",
-    routing: options.Lists = "standard",
-    platform: options.Platform = "a100-5gbps",
-    contract: options.Contract = "atomic",
-    scope: options.Scope = "global",
-    reset: options.Reset = "never",
-    prefetch_at: options.PrefetchAt = "gate",
-    prefetch_admission: options.PrefetchAdmission = "evict",
-    warm: options.Warm = None,
-    profile: options.Profile = None,
-    seed: Annotated[int, typer.Option(min=0, help="For policies that draw, and for sampling.")] = 0,
-    policy_file: options.PolicyFiles = None,
-    quality: Annotated[bool, typer.Option(help="Run the unmodified model beside it and compare.")] = True,
-    look_ahead: record.LookAhead = 0,
-    record_to: Annotated[Path | None, typer.Option("--record", help="Write the run as a trace, NAME.zarr.")] = None,
-    events: Annotated[Path | None, typer.Option(help="Event log (.parquet or .csv).")] = None,
-    device: record.Device = "auto",
-    device_map: record.DeviceMap = None,
-    dtype: record.Dtype = "auto",
-    quantise: record.Quantise = None,
-    revision: record.Revision = None,
+    model: model_options.Model,
+    *,
+    tokens: Tokens,
+    settings: LiveSettings,
+    policy_file: PolicyFiles = None,
+    kept: Outcome,
+    placement: Placement,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Run a model under one policy set: what the policies decide is executed, capacity, link and time are SIMULATED."""
     from tracegen.requirements import require_torch
 
-    given = _checked(context.params)
-    config = _config(context, preset, warm, profile, seed)
+    tokens = _checked(model, tokens)
+    config = _config(settings)
     require_torch()
     with keeping(lambda: "nothing was written"):
-        ran = _run(_prepared(given, config, _read(given, config)), given)
-    if events:
-        _write_events(events, ran)
+        _check_outputs(config, kept)
+        read = _read(tokens, placement.located(model))
+        loaded = placement.loaded(model, read.folder)
+        ran = _run(_prepared(tokens, config, read, loaded, kept.look_ahead), kept)
+    if kept.events:
+        _write_events(kept.events, ran)
     if as_json:
         print(json.dumps(ran.result.to_json() | {"quality": _quality(ran)}, indent=1))
     else:
         _report(ran, sum(map(len, ran.executed)))
 
 
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """The options, with one source of tokens. Raises RecordError for none, several, or options of another source."""
+def _checked(model: str, tokens: Tokens) -> Tokens:
+    """The one source of tokens. Raises RecordError for none, several, or options of another source."""
     from tracegen.errors import RecordError
     from tracegen.folder import MINIATURE
 
-    sources = [name for name in BESIDE if given[name]]
-    if not sources and given["model"] == "miniature":
-        given, sources = given | {"prompts": [MINIATURE / "prompts.jsonl"]}, ["prompts"]
+    sources = [name for name in BESIDE if getattr(tokens, name)]
+    if not sources and model == "miniature":
+        tokens, sources = tokens._replace(prompts=[MINIATURE / "prompts.jsonl"]), ["prompts"]
     if len(sources) != 1:
         raise RecordError("what shall the model run? Give one of --trace NAME.zarr, --text FILE, --prompts FILE")
     for name in (name for other in BESIDE for name in BESIDE[other] if other not in sources):
-        if given[name] not in (None, False):
+        if getattr(tokens, name) not in (None, False):
             raise RecordError(f"--{name.replace('_', '-')} means nothing beside --{sources[0]}; leave one of them out")
-    return given
+    return tokens
 
 
-def _config(context: typer.Context, preset: str, warm: Path | None, profile: Path | None, seed: int) -> ReplayConfig:
+def _config(settings: Given) -> ReplayConfig:
     """The one configuration that the options name."""
     from simulator.errors import ConfigError
     from sweeps.grid import expand
 
-    named = {"warm": options.named_experts("--warm", warm), "profile": options.named_experts("--profile", profile)}
-    fixed = {"seed": seed} | named
-    if preset:
-        configs = list(options.preset_configs(context, preset, fixed).values())
-    else:
-        configs = expand(options.grid(context), fixed)
+    fixed = settings.fixed()
+    configs = list(settings.of_presets(fixed).values()) if settings.preset else expand(settings.lists(), fixed)
     if len(configs) > 1:
         raise ConfigError(f"a live run takes one configuration, these lists make {len(configs)}; name one value each")
     return configs[0]
@@ -149,88 +148,91 @@ class _Input(NamedTuple):
     source: Trace | Prompts  #: of --trace, or of --text or --prompts
 
 
-def _read(given: dict[str, Any], config: ReplayConfig) -> _Input:
+def _read(tokens: Tokens, folder: Folder) -> _Input:
     """What can be refused without the model is refused before it is loaded."""
-    from results.outputs import check_output
     from tracegen.folder import require_tokenizer
+
+    read = _Input(folder, _decoding(tokens), _opened(tokens.trace) if tokens.trace else _texts(tokens))
+    if not tokens.trace:
+        require_tokenizer(folder)
+    return read
+
+
+def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
+    """Raises what refuses a configuration, or an output, before anything is read."""
+    from results.outputs import check_output
     from tracegen.live.requests import check_live
     from tracegen.plan import refuse_taken
 
     check_live(config)
-    if given["record_to"]:
-        refuse_taken(given["record_to"], resume=False)
-    for path in filter(None, (given["record_to"], given["events"])):
+    if kept.record_to:
+        refuse_taken(kept.record_to, resume=False)
+    for path in filter(None, (kept.record_to, kept.events)):
         check_output(path)
-    read = _Input(record.located_as(given), _decoding(given), _opened(given) if given["trace"] else _texts(given))
-    if not given["trace"]:
-        require_tokenizer(read.folder)
-    return read
 
 
-def _decoding(given: dict[str, Any]) -> Decoding | None:
+def _decoding(tokens: Tokens) -> Decoding | None:
     """How prompts are continued; None for teacher-forced text."""
     from pydantic import ValidationError
 
     from tracegen.errors import RecordError
     from tracegen.plan import Decoding
 
-    if not given["prompts"]:
+    if not tokens.prompts:
         return None
-    new = given["max_new_tokens"] or record.NEW_TOKENS
+    new = tokens.max_new_tokens or NEW_TOKENS
     try:
-        return Decoding(max_new_tokens=new, temperature=given["temperature"] or 0.0)
+        return Decoding(max_new_tokens=new, temperature=tokens.temperature or 0.0)
     except ValidationError as error:
-        raise RecordError(options.complaint(error)) from None
+        raise RecordError(complaint(error)) from None
 
 
-def _opened(given: dict[str, Any]) -> Trace:
+def _opened(path: Path) -> Trace:
     """The trace to run again. Raises RecordError if it holds no tokens."""
     from tracegen.live.requests import requests_of
     from traces.store import open_trace
 
-    opened = open_trace(given["trace"])
+    opened = open_trace(path)
     requests_of(opened, 1)
     return opened
 
 
-def _texts(given: dict[str, Any]) -> Prompts:
+def _texts(tokens: Tokens) -> Prompts:
     from tracegen.prompts import read_prompts, read_texts
 
-    if given["text"]:
-        return read_texts(given["text"])
-    return read_prompts(given["prompts"], given["field"]).chosen(limit=given["limit"])
+    if tokens.text:
+        return read_texts(tokens.text)
+    return read_prompts(tokens.prompts or (), tokens.field).chosen(limit=tokens.limit)
 
 
-def _prepared(given: dict[str, Any], config: ReplayConfig, read: _Input) -> Prepared:
-    """The model, loaded and checked, with its requests."""
-    loaded = record.load_from(read.folder, given)
+def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded, look_ahead: int) -> Prepared:
+    """The model, checked, with its requests."""
     from tracegen.live.run import check_same_model, prepare, proven  # torch: after all that can be refused without it
     from traces.schema import Trace
 
     modules = proven(loaded)
     if isinstance(read.source, Trace):
         check_same_model(read.source, loaded, modules)
-    asks, called = _asks(given, read.source, loaded)
-    decoding, ahead = read.decoding, given["look_ahead"]
-    return prepare(loaded, asks, config, decoding=decoding, lookahead=ahead, prompts=called, modules=modules)
+    asks, called = _asks(tokens, read.source, loaded)
+    decoding = read.decoding
+    return prepare(loaded, asks, config, decoding=decoding, lookahead=look_ahead, prompts=called, modules=modules)
 
 
-def _asks(given: dict[str, Any], source: Trace | Prompts, loaded: Loaded) -> tuple[list[Ask], str]:
+def _asks(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[list[Ask], str]:
     """The requests, and what a trace calls them."""
     from tracegen.live.requests import Ask, requests_of
     from tracegen.record import room_of
     from tracegen.tokens import encode, windows
     from traces.schema import Trace
 
-    room, limit = room_of(loaded), given["limit"]
+    room, limit = room_of(loaded), tokens.limit
     if isinstance(source, Trace):
         return requests_of(source, limit), f"{source.header.provenance.prompts}; trace {source.digest}"
-    if given["text"]:
-        work = windows(source, loaded.tokenizer, room, given["window"] or record.WINDOW, limit)
+    if tokens.text:
+        work = windows(source, loaded.tokenizer, room, tokens.window or WINDOW, limit)
     else:
-        new = given["max_new_tokens"] or record.NEW_TOKENS
-        work = encode(source, loaded.tokenizer, room, new, given["chat"], given["truncate"])
-    at_once = given["prompt_tokens"] or sys.maxsize
+        work = encode(source, loaded.tokenizer, room, tokens.max_new_tokens or NEW_TOKENS, tokens.chat, tokens.truncate)
+    at_once = tokens.prompt_tokens or sys.maxsize
     return [Ask(tuple(ids.tolist()), min(at_once, len(ids))) for ids in work.sequences], work.prompts
 
 
@@ -248,13 +250,13 @@ class _Pace:
         self.meter.show(Progress(self.done, self.requests, 0, self.tokens, time.monotonic() - self.began))
 
 
-def _run(ready: Prepared, given: dict[str, Any]) -> Live:
+def _run(ready: Prepared, kept: Outcome) -> Live:
     """The run. Rows are written request by request; an interrupted run removes them, as it cannot be resumed."""
     from tracegen.plan import partial_of
 
-    pace, out = _Pace(len(ready.asks)), given["record_to"]
+    pace, out = _Pace(len(ready.asks)), kept.record_to
     try:
-        ran = _recorded(ready, given, pace, out) if out else _kept(ready, given, pace, lambda request: None)
+        ran = _recorded(ready, kept, pace, out) if out else _kept(ready, kept, pace, lambda request: None)
     except BaseException:
         if out:
             shutil.rmtree(partial_of(out), ignore_errors=True)
@@ -264,16 +266,16 @@ def _run(ready: Prepared, given: dict[str, Any]) -> Live:
     return ran
 
 
-def _recorded(ready: Prepared, given: dict[str, Any], pace: _Pace, out: Path) -> Live:
+def _recorded(ready: Prepared, kept: Outcome, pace: _Pace, out: Path) -> Live:
     from traces.writer import TraceWriter
 
     with TraceWriter.create(out, ready.header, ready.modules.bias) as writer:
-        ran = _kept(ready, given, pace, writer.append)
+        ran = _kept(ready, kept, pace, writer.append)
         say_wrote(out, writer.finish())
     return ran
 
 
-def _kept(ready: Prepared, given: dict[str, Any], pace: _Pace, append: Callable[[Request], None]) -> Live:
+def _kept(ready: Prepared, kept: Outcome, pace: _Pace, append: Callable[[Request], None]) -> Live:
     """Rows go to `append` and are not held in memory."""
 
     def keep(request: Request) -> None:
@@ -281,7 +283,7 @@ def _kept(ready: Prepared, given: dict[str, Any], pace: _Pace, append: Callable[
         pace.done += 1
 
     try:
-        return ready.run(given["quality"], log=bool(given["events"]), progress=pace.passed, keep=keep)
+        return ready.run(kept.quality, log=bool(kept.events), progress=pace.passed, keep=keep)
     finally:
         pace.meter.close()
 

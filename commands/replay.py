@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from commands import options
+from commands.groups import grouped
 from commands.interrupt import keeping
+from commands.settings import Settings
 from commands.terminal import say, say_when_compiling, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from commands.settings import Given
     from simulator.config import ReplayConfig
     from sweeps.grid import Outcome
     from traces.schema import Trace
@@ -23,26 +26,11 @@ if TYPE_CHECKING:
 WORKERS = os.cpu_count() or 1
 
 
+@grouped
 def replay(
-    context: typer.Context,  # the comma lists are read from here, by name
     trace: options.TracePath,
-    preset: options.Presets = "",
-    capacity: options.Capacity = "5%",
-    eviction: options.Lists = "lru",
-    prefetch: options.Lists = "none",
-    miss: options.Lists = "fetch",
-    routing: options.Lists = "standard",
-    platform: options.Platform = "a100-5gbps",
-    contract: options.Contract = "atomic",
-    scope: options.Scope = "global",
-    passes: options.Passes = "recorded",
-    reset: options.Reset = "never",
-    prefetch_at: options.PrefetchAt = "gate",
-    prefetch_admission: options.PrefetchAdmission = "evict",
-    lookahead: options.Lookahead = "recorded",
-    warm: options.Warm = None,
-    profile: options.Profile = None,
-    seed: options.Seed = 0,
+    *,
+    settings: Settings,
     policy_file: options.PolicyFiles = None,
     engine: options.Engine = "compiled",
     workers: Annotated[int, typer.Option(help="Replays at once.")] = WORKERS,
@@ -60,8 +48,7 @@ def replay(
     for path in filter(None, (out and out / "part", events)):
         check_output(path)
     opened = open_trace(trace)
-    named = {"warm": options.named_experts("--warm", warm), "profile": options.named_experts("--profile", profile)}
-    called = _called(context, preset, {"seed": seed} | named)
+    called = _called(settings)
     configs = list(called)
     _one_only(configs, as_json, events)
     with keeping(lambda: _kept_in(out)), _progress(configs) as advance:
@@ -80,14 +67,15 @@ def replay(
         say(f"wrote {path}")
 
 
-def _called(context: typer.Context, presets: str, fixed: Mapping[str, object]) -> dict[ReplayConfig, str]:
+def _called(settings: Given) -> dict[ReplayConfig, str]:
     """Every configuration, with the names of the presets that ask for it."""
     from sweeps.grid import expand
 
-    if not presets:
-        return dict.fromkeys(expand(options.grid(context), fixed), "")
+    fixed = settings.fixed()
+    if not settings.preset:
+        return dict.fromkeys(expand(settings.lists(), fixed), "")
     called: dict[ReplayConfig, str] = {}
-    for name, config in options.preset_configs(context, presets, fixed).items():
+    for name, config in settings.of_presets(fixed).items():
         preset = name.partition(" ")[0]  # what varies has columns of its own
         called[config] = f"{called[config]}, {preset}" if config in called else preset
     return called

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from commands.groups import grouped
 from commands.interrupt import INTERRUPTED, interruptible, keeping
 from commands.options import PolicyFiles
 from commands.terminal import clock, say
@@ -25,17 +26,25 @@ MOST_NAMED = 5  #: errors that are printed in full
 EXECUTORS = ("local", "ray", "slurm")
 
 
+class Machines(NamedTuple):
+    """Who replays, and how many at once."""
+
+    executor: Annotated[str, typer.Option(help="local | ray | slurm.")] = "local"
+    workers: Annotated[int, typer.Option(min=1, help="Replays at once; on slurm, in each job.")] = CORES
+    address: Annotated[str, typer.Option(help="ray: of a running cluster, auto to find it; default a new one.")] = ""
+    nodes: Annotated[int, typer.Option(min=1, help="slurm: jobs, each a shard on a node.")] = 1
+    slurm: Annotated[list[str] | None, typer.Option("--slurm", help="slurm: name=value, as submitit's.")] = None
+
+
+@grouped
 def sweep_run(
     file: Annotated[Path, typer.Argument(help="Experiment, TOML or YAML.", show_default=False)],
+    *,
     out: Annotated[str, typer.Option(help="Folder, or URL as s3://bucket/name; what is there is not rerun.")] = "sweep",
     changes: Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the file's.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Replays at once; on slurm, in each job.")] = CORES,
     engine: Annotated[str, typer.Option(help="Default: the fastest.", show_default=False)] = "",
     shard: Annotated[str, typer.Option(help="i/n: this part of the sweep only; parts share --out.")] = "1/1",
-    executor: Annotated[str, typer.Option(help="local | ray | slurm.")] = "local",
-    address: Annotated[str, typer.Option(help="ray: of a running cluster, auto to find it; default a new one.")] = "",
-    nodes: Annotated[int, typer.Option(min=1, help="slurm: jobs, each a shard on a node.")] = 1,
-    slurm: Annotated[list[str] | None, typer.Option("--slurm", help="slurm: name=value, as submitit's.")] = None,
+    machines: Machines,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; replay three.")] = False,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Impossible combinations become rows.")] = False,
     policy_file: PolicyFiles = None,
@@ -47,7 +56,7 @@ def sweep_run(
     from sweeps.run import fastest_engine, left_to_do, planned
     from sweeps.store import place_of
 
-    file = file.resolve() if executor == "slurm" else file  # nodes may start elsewhere
+    file = file.resolve() if machines.executor == "slurm" else file  # nodes may start elsewhere
     engine = engine or fastest_engine()
     check_engine(engine)
     sweep = planned(file, changes or (), keep_going)
@@ -56,15 +65,15 @@ def sweep_run(
     jobs = left_to_do(sweep, place, share)
     _say_plan(sweep, share, jobs)
     if dry_run:
-        _say_estimate(jobs, engine, workers)
-    elif executor == "slurm" and jobs:
+        _say_estimate(jobs, engine, machines.workers)
+    elif machines.executor == "slurm" and jobs:
         from policies.files import registered
         from sweeps.slurm import Shards
 
-        how = (tuple(changes or ()), place, engine, workers, nodes, keep_going)
-        _submit(Shards(file, *how, tuple(registered()), tuple(sys.argv)), slurm or [])
+        how = (tuple(changes or ()), place, engine, machines.workers, machines.nodes, keep_going)
+        _submit(Shards(file, *how, tuple(registered()), tuple(sys.argv)), machines.slurm or [])
     elif jobs:
-        _run(sweep, jobs, place, engine, _starter(executor, workers, engine, address))
+        _run(sweep, jobs, place, engine, _starter(machines, engine))
     if not dry_run:
         say(f"wrote {out}/part-*/; next: moereplay sweep show {out}, or moereplay plot {out}")
 
@@ -84,18 +93,19 @@ def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -
     _say_ending(standing)
 
 
-def _starter(executor: str, workers: int, engine: str, address: str) -> Start:
+def _starter(machines: Machines, engine: str) -> Start:
     from simulator.errors import ConfigError
     from sweeps.local import LocalExecutor
     from sweeps.run import NOGIL
     from traces.spelling import hint
 
+    executor, workers = machines.executor, machines.workers
     if executor == "local":
         return lambda out, provenance: LocalExecutor(workers, engine == NOGIL, out, provenance)
     if executor == "ray":
         from sweeps.ray_cluster import RayExecutor
 
-        return lambda out, provenance: RayExecutor(address, workers, out, provenance)
+        return lambda out, provenance: RayExecutor(machines.address, workers, out, provenance)
     raise ConfigError(f"no executor called {executor!r}: {hint(executor, EXECUTORS)}")
 
 

@@ -31,12 +31,13 @@ def sweep_show(
     from analysis.tables import table
     from results import read_sweep as sweeps
     from results.read import filtered, label_of
+    from results.settings import POLICIES
     from sweeps.store import place_of
 
     folder = place_of(results).local()
     heading = "error rows"
     if errors:
-        rows = sweeps.errors(folder).select("identity", "eviction", "prefetch", "miss", "routing", "capacity", "error")
+        rows = sweeps.errors(folder).select("identity", *POLICIES, "capacity", "error")
     else:
         frame = filtered(sweeps.load(folder), where or [])
         rows = grouped(frame, group_by.split(","), by) if group_by else ranked(frame, by)

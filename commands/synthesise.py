@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
+from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.options import NewTrace, complaint
 from commands.terminal import say_wrote
@@ -15,14 +16,22 @@ from commands.terminal import say_wrote
 MARKOV_REUSE = 0.31  #: of a trained miniature with OLMoE's topology
 
 
+class Length(NamedTuple):
+    """How much there is of it."""
+
+    requests: int = 8
+    prompt_tokens: int = 32
+    decode_tokens: int = 96
+
+
+@grouped
 def synthesise(
+    *,
     out: NewTrace,
     model: Annotated[str, typer.Option(help="Known model that gives the geometry.")] = "olmoe-1b-7b",
     expert_bits: Annotated[float, typer.Option(help="Precision at which the experts are stored.")] = 16,
     kind: Annotated[str, typer.Option(help="zipf | markov | phases | cyclic.")] = "markov",
-    requests: int = 8,
-    prompt_tokens: int = 32,
-    decode_tokens: int = 96,
+    length: Length,
     reuse: Annotated[
         float | None, typer.Option(help="Share of a token's experts that the next uses again; .31 for markov.")
     ] = None,
@@ -45,9 +54,7 @@ def synthesise(
             {
                 "kind": kind,
                 "geometry": known(model).geometry.stored_at(expert_bits),
-                "requests": requests,
-                "prompt_tokens": prompt_tokens,
-                "decode_tokens": decode_tokens,
+                **length._asdict(),
                 "seed": seed,
                 "exponent": exponent,
                 "reuse": MARKOV_REUSE if reuse is None and kind == "markov" else reuse,

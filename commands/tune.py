@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
+from commands.groups import grouped
 from commands.interrupt import INTERRUPTED, interruptible, keeping
 from commands.options import PolicyFiles
 from commands.sweep_run import CORES
@@ -16,15 +17,23 @@ from commands.terminal import say, show
 OBJECTIVES = "tpot_ms,mass_kept,gb_moved"  #: speed, fidelity and traffic
 
 
+class Drawing(NamedTuple):
+    """How trials are chosen."""
+
+    trials: Annotated[int, typer.Option(min=1, help="Replays in all, those of earlier runs included.")] = 200
+    sampler: Annotated[str, typer.Option(help="tpe | nsgaii | random.")] = "tpe"
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampler.")] = 0
+
+
+@grouped
 def tune(
     file: Annotated[Path, typer.Argument(help="Experiment; its axes are what is searched.", show_default=False)],
+    *,
     out: Annotated[str, typer.Option(help="Folder for the journal and every replay; resumed.")] = "tune",
     objectives: Annotated[
         str, typer.Option(help="Comma list: tpot_ms, ttft_ms, mass_kept, gb_moved, ...")
     ] = OBJECTIVES,
-    trials: Annotated[int, typer.Option(min=1, help="Replays in all, those of earlier runs included.")] = 200,
-    sampler: Annotated[str, typer.Option(help="tpe | nsgaii | random.")] = "tpe",
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampler.")] = 0,
+    drawing: Drawing,
     changes: Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the file's.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Replays at once.")] = CORES,
     engine: Annotated[str, typer.Option(help="Default: the fastest.", show_default=False)] = "",
@@ -51,7 +60,7 @@ def tune(
     engine = engine or fastest_engine()
     experiment = read(file, changes or ())
     traces = open_traces(experiment.traces, file.parent, file)
-    search = Search(experiment, file, traces, tuple(objectives.split(",")), trials, sampler, seed, engine)
+    search = Search(experiment, file, traces, tuple(objectives.split(",")), *drawing, engine)
     check(search)
     folder = Folder(Path(out))
     folder.prepare()
@@ -59,7 +68,7 @@ def tune(
     executor = LocalExecutor(workers, engine == NOGIL, folder, about)
     try:
         kept = f"every replay that was stored stays in {out}; run the same command to resume"
-        with keeping(lambda: kept), progress(trials, "trials") as advance, interruptible() as stopping:
+        with keeping(lambda: kept), progress(drawing.trials, "trials") as advance, interruptible() as stopping:
             found = search_by(search, folder.path, executor, advance, stopping)
             if stopping():
                 say(f"stopped: {kept}")

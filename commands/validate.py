@@ -5,51 +5,53 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from commands import options
+from commands.groups import grouped
+from commands.settings import ListedSettings
 from commands.terminal import say, say_when_compiling, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from analysis.validation import Comparison, Tolerances
+    from commands.settings import Given
     from simulator.config import ReplayConfig
     from tracegen.checkpoint import Loaded
     from tracegen.folder import Folder
     from tracegen.live.run import Prepared
     from traces.schema import Trace
 
-#: Settings that name policy sets, in place of the three that ship.
-POLICIES = ("eviction", "prefetch", "miss", "routing")
+
+class Model(NamedTuple):
+    """The model of the trace, as it was recorded unless options say otherwise."""
+
+    model: Annotated[str, typer.Option(help="miniature, a folder or a Hugging Face id; empty: as recorded.")] = ""
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto"
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16; empty: as recorded.")] = ""
+    device_map: Annotated[str | None, typer.Option(help="Spread over devices: auto, balanced, ...")] = None
 
 
+class Allowed(NamedTuple):
+    """How far an open-loop replay may be from the live run."""
+
+    tolerance_hit_rate: Annotated[float, typer.Option(min=0, help="Open loop: of the hit rate, absolute.")] = 0.01
+    tolerance_time: Annotated[float, typer.Option(min=0, help="Open loop: of TTFT and TPOT, relative.")] = 0.02
+
+
+@grouped
 def validate(
-    context: typer.Context,  # the comma lists are read from here, by name
     trace: options.TracePath,
-    model: Annotated[str, typer.Option(help="miniature, a folder or a Hugging Face id; empty: as recorded.")] = "",
+    *,
+    model: Model,
     sets: Annotated[Path | None, typer.Option(help="Named policy sets (.toml), see docs/validation.md.")] = None,
-    preset: options.Presets = "",
-    capacity: options.Capacity = "",
-    eviction: options.Lists = "",
-    prefetch: options.Lists = "",
-    miss: options.Lists = "",
-    routing: options.Lists = "",
-    platform: options.Platform = "",
-    contract: options.Contract = "",
-    scope: options.Scope = "",
-    reset: options.Reset = "",
-    prefetch_at: options.PrefetchAt = "",
-    prefetch_admission: options.PrefetchAdmission = "",
+    settings: ListedSettings,
     policy_file: options.PolicyFiles = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Run the first N requests only.")] = None,
-    tolerance_hit_rate: Annotated[float, typer.Option(min=0, help="Open loop: of the hit rate, absolute.")] = 0.01,
-    tolerance_time: Annotated[float, typer.Option(min=0, help="Open loop: of TTFT and TPOT, relative.")] = 0.02,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16; empty: as recorded.")] = "",
-    device_map: Annotated[str | None, typer.Option(help="Spread over devices: auto, balanced, ...")] = None,
+    allowed: Allowed,
     events: Annotated[
         bool, typer.Option(help="Compare event logs too; about 10 kB of memory per token and layer.")
     ] = True,
@@ -66,18 +68,17 @@ def validate(
 
     require_torch()
     opened = _first(open_trace(trace), requests)
-    given = {name: text for name, text in options.grid(context).items() if text}
-    configs = options.preset_configs(context, preset, {}) if preset else _configs(sets, given)
+    configs = settings.of_presets({}) if settings.preset else _configs(sets, settings)
     _check(opened, configs)
     if out:
         check_output(out / FILE)
-    allowed = Tolerances(hit_rate=tolerance_hit_rate, time=tolerance_time)
-    stored = _stored(opened, dtype, device_map)
-    loaded = _loaded(opened, _folder(opened, model), stored | {"device": device})
+    tolerances = Tolerances(hit_rate=allowed.tolerance_hit_rate, time=allowed.tolerance_time)
+    stored = _stored(opened, model.dtype, model.device_map)
+    loaded = _loaded(opened, _folder(opened, model.model), stored | {"device": model.device})
     runs = _prepared(opened, configs, loaded)
     say_when_compiling()
     with progress(len(configs) * opened.tokens, "tokens") as advance:
-        found = [_compared(name, run, opened, allowed, events, advance) for name, run in runs.items()]
+        found = [_compared(name, run, opened, tolerances, events, advance) for name, run in runs.items()]
     _report(opened, found, as_json)
     if out:
         _write(out, found)
@@ -94,10 +95,12 @@ def _first(trace: Trace, requests: int | None) -> Trace:
     return memory_trace(trace.header, [trace.request(at) for at in range(requests)], trace.router_bias)
 
 
-def _configs(path: Path | None, given: Mapping[str, str]) -> dict[str, ReplayConfig]:
+def _configs(path: Path | None, settings: Given) -> dict[str, ReplayConfig]:
     """The sets of the file, or of the options, or the three that ship. Options override the file's [base]."""
+    from results.settings import POLICIES
     from sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
 
+    given = {name: text for name, text in settings.lists().items() if text}
     if path is not None:
         sets, base = read_sets(path)
     elif given.keys() & set(POLICIES):

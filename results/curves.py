@@ -11,13 +11,13 @@ import polars as pl
 from results.digest import row_digest
 from results.errors import ResultError
 from results.read import damaged, read_parquet
+from results.settings import OF_CURVES
 from results.write import write_frame
 
 VERB = "run moereplay curve"
 CURVES_VERSION = 1  #: of the columns
-SETTINGS = ("scope", "contract", "passes", "reset")  #: that a curve holds for
 _ABOUT = ("label", "identity", "trace", "model")
-_CONFIG = ("policy", *SETTINGS, "platform")
+_CONFIG = ("policy", *OF_CURVES, "platform")
 _NUMBERS = pl.List(pl.Int64)
 #: Of a file.
 SCHEMA = pl.Schema(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
+from results.columns import with_config
 from results.counters import heading_of
 from results.digest import is_damaged, row_digest
 from results.errors import ResultError, unknown
@@ -48,7 +49,7 @@ def load(folder: Path) -> pl.DataFrame:
         part = read_rows(path)
         check_columns(path, part.schema, NEEDED)
         check_digests(path, part)
-        parts.append((path, part))
+        parts.append((path, with_config(part)))
     return together(rows_schema(), parts)
 
 

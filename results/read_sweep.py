@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
+from results.columns import with_settings
 from results.counters import COUNTERS
 from results.errors import ResultError
 from results.parts import PARTS, PartError, StoredPart, stored_parts
@@ -86,7 +87,7 @@ def _read(part: StoredPart, name: str) -> pl.DataFrame | None:
         raise PartError(f"{part.path}: its {name} are no Parquet table; remove it and run the sweep again") from None
     if lacking := [key for key in ORDER[name] if key not in table.columns]:
         raise PartError(f"{part.path}: its {name} lack the column {lacking[0]}; remove it and run the sweep again")
-    return table
+    return with_settings(table) if name == "configurations" else table
 
 
 def _bounds(folder: Path) -> pl.DataFrame:

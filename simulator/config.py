@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_origin
+from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator
 
 from policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
 from policies.grammar import Chosen, parse
+from results.settings import KINDS, older
 from simulator.capacity import check_readable
 from simulator.errors import ConfigError
 from simulator.origin import FUTURE, Origin
@@ -21,7 +22,6 @@ from traces.spelling import whole
 
 #: Raised when the meaning of any counter or time changes: results of other versions are not comparable.
 SEMANTICS_VERSION = 1
-KINDS = ("routing", "prefetch", "eviction", "miss")
 
 
 class ReplayConfig(Frozen):
@@ -74,10 +74,13 @@ class ReplayConfig(Frozen):
     def identity(self, demand: Trace | Origin) -> str:
         """A hash of everything that a result depends on: configuration, the platform's figures, demand and semantics.
 
-        Raises ConfigError if the platform cannot be read.
+        Settings that earlier versions lack count where they are not at their default. Raises ConfigError if the
+        platform cannot be read.
         """
-        machine = platform(self.platform).figures()
-        document = [SEMANTICS_VERSION, demand.digest, self.spelled_out() | {"platform": machine}]
+        settings = self.spelled_out() | {"platform": platform(self.platform).figures()}
+        unsaid = {name for name, default in older().items() if getattr(self, name) == default}
+        counted = {name: value for name, value in settings.items() if name not in unsaid}
+        document = [SEMANTICS_VERSION, demand.digest, counted]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
 
 
@@ -153,18 +156,6 @@ def parse_reset(text: str) -> int:
     if tokens := whole(text):
         return tokens
     raise ValueError(f"reset {text!r} is unknown; use never, request or a number of tokens")
-
-
-def setting_kinds() -> dict[str, str]:
-    """What every setting's column holds, as `results.schema` calls it, the policies first."""
-    names = [*KINDS, *(name for name in ReplayConfig.model_fields if name not in KINDS)]
-    return {name: _kind(ReplayConfig.model_fields[name].annotation) for name in names}
-
-
-def _kind(annotation: Any) -> str:
-    if get_origin(annotation) is tuple:
-        return "pairs"
-    return {bool: "flag", int: "integer", float: "number"}.get(annotation, "text")
 
 
 def configure(**settings: object) -> ReplayConfig:

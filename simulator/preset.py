@@ -20,7 +20,7 @@ from traces.spelling import hint
 
 LEAST_STALE = "+ls"
 NAMES = tuple(name for file in FILES for name in ((file, file + LEAST_STALE) if file in SPECMD else (file,)))
-ALWAYS = (*KINDS, "capacity", "platform")  #: settings that every preset names; the others have replay's defaults
+ALWAYS = (*KINDS, "capacity", "platform")  #: settings that every preset names; the others have their defaults
 
 
 class Setting(Frozen):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from policies.contract import PolicyError
 from results.result import Result, Row
+from results.settings import setting_kinds
 from simulator.capacity import Capacity, cliff, parse_capacity, surplus
-from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig, setting_kinds
+from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
 from simulator.errors import ConfigError
 from simulator.foreknown import check_profile
 from simulator.origin import Origin, origin_of

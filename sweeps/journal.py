@@ -14,13 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator.errors import ConfigError
+from traces.lock import lock
 from traces.schema import canonical
-
-try:
-    import fcntl
-except ImportError:  # Windows: nobody hinders a second search there
-    fcntl = None
-
 
 BINARY = getattr(os, "O_BINARY", 0)  # Windows would end lines in two characters
 
@@ -80,22 +75,18 @@ def open_journal(path: Path) -> Iterator[Journal]:
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --out") from None
     try:
-        _lock(handle, path)
+        _hold(handle, path)
         yield Journal(path, handle)
     finally:
         os.close(handle)
 
 
-def _lock(handle: int, path: Path) -> None:
+def _hold(handle: int, path: Path) -> None:
     """Until the file is closed, or the process is gone. Raises ConfigError if another process has it."""
-    if fcntl is None:
-        return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle)
     except BlockingIOError:
         raise ConfigError(f"{path} is in use by another search; wait for it, or choose another --out") from None
-    except OSError:  # a file system without locks
-        pass
 
 
 def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.contract import PolicyError
+from results.settings import LISTED, NAMES
 from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
 from sweeps.grid import expand
@@ -25,7 +26,6 @@ from traces.documents import DocumentError, content, from_toml
 from traces.spelling import hint
 
 Settings = Mapping[str, Any]
-FIXED = ("seed", "warm", "profile")  #: settings that take no list of alternatives
 #: A demand cache, a prefetcher beside the eviction made for it, and a routing that follows the cache.
 SHIPPED_BASE = {"capacity": "25%"}
 SHIPPED: dict[str, Settings] = {
@@ -70,14 +70,13 @@ def read_sets(path: Path) -> tuple[dict[str, Settings], Settings]:
 
 def _check_names(where: str, settings: Settings) -> None:
     for name in settings:
-        if name not in ReplayConfig.model_fields:
-            known = hint(name, ReplayConfig.model_fields)
-            raise ConfigError(f"policy set {where}: no setting called {name!r}: {known}")
+        if name not in NAMES:
+            raise ConfigError(f"policy set {where}: no setting called {name!r}: {hint(name, NAMES)}")
 
 
 def _each(name: str, settings: Settings) -> Iterable[tuple[str, ReplayConfig]]:
-    lists = {key: _comma_list(value) for key, value in settings.items() if key not in FIXED}
-    fixed = {key: value for key, value in settings.items() if key in FIXED}
+    lists = {key: _comma_list(value) for key, value in settings.items() if key in LISTED}
+    fixed = {key: value for key, value in settings.items() if key not in LISTED}
     try:
         configs = expand(lists, fixed)
     except (ConfigError, PolicyError) as error:

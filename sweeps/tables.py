@@ -13,8 +13,9 @@ from results.counters import heading_of
 from results.parts import SWEEP_VERSION
 from results.result import Result, Row
 from results.schema import FACTS, IN_FULL, table_schemas
+from results.settings import setting_kinds
 from simulator.bounds import Counted
-from simulator.config import KINDS, SEMANTICS_VERSION, setting_kinds
+from simulator.config import KINDS, SEMANTICS_VERSION
 from sweeps.jobs import Job
 
 TABLES = table_schemas(setting_kinds(), KINDS)

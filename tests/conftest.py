@@ -28,8 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script, and inherited so
     is_worker = hasattr(config, "workerinput")
     if getattr(config.option, "numprocesses", None) and not is_worker and not IS_PYTHON:
-        with ProcessPoolExecutor(len(compiled.CALLED)) as processes:
-            list(processes.map(make, compiled.CALLED))
+        with ProcessPoolExecutor(len(compiled.POINTERS)) as processes:
+            list(processes.map(make, compiled.POINTERS))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -56,7 +56,7 @@ def _taken(path: Path, partial: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            _lock(descriptor)
+            lock(descriptor)
             if _is_at(descriptor, path):
                 return descriptor
         except BlockingIOError:
@@ -69,8 +69,11 @@ def _taken(path: Path, partial: Path) -> int:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> None:
-    """Raises BlockingIOError if another open file holds the lock."""
+def lock(descriptor: int) -> None:
+    """Lock an open file until it is closed or the process ends; without effect on a file system that has no locks.
+
+    Raises BlockingIOError if another open file holds the lock.
+    """
     try:
         _lock_of_system(descriptor)
     except OSError as refused:

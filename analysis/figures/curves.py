@@ -13,8 +13,9 @@ from matplotlib.ticker import StrMethodFormatter
 from analysis.figures.lines import from_zero, panel_size
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.palette import BOUND, LIMIT, look_of
-from results.curves import SETTINGS, TIDY
+from results.curves import TIDY
 from results.errors import ResultError
+from results.settings import OF_CURVES
 
 MOST_PANELS = 8  #: that a page can hold
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 25, 50, 100)  #: percent
@@ -32,7 +33,7 @@ def draw(curves: pl.DataFrame) -> Figure:
 
     Raises ResultError if there are none, or more panels than a page can hold.
     """
-    keys = ["model", "trace", *SETTINGS]
+    keys = ["model", "trace", *OF_CURVES]
     panels = [rows for _, rows in curves.group_by(keys, maintain_order=True)]
     if not 0 < len(panels) <= MOST_PANELS:
         raise ResultError(f"found curves of {len(panels)} settings; a page holds 1 to {MOST_PANELS}")
@@ -77,7 +78,7 @@ def beside(curves: pl.DataFrame | None, panel: pl.DataFrame) -> pl.DataFrame:
     first = panel.row(0, named=True)
     if curves is None or first["miss"] != "fetch" or first["warm"]:
         return pl.DataFrame(schema=TIDY)
-    same = [pl.col(name) == first[name] for name in (*SETTINGS, "semantics")]
+    same = [pl.col(name) == first[name] for name in (*OF_CURVES, "semantics")]
     found = curves.filter(pl.col("trace").str.starts_with(first["trace"]), *same)
     elsewhere = pl.col("replayed") & (pl.col("platform") != first["platform"])
     found = found.with_columns(pl.when(~elsewhere.fill_null(False)).then("hit_rate").alias("hit_rate"))

@@ -8,13 +8,15 @@ import polars as pl
 
 from results.errors import ResultError
 from results.read import fields
+from results.settings import SETTINGS
 
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels that a page can hold
 #: Shared fields in the order in which the subtitle names them.
 SHARED = ("model", "trace", "platform", "contract", "scope", "capacity", "prefetch", "miss", "routing", "passes")
 #: Defaults that the subtitle leaves out.
-UNSAID = {"reset": "never", "prefetch_at": "gate", "prefetch_admission": "evict", "lookahead": "recorded"}
-UNSAID |= {"warm": "", "profile": "", "seed": 0}
+UNSAID = {
+    each.name: "" if each.default == () else each.default for each in SETTINGS if each.name not in (*SHARED, "eviction")
+}
 NO_BREAK = "\N{NO-BREAK SPACE}"  # a field stays on one line
 DIGEST = 8  #: digits of a trace digest that a reader can compare
 
@@ -83,7 +85,7 @@ def _in_order(rows: pl.DataFrame, name: str, *keys: str) -> list[str]:
 
 def shared(rows: pl.DataFrame) -> str:
     """One line: the settings that every tidy row has in common."""
-    alone = [name for name in (*SHARED, *UNSAID) if rows[name].n_unique() == 1]
+    alone = [name for name in (*SHARED, *UNSAID) if name in rows.columns and rows[name].n_unique() == 1]
     told = [name for name in alone if name not in UNSAID or rows[name][0] != UNSAID[name]]
     words = [str(rows[name][0]) if name == "model" else f"{_word(name)} {rows[name][0]}" for name in told]
     return f"{NO_BREAK}· ".join(word.replace(" ", NO_BREAK) for word in words)

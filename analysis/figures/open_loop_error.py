@@ -16,11 +16,10 @@ from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.figures.validation import LABEL, LIVE, REPLAYED, tidy
 from analysis.palette import MUTED
 from results.errors import ResultError
+from results.settings import NAMES
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 ERROR = {"color": MUTED, "marker": "s", "markersize": 4, "lw": 1.3, "label": "replayed - live"}
-#: Settings beside lambda in which sets may differ.
-SETTINGS = ("capacity", "eviction", "prefetch", "miss", "platform", "contract", "scope", "passes", "reset")
 HEADINGS = ("miss rate", "error of the miss rate, percentage points", "perplexity, % above the model alone")
 NOTE = (
     "Replayed: the baseline recording, whose logits do not react to the changed mixture. Perplexity: of the recorded "
@@ -79,8 +78,13 @@ def _points(rows: pl.DataFrame) -> pl.DataFrame:
 def _families(rows: pl.DataFrame) -> list[pl.DataFrame]:
     """Rows that differ in lambda alone, by rising lambda; single ones are left out."""
     rest = pl.col("routing").str.replace(r":lam=[^:]+", "").alias("rest")
-    parts = rows.with_columns(rest).partition_by("rest", *SETTINGS, "prefetch_at", "prefetch_admission", "warm", "seed")
+    parts = rows.with_columns(rest).partition_by("rest", *_settings(rows))
     return [part.sort("lam") for part in parts if part["lam"].n_unique() > 1]
+
+
+def _settings(rows: pl.DataFrame) -> list[str]:
+    """What tells sets apart beside the strength of the routing policy."""
+    return [name for name in NAMES if name in rows.columns and name != "routing"]
 
 
 def _common(families: Sequence[pl.DataFrame]) -> str:
@@ -92,7 +96,7 @@ def _common(families: Sequence[pl.DataFrame]) -> str:
 
 
 def _titles(families: Sequence[pl.DataFrame]) -> list[str]:
-    told = [name for name in ("rest", *SETTINGS) if len({family[name][0] for family in families}) > 1]
+    told = [name for name in ("rest", *_settings(families[0])) if len({family[name][0] for family in families}) > 1]
     return [", ".join(str(family[name][0]) for name in told) for family in families]
 
 

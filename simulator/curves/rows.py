@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from results.curves import CURVES_VERSION, SETTINGS, write_row
+from results.curves import CURVES_VERSION, write_row
 from results.result import Row
+from results.settings import OF_CURVES
 from simulator.config import SEMANTICS_VERSION
 from simulator.curves.curve import UNDECIDED, Curve
 from traces.schema import canonical
@@ -14,7 +15,7 @@ from traces.schema import canonical
 
 def to_row(curve: Curve) -> Row:
     """The document that `curve --json` prints."""
-    config = {"policy": curve.policy} | {name: getattr(curve.config, name) for name in SETTINGS}
+    config = {"policy": curve.policy} | {name: getattr(curve.config, name) for name in OF_CURVES}
     about = {"label": "SIMULATED", "identity": _identity(curve, config), "trace": curve.trace, "model": curve.model}
     return {
         "curves_version": CURVES_VERSION,

@@ -33,18 +33,19 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
+from results.settings import POLICIES
 from simulator.config import ReplayConfig
 from simulator.preset import NAMES as PRESETS
 from sweeps.limits import MOST_CONFIGURATIONS
 from traces.schema import Frozen
 
 Scalar = bool | int | float | str
-#: `warm` and `profile` are themselves lists.
+#: Lists of experts are themselves lists.
 Value = Scalar | list[list[int]]
 Settings = dict[str, Value]
 Axis = Annotated[list[Value], Field(min_length=1)]
 #: Settings within settings: a parameter of the policy chosen, or a figure of the platform.
-DOTTED = r"^((eviction|prefetch|miss|routing)\.\w+|platform\.(link|compute|cpu)\.\w+)$"
+DOTTED = rf"^(({'|'.join(POLICIES)})\.\w+|platform\.(link|compute|cpu)\.\w+)$"
 TITLE = "moereplay experiment"
 
 

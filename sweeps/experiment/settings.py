@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.config import KINDS, ReplayConfig, configure
+from results.settings import KINDS, LISTED
+from results.settings import NAMES as SETTINGS
+from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
 from simulator.platform import platform
 from simulator.preset import preset
@@ -14,7 +16,7 @@ from sweeps.experiment.schema import DOTTED
 from traces.spelling import nearest
 
 PRESET = "preset"  #: settings of a paper under one name, below all others
-NAMES = (*ReplayConfig.model_fields, PRESET)
+NAMES = (*SETTINGS, PRESET)
 
 
 def check_name(where: str, name: str) -> None:
@@ -51,7 +53,7 @@ def folded(settings: Mapping[str, Any]) -> dict[str, Any]:
         owner, _, parameter = name.partition(".")
         text = whole.get(owner, ReplayConfig.model_fields[owner].default)
         whole[owner] = f"{text}:{parameter}={spelled(settings[name])}"
-    return {name: value if name in ("warm", "profile", "seed") else spelled(value) for name, value in whole.items()}
+    return {name: value if name not in LISTED else spelled(value) for name, value in whole.items()}
 
 
 def spelled(value: Any) -> str:

@@ -23,9 +23,10 @@ from analysis.validation_rows import document, lines, measure_rows, quality_rows
 from results.counters import COUNTERS
 from results.errors import ResultError
 from results.result import Event, Result, Row
+from results.settings import setting_kinds
 from results.validation import FILE, load
 from results.write import write_frame
-from simulator.config import configure, setting_kinds
+from simulator.config import configure
 from simulator.replay import replay
 from tests.kit.tiny_runs import NO_COUNT, NO_TIME, small_trace
 from traces.schema import Trace, memory_trace

@@ -12,14 +12,12 @@ import polars as pl
 import pytest
 
 from analysis.ratios import FORMULAS
-from commands import options
 from commands.terminal import say_when_compiling
 from results.counters import COUNTERS
 from simulator.compiled import engine
 from simulator.compiled.fast_path import fast_path
 from simulator.compiled.kernel import kernel
 from simulator.compiled.runtime import machine_code
-from simulator.config import ReplayConfig
 from tests.kit.command import moereplay_here
 from traces.store import open_trace
 
@@ -303,7 +301,3 @@ def test_the_wait_for_the_compiler_has_a_reason(way, tmp_path, monkeypatch, caps
     (tmp_path / "compiled_0" / f"{Path(way.__code__.co_filename).stem}.{way.__name__}-17.py311.nbi").write_text("")
     assert uncached(way) is way
     assert capsys.readouterr().err == ""
-
-
-def test_every_setting_of_a_replay_is_an_option():
-    assert {*options.GRID, "warm", "profile", "seed"} == set(ReplayConfig.model_fields)

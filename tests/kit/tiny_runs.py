@@ -10,9 +10,10 @@ import polars as pl
 
 from results.counters import COUNTERS
 from results.result import Result, Row
+from results.settings import setting_kinds
 from results.write import to_frame, write_part
 from simulator.bounds import Counted
-from simulator.config import KINDS, configure, setting_kinds
+from simulator.config import KINDS, configure
 from sweeps.grid import run_grid
 from traces.schema import Geometry, Trace
 from traces.synthetic import Synthetic, synthesise

@@ -16,8 +16,9 @@ from results.errors import ResultError
 from results.read import NEEDED, fields, layers, load, only, requests, runs
 from results.result import Row
 from results.schema import BOUNDS, rows_schema
+from results.settings import setting_kinds
 from results.write import write_frame
-from simulator.config import KINDS, setting_kinds
+from simulator.config import KINDS
 from tests.kit.tiny_runs import by_hand, frame_of, replayed, small_trace, written_to
 
 

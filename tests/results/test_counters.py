@@ -9,8 +9,9 @@ import pytest
 from results import counters
 from results.counters import COUNTERS, Counter, reported
 from results.schema import rows_schema, table_schemas
+from results.settings import setting_kinds
 from simulator.compiled import counters as compiled
-from simulator.config import KINDS, configure, setting_kinds
+from simulator.config import KINDS, configure
 from simulator.replay import replay
 from tests.kit.tiny_runs import small_trace
 

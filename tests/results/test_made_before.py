@@ -16,8 +16,9 @@ import pytest
 from results import read, read_sweep
 from results.counters import COUNT, COUNTERS, Counter
 from results.schema import table_schemas
+from results.settings import setting_kinds
 from results.write import write_part
-from simulator.config import KINDS, configure, setting_kinds
+from simulator.config import KINDS, configure
 from simulator.replay import replay
 from sweeps import tables
 from sweeps.batches import Batch, compute

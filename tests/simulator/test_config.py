@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from policies.contract import PolicyError
+from results.settings import SETTINGS
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
 from simulator.replay import plan, replay
@@ -138,19 +139,15 @@ CHANGES = [
     {"miss": "drop"},
     {"routing": "cache_prior"},
     {"platform": "mac-nvme"},
-    {"contract": "sequential"},
-    {"scope": "per_layer"},
     {"passes": "token"},
     {"reset": "request"},
-    {"prefetch_at": "after_demand"},
-    {"prefetch_admission": "free_only"},
-    {"lookahead": "shuffled_tokens"},
     {"warm": ((0, 1),)},
     {"warm": ((0, 1), (0, 2))},
     {"warm": ((0, 2), (0, 1))},
     {"profile": ((0, 1),)},
     {"profile": ((0, 2), (0, 1))},
     {"seed": 1},
+    *({each.name: value} for each in SETTINGS for value in each.values if value != each.default),
 ]
 
 

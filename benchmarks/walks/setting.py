@@ -1,0 +1,41 @@
+"""Check of setting.patch: the setting is an option, acts, is stored, and changes no identity at its default."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import typer
+
+from moereplay.command import app
+from results.read import load
+from results.write import write_part
+from simulator.config import configure
+from simulator.replay import replay
+from traces.schema import Geometry
+from traces.synthetic import Synthetic, synthesise
+
+SETTING, DEFAULT, OTHER = "contention", "platform", "none"
+BEFORE = Path("tests/samples/before/replays")
+
+
+def main() -> None:
+    """Raises AssertionError where the setting is not offered, does not act, or is not stored."""
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert all(SETTING in {each.name for each in verbs[verb].params} for verb in ("replay", "live", "validate"))
+    geometry = Geometry(layers=3, experts=6, k=2, expert_bytes=(1_000_000,) * 3)
+    trace = synthesise(Synthetic(kind="zipf", geometry=geometry, requests=2, prompt_tokens=2, decode_tokens=6))
+    configs = [configure(capacity="40%", **{SETTING: value}) for value in (DEFAULT, OTHER)]
+    assert configs[0].identity(trace) == configure(capacity="40%").identity(trace) != configs[1].identity(trace)
+    results = [replay(trace, config, engine="reference") for config in configs]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(shutil.copytree(BEFORE, Path(scratch) / "replays"))
+        for result in results:
+            write_part(folder, result, None)
+        stored = load(folder)["config"].struct.field(SETTING).to_list()
+    assert sorted(stored) == [OTHER, DEFAULT, DEFAULT]
+
+
+if __name__ == "__main__":
+    main()

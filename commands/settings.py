@@ -1,0 +1,87 @@
+"""Options for the settings of a replay, made from `results/settings.py`, and what was given for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from commands.groups import Group, option
+from commands.options import named_experts
+from results.settings import EXPERTS, LISTED, OF_CURVES, SETTINGS, TEXT, WHOLE, Setting
+
+if TYPE_CHECKING:
+    from simulator.config import ReplayConfig
+
+PRESETS = "Comma list; `moereplay presets` names them; options beside it win."
+#: What an option takes, by how its setting is stored; a comma list is a text.
+TYPES: dict[str, Any] = {TEXT: str, WHOLE: int, EXPERTS: Path | None}
+
+
+class Given(NamedTuple):
+    """What the options of a verb say of a replay's settings."""
+
+    values: Mapping[str, Any]  #: by name, defaults included
+    typed: frozenset[str]  #: names of those that the user typed, which win over a preset
+    preset: str  #: comma list; empty for none
+
+    def lists(self) -> dict[str, str]:
+        """The comma lists, as `sweeps.grid.expand` takes them."""
+        return {name: text for name, text in self.values.items() if name in LISTED}
+
+    def fixed(self) -> dict[str, Any]:
+        """The other settings, their files read. Raises ConfigError if one holds no JSON."""
+        return {name: _read(name, value) for name, value in self.values.items() if name not in LISTED}
+
+    def of_presets(self, fixed: Mapping[str, object]) -> dict[str, ReplayConfig]:
+        """Every preset by its name and what varies, without settings that the verb lacks. Raises ConfigError."""
+        from simulator.preset import settings
+        from sweeps.policy_sets import named_sets
+
+        lists = self.lists()
+        own = {name: text for name, text in lists.items() if name in self.typed}
+        sets = {
+            name: {each: text for each, text in values.items() if each in lists} | own
+            for name, values in settings(self.preset)
+        }
+        return named_sets(sets, fixed)
+
+
+def offered(settings: Iterable[Setting], blank: bool = False, preset: bool = True) -> Group:
+    """An option for each of these settings, empty unless given if `blank`, and one for presets before them."""
+    options = [option("preset", Annotated[str, typer.Option(help=PRESETS)], "")] if preset else []
+    return Group([*options, *(_option(each, blank) for each in settings)], _given)
+
+
+def _read(name: str, value: Any) -> Any:
+    return named_experts(f"--{name.replace('_', '-')}", value) if KINDS[name] == EXPERTS else value
+
+
+def _option(setting: Setting, blank: bool) -> Any:
+    kind, default = TYPES[setting.kind], setting.default
+    if setting.kind == EXPERTS:
+        default = None
+    elif setting.listed:
+        kind, default = str, "" if blank else str(default)
+    return option(setting.name, Annotated[kind, typer.Option(help=setting.help)], default)
+
+
+def _given(context: typer.Context, values: dict[str, Any]) -> Given:
+    preset = values.pop("preset", "")
+    return Given(values, frozenset(name for name in values if _is_typed(context, name)), preset)
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+KINDS = {each.name: each.kind for each in SETTINGS}
+LIVE = [each for each in SETTINGS if not each.of_recording]
+Settings = Annotated[Given, offered(SETTINGS)]
+LiveSettings = Annotated[Given, offered(LIVE)]
+#: Of policy sets, which have settings of their own: what is not typed is empty.
+ListedSettings = Annotated[Given, offered((each for each in LIVE if each.listed), blank=True)]
+CurveSettings = Annotated[Given, offered((each for each in SETTINGS if each.name in OF_CURVES), preset=False)]

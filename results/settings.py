@@ -1,0 +1,104 @@
+"""Settings of a replay, each declared once: a row here, and a field of `simulator.config.ReplayConfig`, which a test
+holds to it. Options, experiment files, columns of results, headings and the table of docs/settings.md follow from them.
+
+Standard library only, because `moereplay --help` reads this file.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: How values are stored: keys of `results.schema.DTYPES`.
+TEXT, WHOLE, EXPERTS = "text", "integer", "pairs"
+#: The four kinds of policies, in the order in which a gate asks them and columns list them.
+KINDS = ("routing", "prefetch", "eviction", "miss")
+
+
+class Setting(NamedTuple):
+    """One setting of a replay."""
+
+    name: str  #: of the field, the option, the column, and in headings
+    default: str | int | tuple[()]
+    help: str  #: of the option: what it decides, then the values or their form
+    values: tuple[str, ...] = ()  #: all that it can have; none if they have a form instead
+    kind: str = TEXT
+    listed: bool = True  #: whether an option may list alternatives; in an experiment any setting may vary
+    of_recording: bool = False  #: whether it changes how a trace is read, which a live run does not have
+    added: bool = False  #: since version 0.1; see `older`
+
+
+#: In the order in which options and headings show them.
+SETTINGS = (
+    Setting("capacity", "5%", "Room for experts: comma list of 5%, 5%@16, 600MB, 1.5GiB, 51experts, 32/layer."),
+    Setting("eviction", "lru", "Which copy leaves: comma list; `moereplay policies` names them."),
+    Setting("prefetch", "none", "What is fetched ahead: comma list; `moereplay policies` names them."),
+    Setting("miss", "fetch", "What becomes of a miss: comma list; `moereplay policies` names them."),
+    Setting("routing", "standard", "Whether routing heeds the cache: comma list; `moereplay policies` names them."),
+    Setting("platform", "a100-5gbps", "The machine: comma list of presets or .toml files; `moereplay platforms`."),
+    Setting(
+        "contract",
+        "atomic",
+        "A step's experts are looked up together or one by one: atomic, sequential.",
+        ("atomic", "sequential"),
+    ),
+    Setting("scope", "global", "One pool for all layers, or one each: global, per_layer.", ("global", "per_layer")),
+    Setting("passes", "recorded", "Tokens of a prefill pass: recorded, token, chunk:N.", of_recording=True),
+    Setting("reset", "never", "When the cache is emptied: never, request, or a number of tokens."),
+    Setting(
+        "prefetch_at",
+        "gate",
+        "Prefetches are named at a step's gate or at its end: gate, after_demand.",
+        ("gate", "after_demand"),
+    ),
+    Setting(
+        "prefetch_admission",
+        "evict",
+        "A prefetch makes room, or takes free room only: evict, free_only.",
+        ("evict", "free_only"),
+    ),
+    Setting(
+        "lookahead",
+        "recorded",
+        "Predictions: recorded, or a control: shuffled_tokens, shuffled_experts.",
+        ("recorded", "shuffled_tokens", "shuffled_experts"),
+        of_recording=True,
+    ),
+    Setting("warm", (), "JSON list of [layer, expert] resident at the start.", kind=EXPERTS, listed=False),
+    Setting("profile", (), "JSON list of [layer, expert], best first, for profile=given.", kind=EXPERTS, listed=False),
+    Setting("seed", 0, "For policies that draw, and for sampling by a live model.", kind=WHOLE, listed=False),
+)
+NAMES = tuple(each.name for each in SETTINGS)
+POLICIES = tuple(name for name in NAMES if name in KINDS)  #: in the order of options and headings
+LISTED = tuple(each.name for each in SETTINGS if each.listed)
+#: Settings that a curve of misses depends on, in the order of its columns.
+OF_CURVES = ("scope", "contract", "passes", "reset")
+
+
+def setting_kinds() -> dict[str, str]:
+    """How each setting is stored, in the order of the columns of results."""
+    kinds = {each.name: each.kind for each in SETTINGS}
+    return {name: kinds[name] for name in (*KINDS, *NAMES)}
+
+
+def older() -> dict[str, str | int | tuple[()]]:
+    """Settings that results of earlier versions lack, with the value that was theirs: the default.
+
+    At its default such a setting is no part of a configuration's identity, so that what is stored is found again.
+    """
+    return {each.name: each.default for each in SETTINGS if each.added}
+
+
+def markdown() -> str:
+    """The table of docs/settings.md."""
+    rows = [f"| `{each.name}` | {_shown(each.default)} | {each.help} | {_listed(each)} |" for each in SETTINGS]
+    return "\n".join(["| setting | default | what it is | in `replay` |", "|---|---|---|---|", *rows])
+
+
+def _shown(default: str | int | tuple[()]) -> str:
+    return "none" if default == () else f"`{default}`"
+
+
+def _listed(setting: Setting) -> str:
+    if setting.listed:
+        return "comma list"
+    return "file" if setting.kind == EXPERTS else "one value"
