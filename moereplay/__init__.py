@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moereplay import contract
-    from moereplay.stored import read_results
+    import policies.contract as contract
     from policies.contract import PolicyError
     from policies.files import take as register_policy
     from results.errors import ResultError
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from simulator.config import ReplayConfig, configure
     from simulator.errors import ConfigError
     from simulator.replay import replay
+    from sweeps.stored import read_results
     from traces.arrays import from_arrays
     from traces.geometry import known as known_model
     from traces.schema import Geometry, Header, Provenance, Request, Router, Trace, TraceError
@@ -45,7 +45,7 @@ _HOME = {
     "from_arrays": "traces.arrays",
     "known_model": "traces.geometry:known",
     "open_trace": "traces.store",
-    "read_results": "moereplay.stored",
+    "read_results": "sweeps.stored",
     "register_policy": "policies.files:take",
     "replay": "simulator.replay",
     "write_trace": "traces.writer",

@@ -95,8 +95,8 @@ class Own(NamedTuple):
     rows: Any  #: (copies, Memory.rows) int64
     regs: Any  #: (pools, Memory.regs) int64
     reals: Any  #: (layers, Memory.reals) float64
-    par: Any  #: (PAR_SLOTS,) float64: the parameters in declaration order
-    capacity: Any  #: (pools,) int64: bytes of each pool
+    par: Any  #: (PAR_SLOTS,) float64: the parameters in declaration order, to be read
+    capacity: Any  #: (pools,) int64: bytes of each pool, to be read
 
 
 class Step(NamedTuple):
@@ -337,7 +337,8 @@ class Miss(Policy):
     bits: Callable[[Params], tuple[float, ...]] = (
         lambda params: ()
     )  #: precision tiers, most precise first; () = as stored
-    fetches_all: bool = False  #: every verdict is 0 whatever the tables say, so that engines need not ask
+    #: every verdict is 0 whatever the tables say, so that engines need not ask, and `resolve` must not write either
+    fetches_all: bool = False
     changes_output: bool = False
     uses_cpu: Callable[[Params], bool] = lambda params: False  #: refused on a platform without one
     #: (params, Costs) -> params: fills in what is left to the platform, before a run; times never reach a hook
@@ -358,13 +359,15 @@ class Eviction(Policy):
 
     key: Callable[..., int] | None = None  #: (now, experts, copies, own, y) -> int64
     #: when an untouched copy's key may change: "touch" (never), "pass", "step" (start, gate), or "layer": as "step",
-    #: but within a pass keys of untouched copies of one layer all change by as much; or as parameters say
+    #: but within a pass keys of untouched copies of one layer all change by as much, and stay within 2**61; or as
+    #: parameters say
     rekey: str | Callable[[Params], str] = "touch"
     #: which of QUEUES its key is, and nothing else, so that engines may keep a queue and ask for no key
     queue: Callable[[Params], str] = lambda params: ""
     victim: Callable[..., int] | None = None  #: (now, experts, copies, own, pool, y_in) -> copy or NONE
     admit: Callable[..., bool] | None = None  #: (now, experts, copies, own, y_in, prefetched, y_out) -> False declines
-    declines: Callable[[Params], bool] = lambda params: True  #: whether `admit` ever says no under these parameters
+    #: whether `admit` ever says no under these parameters; if not, engines need not ask, so that it must not write
+    declines: Callable[[Params], bool] = lambda params: True
     decides_once: bool = False  #: `admit` is asked about the first victim alone, and that holds for the others
     profile: Callable[[Params], int] = lambda params: NO_PROFILE  #: what fills `experts[x]["profile"]`
     kind: str = field(init=False, default="eviction")

@@ -9,6 +9,7 @@ from types import FunctionType, NoneType
 from typing import Any, NamedTuple
 
 from policies.contract import (
+    NO_PROFILE,
     OPTIONAL,
     PAR_SLOTS,
     QUEUES,
@@ -20,6 +21,7 @@ from policies.contract import (
     Number,
     Numbers,
     Parameter,
+    Params,
     Policy,
     Prefetch,
     Routing,
@@ -28,6 +30,10 @@ from policies.contract import (
 KINDS = (Routing, Prefetch, Eviction, Miss)
 CAPABILITIES = frozenset({"weights", "logits", "lookahead", "future"})
 BITS = 64
+#: What columns of memory, layers and buffers are counted up to, and tokens.
+MOST, MOST_TOKENS = 1 << 20, 1 << 62
+#: Bits that an expert's numbers may have.
+MOST_BITS = 64
 TABLES = ("now", "experts", "copies", "own")
 AT_GATE = ("now", "step", "experts", "copies", "own")
 
@@ -71,14 +77,28 @@ def check(policy: object) -> Policy:
         raise ValueError(f"POLICY is no Routing, Prefetch, Eviction or Miss of policies.contract, it is {policy!r}")
     _check_words(policy)
     _check_params(policy.params)
-    if not isinstance(policy.memory, Memory):
-        raise ValueError("memory is no policies.contract.Memory; write memory=Memory(rows=...)")
+    _check_memory(policy.memory)
     for name, hook in hooks(policy):
         _check_hook(name, hook)
     _check_kind(policy)
-    _check_needs(policy)
+    check_under(policy, {param.name: param.default for param in policy.params})
     _check_reads(policy)
     return policy
+
+
+def check_under(policy: Policy, params: Params) -> None:
+    """Raises ValueError if what the policy declares for these parameters is nothing that engines can keep."""
+    _check_needs(policy, params)
+    if isinstance(policy, Eviction):
+        _check_choice("rekey", policy.scope(params), REKEY)
+        _check_choice("queue", policy.queue(params), QUEUES)
+        _check_count("profile", policy.profile(params), "the tokens that it is fitted to", NO_PROFILE, MOST_TOKENS)
+    elif isinstance(policy, Prefetch):
+        _check_count("depth", policy.depth(params), "how many layers ahead it reads")
+        _check_count("reach or depth", policy.names_ahead(params), "how many layers ahead it may name")
+        _check_count("side_slots", policy.side_slots(params), "how many buffers it has")
+    elif isinstance(policy, Miss):
+        _check_bits(policy.bits(params))
 
 
 def check_result(name: str, result: object) -> None:
@@ -142,29 +162,39 @@ def _check_kind(policy: Policy) -> None:
     if isinstance(policy, Eviction):
         if (policy.key is None) == (policy.victim is None):
             raise ValueError("an eviction policy gives one hook of key and victim")
-        if isinstance(policy.rekey, str) and policy.rekey not in REKEY:
-            raise ValueError(f"rekey is {policy.rekey!r}; choose from {', '.join(REKEY)}")
-        queue = policy.queue(_defaults(policy))
-        if queue not in QUEUES:
-            raise ValueError(f"queue gives {queue!r}; choose from {', '.join(map(repr, QUEUES))}")
         if not isinstance(policy.decides_once, bool):
             raise ValueError(f"decides_once is {policy.decides_once!r}; write True or False")
     elif isinstance(policy, Routing) and policy.choose is None:
         raise ValueError("a routing policy gives a hook choose")
     elif isinstance(policy, Prefetch) and policy.suggest is None:
         raise ValueError("a prefetch policy gives a hook suggest")
-    elif isinstance(policy, Prefetch):
-        ahead = policy.names_ahead(_defaults(policy))
-        if type(ahead) is not int or ahead < 0:
-            raise ValueError(f"reach or depth gives {ahead!r}; return how many layers ahead it may name, an integer")
 
 
-def _defaults(policy: Policy) -> dict[str, Any]:
-    return {param.name: param.default for param in policy.params}
+def _check_memory(memory: object) -> None:
+    if not isinstance(memory, Memory):
+        raise ValueError("memory is no policies.contract.Memory; write memory=Memory(rows=...)")
+    for name, columns in vars(memory).items():
+        _check_count(f"{name} of memory", columns, "how many columns")
 
 
-def _check_needs(policy: Policy) -> None:
-    needed = policy.needs(_defaults(policy))
+def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; choose from {', '.join(each or repr(each) for each in known)}")
+
+
+def _check_count(name: str, value: object, what: str, least: int = 0, most: int = MOST) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name} gives {value!r}; give {what}, an integer from {least} to {most:,}")
+
+
+def _check_bits(bits: object) -> None:
+    numbers = isinstance(bits, tuple) and all(isinstance(each, int | float) for each in bits)
+    if not isinstance(bits, tuple) or not numbers or not all(0 < each <= MOST_BITS for each in bits):
+        raise ValueError(f"bits gives {bits!r}; give a tuple of numbers above 0, up to {MOST_BITS}")
+
+
+def _check_needs(policy: Policy, params: Params) -> None:
+    needed = policy.needs(params)
     if not isinstance(needed, frozenset) or needed - CAPABILITIES:
         choices = ", ".join(sorted(CAPABILITIES))
         raise ValueError(f"needs is {needed!r}; write needs=always(...) with any of {choices}")

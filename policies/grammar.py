@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import policies
 from policies.contract import PAR_SLOTS, Parameter, Policy, PolicyError
+from policies.declaration import check_under
 from traces.spelling import hint
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -50,7 +51,18 @@ def parse(kind: str, text: str) -> Chosen[Any]:
         if key in given:
             raise PolicyError(f"{kind} {name}: {key} is given twice; keep one")
         given[key] = _value(policy, _parameter(policy, key), value)
-    return Chosen(policy, {param.name: param.default for param in policy.params} | given)
+    params = {param.name: param.default for param in policy.params} | given
+    if policy.version:
+        _check_under(policy, params)
+    return Chosen(policy, params)
+
+
+def _check_under(policy: Policy, params: dict[str, Any]) -> None:
+    """What a user's own policy declares was checked for its defaults alone."""
+    try:
+        check_under(policy, params)
+    except ValueError as error:
+        raise PolicyError(f"{policy.kind} {Chosen(policy, params).text()}: {error}") from None
 
 
 def _parameter(policy: Policy, key: str) -> Parameter:

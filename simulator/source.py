@@ -71,12 +71,16 @@ class Pass(NamedTuple):
     @property
     def at(self) -> slice | list[int]:
         """Its tokens as an index of the token axis: a slice where they follow each other."""
+        if len(self.rows) == 1:
+            return slice(self.start, self.start + 1)
         tokens = [row.token for row in self.rows]
         follow = tokens == list(range(tokens[0], tokens[0] + len(tokens)))
         return slice(tokens[0], tokens[-1] + 1) if follow else tokens
 
     def parts(self) -> dict[tuple[int, int], list[int]]:
         """(request, phase) -> places of its rows in the pass; one entry in a pass of one request."""
+        if len(self.rows) == 1:
+            return {self.leader: [0]}
         parts: dict[tuple[int, int], list[int]] = {}
         for t, row in enumerate(self.rows):
             parts.setdefault((row.request, row.phase), []).append(t)

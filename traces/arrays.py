@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from traces.bias import checked_bias
 from traces.geometry import known
-from traces.schema import Geometry, Header, Provenance, Request, Trace, TraceError, checked_bias, memory_trace
+from traces.schema import Geometry, Header, Provenance, Request, Trace, TraceError, memory_trace
 
 
 def from_arrays(
-    chosen: npt.ArrayLike,
+    chosen: np.ndarray,
     geometry: Geometry | str,
     *,
     lengths: Sequence[int] | None = None,
     prompt_lengths: Sequence[int] | None = None,
-    weights: npt.ArrayLike | None = None,
-    logits: npt.ArrayLike | None = None,
-    lookahead: Sequence[npt.ArrayLike] = (),
-    router_bias: npt.ArrayLike | None = None,
+    weights: np.ndarray | None = None,
+    logits: np.ndarray | None = None,
+    lookahead: Sequence[np.ndarray] = (),
+    router_bias: np.ndarray | None = None,
 ) -> Trace:
     """A trace held in memory. T tokens of all requests, L MoE layers, E experts per layer, k of them per token.
 

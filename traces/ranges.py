@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from traces.bias import check_bias
 from traces.metadata import OFFSETS, PARTIAL, PROMPTS, Attributes
 from traces.private import private_folder
-from traces.schema import TraceError, check_bias
+from traces.schema import TraceError
 from traces.scratch import write_whole
 from traces.stored import Stored
 

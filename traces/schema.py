@@ -343,29 +343,6 @@ def _place(first: int, at: tuple[int, ...]) -> str:
     return f" (token {first + token}{layer})"
 
 
-def check_bias(bias: np.ndarray, where: str) -> None:
-    """Raise TraceError unless a router's correction bias (L, E) is finite and small enough for scores in UNITs."""
-    at = first_refused(bias, Values("f", -MOST_BIAS, MOST_BIAS))
-    if at is not None:
-        layer, expert = at
-        raise TraceError(
-            f"{where}: router_bias of layer {layer}, expert {expert} is {bias[at]}; "
-            f"expected a number from -{MOST_BIAS} to {MOST_BIAS}"
-        )
-
-
-def checked_bias(bias: np.ndarray | None, header: Header) -> np.ndarray | None:
-    """A router's correction bias as stored, (L, E) f32. Raises TraceError for another shape or range."""
-    if bias is None:
-        return None
-    expected = (header.geometry.layers, header.geometry.experts)
-    checked = np.ascontiguousarray(bias, "<f4")
-    if checked.shape != expected or not np.isfinite(checked).all():
-        raise TraceError(f"router_bias has shape {checked.shape}, expected finite numbers of shape {expected}")
-    check_bias(checked, "this model")
-    return checked
-
-
 def check_bits(bits: float) -> None:
     """Raises ValueError for what is no precision of an expert, NaN among them."""
     if not LEAST_BITS <= bits <= MOST_BITS:

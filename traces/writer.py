@@ -21,6 +21,7 @@ from typing import Self
 
 import numpy as np
 
+from traces.bias import checked_bias
 from traces.column import Column, create_column, reopen_column
 from traces.lock import Lock
 from traces.metadata import (
@@ -33,7 +34,7 @@ from traces.metadata import (
     metadata_digest,
     read_attributes,
 )
-from traces.schema import LOOKAHEAD, Header, Request, Trace, TraceError, check_request, checked_bias
+from traces.schema import LOOKAHEAD, Header, Request, Trace, TraceError, check_request
 from traces.store import blocks, open_trace
 
 SHARD_TOKENS = 512

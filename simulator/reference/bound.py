@@ -9,7 +9,7 @@ from policies.contract import ABSENT, COPY, EXPERT, NEVER, NOW, Memory, Own, Ste
 from policies.grammar import Chosen, PolicyT
 from simulator.config import PolicySet
 from simulator.foreknown import Known
-from simulator.reference.guarded import Guard
+from simulator.reference.guarded import Given, Guard
 from simulator.reference.supervisor import Supervisor
 from simulator.setting import Shape
 
@@ -67,8 +67,7 @@ class Bound(Generic[PolicyT]):
 
     def __init__(self, chosen: Chosen[PolicyT], tables: Tables, pools: Sequence[int]) -> None:
         self.policy, self.params = chosen.policy, chosen.params
-        self._tables, self._pools = tables, list(pools)
-        self._par = chosen.par()
+        self._tables, self._pools, self._par = tables, tuple(pools), tuple(chosen.par())
         own_file = bool(chosen.policy.version)
         self._guard = Guard(chosen.policy, tables) if own_file else None
         self._supervisor = Supervisor(chosen.policy, tables.now, tables.copies) if own_file else None
@@ -87,7 +86,8 @@ class Bound(Generic[PolicyT]):
         }
         if self._guard is not None:
             tables = {name: self._guard.memory(name, table) for name, table in tables.items()}
-        self.own = Own(**tables, par=self._par, capacity=self._pools)
+        given: Any = tuple if self._guard is None else Given
+        self.own = Own(**tables, par=given(self._par), capacity=given(self._pools))
 
     def output(self, length: int) -> list[int]:
         """Numbers for a hook to write to."""

@@ -66,7 +66,7 @@ class Compute:
 
     def _step(self, step_pass: Pass, layer: int) -> Process:
         dense = self._machine.accelerator.dense(layer, step_pass.tokens)
-        self._charge(dense, "dense_ns", layer)
+        self._counters.charge(dense, "dense_ns", layer)
         yield self._begun(dense, "dense", NO_EXPERT)
         gated, self._expert_ns = self._now, 0
         demanded = self._gates.open(step_pass, layer)
@@ -124,16 +124,11 @@ class Compute:
     def _run_expert(self, access: Access, layer: int) -> Process:
         """One expert over its tokens."""
         expert = self._machine.accelerator.expert(layer, access.y, access.tokens)
-        self._charge(expert, "expert_ns", layer)
+        self._counters.charge(expert, "expert_ns", layer)
         expert.measured(self._add_to_step)
         yield self._begun(expert, "expert", access.y)
         self._cache.learn(access.x, needed=0)
         self._cache.computed(access.y)
-
-    def _charge(self, activity: Activity, name: str, layer: int) -> None:
-        """Count its time where it began."""
-        add = self._counters.here(layer)
-        activity.measured(lambda span: add(name, span.spent))
 
     def _add_to_step(self, span: Span) -> None:
         self._expert_ns += span.spent

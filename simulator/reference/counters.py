@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from results.counters import COUNTERS, LIFETIME_BUCKETS, PHASES, reported
 from results.result import Row
+from simulator.reference.clock import Activity
 from simulator.source import Pass
 
 
@@ -48,7 +49,15 @@ class Counters:
         self._cells[layer][self.phase][name] += amount
         self._row[name] += amount
 
-    def here(self, layer: int) -> Callable[[str, int], None]:
+    def charge(self, activity: Activity, name: str, layer: int) -> None:
+        """Count an activity's time for the pass in which it begins: now if it is known, else at its end."""
+        if activity.span is not None:
+            self.count(name, layer, activity.span.spent)
+            return
+        add = self._here(layer)
+        activity.measured(lambda span: add(name, span.spent))
+
+    def _here(self, layer: int) -> Callable[[str, int], None]:
         """`count` for this layer and the pass in progress, for when an activity's time is known."""
         cells = self._cells[layer][self.phase], self._row
 

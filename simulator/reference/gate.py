@@ -137,7 +137,7 @@ class Gatekeeper:
 
     def _resolve(self, demanded: Demanded, missing: list[Access]) -> None:
         miss, verdict = self._hooks.miss, [0] * len(missing)
-        positions = [access.n for access in missing]
+        positions = tuple(access.n for access in missing)
         free = self._cache.free_bytes(missing[0].y)
         miss.call_at_gate(miss.policy.resolve, demanded.step, positions, free, verdict)
         for access, decided in zip(missing, verdict, strict=True):

@@ -12,9 +12,6 @@ from policies.contract import OPTIONAL, OPTIONAL_ARRAYS, Policy, PolicyError, St
 from policies.declaration import BITS, fits
 from policies.files import complaint_here
 
-#: Arrays of `step` that the engine goes on with.
-FROZEN = ("ids", "weight", "expert", "rank", "mass", "tokens")
-
 
 class Rows(Protocol):
     """The tables that every policy sees."""
@@ -77,6 +74,15 @@ class Cells(list):
         raise complaint_here(f"{value!r} is written to {self._name}, which holds integers of {BITS} bits")
 
 
+class Given(tuple):
+    """Parameters and capacities, to be read."""
+
+    __slots__ = ()
+
+    def __setitem__(self, at: Any, value: object) -> None:
+        raise complaint_here("own.par and own.capacity are only read; keep numbers in own.rows, own.regs or own.reals")
+
+
 class Guard:
     """The tables as one policy sees them, and its memory."""
 
@@ -90,10 +96,9 @@ class Guard:
         self._gate = self._shown = Step(*[()] * len(Step._fields))
 
     def step(self, step: Step) -> Step:
-        """The arrays of a gate; those that an engine goes on with are not to be written."""
+        """The arrays of a gate, which are not to be written: the engine goes on with them."""
         if step is not self._gate:
-            frozen = {name: _frozen(getattr(step, name)) for name in FROZEN}
-            self._gate, self._shown = step, step._replace(**frozen | self._arrays)
+            self._gate, self._shown = step, Step(*map(_frozen, step))._replace(**self._arrays)
         return self._shown
 
     def memory(self, name: str, rows: Sequence[Sequence[float]]) -> tuple[Cells, ...]:
@@ -105,8 +110,8 @@ class Guard:
         return Cells("out", [0] * length, self)
 
 
-def _frozen(rows: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
+def _frozen(rows: Any) -> Any:
+    return tuple(map(_frozen, rows)) if isinstance(rows, list | tuple) else rows
 
 
 def undeclared(name: str) -> PolicyError:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from simulator.reference.cache import Cache
-from simulator.reference.clock import Activity, Span
+from simulator.reference.clock import Span
 from simulator.reference.counters import Counters
 from simulator.reference.log import EventLog
 from simulator.reference.machine import Channel
@@ -109,19 +109,14 @@ class Link:
         size = self._cache.tables.copies[transfer.y]["bytes"]
         self._counters.count("bytes_prefetch" if transfer.prefetch else "bytes_demand", transfer.layer, size)
         self._log.begin("transfer", transfer.y, activity, transfer.cause)
-        self._charge(activity, self._counters.here(transfer.layer))
+        self._counters.charge(activity, "link_busy_ns", transfer.layer)
+        self._unmeasured += 1
+        activity.measured(self._measured)
         epoch = self._epoch
         activity.then(lambda: self._complete(transfer, epoch))
 
-    def _charge(self, activity: Activity, add: Callable[[str, int], None]) -> None:
-        """Count the wire's time where the transfer began, also if it ends after a reset or after the run."""
-        self._unmeasured += 1
-
-        def charge(span: Span) -> None:
-            self._unmeasured -= 1
-            add("link_busy_ns", span.spent)
-
-        activity.measured(charge)
+    def _measured(self, _: Span) -> None:
+        self._unmeasured -= 1
 
     def _complete(self, transfer: Transfer, epoch: int) -> None:
         """One LINK event: resident, next transfer started, compute woken."""

@@ -11,6 +11,8 @@ from simulator.reference.bound import Bound, Tables
 
 #: Kept keys that are asked for once more at a choice.
 TRIED = 16
+#: Keys that move by layer stay below, so that no two of them are farther apart than 64 bits hold.
+MOST_BY_LAYER = 1 << 61
 Order = tuple[int, int, int]  #: key, stamp, copy
 
 
@@ -25,7 +27,9 @@ class Promises:
         self._before: dict[int, Order] = {}  # of the scope before this one, what nothing has happened to since
 
     def check_new(self, y: int, key: int) -> None:
-        """Raises PolicyError unless the key is the promised stamp."""
+        """Raises PolicyError unless the key is the promised stamp, and small enough to be moved."""
+        if self._scope == "layer" and abs(key) > MOST_BY_LAYER:
+            raise self._broken(f"is {key} for copy {y}: rekey='layer' promises that it stays within 2**61")
         copy, expert = self._tables.copies[y], self._tables.experts[y // self._tables.now["precisions"]]
         stamp = {"": key, "last_use": expert["last_use"], "entered": copy["entered"]}[self._queue]
         if key != stamp:

@@ -28,7 +28,7 @@ def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("index", "shown"),
     [
-        (0, r"{'lru': 0\.4\d+, 'least_stale': 0\.5\d+}"),
+        (0, r"{'lru': 0\.4\d+, 'least_stale': 0\.5\d+}\nshape: \(2, 3\)(.|\n)*prefill(.|\n)*"),
         (1, r"200 [1-9]\d* SIMULATED, open-loop"),
         (2, r"3 frozenset\({'\w+', '\w+', '\w+'}\)"),
         (3, r"shape: \(\d+, 3\)(.|\n)*least_stale(.|\n)*"),

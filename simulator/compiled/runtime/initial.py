@@ -142,7 +142,8 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     eviction = chosen.eviction.policy
     given["has_resolve"] = not chosen.miss.policy.fetches_all
     given["has_admit"] = eviction.admit is not None and eviction.declines(chosen.eviction.params)
-    given["asks_of_each"] = given["has_admit"] and not eviction.decides_once
+    each = given["has_admit"] or eviction.victim is not None  # who must leave next may depend on who has left
+    given["asks_of_each"] = eviction.admit is not None and each and not eviction.decides_once
     named = chosen.reads
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
     reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}

@@ -67,15 +67,21 @@ def step_of(s, demanded):
         ids(s),
         logits(s),
         choice(s),
-        all_token_scores(s)[first:last, layer],
-        all_look_order(s)[:, first:last, layer],
-        all_look_score(s)[:, first:last, layer],
+        wide(all_token_scores(s)[first:last, layer]),
+        wide(all_look_order(s)[:, first:last, layer]),
+        wide(all_look_score(s)[:, first:last, layer]),
         all_demand_expert(s)[:demanded],
         rank(s, demanded),
         mass(s, demanded),
         all_demand_tokens(s)[:demanded],
         weight(s),
     )
+
+
+@fast
+def wide(array):
+    """The array; where nothing is compiled, of 64 bits, as numpy would go on with the 16 or 32 that are kept."""
+    return array.astype(np.int64) if IS_PYTHON else array
 
 
 # the arrays of OPTIONAL_ARRAYS, by their names there

@@ -24,8 +24,10 @@ _whole |= {name: array_reader(name, dtype, *axes, readonly=True, whole=True) for
 #: Those that hooks only read: one that writes to them does not compile.
 _INPUTS = ("ids", "logits", "choice", "weights", "missing")
 _INPUTS += ("demand_expert", "demand_rank", "demand_mass", "demand_tokens")
+_INPUTS += tuple(name for name in MEMORIES if name.startswith(("own_par", "own_capacity")))
 for _name in _INPUTS:
-    _whole[_name] = array_reader(_name, ARRAYS[_name][0], *ARRAYS[_name][1], readonly=True, whole=True)
+    _dtype, _axes = (ARRAYS | MEMORIES)[_name]
+    _whole[_name] = array_reader(_name, _dtype, *_axes, readonly=True, whole=True)
 
 experts = _reader["experts"]
 copies = _reader["copies"]
