@@ -24,7 +24,7 @@ def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str]
     """
     if by not in RANKED:
         raise unknown("ranking column", by, RANKED)
-    table = [_settings(row) | _figures(row) for row in rows]
+    table: list[dict[str, Any]] = [{**_settings(row), **_figures(row)} for row in rows]
     for line in table if called else ():
         line["preset"] = (called or {})[line["identity"]]
     shown = [field for field in _fields(rows[0]) if _tells_apart(table, field, bool(called))]
