@@ -95,7 +95,7 @@ def run_case(case: Case, folder: Path, worlds: int) -> list[Found]:
             warnings.simplefilter("ignore" if case.sort.wild else "error", RuntimeWarning)
             return [_one_world(case, folder) for _ in range(worlds)]
     finally:
-        for given in policies.GIVEN.values():
+        for given in policies.REGISTERED.values():
             given.clear()
 
 
