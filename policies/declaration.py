@@ -31,8 +31,8 @@ from policies.hooks import HOOKS, Hook, given_by
 CLASSES = (Routing, Prefetch, Eviction, Miss)
 CAPABILITIES = frozenset({"weights", "logits", "lookahead", "future"})
 BITS = 64
-#: What columns of memory, layers and buffers are counted up to, and tokens.
-MOST, MOST_TOKENS = 1 << 20, 1 << 62
+#: What columns of memory and buffers are counted up to, layers, and tokens.
+MOST, MOST_LAYERS, MOST_TOKENS = 1 << 20, 1 << 30, 1 << 62
 #: Bits that an expert's numbers may have.
 MOST_BITS = 64
 
@@ -60,8 +60,10 @@ def check_under(policy: Policy, params: Params) -> None:
         _check_choice("queue", policy.queue(params), QUEUES)
         _check_count("profile", policy.profile(params), "the tokens that it is fitted to", NO_PROFILE, MOST_TOKENS)
     elif isinstance(policy, Prefetch):
-        _check_count("depth", policy.depth(params), "how many layers ahead it reads")
-        _check_count("reach or depth", policy.names_ahead(params), "how many layers ahead it may name")
+        _check_count("depth", policy.depth(params), "how many layers ahead it reads", most=MOST_LAYERS)
+        _check_count(
+            "reach or depth", policy.names_ahead(params), "how many layers ahead it may name", most=MOST_LAYERS
+        )
         _check_count("side_slots", policy.side_slots(params), "how many buffers it has")
     elif isinstance(policy, Miss):
         _check_bits(policy.bits(params))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import typer
 
-from commands.sweep_run import sweep_run
+from commands.sweep_run import sweep_run as sweep_run_verb
 from moereplay import command as entry
 from results.write import write_events
 from simulator import threads
@@ -32,9 +32,12 @@ from simulator.errors import ConfigError
 from simulator.replay import replay
 from sweeps import grid
 from sweeps.processes import in_processes
+from tests.kit.command import in_python
 from tests.kit.sweeping import ROOT, SHAPE, experiment, start, store_trace
 from traces.schema import Trace
 from traces.synthetic import Synthetic, synthesise
+
+sweep_run = in_python(sweep_run_verb)
 
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 PLAIN = configure(capacity="40%")

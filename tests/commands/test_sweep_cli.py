@@ -14,9 +14,12 @@ import pytest
 
 from commands.plot import plot
 from commands.sweep_merge import sweep_merge
-from commands.sweep_run import sweep_run
+from commands.sweep_run import sweep_run as sweep_run_verb
 from commands.sweep_show import sweep_show
+from tests.kit.command import in_python
 from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
+
+sweep_run = in_python(sweep_run_verb)
 
 ROUNDS = int(os.environ.get("MOEREPLAY_KILLS", "3"))
 SLOWLY = ("--engine", "reference")

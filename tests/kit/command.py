@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from inspect import Parameter, signature
 from io import StringIO
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
@@ -26,3 +29,15 @@ def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProc
         except SystemExit as end:
             code = int(end.code or 0)
     return CompletedProcess(words, code, out.getvalue(), said.getvalue())
+
+
+def in_python(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb as a function of its options, with the command line's defaults; what it raises is raised."""
+    options = [each for name, each in signature(verb).parameters.items() if name != "context"]
+    defaults = {each.name: each.default for each in options if each.default is not Parameter.empty}
+
+    def called(*given: Any, **named: Any) -> None:
+        by_place = dict(zip((each.name for each in options), given, strict=False))
+        verb(None, **defaults | by_place | named)
+
+    return called

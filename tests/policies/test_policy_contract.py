@@ -182,7 +182,7 @@ def test_orders_that_an_engine_keeps_are_those_it_would_work_out_anew(
     """Keys change only where the contract says so: on a touch, at a gate of the layer, or as `rekey` declares."""
     given = {"contract": contract, "miss": "cascade", "reset": "never"}
     kept = [replay_with(chosen, 6, **given).events for chosen in variants(policy)]
-    monkeypatch.setattr(Victims, "_rekey", Victims.clear)
+    monkeypatch.setattr(Victims, "_drop_stale_keys", Victims.clear)
     assert [replay_with(chosen, 6, **given).events for chosen in variants(policy)] == kept
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import policies
 from commands.plot import plot
-from commands.sweep_run import sweep_run
+from commands.sweep_run import sweep_run as sweep_run_verb
 from commands.sweep_show import sweep_show
 from moereplay import command as entry
 from policies import files
@@ -30,9 +30,12 @@ from sweeps.jobs import open_traces, shard
 from sweeps.ray_cluster import _run
 from sweeps.run import Sweep, execute, left_to_do, planned
 from sweeps.tune import Search, tune
+from tests.kit.command import in_python
 from tests.kit.sweeping import experiment, merged
 from tests.policies.test_own_policies import NEWEST
 from tests.sweeps.test_clusters import Here
+
+sweep_run = in_python(sweep_run_verb)
 
 EXPERIMENT = """
 traces = ["tiny.zarr"]

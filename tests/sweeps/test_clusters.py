@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from commands.sweep_run import sweep_run
+from commands.sweep_run import sweep_run as sweep_run_verb
 from commands.tune import tune as tune_verb
 from results import read_sweep as sweeps
 from simulator.errors import ConfigError
@@ -27,8 +27,11 @@ from sweeps.run import execute, planned
 from sweeps.slurm import options_of
 from sweeps.store import Place
 from sweeps.tune import Search, check, tune
+from tests.kit.command import in_python
 from tests.kit.sweeping import experiment, merged, store_trace
 from traces.store import open_trace
+
+sweep_run = in_python(sweep_run_verb)
 
 TUNED = """
 traces = ["tiny.zarr"]
@@ -197,7 +200,7 @@ def test_a_grid_that_is_no_larger_than_the_search_is_better_enumerated(folder):
 def test_tune_prints_the_pareto_set(folder, tmp_path, capsys):
     pytest.importorskip("optuna")
     file = experiment(folder, TUNED, "tuned.toml")
-    tune_verb(file, str(tmp_path), objectives="tpot_ms,capacity_gb", trials=6, workers=2, as_json=True)
+    in_python(tune_verb)(file, str(tmp_path), objectives="tpot_ms,capacity_gb", trials=6, workers=2, as_json=True)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows
     assert set(rows[0]) == {"tpot_ms", "capacity_gb", "capacity", "eviction", "prefetch"}

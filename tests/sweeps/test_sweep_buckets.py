@@ -15,7 +15,7 @@ import pytest
 
 from commands.plot import plot
 from commands.sweep_merge import sweep_merge
-from commands.sweep_run import sweep_run
+from commands.sweep_run import sweep_run as sweep_run_verb
 from commands.sweep_show import sweep_show
 from results import read_sweep as sweeps
 from results.parts import PROVENANCE, PartError
@@ -26,7 +26,10 @@ from sweeps.folder_store import Folder
 from sweeps.objects import Objects
 from sweeps.run import left_to_do, planned
 from sweeps.store import place_of
+from tests.kit.command import in_python
 from tests.kit.sweeping import experiment, merged, moereplay, start, store_trace
+
+sweep_run = in_python(sweep_run_verb)
 
 obstore = pytest.importorskip("obstore")
 NOBODY = "http://127.0.0.1:9"  #: the port `discard`, where nothing listens
