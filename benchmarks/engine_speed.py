@@ -255,9 +255,9 @@ def log_on(made: Made, rounds: int) -> Iterator[Row]:
 TAKEN_OUT = {
     "log.py": ['"""Something that starts `after` ns from now and takes `spent`."""'],
     "counters.py": [
-        '"""Charge to this pass\'s request from here on."""',
-        '"""The pass\'s part in TTFT or TPOT."""',
-        '"""What the books gained since the last call is what the request in progress cost."""',
+        '"""Charge to the request of this pass from here on."""',
+        '"""The pass\'s part in TTFT or TPOT; it began then, ns."""',
+        '"""What the counters gained since the last call is what the request in progress cost."""',
     ],
 }
 SERVER = """

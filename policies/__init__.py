@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
-from policies.contract import Policy, PolicyError
+from policies.errors import PolicyError
 from traces.spelling import hint
 
 #: Every policy by kind, in the order in which tables and legends show them.
@@ -67,7 +68,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 
 #: User policies by kind and name: `policies/files.py` registers them in this process.
-REGISTERED: dict[str, dict[str, Policy]] = {kind: {} for kind in NAMES}
+REGISTERED: dict[str, dict[str, Any]] = {kind: {} for kind in NAMES}
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -75,19 +76,19 @@ def names(kind: str) -> tuple[str, ...]:
     return (*NAMES[kind], *REGISTERED[kind])
 
 
-def load(kind: str, name: str) -> Policy:
-    """The policy of that kind and name. Raises PolicyError, suggesting the nearest name."""
+def load(kind: str, name: str) -> Any:
+    """The `policies.contract.Policy` of that kind and name. Raises PolicyError, suggesting the nearest name."""
     if name not in names(kind):
         raise PolicyError(f"no {kind} policy called {name!r}: {hint(name, names(kind))}")
     return REGISTERED[kind].get(name) or import_module(f"policies.{kind}.{name}").POLICY
 
 
-def catalogue() -> list[Policy]:
+def catalogue() -> list[Any]:
     """Every policy, kind by kind."""
     return [load(kind, name) for kind in NAMES for name in names(kind)]
 
 
-def named(name: str) -> list[Policy]:
+def named(name: str) -> list[Any]:
     """The policies of that name, of any kind. Raises PolicyError, suggesting the nearest name."""
     found = [load(kind, name) for kind in NAMES if name in names(kind)]
     if not found:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from policies.errors import PolicyError as PolicyError  # as policies know it
 from policies.hooks import EventHooks, EvictionHooks, MissHooks, PrefetchHooks, RoutingHooks
 
 #: States of a copy.
@@ -131,10 +132,6 @@ class Costs(NamedTuple):
     load: int  #: to bring it over the link, latency included
     compute: int  #: to run one token through it
     cpu: int  #: to run one token through it on the CPU; 0 without one
-
-
-class PolicyError(Exception):
-    """A policy cannot be used as asked; the message names it and the fix."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from traces.schema import Geometry
 from traces.synthetic import Synthetic, synthesise
 
 COUNTER = "bytes_evicted"
-BEFORE = Path("tests/samples/before/replays")
+BEFORE = Path("tests/results/before/replays")
 EXPERT = 1_000
 
 

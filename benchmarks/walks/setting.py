@@ -17,7 +17,7 @@ from traces.schema import Geometry
 from traces.synthetic import Synthetic, synthesise
 
 SETTING, DEFAULT, OTHER = "contention", "platform", "none"
-BEFORE = Path("tests/samples/before/replays")
+BEFORE = Path("tests/results/before/replays")
 
 
 def main() -> None:

@@ -139,7 +139,7 @@ def test_arrays_that_are_no_trace_are_refused_by_name(wrong: dict[str, object], 
 
 
 def test_stored_results_are_read_whoever_wrote_them() -> None:
-    before = ROOT / "tests" / "samples" / "before"
+    before = ROOT / "tests" / "results" / "before"
     for folder in (before / "replays", before / "sweep"):
         runs, layers = moereplay.read_results(folder), moereplay.read_results(str(folder), "layers")
         assert runs["accesses"].sum() == layers["accesses"].sum() > 0

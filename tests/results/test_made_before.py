@@ -1,6 +1,6 @@
 """Results that earlier versions wrote stay readable, resume without a replay, and share a folder with new ones.
 
-tests/samples/before was written at commit 2d11a6e, the last one before rooms `results` and `sweeps` existed, by
+tests/results/before was written at commit 2d11a6e, the last one before rooms `results` and `sweeps` existed, by
 `moereplay replay miniature --capacity 25% --eviction lru --out replays`, `moereplay curve miniature --out curves` and
 `moereplay sweep run experiment.toml --out sweep`.
 """
@@ -27,14 +27,14 @@ from sweeps.run import planned
 from tests.kit.command import moereplay_here as moereplay
 from traces.store import open_trace
 
-BEFORE = Path(__file__).resolve().parents[1] / "samples" / "before"
+BEFORE = Path(__file__).resolve().with_name("before")
 SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"
 
 
 @pytest.fixture
 def before(tmp_path: Path) -> Path:
     """A copy, with its trace where the experiment looks for it."""
-    folder = tmp_path / "tests" / "samples" / "before"
+    folder = tmp_path / "tests" / "results" / "before"
     shutil.copytree(BEFORE, folder)
     (tmp_path / "traces").symlink_to(BEFORE.parents[2] / "traces")
     return folder

@@ -27,6 +27,7 @@ ROOM = 4 * 2**20
 SCRIPT = """
 import json, resource, sys, threading
 from pathlib import Path
+import zarr  # its libraries are mapped before the room is made small
 threading.stack_size(2**20)  # the thread of a replay counts within the room, and would take all of it
 from simulator.compiled.runtime.inputs import feed_of
 from simulator.config import KINDS, configure
