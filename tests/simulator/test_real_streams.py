@@ -100,6 +100,7 @@ BOUNDS = {
 }
 
 
+@of_scripts
 @pytest.mark.parametrize(("model", "slots"), [(model, slots) for model, (_, rows) in BOUNDS.items() for slots in rows])
 def test_both_bounds_hit_as_often_as_two_scripts_agree(model: str, slots: int) -> None:
     trace = requests(model)[0] if model == "qwen3-30b-a3b" else stream(model)
@@ -112,6 +113,7 @@ def test_both_bounds_hit_as_often_as_two_scripts_agree(model: str, slots: int) -
         assert (hits if expected > 1 else round(hits / accesses, 4)) == expected
 
 
+@of_scripts
 @pytest.mark.parametrize("model", list(HITS))
 def test_declining_one_by_one_is_worth_less_than_the_relaxed_bound(model: str) -> None:
     relaxed = curve(stream(model), "relaxed_belady", scope="per_layer", passes="token", reset="request")
