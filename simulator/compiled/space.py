@@ -1,4 +1,4 @@
-"""Making space in a pool: whether enough can leave, whether the policy agrees, and who leaves."""
+"""Making space in a pool: whether enough can leave, whether the policy agrees, and which copies are evicted."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def outcome_of(ran: Ran) -> Outcome:
 def compiled_run(source: ListSource, setting: Setting) -> Ran:
     """The compiled engine; what every token ran is told to the source, as the reference does.
 
-    Where nobody asks for that or for the log it may go a shorter way, which must lead to the same books.
+    Where nobody asks for that or for the log it may go a shorter way, which must lead to the same counters.
     """
     from simulator.compiled.engine import run_source
 

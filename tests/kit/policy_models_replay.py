@@ -211,7 +211,7 @@ class Cache:
         return True
 
     def leave(self, copy: Copy) -> None:
-        """The books of an eviction, from a pool or a side buffer."""
+        """The counters of an eviction, from a pool or a side buffer."""
         self.here.remove(copy)
         self.note("evict", copy)
         self.left_in[copy] = self.step.step_pass

@@ -35,7 +35,7 @@ class Moving:
 
 
 class Ticking:
-    """A replay; `cache` has its books."""
+    """A replay; `cache` has its counters."""
 
     def __init__(self, rules: Rules, pace: Pace) -> None:
         self.rules, self.pace, self.cache = rules, pace, Cache(rules)

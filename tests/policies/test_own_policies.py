@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import polars as pl
 import pytest
 
 import policies
-from moereplay import command as entry
 from policies import files
 from policies.contract import Eviction, PolicyError
 from policies.grammar import parse
@@ -22,6 +20,7 @@ from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.config import configure
 from simulator.replay import replay
 from tests.commands.test_cli import ROOT, moereplay
+from tests.kit.command import moereplay_here
 from tests.kit.policy_runs import Sizes, random_trace, replayed, trace_of
 from traces.store import open_trace
 from traces.writer import write_trace
@@ -42,15 +41,12 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def command() -> Callable[..., tuple[int, str]]:
     """Runs the command line in this process: exit code and stderr."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["moereplay", *map(str, arguments)])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        with pytest.raises(SystemExit) as ended:
-            entry.main()
-        return int(ended.value.code or 0), capsys.readouterr().err
+        ended = moereplay_here(*arguments)
+        return ended.returncode, ended.stderr
 
     return run
 

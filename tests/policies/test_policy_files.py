@@ -6,7 +6,6 @@ import hashlib
 import json
 import pickle
 import shutil
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,6 @@ import policies
 from commands.plot import plot
 from commands.sweep_run import sweep_run as sweep_run_verb
 from commands.sweep_show import sweep_show
-from moereplay import command as entry
 from policies import files
 from policies.contract import PolicyError
 from results import read_sweep as sweeps
@@ -30,7 +28,7 @@ from sweeps.jobs import open_traces, shard
 from sweeps.ray_cluster import _run
 from sweeps.run import Sweep, execute, left_to_do, planned
 from sweeps.tune import Search, tune
-from tests.kit.command import in_python
+from tests.kit.command import in_python, moereplay_here
 from tests.kit.sweeping import experiment, merged
 from tests.policies.test_own_policies import NEWEST
 from tests.sweeps.test_clusters import Here
@@ -91,16 +89,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def command() -> Callable[..., tuple[int, str]]:
     """Runs the command line in this process: exit code, and everything that it says."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["moereplay", *map(str, arguments)])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        with pytest.raises(SystemExit) as ended:
-            entry.main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
+        ended = moereplay_here(*arguments)
+        return ended.returncode, ended.stdout + ended.stderr
 
     return run
 

@@ -263,7 +263,7 @@ def test_a_pass_that_routes_nothing_spends_its_dense_part_only(contract: str) ->
     assert outcome.counts("accesses", "assignments", "time_ns", "stall_ns") == (0, 0, 2, 0)
 
 
-# ---------------------------------------------------------------- books
+# ---------------------------------------------------------------- counters
 
 
 def test_lifetimes_count_steps_in_powers_of_two() -> None:

@@ -10,6 +10,8 @@ import pytest
 
 import simulator.source
 from policies.contract import DECODE, PREFILL, PolicyError
+from simulator.compiled.engine import run_source
+from simulator.errors import ConfigError
 from simulator.reference.engine import run, run_scheduled
 from simulator.source import InOrder, Pass, Row, TraceGates, TraceSource
 from tests.kit.cases import Outcome, machine, outcome_of, setting_of
@@ -193,6 +195,24 @@ def test_a_policy_that_needs_the_future_is_refused(settings: dict[str, str]) -> 
     trace = random_trace(6, SIZES)
     with pytest.raises(PolicyError, match="needs the future, which depends on passes to come; choose a policy"):
         replay(trace, Batches(trace, (0, 0, 0), 2), **settings)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [Row(0, 8, DECODE), Row(1, 9, DECODE)],
+        [Row(0, 2, PREFILL), Row(0, 3, DECODE)],
+        [Row(0, 3, DECODE), Row(0, 5, DECODE)],
+    ],
+    ids=["requests", "phases", "a gap"],
+)
+def test_the_compiled_engine_refuses_a_pass_that_is_no_slice(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = random_trace(3, SIZES)
+    setting = setting_of(trace.geometry, CAPACITY, WHERE)
+    source = TraceSource(trace, "recorded", setting.config.policy_set().prefetch, NEEDS)
+    monkeypatch.setattr(source, "passes", lambda: iter([Pass(0, rows)]))
+    with pytest.raises(ConfigError, match="not a slice of one request and phase; replay it with"):
+        run_source(source, setting)
 
 
 def test_gates_of_tokens_that_lie_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from policies.contract import NONE, UNIT
 from simulator.compiled.runtime.initial import Inputs
 from simulator.compiled.runtime.layout import FEED
 from simulator.config import ReplayConfig
+from simulator.errors import ConfigError
 from simulator.source import Gate, Pass, Source
 from traces import plain, routers
 from traces.demand import Demand, demand_of, next_passes
@@ -121,8 +122,13 @@ def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
 
 
 def feed_from(source: Source) -> Inputs:
-    """A source asked for everything in advance; it must not react to what is made of its gates."""
+    """A source asked for everything in advance; it must not react to what is made of its gates.
+
+    Raises ConfigError for a pass that is not a slice of one request.
+    """
     geometry, passes = source.geometry, list(source.passes())
+    if any(len(step.parts()) > 1 or not isinstance(step.at, slice) for step in passes):
+        raise ConfigError("a pass is not a slice of one request and phase; replay it with the reference engine")
     gates = [source.gate(step, layer) for step in passes for layer in range(geometry.layers)]
     arrays = _plan_from(passes) | _demand_from(gates, source.pass_of)
     arrays |= _tokens_from(gates, geometry) | _looks_from(gates, geometry)
