@@ -1,22 +1,24 @@
-"""The machine: tiers, a link and compute. Rates become integer nanoseconds here, once.
+"""The machine: tiers, links and compute. Rates become integer nanoseconds here, once.
 
 Without calibration compute is a roofline: max(2 * params * tokens / FLOP/s, bytes / memory bandwidth) + launch.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from importlib.resources import files
 from math import ceil, inf
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from policies.contract import Costs
 from simulator.errors import ConfigError
+from simulator.homes import homes
 from simulator.platforms import NAMES
 from traces.documents import DocumentError, content, from_toml
 from traces.faults import first_fault
@@ -24,6 +26,7 @@ from traces.schema import Frozen, Geometry
 from traces.spelling import hint
 
 NS = 1_000_000_000
+MOST_LINKS = 64
 MOST_NS = 10**15  #: of one thing, eleven days: engines add times up in int64
 Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
 Time = TypeVar("Time", int, float)
@@ -32,9 +35,14 @@ Time = TypeVar("Time", int, float)
 class Link(Frozen):
     """What experts are fetched over: a fixed latency, then bytes at a rate; `depth` transfers may be issued at once."""
 
+    model_config = ConfigDict(populate_by_name=True)
+
     bytes_per_s: float = Field(ge=1)
     latency_ns: Ns = 0
     depth: int = Field(default=1, ge=1, lt=2**31)
+    #: How many of each layer's experts lie behind it, in proportion to the shares of the others; equal parts unsaid.
+    share: float | None = Field(default=None, ge=1e-6, le=1e6)
+    tier: str = Field(default="", alias="from")  #: what it reads, a name only; the platform's slow tier unsaid
 
     def wire_ns(self, size: int) -> int:
         """Nanoseconds on the wire, without latency, rounded up."""
@@ -89,6 +97,8 @@ class Contention(Frozen):
     link: float = Field(default=1, ge=1e-6, le=1)
 
 
+#: The figures of a link that its times are made from.
+LINK_TIMES = {"bytes_per_s", "latency_ns", "depth"}
 Compute = Annotated[Roofline | Measured, Field(discriminator="kind")]
 
 
@@ -100,15 +110,45 @@ class Platform(Frozen):
     source: str = ""
     fast_tier: str = "VRAM"
     slow_tier: str = "DRAM"
-    link: Link
+    links: tuple[Link, ...] = Field(min_length=1, max_length=MOST_LINKS)
     compute: Compute
     cpu: Compute | None = None
     contention: Contention | None = None
 
+    @field_validator("links")
+    @classmethod
+    def _shares(cls, links: tuple[Link, ...]) -> tuple[Link, ...]:
+        if len({link.share is None for link in links}) > 1:
+            raise ValueError("say the share of every link or of none")
+        return links
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of each link, in one unit."""
+        return tuple(1.0 if link.share is None else link.share for link in self.links)
+
+    def document(self) -> dict[str, Any]:
+        """What its file says, defaults filled in: `link` where there is one, else `links`."""
+        several = len(self.links) > 1
+        rows = [
+            link.model_dump(include=LINK_TIMES | ({"share"} if several else set()))
+            | ({"from": link.tier} if link.tier else {})
+            for link in self.links
+        ]
+        about = {"name", "summary", "source", "fast_tier", "slow_tier"}
+        links = {"links": rows} if several else {"link": rows[0]}
+        return self.model_dump(include=about) | links | self.model_dump(exclude={*about, "links"})
+
     def figures(self) -> dict[str, object]:
         """What a replay's times depend on, whatever the machine is called."""
-        parts = {"link", "compute", "cpu"} | ({"contention"} if self.contention else set())
-        return self.model_dump(mode="json", include=parts)
+        parts = {"compute", "cpu"} | ({"contention"} if self.contention else set())
+        rows: list[dict[str, object]] = [link.model_dump(mode="json", include=LINK_TIMES) for link in self.links]
+        others: dict[str, object] = self.model_dump(mode="json", include=parts)
+        if len(rows) == 1:
+            return others | {"link": rows[0]}
+        for row, share in zip(rows, self.shares, strict=True):
+            row["share"] = share / sum(self.shares)
+        return others | {"links": rows}
 
     def row(self) -> dict[str, object]:
         """One line of `moereplay platforms`."""
@@ -116,10 +156,15 @@ class Platform(Frozen):
             "platform": self.name,
             "what": self.summary,
             "cache": self.fast_tier,
-            "link GB/s": self.link.bytes_per_s / 1e9,
-            "latency us": self.link.latency_ns / 1000,
+            "link GB/s": _each([link.bytes_per_s / 1e9 for link in self.links]),
+            "latency us": _each([link.latency_ns / 1000 for link in self.links]),
             "CPU": "yes" if self.cpu else "no",
         }
+
+
+def _each(figures: Sequence[float]) -> float | str:
+    """One figure as it is, those of several links side by side."""
+    return figures[0] if len(figures) == 1 else " + ".join(f"{figure:g}" for figure in figures)
 
 
 def _bounded(ns: Time, figure: str) -> Time:
@@ -135,10 +180,12 @@ class Times:
     def __init__(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> None:
         """`tiers[p][layer]` is the bytes of an expert at precision p."""
         self._platform, self._geometry, self._tiers = platform, geometry, tiers
-        self.latency_ns, self.depth = platform.link.latency_ns, platform.link.depth
+        self.latency_ns = tuple(link.latency_ns for link in platform.links)
+        self.depth = tuple(link.depth for link in platform.links)
+        self.homes = homes(geometry.experts, platform.shares)  #: the link of each expert of a layer
         self._known: dict[tuple[str, int, int, int], int] = {}
         left = platform.contention or Contention()
-        self._slow_link = platform.link.slowed(left.link)
+        self._slow_links = [link.slowed(left.link) for link in platform.links]
         self._slow_cpu = platform.cpu.slowed(left.cpu) if platform.cpu else None
 
     def is_of(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> bool:
@@ -151,14 +198,14 @@ class Times:
         return self._geometry.expert_params or round(stored)
 
     @cached_property
-    def wire_ns(self) -> list[list[int]]:
-        """[layer][precision] nanoseconds on the wire."""
-        return self._wire(self._platform.link)
+    def wire_ns(self) -> list[list[list[int]]]:
+        """[link][layer][precision] nanoseconds on the wire."""
+        return [self._wire(link) for link in self._platform.links]
 
     @cached_property
-    def contended_wire_ns(self) -> list[list[int]]:
+    def contended_wire_ns(self) -> list[list[list[int]]]:
         """The same for a transfer that starts while the CPU computes."""
-        return self._wire(self._slow_link)
+        return [self._wire(link) for link in self._slow_links]
 
     def _wire(self, link: Link) -> list[list[int]]:
         each = [[link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
@@ -167,8 +214,8 @@ class Times:
 
     @cached_property
     def costs(self) -> Costs:
-        """What the mean expert takes, rounded down, for policies that weigh the link against the CPU."""
-        load = [self.latency_ns + wire[0] for wire in self.wire_ns]
+        """What the mean expert takes, rounded down, for policies that weigh its link against the CPU."""
+        load = [self.latency_ns[home] + self.wire_ns[home][layer][0] for layer in self._layers for home in self.homes]
         compute = [self.expert_ns(layer, 0, 1) for layer in self._layers]
         cpu = [self.cpu_ns(layer, 0, 1) for layer in self._layers] if self._platform.cpu else [0]
         return Costs(*(sum(times) // len(times) for times in (load, compute, cpu)))
@@ -268,16 +315,24 @@ def _preset(name: str) -> Platform:
 
 def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
     """The machine with other figures: `table.figure=value`, any number of them."""
-    figures = machine.model_dump()
+    document = machine.document()
+    tables = _tables(document)
     for change in changes:
         where, equals, value = change.partition("=")
-        table, _, figure = where.partition(".")
-        if not equals or not isinstance(figures.get(table), dict) or figure not in figures[table]:
-            known = [f"{table}.{key}=" for table in ("link", "compute", "cpu") for key in figures[table] or ()]
+        table, _, figure = where.rpartition(".")
+        if not equals or figure not in tables.get(table, ()):
+            known = [f"{table}.{key}=" for table, figures in tables.items() for key in figures]
             named = hint(where, known, "write one of")
             raise ConfigError(f"platform {machine.name} has no figure {where!r}: {named}")
-        figures[table][figure] = value
-    return _valid(figures | {"name": name}, name)
+        tables[table][figure] = value
+    return _valid(document | {"name": name}, name)
+
+
+def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A platform's tables of figures by name: `link`, or `links.0` and so on; `compute`, and what else it has."""
+    links = {f"links.{row}": table for row, table in enumerate(document.get("links", ()))}
+    named = {name: document[name] for name in ("link", "compute", "cpu", "contention") if document.get(name)}
+    return links | named
 
 
 def _read(path: Path) -> Platform:
@@ -294,8 +349,21 @@ def _parse(text: str | bytes, name: str) -> Platform:
         raise ConfigError(f"platform {name} is no valid TOML: {error}") from None
 
 
-def _valid(figures: Mapping[str, object], name: str) -> Platform:
+def _valid(document: Mapping[str, Any], name: str) -> Platform:
     try:
-        return Platform.model_validate(figures)
+        return Platform.model_validate(_with_rows(document, name))
     except ValidationError as error:
-        raise ConfigError(f"platform {name}: {first_fault(error)}") from None
+        fault = first_fault(error)
+        if "links" not in document:  # say it of the table that is there, or should be
+            fault = re.sub(r"^links(\.0)?(?=[.:])", "link", fault)
+        raise ConfigError(f"platform {name}: {fault}") from None
+
+
+def _with_rows(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The document with its links as rows: `[link]` is one."""
+    if "link" not in document:
+        return dict(document)
+    if "links" in document:
+        raise ConfigError(f"platform {name}: it has [link] and [[links]]; remove one of them")
+    others = {key: value for key, value in document.items() if key != "link"}
+    return others | {"links": [document["link"]]}

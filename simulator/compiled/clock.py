@@ -1,6 +1,7 @@
-"""The clock: which event is next. (time, phase, issue number), with LINK before CPU before COMPUTE.
+"""The clock: which event is next. (time, phase, resource, issue number), with LINK before CPU before COMPUTE.
 
-No queue of events is needed: transfers land in the order of their issue, and CPU and compute have one event each.
+No queue of events is needed: a link's transfers land in the order of their issue, and CPU and compute have one event
+each.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ def next_event(s, lands):
 
 @fast
 def busy(s, spent):
-    """Compute is busy for so long; the link is woken now."""
+    """Compute is busy for so long; the links are woken now."""
     clock = s["clock"]
     clock["compute_at"], clock["go"], clock["wake"] = clock["time"] + spent, 0, 1
 
 
 @fast
 def wait(s):
-    """Compute waits until it is resumed; the link is woken now."""
+    """Compute waits until it is resumed; the links are woken now."""
     s["clock"]["waiting"], s["clock"]["go"], s["clock"]["wake"] = 1, 0, 1
 
 
@@ -79,22 +80,22 @@ def cpu_busy(s, spent):
 
 @fast
 def cpu_is_busy(s):
-    """Whether the CPU computes: then transfers are slower where it shares memory with the link."""
+    """Whether the CPU computes: then transfers are slower where it shares memory with the links."""
     return s["has_resolve"] == 1 and s["clock"]["cpu_at"] != NEVER_DUE
 
 
-# the link
+# the links
 
 
 @fast
-def wake_link(s):
-    """The link starts what it can before the next event."""
+def wake_links(s):
+    """The links start what they can before the next event."""
     s["clock"]["wake"] = 1
 
 
 @fast
-def link_is_woken(s):
-    """Whether it was woken since the last call."""
+def links_are_woken(s):
+    """Whether they were woken since the last call."""
     woken = s["clock"]["wake"] == 1
     s["clock"]["wake"] = 0
     return woken

@@ -7,7 +7,7 @@ machine code once.
 from __future__ import annotations
 
 from simulator.compiled.cache import end_step, has_run, unpin
-from simulator.compiled.clock import advance, busy, cpu_busy, cpu_is_busy, stop, wait, wake_link
+from simulator.compiled.clock import advance, busy, cpu_busy, cpu_is_busy, stop, wait, wake_links
 from simulator.compiled.counters import (
     DENSE_NS,
     EXPERT_NS,
@@ -20,7 +20,7 @@ from simulator.compiled.counters import (
 )
 from simulator.compiled.fidelity import count_changed, count_unchanged
 from simulator.compiled.gate import close_gate, look_up, open_gate, suggest, use_all
-from simulator.compiled.link import link_is_busy, next_landing, nothing_queued
+from simulator.compiled.link import any_link_is_busy, next_landing, nothing_queued
 from simulator.compiled.log import BY_COMPUTE, BY_MISS, IS_CPU, IS_DENSE, IS_EXPERT, NO_COPY, span
 from simulator.compiled.reset import reset_if_due
 from simulator.compiled.runtime.errors import NO_CPU, STOPPED, fail
@@ -225,18 +225,18 @@ def look(s, hooks):
 
 @called
 def share(s):
-    """The CPU's share begins, and after the gate of contract `atomic` the link is woken."""
+    """The CPU's share begins, and after the gate of contract `atomic` the links are woken."""
     if s["has_resolve"] == 1:
         start_cpu(s)
     go_to(s, TURN)
     if s["sequential"] == 0:
-        wake_link(s)
+        wake_links(s)
 
 
 @called
 def start_cpu(s):
     """The CPU takes its share one after the other, beside link and compute."""
-    after, contended = 0, link_is_busy(s)
+    after, contended = 0, any_link_is_busy(s)
     for i in range(s["gate"]["served"]):
         access = accesses(s)[i]
         if access["served"] == ON_CPU:
@@ -314,7 +314,7 @@ def expert_cost(s, y, tokens):
 
 @fast
 def nothing_else_until(s, end):
-    """Whether compute alone has events up to then, and the link nothing to start: no need to ask who is next."""
+    """Whether compute alone has events up to then, and the links nothing to start: no need to ask who is next."""
     return nothing_queued(s) and next_landing(s) > end and s["clock"]["cpu_at"] > end
 
 

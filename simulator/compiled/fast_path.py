@@ -1,8 +1,9 @@
 """The loop for most replays: a step at a time, without a loop over events.
 
-Where experts have one precision, every miss is fetched, nobody listens and nobody asks for the log (`variants`), only
-the link works beside compute. So a step is: what landed until its gate, the gate, one expert after the other with what
-landed meanwhile. Everything but this loop is the general kernel's code, compiled with those options frozen out.
+Where there is one link, experts have one precision, every miss is fetched, nobody listens and nobody asks for the log
+(`variants`), only the link works beside compute. So a step is: what landed until its gate, the gate, one expert after
+the other with what landed meanwhile. Everything but this loop is the general kernel's code, compiled with those options
+frozen out.
 """
 
 from __future__ import annotations
@@ -46,7 +47,15 @@ from simulator.compiled.gate import (
     suggest,
     tell_absent,
 )
-from simulator.compiled.link import complete, fetch, may_start, meet, next_landing, start_transfers
+from simulator.compiled.link import (
+    close_links,
+    complete,
+    demand_may_start,
+    fetch,
+    meet,
+    next_landing,
+    start_transfers,
+)
 from simulator.compiled.reset import count_unused
 from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
 from simulator.compiled.runtime.jit import called, fast
@@ -87,8 +96,8 @@ def replay_steps(s, hooks):
         compute(s, hooks, hits)
         end_fast_step(s, hooks)
         begin_step(s)
-    abandoned = s["link"]["flight_end"]
-    while s["link"]["flight_first"] < abandoned and next_landing(s) <= s["clock"]["time"]:
+    close_links(s)
+    while next_landing(s) <= s["clock"]["time"]:
         complete(s, hooks)
         start_more(s, hooks)
     count_unused(s)
@@ -215,7 +224,7 @@ def run(s, hooks, x, tokens):
     spend(s, spent)
     run_link(s, hooks, s["clock"]["time"] + spent)
     has_run(s, x, x)
-    if s["link"]["demand_first"] < s["link"]["demand_end"] and may_start(s):
+    if demand_may_start(s, 0):
         start_more(s, hooks)
 
 

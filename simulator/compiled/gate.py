@@ -23,7 +23,7 @@ from simulator.compiled.counters import (
     count_here,
 )
 from simulator.compiled.demand import route
-from simulator.compiled.link import cancel, fetch, meet, prefetch
+from simulator.compiled.link import cancel, fetch, meet, prefetch, prefetches_wait
 from simulator.compiled.log import BY_GATE, IS_CAPACITY, IS_COLLISION, IS_COMPULSORY, IS_HIT, IS_LATE, note
 from simulator.compiled.runtime import listeners
 from simulator.compiled.runtime.errors import BAD_NAME, BAD_VERDICT, BAD_WANT, fail
@@ -92,7 +92,7 @@ def close_gate(s):
 @fast
 def cancel_overtaken(s):
     """Prefetches for this step that have not started come too late."""
-    if s["link"]["ask_first"] < s["link"]["ask_end"]:
+    if prefetches_wait(s):
         cancel(s, now(s)["step"])
 
 

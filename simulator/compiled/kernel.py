@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.compiled.clock import OF_CPU, OF_LINK, OF_NOTHING, go_on, link_is_woken, next_event, resume
+from simulator.compiled.clock import OF_CPU, OF_LINK, OF_NOTHING, go_on, links_are_woken, next_event, resume
 from simulator.compiled.compute import is_over, run_compute
 from simulator.compiled.counters import close_row
-from simulator.compiled.link import complete, next_landing, start_transfers
+from simulator.compiled.link import close_links, complete, next_landing, start_transfers
 from simulator.compiled.reset import count_unused, warm_up
 from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
 from simulator.compiled.runtime.jit import fast
@@ -26,7 +26,7 @@ def replay(s, hooks):
     while s["errors"]["error"] == NO_ERROR:
         if s["clock"]["go"] == 1:
             run_compute(s, hooks)
-        if link_is_woken(s):
+        if links_are_woken(s):
             start_transfers(s, hooks)
         if s["clock"]["go"] == 1:
             continue
@@ -47,11 +47,7 @@ def replay(s, hooks):
 @fast
 def land_the_last(s, hooks):
     """What lands in the nanosecond of the end still does, but for what is issued then."""
-    abandoned = s["link"]["flight_end"]
-    while (
-        s["errors"]["error"] == NO_ERROR
-        and s["link"]["flight_first"] < abandoned
-        and next_landing(s) <= s["clock"]["time"]
-    ):
+    close_links(s)
+    while s["errors"]["error"] == NO_ERROR and next_landing(s) <= s["clock"]["time"]:
         complete(s, hooks)
         start_transfers(s, hooks)

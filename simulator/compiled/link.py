@@ -1,4 +1,7 @@
-"""The link: a queue, demand ahead of prefetch; transfers go first in first out and are never interrupted."""
+"""The links: a queue each, demand ahead of prefetch; transfers go first in first out and are never interrupted.
+
+`link` is a row of `links`. Where several act at the same time the lower one is first.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,11 @@ from simulator.compiled.runtime.state import (
     copies,
     demands,
     flight,
+    home_of,
     kind_of,
     lands,
     layer_of,
+    links,
     owned,
     ready,
     slow_wire_ns,
@@ -48,8 +53,9 @@ def mask(s, at):
 def fetch(s, y):
     """Queue a demand, behind other demands and ahead of all prefetches."""
     enqueue(s, y, 0)
-    demands(s)[mask(s, s["link"]["demand_end"])] = y
-    s["link"]["demand_end"] += 1
+    link = home_of(s, y)
+    demands(s)[link, mask(s, links(s)[link]["demand_end"])] = y
+    links(s)[link]["demand_end"] += 1
 
 
 @called
@@ -57,14 +63,15 @@ def prefetch(s, y, target):
     """Queue a prefetch, behind older ones."""
     enqueue(s, y, 1)
     owned(s)[y]["target"] = target
-    asks(s)[mask(s, s["link"]["ask_end"])] = y
-    s["link"]["ask_end"] += 1
+    link = home_of(s, y)
+    asks(s)[link, mask(s, links(s)[link]["ask_end"])] = y
+    links(s)[link]["ask_end"] += 1
     count(s, PREFETCH_ISSUED, layer_of(s, y), 1)
 
 
 @fast
 def enqueue(s, y, is_prefetch):
-    """A new transfer of y waits for the link."""
+    """A new transfer of y waits for its link."""
     mine = owned(s)[y]
     set_state(s, y, QUEUED)
     mine["prefetch"], mine["awaited"], mine["bypasses"] = is_prefetch, 0, 0
@@ -73,15 +80,16 @@ def enqueue(s, y, is_prefetch):
 @called
 def cancel(s, step):
     """Drop every queued prefetch aimed at this step or an earlier one; the others keep their order."""
-    kept = s["link"]["ask_first"]
-    for at in range(s["link"]["ask_first"], s["link"]["ask_end"]):
-        y = asks(s)[mask(s, at)]
-        if owned(s)[y]["target"] <= step:
-            abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
-        else:
-            asks(s)[mask(s, kept)] = y
-            kept += 1
-    s["link"]["ask_end"] = kept
+    for link in range(s["n_links"]):
+        kept = links(s)[link]["ask_first"]
+        for at in range(links(s)[link]["ask_first"], links(s)[link]["ask_end"]):
+            y = asks(s)[link, mask(s, at)]
+            if owned(s)[y]["target"] <= step:
+                abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
+            else:
+                asks(s)[link, mask(s, kept)] = y
+                kept += 1
+        links(s)[link]["ask_end"] = kept
 
 
 @called
@@ -97,60 +105,75 @@ def abandon(s, y, counter, line):
 
 @fast
 def start_transfers(s, hooks):
-    """Start whatever can start now: demands first, and one that finds no room holds the link."""
-    while may_start(s):
-        y = first_queued(s)
+    """Start whatever can start now."""
+    for link in range(s["n_links"]):
+        start_on(s, hooks, link)
+
+
+@fast
+def start_on(s, hooks, link):
+    """Start what can start on one link: demands first, and one that finds no room holds this link."""
+    while may_start(s, link):
+        y = first_queued(s, link)
         claimed = claim(s, hooks, y)
         if claimed != REFUSED:
-            begin(s, y, claimed)
+            begin(s, link, y, claimed)
         elif owned(s)[y]["prefetch"] == 0:
             return
         else:
-            drop(s, y)
+            drop(s, link, y)
 
 
 @fast
-def may_start(s):
+def may_start(s, link):
     """Whether something is queued and the link has room for it."""
-    queued = s["link"]["demand_first"] < s["link"]["demand_end"] or s["link"]["ask_first"] < s["link"]["ask_end"]
-    return queued and s["link"]["flight_end"] - s["link"]["flight_first"] < s["depth"]
+    mine = links(s)[link]
+    queued = mine["demand_first"] < mine["demand_end"] or mine["ask_first"] < mine["ask_end"]
+    return queued and mine["flight_end"] - mine["flight_first"] < mine["depth"]
 
 
 @fast
-def first_queued(s):
+def demand_may_start(s, link):
+    """Whether a demand is queued and the link has room for it."""
+    return demand_waits(s, link) and may_start(s, link)
+
+
+@fast
+def first_queued(s, link):
     """Who starts next."""
-    if s["link"]["demand_first"] < s["link"]["demand_end"]:
-        return demands(s)[mask(s, s["link"]["demand_first"])]
-    return asks(s)[mask(s, s["link"]["ask_first"])]
+    if demand_waits(s, link):
+        return demands(s)[link, mask(s, links(s)[link]["demand_first"])]
+    return asks(s)[link, mask(s, links(s)[link]["ask_first"])]
 
 
 @fast
-def drop(s, y):
+def drop(s, link, y):
     """The first queued prefetch finds no room, and does not wait for any."""
-    s["link"]["ask_first"] += 1
+    links(s)[link]["ask_first"] += 1
     abandon(s, y, PREFETCH_DROPPED, IS_DROP)
 
 
 @fast
-def begin(s, y, claimed):
+def begin(s, link, y, claimed):
     """The first queued is issued: its latency runs at once, its bytes after those of the transfers before it."""
-    layer, size, begins = layer_of(s, y), copies(s)[y]["bytes"], max(s["clock"]["time"], s["link"]["last_done"])
-    wire = slow_wire_ns(s)[kind_of(s, y)] if cpu_is_busy(s) else wire_ns(s)[kind_of(s, y)]
-    s["link"]["last_done"] = max(s["clock"]["time"] + s["latency_ns"], s["link"]["last_done"]) + wire
+    mine, time, layer, size = links(s)[link], s["clock"]["time"], layer_of(s, y), copies(s)[y]["bytes"]
+    begins = max(time, mine["last_done"])
+    wire = slow_wire_ns(s)[link, kind_of(s, y)] if cpu_is_busy(s) else wire_ns(s)[link, kind_of(s, y)]
+    mine["last_done"] = max(time + mine["latency_ns"], mine["last_done"]) + wire
     if s["has_admit"] == 1:
         owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
-    at = mask(s, s["link"]["flight_end"])
-    flight(s)[at], lands(s)[at] = y, s["link"]["last_done"]
-    s["link"]["flight_end"] += 1
+    at = mask(s, mine["flight_end"])
+    flight(s)[link, at], lands(s)[link, at] = y, NEVER_DUE if s["link"]["closed"] == 1 else mine["last_done"]
+    mine["flight_end"] += 1
     if owned(s)[y]["prefetch"] == 1:
-        s["link"]["ask_first"] += 1
+        mine["ask_first"] += 1
         count(s, PREFETCH_STARTED, layer, 1)
         count(s, BYTES_PREFETCH, layer, size)
     else:
-        s["link"]["demand_first"] += 1
+        mine["demand_first"] += 1
         count(s, BYTES_DEMAND, layer, size)
-    count(s, LINK_BUSY_NS, layer, s["link"]["last_done"] - begins)
-    span(s, IS_TRANSFER, y, 0, s["link"]["last_done"] - s["clock"]["time"], cause(s, y))
+    count(s, LINK_BUSY_NS, layer, mine["last_done"] - begins)
+    span(s, IS_TRANSFER, y, 0, mine["last_done"] - time, cause(s, y))
 
 
 @fast
@@ -164,15 +187,33 @@ def cause(s, y):
 @fast
 def next_landing(s):
     """When the next transfer is complete."""
-    if s["link"]["flight_first"] == s["link"]["flight_end"]:
+    return landing(s, next_to_land(s))
+
+
+@fast
+def next_to_land(s):
+    """The link whose transfer is complete next."""
+    if s["n_links"] == 1:
+        return 0
+    next_one = 0
+    for link in range(1, s["n_links"]):
+        if landing(s, link) < landing(s, next_one):
+            next_one = link
+    return next_one
+
+
+@fast
+def landing(s, link):
+    """When the next transfer of a link is complete."""
+    if links(s)[link]["flight_first"] == links(s)[link]["flight_end"]:
         return NEVER_DUE
-    return lands(s)[mask(s, s["link"]["flight_first"])]
+    return lands(s)[link, mask(s, links(s)[link]["flight_first"])]
 
 
 @fast
 def complete(s, hooks):
-    """One LINK event: resident, and compute hears of it if it waits for this copy. The caller wakes the link."""
-    y = take_landed(s)
+    """One LINK event: resident, and compute hears of it if it waits for this copy. The caller wakes the links."""
+    y = take_landed(s, next_to_land(s))
     land(s, hooks, y)
     if owned(s)[y]["prefetch"] == 0 or owned(s)[y]["awaited"] == 1:
         call_up(s, y)
@@ -180,10 +221,10 @@ def complete(s, hooks):
 
 
 @fast
-def take_landed(s):
-    """The oldest transfer, which is complete."""
-    y = flight(s)[mask(s, s["link"]["flight_first"])]
-    s["link"]["flight_first"] += 1
+def take_landed(s, link):
+    """The oldest transfer of a link, which is complete."""
+    y = flight(s)[link, mask(s, links(s)[link]["flight_first"])]
+    links(s)[link]["flight_first"] += 1
     return y
 
 
@@ -198,15 +239,36 @@ def call_up(s, y):
 
 
 @fast
-def link_is_busy(s):
+def any_link_is_busy(s):
     """Whether something is on its way, or a demand is about to be."""
-    return s["link"]["flight_first"] < s["link"]["flight_end"] or s["link"]["demand_first"] < s["link"]["demand_end"]
+    for link in range(s["n_links"]):
+        if links(s)[link]["flight_first"] < links(s)[link]["flight_end"] or demand_waits(s, link):
+            return True
+    return False
+
+
+@fast
+def demand_waits(s, link):
+    """Whether a demand waits to start."""
+    return links(s)[link]["demand_first"] < links(s)[link]["demand_end"]
+
+
+@fast
+def prefetches_wait(s):
+    """Whether a prefetch waits to start."""
+    for link in range(s["n_links"]):
+        if links(s)[link]["ask_first"] < links(s)[link]["ask_end"]:
+            return True
+    return False
 
 
 @fast
 def nothing_queued(s):
     """Whether no transfer waits to start."""
-    return s["link"]["demand_first"] == s["link"]["demand_end"] and s["link"]["ask_first"] == s["link"]["ask_end"]
+    for link in range(s["n_links"]):
+        if demand_waits(s, link) or links(s)[link]["ask_first"] < links(s)[link]["ask_end"]:
+            return False
+    return True
 
 
 @fast
@@ -219,14 +281,21 @@ def meet(s, y):
 
 
 @called
-def clear_link(s):
+def clear_links(s):
     """Nothing is queued, and what is in flight is abandoned."""
-    link = s["link"]
-    link["demand_first"], link["ask_first"], link["flight_first"] = (
-        link["demand_end"],
-        link["ask_end"],
-        link["flight_end"],
-    )
-    link["last_done"] = 0
+    for link in range(s["n_links"]):
+        mine = links(s)[link]
+        mine["demand_first"], mine["ask_first"], mine["flight_first"] = (
+            mine["demand_end"],
+            mine["ask_end"],
+            mine["flight_end"],
+        )
+        mine["last_done"] = 0
     for y in range(s["n_copies"]):
         owned(s)[y]["bypasses"] = 0
+
+
+@fast
+def close_links(s):
+    """The run is over: what is issued from here on does not land any more."""
+    s["link"]["closed"] = 1

@@ -1,4 +1,4 @@
-"""The total order of events: (time, phase, issue number), with LINK before CPU before COMPUTE."""
+"""The total order of events: (time, phase, resource, issue number), with LINK before CPU before COMPUTE."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import NamedTuple
 import simpy
 from simpy.events import EventPriority
 
-LINK, CPU, COMPUTE = EventPriority(1), EventPriority(2), EventPriority(3)
+#: SimPy's priorities: the phase, and within LINK the resource. `of_link` gives those of links after the first.
+LINK, CPU, COMPUTE = EventPriority(1), EventPriority(1001), EventPriority(1002)
+
+
+def of_link(row: int) -> EventPriority:
+    """Phase LINK of one link: at the same time the lower link comes first."""
+    return EventPriority(LINK + row)
 
 
 class Span(NamedTuple):
@@ -69,7 +75,7 @@ class Planned(Activity):
 
 
 class Bell(simpy.Event):
-    """What compute waits for; rung from a LINK or CPU event, it is heard as a COMPUTE event of the same time."""
+    """What compute, or the end of a run, waits for: rung from any event, it is heard as a COMPUTE event of its time."""
 
     def ring(self) -> None:
         """Wake the waiter."""

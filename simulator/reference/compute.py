@@ -12,7 +12,7 @@ from simulator.reference.clock import Activity, Bell, Span
 from simulator.reference.counters import Counters
 from simulator.reference.demand import Access, Demanded, Served
 from simulator.reference.gate import Gatekeeper
-from simulator.reference.link import Link
+from simulator.reference.links import Links
 from simulator.reference.log import NO_EXPERT, EventLog
 from simulator.reference.machine import Machine
 from simulator.reference.tables import Tables
@@ -24,7 +24,7 @@ Process = Generator[simpy.Event, None, None]
 
 
 class Compute:
-    """Runs passes; the link answers in events."""
+    """Runs passes; the links answer in events."""
 
     def __init__(
         self,
@@ -32,13 +32,13 @@ class Compute:
         setting: Setting,
         tables: Tables,
         cache: Cache,
-        link: Link,
+        links: Links,
         gates: Gatekeeper,
         counters: Counters,
         log: EventLog,
     ) -> None:
         self._machine, self._config, self._layers = machine, setting.config, setting.shape.geometry.layers
-        self._tables, self._cache, self._link, self._gates = tables, cache, link, gates
+        self._tables, self._cache, self._links, self._gates = tables, cache, links, gates
         self._counters, self._log = counters, log
         self._ready: deque[int] = deque()  # copies that arrived and wait for compute
         self._awaited: Bell | None = None
@@ -88,7 +88,7 @@ class Compute:
         if self._config.prefetch_at == "gate":
             self._gates.suggest(demanded)
         self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
-        self._link.wake()
+        self._links.wake()
         for access in accesses:
             if access.served is Served.HIT:
                 yield from self._run_expert(access, layer)
@@ -134,15 +134,15 @@ class Compute:
         self._expert_ns += span.spent
 
     def _begun(self, activity: Activity, kind: str, y: int) -> Activity:
-        """Compute has started its next activity: the link is woken."""
+        """Compute has started its next activity: the links are woken."""
         self._log.begin(kind, y, activity, "compute")
-        self._link.wake()
+        self._links.wake()
         return activity
 
     def _until(self, holds: Callable[[], bool]) -> Process:
         """Wait, woken by arrivals and by the CPU."""
         while not holds():
-            self._link.wake()
+            self._links.wake()
             self._awaited = Bell(self._machine.env)
             yield self._awaited
 
@@ -159,9 +159,10 @@ class Compute:
             self._wake()
 
     def _start_cpu(self, accesses: list[Access], layer: int) -> None:
-        """The CPU takes its share one after the other, beside link and compute; slower if the link works too."""
-        contended = self._link.busy
-        self._on_cpu, self._link.beside_cpu = len(accesses), bool(accesses)
+        """The CPU takes its share one after the other, beside link and compute; slower if a link works too."""
+        contended = self._links.busy
+        self._on_cpu = len(accesses)
+        self._links.beside_cpu(bool(accesses))
         for access in accesses:
             activity = self._machine.cpu.expert(layer, access.y, access.tokens, contended)
             self._log.begin("cpu", access.y, activity, "miss")
@@ -170,7 +171,7 @@ class Compute:
     def _cpu_done(self) -> None:
         self._on_cpu -= 1
         if self._on_cpu == 0:
-            self._link.beside_cpu = False
+            self._links.beside_cpu(False)
             self._wake()
 
     @property

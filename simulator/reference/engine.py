@@ -10,11 +10,12 @@ from simulator.config import KINDS, parse_reset
 from simulator.foreknown import known_of
 from simulator.origin import FUTURE
 from simulator.reference.cache import Cache
+from simulator.reference.clock import Bell
 from simulator.reference.compute import Compute, Process
 from simulator.reference.counters import Counters
 from simulator.reference.gate import Gatekeeper
 from simulator.reference.hooks import BoundHooks
-from simulator.reference.link import Link
+from simulator.reference.links import Links
 from simulator.reference.log import NO_EXPERT, EventLog
 from simulator.reference.machine import Machine, simulated
 from simulator.reference.placement import Placement, Unobserved
@@ -76,7 +77,7 @@ class Engine:
         config, chosen = setting.config, setting.config.policy_set().priced(setting.times)
         machine = machine or simulated(setting.times, setting.shape.precisions)
         self.env = machine.env
-        self.finished = self.env.event()
+        self.finished = Bell(self.env)
         self._config, self._shape = config, setting.shape
         self._counters = Counters(setting.shape.geometry.layers)
         self._tables = Tables(setting.shape, setting.pools, known_of(source, config, chosen.eviction), config.seed)
@@ -88,9 +89,9 @@ class Engine:
         self._cache = Cache(
             setting.shape, self._tables, self._hooks, *shared, placement or Unobserved(), side, free_only
         )
-        self._link = Link(machine.link, self._cache, *shared, self._arrived)
-        gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._link, *shared)
-        self._compute = Compute(machine, setting, self._tables, self._cache, self._link, gates, *shared)
+        self._links = Links(machine.links, setting.times.homes, self._cache, *shared, self._arrived)
+        gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._links, *shared)
+        self._compute = Compute(machine, setting, self._tables, self._cache, self._links, gates, *shared)
         self._previous = set[int]()  # requests of the pass before
         self._passes = self._tokens = self._tokens_since_reset = 0  # that have been run
         self._began: dict[int, int] = {}  # request -> its first token
@@ -103,7 +104,8 @@ class Engine:
         self.warm_up()
         while rows := scheduler.next_rows(int(self.env.now)):
             yield from self.forward(Pass(self._passes, rows))
-        self.finished.succeed()
+        self._links.close()
+        self.finished.ring()
 
     def forward(self, step_pass: Pass) -> Process:
         """One pass, after the reset that may be due."""
@@ -138,7 +140,7 @@ class Engine:
         self._tables.clear()
         self._hooks.clear()
         self._cache.clear()
-        self._link.clear()
+        self._links.clear()
 
     def close(self) -> Ran:
         """The run ends now, with its last step: count what was prefetched and never used.
@@ -146,8 +148,8 @@ class Engine:
         What is on the link is abandoned; where only its end tells how long it took, that is waited for.
         """
         ended = int(self.env.now)
-        self._link.clear()
-        while self._link.unmeasured:
+        self._links.clear()
+        while self._links.unmeasured:
             self.env.step()
         for layer, size in self._cache.unused_bytes():
             self._counters.count("bytes_unused_at_end", layer, size)

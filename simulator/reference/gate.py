@@ -12,7 +12,7 @@ from simulator.reference.counters import Counters
 from simulator.reference.demand import ABSENT_YET_RUN, Access, Demanded, Served
 from simulator.reference.fidelity import count_fidelity
 from simulator.reference.hooks import BoundHooks
-from simulator.reference.link import Link
+from simulator.reference.links import Links
 from simulator.reference.log import EventLog
 from simulator.reference.tables import Tables
 from simulator.reference.transfers import Transfer
@@ -30,12 +30,12 @@ class Gatekeeper:
         tables: Tables,
         hooks: BoundHooks,
         cache: Cache,
-        link: Link,
+        links: Links,
         counters: Counters,
         log: EventLog,
     ) -> None:
         self._source, self._tables, self._hooks = source, tables, hooks
-        self._cache, self._link, self._counters, self._log = cache, link, counters, log
+        self._cache, self._links, self._counters, self._log = cache, links, counters, log
         self._precisions = tables.now["precisions"]
         self._predicted: dict[int, list[int]] = {}  # target layer -> experts named for it in this pass
         self._reach = hooks.prefetch.policy.names_ahead(hooks.prefetch.params)
@@ -48,7 +48,7 @@ class Gatekeeper:
         self._tables.now.update(gated=1, absent=-1)
         gate = self._source.gate(step_pass, layer)
         ids, weight, union = self._route(gate, step_pass, layer)
-        self._link.cancel(self._tables.now["step"])
+        self._links.cancel(self._tables.now["step"])
         base = layer * self._tables.now["experts"]
         step = Step(
             ids=ids,
@@ -131,7 +131,7 @@ class Gatekeeper:
         y = self._cache.find(x, want, IN_FLIGHT)
         if y != NONE:
             self._note("late", x, y)
-            self._await(self._link.in_flight(y))
+            self._await(self._links.in_flight(y))
             return Access(n, x, y, tokens, Served.LATE)
         reason = self._cache.reason(x, want)
         self._count("misses", x)
@@ -218,7 +218,7 @@ class Gatekeeper:
         now = self._tables.now
         for access in accesses:
             if access.served is Served.FETCH:
-                self._link.fetch(Transfer(access.y, now["layer"], prefetch=False, target_step=now["step"]))
+                self._links.fetch(Transfer(access.y, now["layer"], prefetch=False, target_step=now["step"]))
             if access.served is Served.HIT:
                 self._cache.promote(access.y)
 
@@ -257,7 +257,7 @@ class Gatekeeper:
         if prefetch.policy.suggest is None:
             return
         if prefetch.policy.renews_queue:
-            self._link.renew()
+            self._links.renew()
         for y in self._out[: prefetch.call("suggest", demanded.step, self._out)]:
             self._predict(y)
 
@@ -271,7 +271,7 @@ class Gatekeeper:
             self._cache.predict(resident)
         elif self._cache.find(x, precision, IN_FLIGHT) == NONE and self._cache.find(x, precision, QUEUED) == NONE:
             now = self._tables.now
-            self._link.prefetch(Transfer(y, layer, prefetch=True, target_step=now["step"] + layer - now["layer"]))
+            self._links.prefetch(Transfer(y, layer, prefetch=True, target_step=now["step"] + layer - now["layer"]))
 
     def _count_for(self, step_pass: Pass, t: int, name: str, x: int) -> None:
         """One, for the request of row t."""

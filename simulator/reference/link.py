@@ -1,4 +1,4 @@
-"""The link between the tiers: a queue, demand ahead of prefetch, transfers first in first out and never interrupted."""
+"""A link between the tiers: a queue, demand ahead of prefetch, transfers first in first out and never interrupted."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ class Link:
         cache: Cache,
         counters: Counters,
         log: EventLog,
-        arrived: Callable[[Transfer], None],
+        landed: Callable[[Transfer], None],
     ) -> None:
+        """`landed` is told of every transfer that is complete, after the cache."""
         self._channel, self._cache = channel, cache
-        self._counters, self._log, self._arrived = counters, log, arrived
+        self._counters, self._log, self._landed = counters, log, landed
         self._epoch = self._unmeasured = 0
+        self._closed = False
         self._empty()
 
     def clear(self) -> None:
@@ -34,6 +36,10 @@ class Link:
         self._epoch += 1
         self._channel.abandon()
         self._empty()
+
+    def close(self) -> None:
+        """What is issued from here on does not land any more."""
+        self._closed = True
 
     def _empty(self) -> None:
         self._demands: deque[Transfer] = deque()
@@ -74,10 +80,6 @@ class Link:
             self._cache.forget(transfer.y)
             self._note(transfer, "prefetch_cancelled", "cancel")
 
-    def renew(self) -> None:
-        """Drop every queued prefetch: the policy is about to predict again."""
-        self.cancel(self._cache.tables.now["step"] + self._cache.tables.now["layers"])
-
     def wake(self) -> None:
         """Start whatever can start now."""
         while len(self._in_flight) < self._channel.depth and self._start_one():
@@ -112,20 +114,20 @@ class Link:
         self._counters.charge(activity, "link_busy_ns", transfer.layer)
         self._unmeasured += 1
         activity.measured(self._measured)
-        epoch = self._epoch
-        activity.then(lambda: self._complete(transfer, epoch))
+        if not self._closed:
+            epoch = self._epoch
+            activity.then(lambda: self._complete(transfer, epoch))
 
     def _measured(self, _: Span) -> None:
         self._unmeasured -= 1
 
     def _complete(self, transfer: Transfer, epoch: int) -> None:
-        """One LINK event: resident, next transfer started, compute woken."""
+        """One LINK event: resident, next transfers started, compute woken."""
         if epoch != self._epoch:  # abandoned by a reset
             return
         self._in_flight.remove(transfer)
         self._cache.land(transfer)
-        self.wake()
-        self._arrived(transfer)
+        self._landed(transfer)
 
     def _note(self, transfer: Transfer, counter: str, kind: str) -> None:
         self._counters.count(counter, transfer.layer)

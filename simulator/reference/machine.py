@@ -1,4 +1,4 @@
-"""What takes time: an accelerator, a CPU and a link on one clock; simulated unless a run is handed others.
+"""What takes time: an accelerator, a CPU and links on one clock; simulated unless a run is handed others.
 
 An engine decides what is done and in which order. A machine says how long it takes, at the start or at the end, so
 that real threads may do it.
@@ -12,7 +12,7 @@ from typing import Protocol
 import simpy
 
 from simulator.platform import Times
-from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span
+from simulator.reference.clock import COMPUTE, CPU, Activity, Planned, Span, of_link
 from simulator.reference.transfers import Transfer
 
 
@@ -32,12 +32,12 @@ class Processor(Protocol):
     """A CPU beside the accelerator. Activities are of phase CPU."""
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
-        """Start the expert of copy y, after those started before; `contended` if the link works too."""
+        """Start the expert of copy y, after those started before; `contended` if a link works too."""
         ...
 
 
 class Channel(Protocol):
-    """The wire of a link: transfers end in the order of their start. Activities are of phase LINK."""
+    """The wire of a link: transfers end in the order of their start. Activities are of phase `of_link(row)`."""
 
     depth: int  #: transfers issued at once
 
@@ -57,14 +57,15 @@ class Machine:
     env: simpy.Environment
     accelerator: Accelerator
     cpu: Processor
-    link: Channel
+    links: tuple[Channel, ...]  #: in the order of the platform's rows
 
 
 def simulated(times: Times, precisions: int) -> Machine:
     """The machine of a platform."""
     env = simpy.Environment()
     compute, cpu = SimulatedAccelerator(env, times, precisions), SimulatedProcessor(env, times, precisions)
-    return Machine(env, compute, cpu, SimulatedChannel(env, times, precisions))
+    links = tuple(SimulatedChannel(env, times, precisions, row) for row in range(len(times.depth)))
+    return Machine(env, compute, cpu, links)
 
 
 class SimulatedAccelerator:
@@ -103,21 +104,21 @@ class SimulatedProcessor:
 
 
 class SimulatedChannel:
-    """Times of a platform's [link]: latencies overlap, bytes do not."""
+    """Times of one of a platform's links: latencies overlap, bytes do not."""
 
-    def __init__(self, env: simpy.Environment, times: Times, precisions: int) -> None:
-        self._env, self._times, self._precisions = env, times, precisions
-        self.depth = times.depth
+    def __init__(self, env: simpy.Environment, times: Times, precisions: int, row: int) -> None:
+        self._env, self._times, self._precisions, self._row = env, times, precisions, row
+        self.depth = times.depth[row]
         self._last_done = 0
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
         """Ends at max(now + latency, end of the one before) + its bytes on the wire."""
         now = int(self._env.now)
-        wire_ns = self._times.contended_wire_ns if contended else self._times.wire_ns
-        free = max(now + self._times.latency_ns, self._last_done)
+        wire_ns = (self._times.contended_wire_ns if contended else self._times.wire_ns)[self._row]
+        free = max(now + self._times.latency_ns[self._row], self._last_done)
         begins = max(now, self._last_done)
         self._last_done = free + wire_ns[transfer.layer][transfer.y % self._precisions]
-        return Planned(self._env, LINK, Span(now, self._last_done, self._last_done - begins))
+        return Planned(self._env, of_link(self._row), Span(now, self._last_done, self._last_done - begins))
 
     def abandon(self) -> None:
         """The next transfer waits for nothing."""

@@ -67,15 +67,23 @@ def sizes(layers: int, experts: int, k: int = 2, expert_bytes: Sequence[int] | i
 
 
 def machine(
-    bytes_per_ns: float = 1.0, latency_ns: int = 0, depth: int = 1, cpu_ns: int = 0, left: float = 1, **spent: int
+    bytes_per_ns: float = 1.0,
+    latency_ns: int = 0,
+    depth: int = 1,
+    cpu_ns: int = 0,
+    left: float = 1,
+    share: float | None = None,
+    more: Sequence[Link] = (),
+    **spent: int,
 ) -> Platform:
     """A platform of constant times: `dense_ns`, `expert_ns`, `expert_ns_per_token`, `pass_ns`; `cpu_ns` per expert.
 
-    `left` is the share of their rates that CPU and link keep while both work.
+    `left` is the share of their rates that CPU and link keep while both work. `more` are the links after the first,
+    behind which lies `share` of the experts.
     """
-    link = Link(bytes_per_s=bytes_per_ns * 1e9, latency_ns=latency_ns, depth=depth)
+    link = Link(bytes_per_s=bytes_per_ns * 1e9, latency_ns=latency_ns, depth=depth, share=share)
     compute, cpu, both = Measured.model_validate(spent), Measured(expert_ns=cpu_ns), Contention(cpu=left, link=left)
-    return Platform(name="by hand", link=link, compute=compute, cpu=cpu, contention=both)
+    return Platform(name="by hand", links=(link, *more), compute=compute, cpu=cpu, contention=both)
 
 
 class ListSource:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import simpy
 from simpy.events import EventPriority
 
-from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span
+from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span, of_link
 from simulator.reference.machine import Channel, Machine, simulated
 from simulator.reference.placement import Area
 from simulator.reference.transfers import Transfer
@@ -32,7 +32,8 @@ def told_late(setting: Setting) -> Machine:
     """The simulated machine, whose activities say how long they took only when they have ended."""
     env = simpy.Environment()
     known = simulated(setting.times, setting.shape.precisions)
-    return Machine(env, Late(env, known), Late(env, known), LateChannel(env, known))
+    links = tuple(LateChannel(env, known, row) for row in range(len(known.links)))
+    return Machine(env, Late(env, known), Late(env, known), links)
 
 
 class Late:
@@ -62,15 +63,16 @@ class Late:
 class LateChannel(Late):
     """The same for a link."""
 
-    def __init__(self, env: simpy.Environment, known: Machine) -> None:
+    def __init__(self, env: simpy.Environment, known: Machine, row: int) -> None:
         super().__init__(env, known)
-        self.depth = known.link.depth
+        self._channel, self._phase = known.links[row], of_link(row)
+        self.depth = self._channel.depth
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
-        return self._later(LINK, lambda: self._known.link.start(transfer, contended))
+        return self._later(self._phase, lambda: self._channel.start(transfer, contended))
 
     def abandon(self) -> None:
-        self._known.link.abandon()
+        self._channel.abandon()
 
 
 # ---------------------------------------------------------------- a link by script
@@ -81,21 +83,21 @@ class Scripted:
 
     depth = 1
 
-    def __init__(self, env: simpy.Environment, lasts: Callable[[Transfer], int]) -> None:
-        self._env, self._lasts = env, lasts
+    def __init__(self, env: simpy.Environment, row: int, lasts: Callable[[Transfer], int]) -> None:
+        self._env, self._row, self._lasts = env, row, lasts
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
         now = int(self._env.now)
         spent = self._lasts(transfer)
-        return Planned(self._env, LINK, Span(now, now + spent, spent))
+        return Planned(self._env, of_link(self._row), Span(now, now + spent, spent))
 
     def abandon(self) -> None:
         pass
 
 
-def with_link(machine: Machine, link: Callable[[simpy.Environment], Channel]) -> Machine:
-    """The machine with another link on the same clock."""
-    return replace(machine, link=link(machine.env))
+def with_links(machine: Machine, link: Callable[[simpy.Environment, int], Channel]) -> Machine:
+    """The machine with other links on the same clock, each made of its row."""
+    return replace(machine, links=tuple(link(machine.env, row) for row in range(len(machine.links))))
 
 
 # ---------------------------------------------------------------- real threads
@@ -191,7 +193,7 @@ class RealMachine:
         self.clock = RealClock()
         self._workers = [Worker(self.clock, phase) for phase in (LINK, CPU, COMPUTE)]
         self._loader, self._cpu, self._gpu = self._workers
-        self.machine = Machine(self.clock, self, Spare(self._cpu, sleep_s), self)
+        self.machine = Machine(self.clock, self, Spare(self._cpu, sleep_s), (self,))
 
     def close(self) -> None:
         for worker in self._workers:

@@ -183,7 +183,7 @@ def _pools(config: ReplayConfig, geometry: Geometry, slots: int) -> tuple[int, .
 def _platform(times: Nanoseconds) -> Platform:
     return Platform(
         name="tiny",
-        link=Link(bytes_per_s=times.bandwidth * 1e9, latency_ns=times.latency),
+        links=(Link(bytes_per_s=times.bandwidth * 1e9, latency_ns=times.latency),),
         compute=Measured(dense_ns=times.dense, expert_ns=times.expert),
         cpu=Measured(expert_ns=times.cpu),
     )

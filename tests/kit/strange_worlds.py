@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -56,12 +57,13 @@ def _request(rng: np.random.Generator, geometry: Geometry, prompt: int, decoded:
 
 def platform_file(dice: Random, path: Path) -> str:
     """Times of a few nanoseconds, as a file that `--platform` takes."""
-    few = {name: dice.randint(0, 7) for name in ("dense_ns", "expert_ns", "expert_ns_per_token", "pass_ns")}
+    spent = ("dense_ns", "expert_ns", "expert_ns_per_token", "pass_ns")
+    few: dict[str, Any] = {name: dice.randint(0, 7) for name in spent}
     rate, left = dice.choice((0.5, 1.0, 3.0)), dice.choice((1.0, 0.5, 0.3))
     made = machine(rate, dice.randint(0, 7), dice.randint(1, 3), dice.randint(0, 7), left, **few)
     lines = ['name = "drawn"']
     for table in ("link", "compute", "cpu", "contention"):
-        figures = getattr(made, table).model_dump()
+        figures = made.document()[table]
         lines += [f"[{table}]", *(f"{name} = {_toml(value)}" for name, value in figures.items() if value is not None)]
     path.write_text("\n".join(lines) + "\n")
     return str(path)

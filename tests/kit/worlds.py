@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from policies.contract import UNIT
 from policies.grammar import parse
+from simulator.platform import Link
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
 from traces.schema import Geometry
 
@@ -149,5 +150,18 @@ def _times() -> st.SearchStrategy[dict[str, Any]]:
             "expert_ns": few,
             "expert_ns_per_token": few,
             "pass_ns": few,
+            "share": st.just(1.0),
+            "more": st.one_of(st.just(()), st.lists(_links(), min_size=1, max_size=2)),
         }
+    )
+
+
+def _links() -> st.SearchStrategy[Link]:
+    """A link after the first."""
+    return st.builds(
+        Link,
+        bytes_per_s=st.sampled_from((0.5e9, 1e9, 3e9, float("inf"))),
+        latency_ns=st.integers(0, 7),
+        depth=st.integers(1, 3),
+        share=st.sampled_from((0.3, 1.0, 2.0)),
     )

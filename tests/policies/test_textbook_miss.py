@@ -195,7 +195,7 @@ def test_a_platforms_costs_are_those_of_its_mean_expert():
     """Layers of 1000 and 3000 bytes at 1 byte/ns after 10 ns: (1010 + 3010) / 2; compute 5, CPU 40 + 2 a token."""
     where = Platform(
         name="by hand",
-        link=Link(bytes_per_s=1e9, latency_ns=10),
+        links=(Link(bytes_per_s=1e9, latency_ns=10),),
         compute=Measured(expert_ns=5),
         cpu=Measured(expert_ns=40, expert_ns_per_token=2),
     )

@@ -98,7 +98,9 @@ def worlds(draw: st.DrawFn, one_size: bool = False, **fixed: str) -> World:
 
 
 def _machine(dice: random.Random) -> Platform:
-    spent = {name: dice.randrange(8) for name in ("dense_ns", "expert_ns", "expert_ns_per_token", "pass_ns")}
+    spent: dict[str, Any] = {
+        name: dice.randrange(8) for name in ("dense_ns", "expert_ns", "expert_ns_per_token", "pass_ns")
+    }
     rate = dice.choice((0.5, 1.0, 3.0, float("inf")))
     return machine(bytes_per_ns=rate, latency_ns=dice.randrange(8), depth=dice.randint(1, 3), **spent)
 

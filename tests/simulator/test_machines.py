@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import simpy
 from hypothesis import HealthCheck, given, settings
 
 from simulator.reference.driven import Driven
@@ -29,7 +30,7 @@ from tests.kit.cases import (
     setting_of,
     sizes,
 )
-from tests.kit.machines import Arena, RealMachine, Scripted, simulation, told_late, with_link
+from tests.kit.machines import Arena, RealMachine, Scripted, simulation, told_late, with_links
 from tests.kit.worlds import World, worlds
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
@@ -65,15 +66,18 @@ def test_times_that_are_known_at_the_end_change_nothing(world: World) -> None:
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 @given(worlds(miss="fetch"))
 def test_a_link_by_script_gives_the_simulated_run(world: World) -> None:
-    world = world._replace(times=world.times | {"depth": 1})
+    more = [link.model_copy(update={"depth": 1}) for link in world.times["more"]]
+    world = world._replace(times=world.times | {"depth": 1, "more": more})
     setting = setting_for(world)
     times, precisions = setting.times, setting.shape.precisions
 
-    def lasts(transfer: Transfer) -> int:
-        return times.latency_ns + times.wire_ns[transfer.layer][transfer.y % precisions]
+    def scripted(env: simpy.Environment, row: int) -> Scripted:
+        def lasts(transfer: Transfer) -> int:
+            return times.latency_ns[row] + times.wire_ns[row][transfer.layer][transfer.y % precisions]
 
-    scripted = with_link(simulation(setting), lambda env: Scripted(env, lasts))
-    assert on(world, scripted) == on(world, simulation(setting))
+        return Scripted(env, row, lasts)
+
+    assert on(world, with_links(simulation(setting), scripted)) == on(world, simulation(setting))
 
 
 def test_a_transfer_that_a_reset_abandons_is_charged_where_it_began() -> None:

@@ -44,7 +44,7 @@ def test_every_preset_moves_an_expert_slower_than_it_computes_one(name: str, mod
     # offloading is a problem on all of them: the link, not compute, bounds a miss
     geometry = MODELS[model].geometry
     times = Times(platform(name), geometry, tiers(geometry))
-    assert times.latency_ns + times.wire_ns[0][0] > times.expert_ns(0, 0, 1)
+    assert times.latency_ns[0] + times.wire_ns[0][0][0] > times.expert_ns(0, 0, 1)
 
 
 def test_presets_are_listed_in_one_order() -> None:
@@ -54,7 +54,7 @@ def test_presets_are_listed_in_one_order() -> None:
 def test_specmds_machine_moves_5_gb_per_second() -> None:
     # a Mixtral expert of 3 * 4096 * 14336 weights at 2 bytes: 352,321,536 bytes / 5e9 = 70.4643072 ms
     geometry = MODELS["mixtral-8x7b"].geometry
-    assert Times(platform("a100-5gbps"), geometry, tiers(geometry)).wire_ns[0] == [70_464_308]
+    assert Times(platform("a100-5gbps"), geometry, tiers(geometry)).wire_ns[0][0] == [70_464_308]
 
 
 # ---------------------------------------------------------------- the link
@@ -71,7 +71,7 @@ def test_an_infinite_link_takes_no_time() -> None:
 
 def test_the_wire_knows_layer_and_precision() -> None:
     times = Times(machine(bytes_per_ns=1), TINY, ((1000, 3000), (250, 750)))
-    assert times.wire_ns == [[1000, 250], [3000, 750]]
+    assert times.wire_ns == [[[1000, 250], [3000, 750]]]
 
 
 # ---------------------------------------------------------------- compute
@@ -91,7 +91,7 @@ def test_a_roofline_of_nothing_launches_nothing(params: int, tokens: int) -> Non
 
 def test_times_follow_the_geometry() -> None:
     # memory-bound at 1 byte/ns: an expert costs its bytes, dense and head weights 2 bytes each
-    where = Platform(name="t", link=Link(bytes_per_s=1e9), compute=Roofline(flops=1e18, memory_bytes_per_s=1e9))
+    where = Platform(name="t", links=(Link(bytes_per_s=1e9),), compute=Roofline(flops=1e18, memory_bytes_per_s=1e9))
     times = Times(where, TINY, ((1000, 3000), (250, 750)))
     assert [times.expert_ns(layer, p, 1) for layer in (0, 1) for p in (0, 1)] == [1000, 250, 3000, 750]
     assert (times.dense_ns(0, 1), times.pass_ns(1)) == (100, 140)
@@ -99,7 +99,7 @@ def test_times_follow_the_geometry() -> None:
 
 def test_without_known_weights_an_experts_are_reckoned_from_its_bits() -> None:
     # 1000 bytes at 16 bits are 500 weights; compute-bound at 1 FLOP/ns: 2 * 500 * 3 tokens
-    where = Platform(name="t", link=Link(bytes_per_s=1e9), compute=Roofline(flops=1e9, memory_bytes_per_s=1e18))
+    where = Platform(name="t", links=(Link(bytes_per_s=1e9),), compute=Roofline(flops=1e9, memory_bytes_per_s=1e18))
     assert Times(where, TINY, tiers(TINY)).expert_ns(0, 0, 3) == 3000
 
 
@@ -110,7 +110,7 @@ def test_measured_times_are_a_constant_and_so_much_per_token() -> None:
 
 
 def test_computing_on_a_cpu_that_is_not_described_is_refused() -> None:
-    where = Platform(name="bare", link=Link(bytes_per_s=1), compute=Measured())
+    where = Platform(name="bare", links=(Link(bytes_per_s=1),), compute=Measured())
     with pytest.raises(ConfigError, match=r"platform bare has no \[cpu\] table"):
         Times(where, TINY, tiers(TINY)).cpu_ns(0, 0, 1)
 
@@ -133,7 +133,7 @@ def written(folder: Path, text: str) -> str:
 
 def test_a_platform_may_be_a_file(tmp_path: Path) -> None:
     where = platform(written(tmp_path, FILE))
-    assert (where.name, where.link.bytes_per_s, where.compute) == ("mine", inf, Measured(expert_ns=5))
+    assert (where.name, where.links[0].bytes_per_s, where.compute) == ("mine", inf, Measured(expert_ns=5))
 
 
 def test_an_unknown_platform_names_the_nearest() -> None:

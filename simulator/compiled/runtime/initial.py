@@ -97,8 +97,6 @@ def _setting(setting: Setting, chosen: PolicySet) -> dict[str, int]:
         "sequential": config.contract == "sequential",
         "after_demand": config.prefetch_at == "after_demand",
         "free_only": config.prefetch_admission == "free_only",
-        "depth": setting.times.depth,
-        "latency_ns": setting.times.latency_ns,
         "reset_every": parse_reset(config.reset),
         "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
         "reach": chosen.prefetch.policy.names_ahead(chosen.prefetch.params),
@@ -170,6 +168,7 @@ def _lengths(inputs: Inputs, setting: Setting, chosen: PolicySet, lines: int, ke
         "width": inputs["token_ids"].shape[2],
         "n_experts": shape.experts,
         "n_copies": shape.experts * shape.precisions,
+        "n_links": len(setting.times.depth),
         "n_pools": len(setting.pools),
         "n_queued": shape.experts * shape.precisions + len(setting.pools),
         "n_kinds": geometry.layers * shape.precisions,
@@ -230,8 +229,8 @@ def _costs(inputs: Inputs, setting: Setting) -> dict[str, np.ndarray]:
         "expert_ns": _per_tokens(times.expert_ns, kinds, tokens),
         "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),
         "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
-        "wire_ns": np.array(times.wire_ns, np.int64).ravel(),
-        "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
+        "wire_ns": np.array(times.wire_ns, np.int64).reshape(len(times.depth), -1),
+        "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).reshape(len(times.depth), -1),
     }
 
 
@@ -251,6 +250,8 @@ def _describe(state: SimulationState, setting: Setting) -> None:
     owned["x"], owned["evicted_pass"] = y // shape.precisions, NEVER_LEFT
     owned["layer"] = owned["x"] // geometry.experts
     owned["kind"] = owned["layer"] * shape.precisions + y % shape.precisions
+    owned["link"] = np.array(setting.times.homes)[owned["x"] % geometry.experts]
+    arrays["links"]["depth"], arrays["links"]["latency_ns"] = setting.times.depth, setting.times.latency_ns
     copies["bytes"] = np.array(shape.tiers, np.int64).T.ravel()[owned["kind"]]
     copies["pool"] = owned["layer"] if len(pools) > 1 else 0
     experts["layer"] = np.arange(len(experts)) // geometry.experts

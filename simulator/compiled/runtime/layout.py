@@ -22,7 +22,7 @@ def record(names: str) -> np.dtype:
 #: What does not change in a run. `listeners_*` are sets, bit i for the i-th kind of policy; `keys_read_*` is what the
 #: eviction policy's keys depend on, `reads_*` what any hook reads.
 SETTING = (
-    "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset_every "
+    "layers experts width precisions passes per_layer sequential after_demand free_only reset_every "
     "side_slots reach logs keeps weighted scored knows_future by_key queue rekey ranks row_length "
     "keys_read_demand keys_read_future keys_read_hints keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand renews "
@@ -45,7 +45,7 @@ RECORDS = {
     "uses": record("stamps"),
     "ranking": record("invalid_now layers_marked"),
     "side_buffer": record("in_side"),
-    "link": record("demand_first demand_end ask_first ask_end flight_first flight_end ready_end last_done"),
+    "link": record("ready_end closed"),  # of all links; what each has is a row of `links`
     "counters": record("row page"),
     "log": record("lines"),
     "reset": record("tokens"),
@@ -54,9 +54,9 @@ RECORDS = {
 
 #: Lengths of arrays, where none of the above is one.
 LENGTHS = (
-    "n_experts n_copies n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand n_passes "
-    "n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held n_accesses n_kept n_rows "
-    "n_counters n_times n_par n_warm "
+    "n_experts n_copies n_links n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand "
+    "n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held n_accesses "
+    "n_kept n_rows n_counters n_times n_par n_warm "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -82,9 +82,12 @@ OWNED = np.dtype(
         ("prefetch", np.int8),  # its transfer: a prefetch, met by a demand, bypassing the cache
         ("awaited", np.int8),
         ("bypasses", np.int8),
+        ("link", np.int8),  # the one that its expert lies behind
     ],
     align=True,
 )
+#: A link: its figures, its rings, and when its last transfer is complete.
+LINK = record("depth latency_ns demand_first demand_end ask_first ask_end flight_first flight_end last_done")
 POOL = record("capacity used open scope")
 ACCESS = record("n x y tokens served")
 EVENT = record("t0 t1 kind pass layer expert precision cause")
@@ -100,8 +103,9 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "copies": (COPY, ("n_copies",)),
     "owned": (OWNED, ("n_copies",)),
     "pools": (POOL, ("n_pools",)),
-    "wire_ns": (np.int64, ("n_kinds",)),
-    "slow_wire_ns": (np.int64, ("n_kinds",)),  # while the CPU computes
+    "links": (LINK, ("n_links",)),
+    "wire_ns": (np.int64, ("n_links", "n_kinds")),
+    "slow_wire_ns": (np.int64, ("n_links", "n_kinds")),  # while the CPU computes
     # counters
     "cells": (np.int64, ("n_cells",)),  # layer, phase, counter
     "lifetimes": (np.int64, ("n_buckets",)),  # layer, phase, bucket
@@ -128,10 +132,10 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "asked": (np.int64, ("n_copies",)),  # copies whose keys are wanted, and the answers
     "answers": (np.int64, ("n_copies",)),
     # rings of copies on their way, when they land, and those that compute waits for; their length is a power of two
-    "demands": (np.int64, ("n_ring",)),
-    "asks": (np.int64, ("n_ring",)),
-    "flight": (np.int64, ("n_ring",)),
-    "lands": (np.int64, ("n_ring",)),
+    "demands": (np.int64, ("n_links", "n_ring")),
+    "asks": (np.int64, ("n_links", "n_ring")),
+    "flight": (np.int64, ("n_links", "n_ring")),
+    "lands": (np.int64, ("n_links", "n_ring")),
     "ready": (np.int64, ("n_ring",)),
     # lists of this step, and side buffers in order of their transfers' start
     "pinned": (np.int64, ("n_copies",)),
@@ -231,7 +235,7 @@ OWNS = {
     ),
     "uses": "experts",
     "space": "chosen_victims owned.aside",
-    "link": "asks demands flight lands ready owned.awaited owned.bypasses owned.prefetch owned.target",
+    "link": "links asks demands flight lands ready owned.awaited owned.bypasses owned.prefetch owned.target",
     "side_buffer": "buffered owned.side",
     "ranking": (
         "asked invalid_copies keyed_pass keyed_scope layer_key layer_marked layer_order layer_shift marked_layers "

@@ -31,6 +31,7 @@ experts = _reader["experts"]
 copies = _reader["copies"]
 owned = _reader["owned"]
 pools = _reader["pools"]
+links = _reader["links"]
 wire_ns = _reader["wire_ns"]
 slow_wire_ns = _reader["slow_wire_ns"]
 cells = _reader["cells"]
@@ -216,3 +217,11 @@ def kind_of(s, y):
     if s["precisions"] == 1:
         return layer_of(s, y)
     return np.int64(owned(s)[y]["kind"])
+
+
+@fast
+def home_of(s, y):
+    """The link that brings a copy."""
+    if s["n_links"] == 1:
+        return 0
+    return np.int64(owned(s)[y]["link"])
