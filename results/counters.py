@@ -72,7 +72,7 @@ _DECLARED = (
     Counter("bytes_prefetch", BYTES, "bytes of prefetch transfers, charged when they start"),
     Counter("bytes_wasted", BYTES, "bytes prefetched and evicted before any use"),
     Counter("bytes_unused_at_end", BYTES, "bytes prefetched and still unused at the end"),
-    Counter("link_busy_ns", NS, "time of the transfers, charged when they start"),
+    Counter("link_busy_ns", NS, "time of the transfers, charged when they start; the sum over all links"),
     Counter("dense_ns", NS, "dense compute, including what a pass costs before layer 0"),
     Counter("expert_ns", NS, "expert compute"),
     Counter("stall_ns", NS, "per step end - gate - expert compute"),

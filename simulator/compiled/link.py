@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from policies.contract import ABSENT, QUEUED
 from simulator.compiled.cache import set_state
-from simulator.compiled.clock import NEVER_DUE, cpu_is_busy, resume
+from simulator.compiled.channel import free, send
+from simulator.compiled.clock import NEVER_DUE, resume
 from simulator.compiled.counters import (
     BYTES_DEMAND,
     BYTES_PREFETCH,
-    LINK_BUSY_NS,
     PREFETCH_CANCELLED,
     PREFETCH_DROPPED,
     PREFETCH_ISSUED,
@@ -27,14 +27,11 @@ from simulator.compiled.runtime.state import (
     demands,
     flight,
     home_of,
-    kind_of,
     lands,
     layer_of,
     links,
     owned,
     ready,
-    slow_wire_ns,
-    wire_ns,
 )
 from simulator.compiled.space import BYPASSED, REFUSED
 from simulator.compiled.transfers import claim, land
@@ -155,15 +152,12 @@ def drop(s, link, y):
 
 @fast
 def begin(s, link, y, claimed):
-    """The first queued is issued: its latency runs at once, its bytes after those of the transfers before it."""
-    mine, time, layer, size = links(s)[link], s["clock"]["time"], layer_of(s, y), copies(s)[y]["bytes"]
-    begins = max(time, mine["last_done"])
-    wire = slow_wire_ns(s)[link, kind_of(s, y)] if cpu_is_busy(s) else wire_ns(s)[link, kind_of(s, y)]
-    mine["last_done"] = max(time + mine["latency_ns"], mine["last_done"]) + wire
+    """The first queued is issued."""
+    mine, layer, size, ends = links(s)[link], layer_of(s, y), copies(s)[y]["bytes"], send(s, link, y)
     if s["has_admit"] == 1:
         owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
     at = mask(s, mine["flight_end"])
-    flight(s)[link, at], lands(s)[link, at] = y, NEVER_DUE if s["link"]["closed"] == 1 else mine["last_done"]
+    flight(s)[link, at], lands(s)[link, at] = y, NEVER_DUE if s["link"]["closed"] == 1 else ends
     mine["flight_end"] += 1
     if owned(s)[y]["prefetch"] == 1:
         mine["ask_first"] += 1
@@ -172,8 +166,7 @@ def begin(s, link, y, claimed):
     else:
         mine["demand_first"] += 1
         count(s, BYTES_DEMAND, layer, size)
-    count(s, LINK_BUSY_NS, layer, mine["last_done"] - begins)
-    span(s, IS_TRANSFER, y, 0, mine["last_done"] - time, cause(s, y))
+    span(s, IS_TRANSFER, y, 0, ends - s["clock"]["time"], cause(s, y))
 
 
 @fast
@@ -290,7 +283,7 @@ def clear_links(s):
             mine["ask_end"],
             mine["flight_end"],
         )
-        mine["last_done"] = 0
+        free(s, link)
     for y in range(s["n_copies"]):
         owned(s)[y]["bypasses"] = 0
 

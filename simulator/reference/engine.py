@@ -89,7 +89,7 @@ class Engine:
         self._cache = Cache(
             setting.shape, self._tables, self._hooks, *shared, placement or Unobserved(), side, free_only
         )
-        self._links = Links(machine.links, setting.times.homes, self._cache, *shared, self._arrived)
+        self._links = Links(machine.links, setting.times, self._cache, *shared, self._arrived)
         gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._links, *shared)
         self._compute = Compute(machine, setting, self._tables, self._cache, self._links, gates, *shared)
         self._previous = set[int]()  # requests of the pass before

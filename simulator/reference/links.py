@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from simulator.platform import Times
 from simulator.reference.cache import Cache
 from simulator.reference.counters import Counters
 from simulator.reference.link import Link
@@ -18,17 +19,19 @@ class Links:
     def __init__(
         self,
         channels: Sequence[Channel],
-        homes: Sequence[int],
+        times: Times,
         cache: Cache,
         counters: Counters,
         log: EventLog,
         arrived: Callable[[Transfer], None],
     ) -> None:
-        """`homes`: the link of each expert of a layer. Raises ValueError where the machine lacks one of them."""
-        if max(homes) >= len(channels):
-            raise ValueError(f"the machine has {len(channels)} links, the platform more; give a channel for each")
+        """A channel for each link that the times are of. Raises ValueError where one is missing."""
+        if len(channels) != len(times.depth):
+            raise ValueError(
+                f"the machine has {len(channels)} links, the platform {len(times.depth)}; give each a channel"
+            )
         self._rows = [Link(channel, cache, counters, log, self._landed) for channel in channels]
-        self._homes, self._now, self._arrived = homes, cache.tables.now, arrived
+        self._homes, self._now, self._arrived = times.homes, cache.tables.now, arrived
 
     def _of(self, y: int) -> Link:
         x = y // self._now["precisions"]

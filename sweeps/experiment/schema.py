@@ -45,7 +45,7 @@ Value = Scalar | list[list[int]]
 Settings = dict[str, Value]
 Axis = Annotated[list[Value], Field(min_length=1)]
 #: Settings within settings: a parameter of the policy chosen, or a figure of the platform.
-DOTTED = rf"^(({'|'.join(POLICIES)})\.\w+|platform\.(link|compute|cpu)\.\w+)$"
+DOTTED = rf"^(({'|'.join(POLICIES)})\.\w+|platform\.(link|links\.\d+|compute|cpu)\.\w+)$"
 TITLE = "moereplay experiment"
 
 

@@ -28,7 +28,7 @@ def check_name(where: str, name: str) -> None:
     if near not in (None, owner):
         hint = f"did you mean {near}{dot}{rest}?"
     elif dot:
-        hint = f"parameters are those of {', '.join(KINDS)} and of platform.link, platform.compute, platform.cpu"
+        hint = f"parameters are those of {', '.join(KINDS)} and of platform.link, .links.0, .compute, .cpu"
     else:
         hint = f"choose from {', '.join(NAMES)}"
     raise ConfigError(f"{where}: no setting called {name!r}: {hint}")

@@ -235,6 +235,7 @@ OWNS = {
     ),
     "uses": "experts",
     "space": "chosen_victims owned.aside",
+    "channel": "links.last_done",
     "link": "links asks demands flight lands ready owned.awaited owned.bypasses owned.prefetch owned.target",
     "side_buffer": "buffered owned.side",
     "ranking": (

@@ -1,0 +1,28 @@
+"""The wire of a link: latencies overlap, bytes do not."""
+
+from __future__ import annotations
+
+from simulator.compiled.clock import cpu_is_busy
+from simulator.compiled.counters import LINK_BUSY_NS, count
+from simulator.compiled.runtime.jit import fast
+from simulator.compiled.runtime.state import kind_of, layer_of, links, slow_wire_ns, wire_ns
+
+
+@fast
+def send(s, link, y):
+    """A transfer of y starts: its latency runs at once, its bytes after those of the transfers before it.
+
+    Returns when it is complete, ns. `link` is a row of `links`.
+    """
+    mine, time = links(s)[link], s["clock"]["time"]
+    begins = max(time, mine["last_done"])
+    wire = slow_wire_ns(s)[link, kind_of(s, y)] if cpu_is_busy(s) else wire_ns(s)[link, kind_of(s, y)]
+    mine["last_done"] = max(time + mine["latency_ns"], mine["last_done"]) + wire
+    count(s, LINK_BUSY_NS, layer_of(s, y), mine["last_done"] - begins)
+    return mine["last_done"]
+
+
+@fast
+def free(s, link):
+    """The next transfer waits for nothing."""
+    links(s)[link]["last_done"] = 0
