@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from simulator.reference.cache import Cache
 from simulator.reference.counters import Counters
 from simulator.reference.link import Link
+from simulator.reference.links import Links
 from simulator.reference.victims import Victims
 from tests.kit.parity import anything, seen
 from tests.kit.worlds import World
@@ -72,6 +73,14 @@ def prefetches_go_before_demands(start_one: Callable) -> Callable:
     return mutant
 
 
+def the_highest_link_starts_first(_: Callable) -> Callable:
+    def mutant(self: Links) -> None:
+        for link in reversed(self._rows):
+            link.wake()
+
+    return mutant
+
+
 def pins_end_with_the_compute(computed: Callable) -> Callable:
     def mutant(self: Cache, y: int) -> None:
         computed(self, y)
@@ -91,6 +100,7 @@ MUTANTS: list[tuple[type, str, Callable[[Callable], Callable]]] = [
     (Victims, "_smallest", the_highest_id_wins_ties),
     (Victims, "_smallest", the_largest_key_leaves),
     (Link, "_start_one", prefetches_go_before_demands),
+    (Links, "wake", the_highest_link_starts_first),
     (Cache, "computed", pins_end_with_the_compute),
     (Counters, "count", stalls_are_a_nanosecond_longer),
 ]
