@@ -105,12 +105,21 @@ def batch(trace: Trace, size: int) -> Passes:
 
     A slot that is free takes the next request of the trace, the lowest slot first. Rows go by slot.
     """
+    return _together(trace, *_in_slots(_passes_of_requests(trace).tolist(), size))
+
+
+def _passes_of_requests(trace: Trace) -> np.ndarray:
+    """How many passes each request takes: one for its prompt, one for every other token."""
     prompts = np.asarray(trace.prompt_lengths, np.int64)
-    lengths = np.diff(trace.request_offsets).astype(np.int64)
-    begins, slots = _in_slots((lengths - prompts + (prompts > 0)).tolist(), size)
-    request = np.repeat(np.arange(trace.requests), lengths)
+    return np.diff(trace.request_offsets) - prompts + (prompts > 0)
+
+
+def _together(trace: Trace, begins: np.ndarray, slots: np.ndarray) -> Passes:
+    """Each request from its first pass on, `begins`; rows go by slot, (n,) each. No pass may be without rows."""
+    prompts = np.asarray(trace.prompt_lengths, np.int64)
+    request = np.repeat(np.arange(trace.requests), np.diff(trace.request_offsets))
     inside = np.arange(trace.tokens) - np.asarray(trace.request_offsets)[request]
-    decoded = inside - prompts[request]
+    decoded = inside - prompts[request]  # below 0 in the prompt
     later = np.where(decoded < 0, 0, decoded + (prompts[request] > 0))  # passes of its request before this token's
     passes = begins[request] + later
     order = np.lexsort((slots[request], passes))  # stable: tokens of a request stay in order
