@@ -59,10 +59,12 @@ def first_choice(live: Trace, recorded: Trace, passes: str) -> Divergence | None
     if not len(token):
         return None
     plan = schedule(recorded, passes)
-    step_pass = np.searchsorted(plan.stop, token, side="right")
+    row = np.empty(len(ours), np.int64)
+    row[plan.tokens(0, len(ours))] = np.arange(len(ours))
+    step_pass = np.searchsorted(plan.stop, row[token], side="right")
     first = np.lexsort((token, layer, step_pass))[0]  # a pass finishes a layer before it begins the next
     at, where = int(token[first]), int(layer[first])
-    request = int(plan.request[step_pass[first]])
+    request = int(np.searchsorted(recorded.request_offsets, at, side="right")) - 1
     inside = at - int(recorded.request_offsets[request])
     said, was = (str(ids[at, where].tolist()) for ids in (ours, theirs))
     return Divergence("the model's choice", said, was, where, int(step_pass[first]), request, (inside, inside + 1))
@@ -93,11 +95,13 @@ def _apart(ours: Event | None, theirs: Event | None, passes: Passes, trace: Trac
     """The difference of one pair of events, at the earlier of their places."""
     there = [event for event in (ours, theirs) if event is not None]
     step_pass, layer = min((event.step_pass, event.layer) for event in there)
+    what = _what(ours, theirs)
+    live, replayed = (_spelled(event, elsewhere=what in ("pass", "layer")) for event in (ours, theirs))
+    if passes.rows is not None:  # of several requests
+        return Divergence(what, live, replayed, layer, step_pass)
     request = int(passes.request[step_pass])
     before = int(trace.request_offsets[request])
     tokens = int(passes.start[step_pass]) - before, int(passes.stop[step_pass]) - before
-    what = _what(ours, theirs)
-    live, replayed = (_spelled(event, elsewhere=what in ("pass", "layer")) for event in (ours, theirs))
     return Divergence(what, live, replayed, layer, step_pass, request, tokens)
 
 

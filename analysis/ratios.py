@@ -56,7 +56,7 @@ FORMULAS: dict[str, str] = {name: ratio.formula for name, ratio in RATIOS.items(
     "ttft_mean_ms": "mean over requests of request start to the end of its prefill",
     "ttft_median_ms": "median over requests of the same",
     "tpot_ms": "sum of decode_ns / sum of decode_passes, over requests",
-    "tokens_per_s": "sum of decode_passes / sum of decode_ns: a decode pass makes one token",
+    "tokens_per_s": "sum of decode_passes / sum of decode_ns: the speed that a request sees, one token per pass",
     "gb_moved": "(bytes_demand + bytes_prefetch) / 1e9",
 }
 #: The numbers of the ranking, best first when sorted in this direction: True is "larger is better".

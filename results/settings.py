@@ -42,7 +42,12 @@ SETTINGS = (
         ("atomic", "sequential"),
     ),
     Setting("scope", "global", "One pool for all layers, or one each: global, per_layer.", ("global", "per_layer")),
-    Setting("passes", "recorded", "Tokens of a prefill pass: recorded, token, chunk:N.", of_recording=True),
+    Setting(
+        "passes",
+        "recorded",
+        "Tokens of a pass: recorded, token, chunk:N, or batch:N for N requests at a time.",
+        of_recording=True,
+    ),
     Setting("reset", "never", "When the cache is emptied: never, request, or a number of tokens."),
     Setting(
         "prefetch_at",

@@ -14,11 +14,11 @@ from policies.grammar import Chosen
 from traces import routers
 from traces.demand import NEVER, Union, demand_of, to_units, unite
 from traces.lookahead import Predicted, predicted
-from traces.passes import schedule
+from traces.passes import Passes, schedule
 from traces.schema import Geometry, Router, Trace
 
 READ_AHEAD = 512  #: tokens, one shard
-BLOCKS = 32  #: of so many tokens that an array keeps for passes whose tokens do not follow each other
+BLOCKS = 32  #: of so many tokens that an array keeps, at least, for passes whose tokens do not follow each other
 
 
 class Row(NamedTuple):
@@ -42,6 +42,15 @@ class Pass(NamedTuple):
     def of_slice(cls, index: int, request: int, phase: int, tokens: int, start: int) -> Pass:
         """`tokens` consecutive tokens of one request, from `start`."""
         return cls(index, [Row(request, token, phase) for token in range(start, start + tokens)])
+
+    @classmethod
+    def planned(cls, index: int, plan: Passes) -> Pass:
+        """That of a schedule."""
+        start, stop = int(plan.start[index]), int(plan.stop[index])
+        if plan.rows is None:
+            return cls.of_slice(index, int(plan.request[index]), int(plan.phase[index]), stop - start, start)
+        columns = (column[start:stop].tolist() for column in (plan.rows.request, plan.rows.token, plan.rows.phase))
+        return cls(index, list(map(Row, *columns)))
 
     @property
     def tokens(self) -> int:
@@ -219,16 +228,17 @@ class Window:
         """The rows of the pass's tokens, (T, L, ...)."""
         at = step.at
         if not isinstance(at, slice):
-            return np.stack([self._row(token) for token in at])
+            return np.stack([self._row(token, most=max(BLOCKS, len(at))) for token in at])
         if not self._first <= at.start < at.stop <= self._last:
             self._first, self._last = at.start, min(max(at.stop, at.start + READ_AHEAD), self._trace.tokens)
             self._rows = self._trace.read(self._name, self._first, self._last)
         return self._rows[at.start - self._first : at.stop - self._first]
 
-    def _row(self, token: int) -> np.ndarray:
+    def _row(self, token: int, most: int) -> np.ndarray:
+        """One token's; `most` blocks are kept, as many as the pass may lie in."""
         block, offset = divmod(token, READ_AHEAD)
         if block not in self._blocks:
-            if len(self._blocks) >= BLOCKS:
+            if len(self._blocks) >= most:
                 del self._blocks[next(iter(self._blocks))]
             first = block * READ_AHEAD
             self._blocks[block] = self._trace.read(self._name, first, min(first + READ_AHEAD, self._trace.tokens))
@@ -335,10 +345,7 @@ class TraceSource(TraceGates):
 
     def passes(self) -> Iterator[Pass]:
         """The schedule."""
-        plan = self._plan
-        for index in range(len(plan)):
-            start, stop = int(plan.start[index]), int(plan.stop[index])
-            yield Pass.of_slice(index, int(plan.request[index]), int(plan.phase[index]), stop - start, start)
+        return (Pass.planned(index, self._plan) for index in range(len(self._plan)))
 
     def gate(self, step: Pass, layer: int) -> Gate:
         """The recorded gate, with the demand derived from the trace."""

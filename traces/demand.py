@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from traces import plain
 from traces.blocks import VALUES_AT_ONCE, tokens_at_once
 from traces.derived import derived
 from traces.growing import Growing, Rows, append
@@ -139,20 +140,20 @@ def _derive(trace: Trace, passes: str, arrays: Mapping[str, Growing]) -> None:
 
 
 def _blocks(plan: Passes, tokens: int) -> list[tuple[int, int]]:
-    """Ranges of whole passes of about so many tokens."""
+    """Ranges of whole passes of about so many rows."""
     edges = np.flatnonzero(np.diff(plan.start // tokens)) + 1
     bounds = [0, *edges.tolist(), len(plan)]
     return list(itertools.pairwise(bounds))
 
 
 def _entries(trace: Trace, plan: Passes, first: int, last: int) -> Entries:
-    """Of passes [first, last), token by token at first; a pass may be longer than a block."""
+    """Of passes [first, last), row by row at first; a pass may be longer than a block."""
     begin, end, most = int(plan.start[first]), int(plan.stop[last - 1]), 2 * tokens_at_once(_choices(trace))
     found = None
     for start in range(begin, end, most):
-        piece = _merged(_of_tokens(trace, plan, first, start, min(start + most, end)))
+        piece = _merged(_of_rows(trace, plan, first, start, min(start + most, end)))
         found = piece if found is None else _merged(Entries(*map(np.concatenate, zip(found, piece, strict=True))))
-    assert found is not None  # a block has a pass, and a pass a token
+    assert found is not None  # a block has a pass, and a pass a row
     return found
 
 
@@ -160,10 +161,11 @@ def _choices(trace: Trace) -> int:
     return trace.geometry.layers * trace.geometry.k
 
 
-def _of_tokens(trace: Trace, plan: Passes, first: int, start: int, stop: int) -> Entries:
-    """Every choice of tokens [start, stop); steps are counted from pass `first`."""
-    ids = trace.read("chosen", start, stop).astype(np.int64)
-    mass = to_units(trace.read("weights", start, stop)) if "weights" in trace.arrays else np.zeros_like(ids)
+def _of_rows(trace: Trace, plan: Passes, first: int, start: int, stop: int) -> Entries:
+    """Every choice of rows [start, stop); steps are counted from pass `first`."""
+    tokens = plan.tokens(start, stop)
+    ids = _read(trace, "chosen", tokens).astype(np.int64)
+    mass = to_units(_read(trace, "weights", tokens)) if "weights" in trace.arrays else np.zeros_like(ids)
     layers, experts = trace.geometry.layers, trace.geometry.experts
     pass_of = np.searchsorted(plan.start, np.arange(start, stop), "right") - 1 - first
     step = pass_of[:, None] * layers + np.arange(layers)
@@ -171,6 +173,13 @@ def _of_tokens(trace: Trace, plan: Passes, first: int, start: int, stop: int) ->
     key, mass = (step[:, :, None] * experts + ids)[routed], mass[routed]
     rank = np.broadcast_to(np.arange(ids.shape[2]), ids.shape)[routed]
     return Entries(key, rank, mass, mass, np.ones(len(key), np.int64))
+
+
+def _read(trace: Trace, name: str, tokens: slice | np.ndarray) -> np.ndarray:
+    """An array's rows of these tokens; a compressed store would be slow to read token by token."""
+    if isinstance(tokens, slice):
+        return trace.read(name, tokens.start, tokens.stop)
+    return plain.rows(trace, name)[tokens]
 
 
 def _merged(choices: Entries) -> Entries:

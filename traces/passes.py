@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from heapq import heapify, heapreplace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,34 +16,76 @@ from traces.spelling import whole
 PREFILL, DECODE = 0, 1
 
 
+class Rows(NamedTuple):
+    """The rows of all passes, one pass after the other."""
+
+    token: np.ndarray  #: (R,) int64, in the token axis
+    request: np.ndarray  #: (R,) int64
+    phase: np.ndarray  #: (R,) int8, 0 prefill, 1 decode
+
+
 @dataclass(frozen=True)
 class Passes:
-    """Forward passes in run order; pass p covers tokens [start[p], stop[p]) of one request."""
+    """Forward passes in run order; pass p has rows [start[p], stop[p])."""
 
-    start: np.ndarray  #: (P,) int64
+    start: np.ndarray  #: (P,) int64; also how many tokens the passes before it have
     stop: np.ndarray  #: (P,) int64
-    request: np.ndarray  #: (P,) int64
-    phase: np.ndarray  #: (P,) int8, 0 prefill, 1 decode
+    request: np.ndarray  #: (P,) int64, of the first row
+    phase: np.ndarray  #: (P,) int8, of the first row: 0 prefill, 1 decode
+    rows: Rows | None = None  #: None: row r is token r, and all rows of a pass have its request and phase
+
+    @classmethod
+    def of_rows(cls, lengths: np.ndarray, rows: Rows) -> Passes:
+        """Passes of so many rows each, (P,), at least one."""
+        stop = np.cumsum(lengths)
+        start = stop - lengths
+        request, phase = rows.request[start], rows.phase[start]
+        follow = np.array_equal(rows.token, np.arange(len(rows.token)))
+        alike = np.array_equal(rows.request, np.repeat(request, lengths))
+        plain = follow and alike and np.array_equal(rows.phase, np.repeat(phase, lengths))
+        return cls(start, stop, request, phase, None if plain else rows)
 
     def __len__(self) -> int:
         return len(self.start)
 
+    def tokens(self, first: int, last: int) -> slice | np.ndarray:
+        """The tokens of rows [first, last), as an index of the token axis."""
+        return slice(first, last) if self.rows is None else self.rows.token[first:last]
 
-def parse_passes(text: str) -> int:
-    """Prompt tokens per pass: 0 for `recorded` (all of them), 1 for `token`, N for `chunk:N`. Raises TraceError."""
-    if text == "recorded":
-        return 0
-    if text == "token":
-        return 1
-    kind, _, size = text.partition(":")
-    if kind == "chunk" and (tokens := whole(size)):
-        return tokens
-    raise TraceError(f"passes {text!r} is unknown; use recorded, token or chunk:N with N of at least 1")
+    def apart(self) -> np.ndarray:
+        """Which passes have no request in common with the pass before them, (P,) bool; not the first."""
+        if self.rows is None:
+            return np.diff(self.request, prepend=self.request[:1]) != 0
+        passes = np.repeat(np.arange(len(self)), self.stop - self.start)
+        number = np.unique(self.rows.request, return_inverse=True)[1]
+        seen = np.unique(number * len(self) + passes)  # pairs of request and pass
+        follows = np.isin(seen - 1, seen) & (seen % len(self) > 0)
+        apart = np.ones(len(self), bool)
+        apart[seen[follows] % len(self)] = apart[:1] = False
+        return apart
+
+
+Schedule = Callable[[Trace], Passes]
 
 
 def schedule(trace: Trace, passes: str) -> Passes:
-    """Lay `passes` over the trace: the prompt in pieces of that size, then one token per pass."""
-    size = parse_passes(passes)
+    """Lay `passes` over the trace. Raises TraceError if there is no such schedule."""
+    return parse_passes(passes)(trace)
+
+
+def parse_passes(text: str) -> Schedule:
+    """The schedule of that name. Raises TraceError."""
+    if text in NAMED:
+        return NAMED[text]
+    name, _, number = text.partition(":")
+    if name in NUMBERED and (size := whole(number)):
+        return partial(NUMBERED[name], size=size)
+    forms = f"{', '.join((*NAMED, *(f'{name}:N' for name in NUMBERED)))} with N of at least 1"
+    raise TraceError(f"passes {text!r} is unknown; use {forms}")
+
+
+def one_by_one(trace: Trace, size: int) -> Passes:
+    """One request after the other: its prompt in pieces of `size` tokens (0: whole), then one token per pass."""
     starts, requests, phases = [], [], []
     for request in range(trace.requests):
         first, last = int(trace.request_offsets[request]), int(trace.request_offsets[request + 1])
@@ -52,3 +98,48 @@ def schedule(trace: Trace, passes: str) -> Passes:
     start = np.concatenate(starts).astype(np.int64)
     stop = np.append(start[1:], trace.tokens).astype(np.int64)
     return Passes(start, stop, np.concatenate(requests).astype(np.int64), np.concatenate(phases).astype(np.int8))
+
+
+def batch(trace: Trace, size: int) -> Passes:
+    """`size` requests at a time, each in a slot: its prompt whole, then one token per pass.
+
+    A slot that is free takes the next request of the trace, the lowest slot first. Rows go by slot.
+    """
+    return _together(trace, *_in_slots(_passes_of_requests(trace).tolist(), size))
+
+
+def _passes_of_requests(trace: Trace) -> np.ndarray:
+    """How many passes each request takes: one for its prompt, one for every other token."""
+    prompts = np.asarray(trace.prompt_lengths, np.int64)
+    return np.diff(trace.request_offsets) - prompts + (prompts > 0)
+
+
+def _together(trace: Trace, begins: np.ndarray, slots: np.ndarray) -> Passes:
+    """Each request from its first pass on, `begins`; rows go by slot, (n,) each. No pass may be without rows."""
+    prompts = np.asarray(trace.prompt_lengths, np.int64)
+    request = np.repeat(np.arange(trace.requests), np.diff(trace.request_offsets))
+    inside = np.arange(trace.tokens) - np.asarray(trace.request_offsets)[request]
+    decoded = inside - prompts[request]  # below 0 in the prompt
+    later = np.where(decoded < 0, 0, decoded + (prompts[request] > 0))  # passes of its request before this token's
+    passes = begins[request] + later
+    order = np.lexsort((slots[request], passes))  # stable: tokens of a request stay in order
+    rows = Rows(order.astype(np.int64), request[order], np.where(decoded < 0, PREFILL, DECODE)[order].astype(np.int8))
+    return Passes.of_rows(np.bincount(passes), rows)
+
+
+def _in_slots(passes: Sequence[int], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where each request begins that takes so many passes: its first pass and its slot, (n,) each."""
+    free = [(0, slot) for slot in range(min(size, len(passes)))]  # from which pass on, and which
+    heapify(free)
+    taken = []
+    for length in passes:
+        begin, slot = free[0]
+        taken.append((begin, slot))
+        heapreplace(free, (begin + length, slot))
+    begins, slots = zip(*taken, strict=True)
+    return np.array(begins, np.int64), np.array(slots, np.int64)
+
+
+#: Every schedule, by what `--passes` calls it; those of NUMBERED as `name:N`.
+NAMED: dict[str, Schedule] = {"recorded": partial(one_by_one, size=0), "token": partial(one_by_one, size=1)}
+NUMBERED: dict[str, Callable[..., Passes]] = {"chunk": one_by_one, "batch": batch}

@@ -23,6 +23,7 @@ from simulator.compiled.gate import close_gate, look_up, open_gate, suggest, use
 from simulator.compiled.link import any_link_is_busy, next_landing, nothing_queued
 from simulator.compiled.log import BY_COMPUTE, BY_MISS, IS_CPU, IS_DENSE, IS_EXPERT, NO_COPY, span
 from simulator.compiled.reset import reset_if_due
+from simulator.compiled.rows import row_at
 from simulator.compiled.runtime.errors import NO_CPU, STOPPED, fail
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.served import HIT, ON_CPU
@@ -38,6 +39,7 @@ from simulator.compiled.runtime.state import (
     kind_of,
     now,
     pass_phase,
+    pass_position,
     pass_request,
     pass_start,
     pass_tokens,
@@ -135,7 +137,7 @@ def point(s, index, layer):
     here["pass"], here["layer"], here["step"] = index, layer, index * s["layers"] + layer
     here["phase"], here["tokens"] = pass_phase(s)[index], s["compute"]["tokens"]
     here["request"], here["clock"] = pass_request(s)[index], s["compute"]["start"]
-    here["position"] = s["compute"]["start"] - s["compute"]["request_began"]
+    here["position"] = pass_position(s)[index]
     close_gate(s)
     open_page(s, layer)
 
@@ -147,8 +149,6 @@ def begin_forward(s):
     index = compute["index"]
     reset_if_due(s, index)
     compute["start"], compute["tokens"] = pass_start(s)[index], pass_tokens(s)[index]
-    if index == 0 or pass_request(s)[index] != pass_request(s)[index - 1]:
-        compute["request_began"] = compute["start"]
     compute["began"] = s["clock"]["time"]
     begin_pass(s, index, compute["tokens"])
 
@@ -202,10 +202,10 @@ def move_on(s):
 
 @called
 def keep(s, layer):
-    """What every token ran, for those who ask."""
+    """What every row ran, for those who ask."""
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
-            kept(s)[s["compute"]["start"] + t, layer, j] = ran(s)[t, j]
+            kept(s)[row_at(s, t), layer, j] = ran(s)[t, j]
 
 
 # experts

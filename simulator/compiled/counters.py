@@ -1,10 +1,25 @@
-"""Counters: one addition per count. What a request cost is the difference of the counters at its two ends."""
+"""Counters: one addition per count. What a request cost is the difference of the counters at its two ends.
+
+What a pass does once is charged to the request and phase of its first row, what belongs to a token to its own.
+"""
 
 from __future__ import annotations
 
 from results.counters import COUNTERS, LIFETIME_BUCKETS
+from simulator.compiled.rows import row_at
 from simulator.compiled.runtime.jit import bit_length, called, fast
-from simulator.compiled.runtime.state import before, cells, lifetimes, now, pass_row, row_times, rows
+from simulator.compiled.runtime.state import (
+    before,
+    cells,
+    lifetimes,
+    now,
+    pass_number,
+    row_number,
+    row_opens,
+    row_phase,
+    row_times,
+    rows,
+)
 
 WIDTH = len(COUNTERS)
 BUCKETS = LIFETIME_BUCKETS
@@ -36,6 +51,23 @@ def count_here(s, counter, amount):
     cells(s)[s["counters"]["page"] + counter] += amount
 
 
+@fast
+def count_for(s, t, counter, layer, amount):
+    """Add to a counter of a layer what belongs to a token, the t-th of the pass."""
+    if s["batched"] == 0:
+        count(s, counter, layer, amount)
+    else:
+        count_apart(s, row_at(s, t), counter, layer, amount)
+
+
+@called
+def count_apart(s, row, counter, layer, amount):
+    """To the row's request and phase, and to no other request by the difference of its ends."""
+    cells(s)[(layer * 2 + row_phase(s)[row]) * WIDTH + counter] += amount
+    rows(s)[row_number(s)[row], counter] += amount
+    before(s)[counter] += amount
+
+
 @called
 def lived(s, layer, steps):
     """A copy of the layer was evicted after so many steps."""
@@ -50,27 +82,48 @@ def open_page(s, layer):
 
 @called
 def begin_pass(s, index, tokens):
-    """Charge to the request of this pass from here on."""
-    row = pass_row(s)[index]
-    if row != s["counters"]["row"]:
+    """Charge to the request of this pass from here on; a request begins with its first row."""
+    number = pass_number(s)[index]
+    if number != s["counters"]["row"]:
         close_row(s)
-        s["counters"]["row"] = row
+        s["counters"]["row"] = number
+    if s["batched"] == 0:
+        begin_part(s, number, tokens)
+    else:
+        for t in range(tokens):
+            begin_part(s, row_number(s)[row_at(s, t)], 1)
+
+
+@fast
+def begin_part(s, number, tokens):
+    """So many rows of a request begin."""
     times = row_times(s)
-    if times[row, TOKENS] == 0:
-        times[row, START], times[row, FIRST] = s["clock"]["time"], NO_FIRST
-    times[row, TOKENS] += tokens
+    if times[number, TOKENS] == 0:
+        times[number, START], times[number, FIRST] = s["clock"]["time"], NO_FIRST
+    times[number, TOKENS] += tokens
 
 
 @called
 def end_pass(s, began):
-    """The pass's part in TTFT or TPOT; it began then, ns."""
-    row, times, time = s["counters"]["row"], row_times(s), s["clock"]["time"]
-    times[row, END] = time
-    if now(s)["phase"] == 0:
-        times[row, FIRST] = time - times[row, START]
+    """The pass's part in TTFT or TPOT of every request in it; it began then, ns."""
+    if s["batched"] == 0:
+        end_part(s, s["counters"]["row"], now(s)["phase"], began)
     else:
-        times[row, DECODE] += time - began
-        times[row, PASSES] += 1
+        for t in range(now(s)["tokens"]):
+            if row_opens(s)[row_at(s, t)] == 1:
+                end_part(s, row_number(s)[row_at(s, t)], row_phase(s)[row_at(s, t)], began)
+
+
+@fast
+def end_part(s, number, phase, began):
+    """The same of one request and phase."""
+    times, time = row_times(s), s["clock"]["time"]
+    times[number, END] = time
+    if phase == 0:
+        times[number, FIRST] = time - times[number, START]
+    else:
+        times[number, DECODE] += time - began
+        times[number, PASSES] += 1
 
 
 @called

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from policies.contract import NONE
+from simulator.compiled.rows import token_at
 from simulator.compiled.runtime.errors import BAD_CHOICE, fail
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.state import (
+    batch_order,
+    batch_score,
+    batch_scores,
     choice,
     chosen,
     demand_expert,
@@ -17,6 +21,8 @@ from simulator.compiled.runtime.state import (
     demand_tokens,
     ids,
     logits,
+    look_order,
+    look_score,
     now,
     offsets,
     ran,
@@ -30,6 +36,7 @@ from simulator.compiled.runtime.state import (
     token_choice,
     token_ids,
     token_logits,
+    token_scores,
     token_weights,
     union_at,
     units,
@@ -55,6 +62,8 @@ def begin_demand(s):
     s["demand"]["changed"] = 0
     if s["reads_ids"] == 1:
         read_gate(s)
+    if s["batched"] == 1:
+        gather(s)
 
 
 @called
@@ -79,7 +88,7 @@ def read_ids(s):
     layer = now(s)["layer"]
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
-            e = token_ids(s)[s["compute"]["start"] + t, layer, j]
+            e = token_ids(s)[token_at(s, t), layer, j]
             ids(s)[t, j], ran(s)[t, j] = e, e
 
 
@@ -87,7 +96,7 @@ def read_ids(s):
 def read_scores(s):
     """Policies calculate in float64, as Python does."""
     for t in range(s["compute"]["tokens"]):
-        at, layer = s["compute"]["start"] + t, now(s)["layer"]
+        at, layer = token_at(s, t), now(s)["layer"]
         if s["reads_logits"] == 1:
             widen(token_logits(s)[at, layer], logits(s)[t])
         if s["reads_choice"] == 1:
@@ -107,7 +116,21 @@ def read_weights(s):
     layer = now(s)["layer"]
     for t in range(s["compute"]["tokens"]):
         for j in range(s["width"]):
-            weights(s)[t, j] = to_units(token_weights(s)[s["compute"]["start"] + t, layer, j])
+            weights(s)[t, j] = to_units(token_weights(s)[token_at(s, t), layer, j])
+
+
+@called
+def gather(s):
+    """Tokens of the pass lie apart: what hooks would find in place is put together."""
+    layer = now(s)["layer"]
+    for t in range(s["compute"]["tokens"]):
+        at = token_at(s, t)
+        for e in range(s["experts"] if s["scored"] == 1 else 0):
+            batch_scores(s)[t, e] = token_scores(s)[at, layer, e]
+        for d in range(s["n_look"]):
+            for e in range(s["experts"]):
+                batch_order(s)[d, t, e] = look_order(s)[d, at, layer, e]
+                batch_score(s)[d, t, e] = look_score(s)[d, at, layer, e]
 
 
 # the recorded demand

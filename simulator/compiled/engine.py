@@ -62,7 +62,7 @@ def _given(trace: Trace, config: ReplayConfig) -> tuple[Inputs, Known]:
 
 
 class Run(NamedTuple):
-    """A finished run, and what every token ran, (T, L, k), if that was asked for."""
+    """A finished run, and what every row ran, (R, L, k), if that was asked for."""
 
     ran: Ran
     kept: np.ndarray

@@ -6,6 +6,7 @@ import numpy as np
 
 from policies.contract import NONE
 from simulator.compiled.counters import (
+    ASSIGNMENTS,
     ASSIGNMENTS_KEPT,
     MASS,
     MASS_DROPPED,
@@ -15,10 +16,14 @@ from simulator.compiled.counters import (
     RANK_DISPLACEMENT,
     VARIATION,
     count,
+    count_for,
+    count_here,
 )
+from simulator.compiled.rows import token_at
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.state import (
     anew,
+    now,
     own_in_run,
     ran,
     run_in_own,
@@ -31,12 +36,46 @@ from simulator.compiled.runtime.state import (
 from simulator.compiled.weights import any_reweighed, last_place, to_units, weigh
 
 
+@fast
+def count_assignments(s):
+    """What the router chose, of the layer in progress."""
+    if s["batched"] == 0:
+        count_here(s, ASSIGNMENTS, s["demand"]["assignments"])
+    else:
+        for t in range(s["compute"]["tokens"]):
+            count_for(s, t, ASSIGNMENTS, now(s)["layer"], assignments_of(s, t))
+
+
+@called
+def assignments_of(s, t):
+    """How many experts the router chose for a token."""
+    total = 0
+    for j in range(s["width"]):
+        total += 1 if token_ids(s)[token_at(s, t), now(s)["layer"], j] != NONE else 0
+    return total
+
+
+@called
+def mass_of(s, t):
+    """Their gate weight; a foreign trace may weigh what it did not route."""
+    at, layer, total = token_at(s, t), now(s)["layer"], 0
+    for j in range(s["width"] if s["weighted"] == 1 else 0):
+        total += to_units(token_weights(s)[at, layer, j]) if token_ids(s)[at, layer, j] != NONE else 0
+    return total
+
+
 @called
 def count_unchanged(s, layer):
     """Everything ran as the router chose."""
-    count(s, ASSIGNMENTS_KEPT, layer, s["demand"]["assignments"])
-    count(s, MASS, layer, s["demand"]["mass"])
-    count(s, MASS_KEPT, layer, s["demand"]["mass"])
+    if s["batched"] == 0:
+        count(s, ASSIGNMENTS_KEPT, layer, s["demand"]["assignments"])
+        count(s, MASS, layer, s["demand"]["mass"])
+        count(s, MASS_KEPT, layer, s["demand"]["mass"])
+    else:
+        for t in range(s["compute"]["tokens"]):
+            count_for(s, t, ASSIGNMENTS_KEPT, layer, assignments_of(s, t))
+            count_for(s, t, MASS, layer, mass_of(s, t))
+            count_for(s, t, MASS_KEPT, layer, mass_of(s, t))
     count_low(s, layer)
 
 
@@ -65,7 +104,7 @@ def count_tokens(s, layer):
 @called
 def match(s, t, layer):
     """Where each of the router's choices runs, and where the router had each that runs: places, or NONE."""
-    own, run = token_ids(s)[s["compute"]["start"] + t, layer], ran(s)[t]
+    own, run = token_ids(s)[token_at(s, t), layer], ran(s)[t]
     for j in range(s["width"]):
         own_in_run(s)[j], run_in_own(s)[j] = last_place(run, own[j]), last_place(own, run[j])
 
@@ -76,25 +115,25 @@ def count_kept(s, t, layer):
     total = 0
     for j in range(s["width"]):
         total += 1 if own_in_run(s)[j] != NONE else 0
-    count(s, ASSIGNMENTS_KEPT, layer, total)
+    count_for(s, t, ASSIGNMENTS_KEPT, layer, total)
 
 
 @called
 def count_displacement(s, t, layer):
     """Sum over executed slots of |rank by choice score - slot|; chosen experts keep their recorded rank."""
-    total, at = 0, s["compute"]["start"] + t
+    total, at = 0, token_at(s, t)
     for j in range(s["width"]):
         if run_in_own(s)[j] != NONE:
             total += abs(run_in_own(s)[j] - j)
         elif ran(s)[t, j] != NONE:
             total += abs(rank_behind(token_choice(s)[at, layer], token_ids(s)[at, layer], ran(s)[t, j]) - j)
-    count(s, RANK_DISPLACEMENT, layer, total)
+    count_for(s, t, RANK_DISPLACEMENT, layer, total)
 
 
 @called
 def count_token(s, t, layer):
     """Mass of one token: the router's, the part kept, and half of all that moved."""
-    weights, own = token_weights(s)[s["compute"]["start"] + t, layer], token_ids(s)[s["compute"]["start"] + t, layer]
+    weights, own = token_weights(s)[token_at(s, t), layer], token_ids(s)[token_at(s, t), layer]
     run, weighed = ran(s)[t], units(s)[t]
     whole, stayed, moved = 0, 0, 0
     for j in range(s["width"]):
@@ -106,17 +145,17 @@ def count_token(s, t, layer):
     for j in range(s["width"]):
         if run[j] != NONE and run_in_own(s)[j] == NONE and last_place(run, run[j]) == j:
             moved += weighed[j]  # a foreign expert: its token is weighed anew
-    count(s, MASS, layer, whole)
-    count(s, MASS_KEPT, layer, stayed)
-    count(s, VARIATION, layer, moved // 2)
+    count_for(s, t, MASS, layer, whole)
+    count_for(s, t, MASS_KEPT, layer, stayed)
+    count_for(s, t, VARIATION, layer, moved // 2)
 
 
 @called
 def count_lost(s, t, layer):
     """Mass of what did not run: each foreign expert stands in for one, those first whose own slot runs something."""
     weights, own, run = (
-        token_weights(s)[s["compute"]["start"] + t, layer],
-        token_ids(s)[s["compute"]["start"] + t, layer],
+        token_weights(s)[token_at(s, t), layer],
+        token_ids(s)[token_at(s, t), layer],
         ran(s)[t],
     )
     foreign, substituted, dropped = 0, 0, 0
@@ -131,8 +170,8 @@ def count_lost(s, t, layer):
                 else:
                     dropped += to_units(weights[last_place(own, own[j])])
                 foreign -= 1
-    count(s, MASS_SUBSTITUTED, layer, substituted)
-    count(s, MASS_DROPPED, layer, dropped)
+    count_for(s, t, MASS_SUBSTITUTED, layer, substituted)
+    count_for(s, t, MASS_DROPPED, layer, dropped)
 
 
 @called
@@ -140,14 +179,13 @@ def count_low(s, layer):
     """Mass of the router's own choice that ran below the highest precision."""
     if s["precisions"] == 1 or s["weighted"] == 0:
         return
-    low = 0
     for t in range(s["compute"]["tokens"]):
-        at = s["compute"]["start"] + t
+        at, low = token_at(s, t), 0
         for j in range(s["width"]):
             e = token_ids(s)[at, layer, j]
             if e != NONE and tier(s)[e] > 0 and last_place(ran(s)[t], e) != NONE:
                 low += to_units(token_weights(s)[at, layer, j])
-    count(s, MASS_LOW_PRECISION, layer, low)
+        count_for(s, t, MASS_LOW_PRECISION, layer, low)
 
 
 @fast

@@ -6,7 +6,6 @@ from policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RES
 from simulator.compiled.cache import find, free_bytes, pin, reason, use
 from simulator.compiled.counters import (
     ACCESSES,
-    ASSIGNMENTS,
     COLLISIONS,
     COMPULSORY,
     CPU_EXECUTED,
@@ -23,6 +22,7 @@ from simulator.compiled.counters import (
     count_here,
 )
 from simulator.compiled.demand import route
+from simulator.compiled.fidelity import count_assignments
 from simulator.compiled.link import cancel, fetch, meet, prefetch, prefetches_wait
 from simulator.compiled.log import BY_GATE, IS_CAPACITY, IS_COLLISION, IS_COMPULSORY, IS_HIT, IS_LATE, note
 from simulator.compiled.runtime import listeners
@@ -130,7 +130,7 @@ def take_demand(s):
             invalidate_expert(s, x)
         count_named(s, x)
     count_here(s, ACCESSES, s["demand"]["demanded"])
-    count_here(s, ASSIGNMENTS, s["demand"]["assignments"])
+    count_assignments(s)
 
 
 @fast

@@ -18,7 +18,7 @@ from simulator.compiled.runtime.state import (
     own_miss,
     own_prefetch,
     own_routing,
-    pass_request,
+    pass_apart,
     pass_tokens,
     warm,
 )
@@ -50,11 +50,11 @@ def reset_if_due(s, index):
 
 @called
 def is_due(s, index):
-    """Whether everything is forgotten before this pass: never, at every request, or after so many tokens."""
+    """Whether everything is forgotten before this pass: never, if all requests are others, or after so many tokens."""
     if index == 0 or s["reset_every"] == 0:
         return False
     if s["reset_every"] < 0:
-        return pass_request(s)[index] != pass_request(s)[index - 1]
+        return pass_apart(s)[index] == 1
     return s["reset"]["tokens"] >= s["reset_every"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies.contract import NONE, RESIDENT
 from simulator.compiled import counters
 from simulator.compiled.cache import find_any
-from simulator.compiled.counters import SUBSTITUTED, count
+from simulator.compiled.counters import SUBSTITUTED, count, count_for
 from simulator.compiled.demand import mark_changed, run_instead, unite
 from simulator.compiled.runtime.errors import BAD_STAND_IN, NO_HOOK, fail
 from simulator.compiled.runtime.jit import called, fast
@@ -69,7 +69,7 @@ def substitute(s, hook, access):
         run_instead(s, t, j, other)
         stand_ins(s)[other] += 1
         s["substitution"]["substituted"] = 1
-        count(s, SUBSTITUTED, now(s)["layer"], 1)
+        count_for(s, t, SUBSTITUTED, now(s)["layer"], 1)
     access["tokens"], access["y"] = needed, access["x"] * s["precisions"]
     if needed == 0:
         access["served"] = REPLACED

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.contract import NONE, UNIT
+from simulator.compiled.rows import token_at
 from simulator.compiled.runtime.errors import NO_LOGITS, fail
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.state import (
@@ -54,7 +55,7 @@ def weigh_run(s):
 @called
 def keep_weights(s, t):
     """What the router gave to those of its experts that a token runs."""
-    at, layer = s["compute"]["start"] + t, now(s)["layer"]
+    at, layer = token_at(s, t), now(s)["layer"]
     for j in range(s["width"]):
         units(s)[t, j] = 0
         place = last_place(token_ids(s)[at, layer], ran(s)[t, j])
@@ -79,7 +80,7 @@ def is_reweighed(s, t):
     Otherwise every expert keeps the weight that the router gave it, and one dropped at a miss leaves the others' as
     they were.
     """
-    own, routed, run = token_ids(s)[s["compute"]["start"] + t, now(s)["layer"]], ids(s)[t], ran(s)[t]
+    own, routed, run = token_ids(s)[token_at(s, t), now(s)["layer"]], ids(s)[t], ran(s)[t]
     fewer = 0
     for j in range(s["width"]):
         if run[j] != NONE and last_place(own, run[j]) == NONE:
@@ -105,12 +106,12 @@ def weigh(s):
         return
     layer = now(s)["layer"]
     for t in range(s["compute"]["tokens"]):
-        share = token_shares(s)[s["compute"]["start"] + t, layer]
+        share = token_shares(s)[token_at(s, t), layer]
         if rule(s)["family"] == SPARSEMIXER:
             weigh_near(
                 rule(s),
                 share,
-                token_logits(s)[s["compute"]["start"] + t, layer],
+                token_logits(s)[token_at(s, t), layer],
                 ran(s)[t],
                 all_eligible(s),
                 units(s)[t],

@@ -76,7 +76,7 @@ def resets(plan: Passes, reset: str) -> np.ndarray:
     """Which passes start with an empty cache because of `reset` (P,); the first one starts so anyway."""
     fresh, every = np.zeros(len(plan), bool), parse_reset(reset)
     if every < 0:
-        fresh[1:] = np.diff(plan.request) != 0
+        fresh = plan.apart()
     if every > 0:
         begun = 0
         while (begun := int(np.searchsorted(plan.start, plan.start[begun] + every))) < len(plan):

@@ -12,16 +12,17 @@ from itertools import accumulate
 
 import numpy as np
 
-from policies.contract import DECODE, PREFILL, UNIT, Miss
-from results.result import Event, Row
+from policies.contract import UNIT, Miss
+from results.result import Event
+from results.result import Row as Counts
 from simulator.config import configure
 from simulator.platform import Contention, Link, Measured, Platform, Times
 from simulator.reference.engine import run
 from simulator.setting import Ran, Setting, Shape
-from simulator.source import Gate, Mixture, Pass
+from simulator.source import Gate, Mixture, Pass, Row
+from tests.kit.schedules import laid
 from traces import routers
 from traces.demand import NEVER, Union, to_units, unite
-from traces.passes import parse_passes
 from traces.schema import Geometry, Router
 
 ENGINES = ("reference", "compiled")
@@ -89,21 +90,30 @@ def machine(
 class ListSource:
     """A `simulator.source.Source` over lists; keeps what the policies made of each gate."""
 
-    def __init__(self, geometry: Geometry, requests: Sequence[Prompted], passes: str = "recorded") -> None:
-        self.geometry = geometry
-        self._plan = list(_plan(requests, parse_passes(passes)))
-        unions = [_union(rows, layer) for _, _, rows in self._plan for layer in range(geometry.layers)]
+    def __init__(
+        self, geometry: Geometry, requests: Sequence[Prompted], passes: str | Sequence[Sequence[Row]] = "recorded"
+    ) -> None:
+        """`passes` is a name, or the rows of every pass; a row's token counts through all requests."""
+        self.geometry, self.requests = geometry, requests
+        lengths = [(request.prompt, len(request.tokens)) for request in requests]
+        self._plan = laid(lengths, passes) if isinstance(passes, str) else passes
+        self._tokens = [token for request in requests for token in request.tokens]
+        unions = [self._union(rows, layer) for rows in self._plan for layer in range(geometry.layers)]
         self._unions, self._first = _with_future(unions, geometry)
         self.executed: list[list[list[int]]] = []  #: per step, per token, the experts it ran
 
     def passes(self) -> Iterator[Pass]:
-        start = 0
-        for index, (request, phase, rows) in enumerate(self._plan):
-            yield Pass.of_slice(index, request, phase, len(rows), start)
-            start += len(rows)
+        return (Pass(index, rows) for index, rows in enumerate(self._plan))
+
+    def _cells(self, rows: Sequence[Row], layer: int) -> list[Cell]:
+        return [self._tokens[row.token][layer] for row in rows]
+
+    def _union(self, rows: Sequence[Row], layer: int) -> Union:
+        cells = self._cells(rows, layer)
+        return unite([cell.ids for cell in cells], _mass(cells))
 
     def gate(self, step: Pass, layer: int) -> Gate:
-        cells = [token[layer] for token in self._plan[step.index][2]]
+        cells = self._cells(step.rows, layer)
         look = [[list(cell.look[d]) for cell in cells] for d in range(len(cells[0].look))]
         return Gate(
             ids=[list(cell.ids) for cell in cells],
@@ -122,7 +132,7 @@ class ListSource:
         return {"logits": logits.tolist(), "choice": logits.tolist(), "scores": scores}
 
     def weigh(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> list[list[int]]:
-        cells = [token[layer] for token in self._plan[step.index][2]]
+        cells = self._cells(step.rows, layer)
         logits = np.array([cell.logits for cell in cells], np.float32)
         return to_units(routers.weigh(self.geometry.router, logits, np.asarray(ids))).tolist()
 
@@ -137,11 +147,10 @@ class ListSource:
         return NEVER if position == NEVER else sum(end <= position for end in ends) // self.geometry.layers
 
     def popularity(self, tokens: int) -> list[int]:
-        rows = [token for _, _, rows in self._plan for token in rows][: tokens or None]
         chosen = [
             layer * self.geometry.experts + e
-            for row in rows
-            for layer, cell in enumerate(row)
+            for token in self._tokens[: tokens or None]
+            for layer, cell in enumerate(token)
             for e in cell.ids
             if e >= 0
         ]
@@ -152,9 +161,9 @@ class ListSource:
 class Outcome:
     """What a replay reports, and its event log."""
 
-    totals: Row
-    layers: list[Row]
-    requests: list[Row]
+    totals: Counts
+    layers: list[Counts]
+    requests: list[Counts]
     events: list[Event]
 
     def __getitem__(self, name: str) -> int:
@@ -217,28 +226,15 @@ def compiled_run(source: ListSource, setting: Setting) -> Ran:
     assert short.ledger.totals(short.end_ns) == ran.ledger.totals(ran.end_ns)
     assert short.ledger.per_layer() == ran.ledger.per_layer()
     assert short.ledger.per_request() == ran.ledger.per_request()
+    first = 0
     for step in source.passes():
         for layer in range(source.geometry.layers):
             gate = source.gate(step, layer)
-            rows = kept[step.start : step.start + step.tokens, layer].tolist()
+            rows = kept[first : first + step.tokens, layer].tolist()
             ids = [row[: len(own)] for row, own in zip(rows, gate.ids, strict=True)]
             source.used(step, layer, Mixture(gate, ids, ids, {}))
+        first += step.tokens
     return ran
-
-
-def _plan(requests: Sequence[Prompted], size: int) -> Iterator[tuple[int, int, Sequence[Token]]]:
-    """(request, phase, tokens) of every pass; `size` prompt tokens go together, 0 is all of them."""
-    for index, request in enumerate(requests):
-        together = size or max(request.prompt, 1)
-        for start in range(0, request.prompt, together):
-            yield index, PREFILL, request.tokens[start : min(start + together, request.prompt)]
-        for token in request.tokens[request.prompt :]:
-            yield index, DECODE, [token]
-
-
-def _union(rows: Sequence[Token], layer: int) -> Union:
-    cells = [token[layer] for token in rows]
-    return unite([cell.ids for cell in cells], _mass(cells))
 
 
 def _mass(cells: Sequence[Cell]) -> list[list[int]]:

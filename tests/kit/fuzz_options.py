@@ -82,6 +82,8 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
                 "x",
                 "chunk:٣",
                 "chunk:²",
+                "batch:0",
+                "batch:99999999999999999999",
             ),
             "--reset": (*NUMBERS, "99999999999999999999", "²"),
             "--seed": NUMBERS,

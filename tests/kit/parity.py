@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
 import policies
 from policies.grammar import Chosen, parse
-from tests.kit.cases import Outcome, machine, replay_lists
+from tests.kit.cases import ListSource, Outcome, machine, replay_lists
+from tests.kit.schedules import mixed
 from tests.kit.worlds import CONTRACTS, EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, World, worlds
 from traces.schema import Router
 
@@ -117,6 +119,17 @@ def anything(draw: st.DrawFn, **fixed: Any) -> World:
         world.settings["routing"] = "standard"
     world.source.geometry = world.source.geometry.model_copy(update={"router": draw(st.sampled_from(ROUTERS))})
     return world
+
+
+@st.composite
+def batched(draw: st.DrawFn, **fixed: Any) -> World:
+    """The same with passes of any rows: of several requests, of both phases, in any order, with tokens left out."""
+    world = draw(anything(**fixed))
+    requests = world.source.requests
+    lengths = [(request.prompt, len(request.tokens)) for request in requests]
+    rows = mixed(random.Random(draw(st.integers(0, 2**32))), lengths)
+    passes = draw(st.sampled_from(("batch:2", "batch:3", rows, rows)))
+    return world._replace(source=ListSource(world.source.geometry, requests, passes))
 
 
 @st.composite

@@ -64,7 +64,11 @@ def test_a_wrong_policy_is_refused_with_the_fix(settings: dict[str, str], said: 
     ("settings", "said"),
     [
         ({"contract": "parallel"}, "contract: choose from sequential, atomic (got 'parallel')"),
-        ({"passes": "batch:2"}, "passes 'batch:2' is unknown; use recorded, token or chunk:N"),
+        (
+            {"passes": "pairs:2"},
+            "passes 'pairs:2' is unknown; use recorded, token, chunk:N, batch:N with N of at least 1",
+        ),
+        ({"passes": "batch:0"}, "with N of at least 1"),
         ({"passes": "chunk:0"}, "with N of at least 1"),
         ({"reset": "0"}, "reset: reset '0' is unknown; use never, request or a number of tokens (got '0')"),
         ({"seed": -1}, "seed: expected at least 0 (got -1)"),

@@ -91,7 +91,7 @@ class World(NamedTuple):
 def worlds(draw: st.DrawFn, one_size: bool = False, **fixed: str) -> World:
     """Any schedule, reset and scope; prompts of up to four tokens, so that steps may not fit."""
     how = {"scope": draw(st.sampled_from(("global", "per_layer"))), "contract": "atomic"}
-    how |= {"passes": draw(st.sampled_from(("recorded", "token", "chunk:2")))}
+    how |= {"passes": draw(st.sampled_from(("recorded", "token", "chunk:2", "batch:2")))}
     how |= {"reset": draw(st.sampled_from(("never", "request", "3")))} | fixed
     dice = random.Random(draw(st.integers(0, 2**32)))
     return World(_trace(dice, one_size and how["scope"] == "global"), how, _machine(dice))

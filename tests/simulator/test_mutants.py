@@ -13,10 +13,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from simulator.reference.cache import Cache
 from simulator.reference.counters import Counters
+from simulator.reference.demand import Demanded
+from simulator.reference.gate import Gatekeeper
 from simulator.reference.link import Link
 from simulator.reference.links import Links
 from simulator.reference.victims import Victims
-from tests.kit.parity import anything, seen
+from simulator.source import Pass
+from tests.kit.parity import anything, batched, seen
 from tests.kit.worlds import World
 
 #: Worlds until a mutant counts as survived; the parity test searches more, and without shrinking most die sooner.
@@ -27,7 +30,7 @@ class DifferentError(Exception):
     """The engines disagree, or the mutant cannot finish."""
 
 
-@settings(
+searched = settings(
     max_examples=CASES,
     deadline=None,
     derandomize=True,
@@ -35,8 +38,23 @@ class DifferentError(Exception):
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+@searched
 @given(anything())
 def search(world: World) -> None:
+    """Raises DifferentError."""
+    compare(world)
+
+
+@searched
+@given(batched())
+def search_batches(world: World) -> None:
+    """Raises DifferentError."""
+    compare(world)
+
+
+def compare(world: World) -> None:
     """Raises DifferentError."""
     correct = seen(world, "compiled")
     try:
@@ -113,3 +131,38 @@ def test_the_search_kills_a_mutant(
     monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
     with pytest.raises(DifferentError):
         search()
+
+
+def time_goes_to_the_first_row_alone(end_pass: Callable) -> Callable:
+    def mutant(self: Counters, began: int, now: int, step_pass: Pass) -> None:
+        end_pass(self, began, now, step_pass._replace(rows=step_pass.rows[:1]))
+
+    return mutant
+
+
+def what_tokens_run_goes_to_the_first_row(settle: Callable) -> Callable:
+    def mutant(self: Gatekeeper, demanded: Demanded, step_pass: Pass, layer: int) -> None:
+        first = step_pass.rows[0]
+        settle(
+            self,
+            demanded,
+            step_pass._replace(rows=[row._replace(request=first.request) for row in step_pass.rows]),
+            layer,
+        )
+
+    return mutant
+
+
+BATCHED: list[tuple[type, str, Callable[[Callable], Callable]]] = [
+    (Counters, "end_pass", time_goes_to_the_first_row_alone),
+    (Gatekeeper, "settle", what_tokens_run_goes_to_the_first_row),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "mutate"), BATCHED, ids=[mutate.__name__ for _, _, mutate in BATCHED])
+def test_the_search_of_batches_kills_a_mutant(
+    owner: type, name: str, mutate: Callable[[Callable], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
+    with pytest.raises(DifferentError):
+        search_batches()

@@ -1,23 +1,42 @@
-"""Passes of several requests, and schedulers that decide at run time: the reference engine against a slow model."""
+"""Passes of several requests, and schedulers that decide at run time: a slow model, the engines, and cases by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 import simulator.source
 from policies.contract import DECODE, PREFILL, PolicyError
-from simulator.compiled.engine import run_source
-from simulator.errors import ConfigError
+from simulator.bounds import bound_of, count
+from simulator.config import configure
+from simulator.curves.curve import UNDECIDED, curve
 from simulator.reference.engine import run, run_scheduled
+from simulator.replay import replay as replay_trace
 from simulator.source import InOrder, Pass, Row, TraceGates, TraceSource
-from tests.kit.cases import Outcome, machine, outcome_of, setting_of
+from tests.kit.cases import (
+    ENGINES,
+    ListSource,
+    Outcome,
+    Prompted,
+    machine,
+    outcome_of,
+    replay_lists,
+    setting_of,
+    sizes,
+    tokens,
+)
+from tests.kit.parity import batched, seen
 from tests.kit.policy_runs import Sizes, random_trace
+from tests.kit.worlds import CONTRACTS, World
+from tests.simulator.test_parity import searched
 from traces.demand import UNIT
-from traces.schema import Trace
+from traces.schema import LOOKAHEAD, Request, Trace, memory_trace
+from traces.writer import write_trace
 
 DENSE_NS, EXPERT_NS, PER_TOKEN_NS, WIRE_NS = 3, 2, 1, 5
 WHERE = machine(bytes_per_ns=1 / WIRE_NS, dense_ns=DENSE_NS, expert_ns=EXPERT_NS, expert_ns_per_token=PER_TOKEN_NS)
@@ -197,22 +216,132 @@ def test_a_policy_that_needs_the_future_is_refused(settings: dict[str, str]) -> 
         replay(trace, Batches(trace, (0, 0, 0), 2), **settings)
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [Row(0, 8, DECODE), Row(1, 9, DECODE)],
-        [Row(0, 2, PREFILL), Row(0, 3, DECODE)],
-        [Row(0, 3, DECODE), Row(0, 5, DECODE)],
-    ],
-    ids=["requests", "phases", "a gap"],
-)
-def test_the_compiled_engine_refuses_a_pass_that_is_no_slice(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = random_trace(3, SIZES)
-    setting = setting_of(trace.geometry, CAPACITY, WHERE)
-    source = TraceSource(trace, "recorded", setting.config.policy_set().prefetch, NEEDS)
-    monkeypatch.setattr(source, "passes", lambda: iter([Pass(0, rows)]))
-    with pytest.raises(ConfigError, match="not a slice of one request and phase; replay it with"):
-        run_source(source, setting)
+@pytest.mark.parametrize("contract", CONTRACTS)
+@searched(200)
+@given(batched())
+def test_both_engines_agree_on_passes_of_any_rows(contract: str, world: World) -> None:
+    """Gaps in a request's tokens, requests and phases mixed, rows in any order: every counter, time and event."""
+    world.settings.update(contract=contract)
+    assert seen(world, "compiled") == seen(world, "reference")
+
+
+@searched(60)
+@given(batched(contract="atomic", miss="fetch", warm=(), routing="standard"))
+def test_both_engines_agree_on_them_where_nothing_but_rows_keeps_them_from_the_fast_path(world: World) -> None:
+    assert seen(world, "compiled") == seen(world, "reference")
+
+
+# --passes batch:N
+
+
+def test_two_requests_in_slots_by_hand() -> None:
+    """One layer; a request of prompt (0, 1) and token 2, one of prompt (0) and tokens 3, 0; two experts fit.
+
+    Dense 3 ns, an expert 2 ns and 1 ns per token, a transfer 5 ns; in a tie more tokens come first, then lower ids.
+
+    pass 0, both prompts: gate at 3, 0 (for two tokens) arrives at 8 and runs to 12, 1 arrives at 13 and runs to 16.
+    pass 1, a token of each: gate at 19, 2 takes the room of 0 and arrives at 24, 3 that of 1 at 29, ends at 32.
+    pass 2, only the second is left: gate at 35, 0 takes the room of 2 and arrives at 40, ends at 43.
+
+    The first request leads passes 0 and 1: their accesses and times are charged to it, though the second has half of
+    their tokens; both spend the passes' time.
+    """
+    requests = [Prompted(tokens([[0]], [[1]], [[2]]), 2), Prompted(tokens([[0]], [[3]], [[0]]), 1)]
+    source = ListSource(sizes(1, 4, 1), requests, "batch:2")
+    for engine in ENGINES:
+        found = replay_lists(source, 2, WHERE, engine=engine, passes="batch:2")
+        first, second = found.requests
+        times = ("start_ns", "ttft_ns", "decode_ns", "decode_passes", "end_ns", "tokens")
+        assert [first[name] for name in times] == [0, 16, 16, 1, 32, 3]
+        assert [second[name] for name in times] == [0, 16, 16 + 11, 2, 43, 3]
+        once = ("accesses", "misses", "compulsory", "capacity", "evictions", "bytes_demand")
+        assert [first[name] for name in once] == [4, 4, 4, 0, 2, 4]
+        assert [second[name] for name in once] == [1, 1, 0, 1, 1, 1]
+        spent = ("dense_ns", "expert_ns", "stall_ns")
+        assert [first[name] for name in spent] == [6, (2 + 2) + 3 * 3, 6 + 7]
+        assert [second[name] for name in spent] == [3, 3, 5]
+        assert [first["assignments"], second["assignments"]] == [3, 3]
+        prefill, decode = found.layers
+        assert [prefill[name] for name in (*once, "assignments")] == [2, 2, 2, 0, 0, 2, 3]
+        assert [decode[name] for name in (*once, "assignments")] == [3, 3, 2, 1, 3, 3, 3]
+
+
+EVERYTHING = {
+    "lru": {},
+    "belady": {"eviction": "belady"},
+    "looks ahead": {"prefetch": "top_k:depth=2", "eviction": "least_stale"},
+    "reads scores": {"eviction": "shielded_score:n=1", "prefetch": "top_k:source=current_gate", "reset": "request"},
+    "routes": {"routing": "cache_prior:lam=1:top_j=0", "miss": "drop:keep=1", "reset": "7"},
+    "substitutes": {"miss": "substitute:tolerance=.5", "contract": "sequential"},
+    "precisions": {"miss": "cascade", "prefetch": "oracle"},
+}
+
+
+@pytest.fixture(scope="module", params=["in memory", "mapped"])
+def crowd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Five requests of several lengths, with everything recorded."""
+    lengths = ((3, 9), (0, 2), (5, 6), (1, 8), (2, 2))
+    traces = [
+        random_trace(i, SIZES._replace(tokens=n, prompt=p, requests=1, depth=2)) for i, (p, n) in enumerate(lengths)
+    ]
+    header, requests = traces[0].header, [request_of(trace) for trace in traces]
+    if request.param == "in memory":
+        return memory_trace(header, requests)
+    return write_trace(tmp_path_factory.mktemp("crowd") / "crowd.zarr", header, requests)
+
+
+def request_of(trace: Trace) -> Request:
+    looks = tuple(trace.read(f"{LOOKAHEAD}{depth}") for depth in (1, 2))
+    chosen, weights, logits = (trace.read(name) for name in ("chosen", "weights", "logits"))
+    return Request(chosen, int(trace.prompt_lengths[0]), weights, logits, looks)
+
+
+@pytest.mark.parametrize("passes", ["batch:1", "batch:2", "batch:3", "batch:9"])
+@pytest.mark.parametrize("settings", EVERYTHING.values(), ids=EVERYTHING)
+def test_both_engines_replay_a_trace_in_slots(crowd: Trace, settings: dict[str, str], passes: str) -> None:
+    config = configure(capacity="50%", passes=passes, **settings)
+    compiled, reference = (replay_trace(crowd, config, engine=engine) for engine in ("compiled", "reference"))
+    for part in ("totals", "per_layer", "per_request"):
+        assert getattr(compiled, part) == getattr(reference, part)
+    assert [row["request"] for row in compiled.per_request] == list(range(crowd.requests))
+
+
+@pytest.mark.parametrize("settings", EVERYTHING.values(), ids=EVERYTHING)
+def test_one_slot_is_the_default_schedule(crowd: Trace, settings: dict[str, str]) -> None:
+    one, default = (
+        replay_trace(crowd, configure(capacity="50%", passes=passes, **settings), log=True)
+        for passes in ("batch:1", "recorded")
+    )
+    for part in ("totals", "per_layer", "per_request", "events"):
+        assert getattr(one, part) == getattr(default, part)
+
+
+def test_what_belongs_to_tokens_does_not_depend_on_slots(crowd: Trace) -> None:
+    alone, together = (
+        replay_trace(crowd, configure(capacity="50%", passes=passes)).per_request for passes in ("recorded", "batch:3")
+    )
+    for one, of_three in zip(alone, together, strict=True):
+        for name in ("assignments", "assignments_kept", "mass", "mass_kept", "tokens", "decode_passes"):
+            assert one[name] == of_three[name]
+    assert sum(row["accesses"] for row in together) < sum(row["accesses"] for row in alone)
+
+
+@pytest.mark.parametrize("passes", ["batch:2", "batch:9"])
+@pytest.mark.parametrize("reset", ["never", "request", "6"])
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_bounds_and_curves_serve_slots(crowd: Trace, passes: str, reset: str, contract: str) -> None:
+    """Where every step fits, Belady's replay hits as the bound says; a curve is what replays count at each capacity."""
+    settings: dict[str, Any] = {"passes": passes, "reset": reset, "contract": contract}
+    config = configure(capacity="80%", eviction="belady", **settings)
+    belady = replay_trace(crowd, config)
+    bound = bound_of(crowd, config)
+    assert bound is not None
+    counted = count(crowd, bound)
+    assert [belady.totals[name] for name in ("hits", "accesses")] == [counted["belady_hits"], counted["accesses"]]
+    found = curve(crowd, "lru", "global", **settings)
+    for size, misses in zip(found.capacity_bytes.tolist(), found.misses.tolist(), strict=True):
+        if misses != UNDECIDED:
+            assert replay_trace(crowd, configure(capacity=f"{size}B", **settings)).totals["misses"] == misses
 
 
 def test_gates_of_tokens_that_lie_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from shutil import rmtree
 
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.source import Pass
+from tests.kit.schedules import laid
 from traces import blocks, growing, routers
 from traces import demand as demand_module
 from traces.demand import NEVER, Demand, Union, demand_of, next_passes, to_units, unite
@@ -20,6 +23,7 @@ from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 from traces.writer import write_trace
 
 LAYERS, EXPERTS, K = 2, 6, 3
+SCHEDULES = ["recorded", "token", "chunk:2", "batch:1", "batch:2", "batch:3"]
 HEADER = Header(geometry=Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(1, 1)), lookahead_depth=1)
 searched = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -43,14 +47,20 @@ def traces(draw: st.DrawFn) -> Trace:
 
 def by_hand(trace: Trace, passes: str) -> list[Union]:
     """Every step's union, one pass and one layer after the other."""
-    plan, chosen = schedule(trace, passes), trace.read("chosen")
+    chosen = trace.read("chosen")
     mass = to_units(trace.read("weights")) if "weights" in trace.arrays else None
     unions = []
-    for start, stop in zip(plan.start.tolist(), plan.stop.tolist(), strict=True):
+    for rows in laid(lengths_of(trace), passes):
+        tokens = [row.token for row in rows]
         for layer in range(LAYERS):
-            rows = () if mass is None else mass[start:stop, layer].tolist()
-            unions.append(unite(chosen[start:stop, layer].tolist(), rows))
+            weights = () if mass is None else mass[tokens, layer].tolist()
+            unions.append(unite(chosen[tokens, layer].tolist(), weights))
     return unions
+
+
+def lengths_of(trace: Trace) -> list[tuple[int, int]]:
+    """(prompt tokens, tokens) of each request."""
+    return list(zip(trace.prompt_lengths.tolist(), np.diff(trace.request_offsets).tolist(), strict=True))
 
 
 # ---------------------------------------------------------------- the union
@@ -77,11 +87,45 @@ def test_weights_become_integers_half_to_even() -> None:
     assert to_units(np.array([0.5, 1.5, 2.5]) / 2**24).tolist() == [0, 2, 2]
 
 
+# ---------------------------------------------------------------- schedules
+
+
+@searched
+@given(traces(), st.sampled_from(SCHEDULES))
+def test_a_schedule_has_the_rows_of_plain_loops(trace: Trace, passes: str) -> None:
+    plan, rows = schedule(trace, passes), laid(lengths_of(trace), passes)
+    assert [list(Pass.planned(index, plan).rows) for index in range(len(plan))] == rows
+    requests = [{row.request for row in each} for each in rows]
+    assert plan.apart().tolist() == [False, *(not mine & before for before, mine in pairwise(requests))]
+
+
+def test_a_slot_takes_the_next_request_when_its_own_has_ended() -> None:
+    # prompt and decoded tokens: 2 + 1, 1 + 3, 0 + 2, 1 + 0. The first ends with pass 1, so the third begins in pass 2
+    # in slot 0; that and the second end with pass 3, and the fourth takes the lower slot
+    trace = memory_trace(
+        HEADER, [request(seed, *pair, True) for seed, pair in enumerate(((2, 1), (1, 3), (0, 2), (1, 0)))]
+    )
+    plan = schedule(trace, "batch:2")
+    assert plan.rows is not None
+    passes = [slice(*span) for span in zip(plan.start.tolist(), plan.stop.tolist(), strict=True)]
+    assert [plan.rows.token[span].tolist() for span in passes] == [[0, 1, 3], [2, 4], [7, 5], [8, 6], [9]]
+    assert [plan.rows.request[span].tolist() for span in passes] == [[0, 0, 1], [0, 1], [2, 1], [2, 1], [3]]
+    assert [plan.rows.phase[span].tolist() for span in passes] == [[0, 0, 0], [1, 1], [1, 1], [1, 1], [0]]
+
+
+def test_one_slot_is_the_schedule_as_recorded() -> None:
+    trace = memory_trace(HEADER, [request(seed, 3, 2, weighted=True) for seed in range(3)])
+    one, recorded = vars(schedule(trace, "batch:1")), vars(schedule(trace, "recorded"))
+    assert one.pop("rows") is recorded.pop("rows") is None
+    for name in recorded:
+        np.testing.assert_array_equal(one[name], recorded[name])
+
+
 # ---------------------------------------------------------------- vectorised
 
 
 @searched
-@given(traces(), st.sampled_from(["recorded", "token", "chunk:2"]))
+@given(traces(), st.sampled_from(SCHEDULES))
 def test_the_derived_demand_equals_the_plain_union_of_every_step(trace: Trace, passes: str) -> None:
     demand = demand_of(trace, passes)
     plain = by_hand(trace, passes)
@@ -89,7 +133,7 @@ def test_the_derived_demand_equals_the_plain_union_of_every_step(trace: Trace, p
 
 
 @searched
-@given(traces(), st.sampled_from(["recorded", "token"]))
+@given(traces(), st.sampled_from(SCHEDULES))
 def test_the_next_use_is_where_the_expert_is_demanded_again(trace: Trace, passes: str) -> None:
     demand = demand_of(trace, passes)
     stream = [(index % LAYERS, e) for index, union in enumerate(by_hand(trace, passes)) for e in union.expert]
@@ -105,13 +149,14 @@ def test_the_next_use_is_where_the_expert_is_demanded_again(trace: Trace, passes
 
 def test_blocks_of_tokens_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = memory_trace(HEADER, [request(seed, 5, 9, weighted=True) for seed in range(4)])
-    whole = demand_of(trace, "recorded")
+    whole, slots = demand_of(trace, "recorded"), demand_of(trace, "batch:3")
     coming, seen = next_passes(trace, "token"), predicted(trace, 1)
     monkeypatch.setattr(blocks, "SHARD", 1)
     for values in (7, 40):  # less than a pass has, and some passes
         monkeypatch.setattr(blocks, "VALUES_AT_ONCE", values)
         monkeypatch.setattr(demand_module, "VALUES_AT_ONCE", values)
         assert_same(demand_of(trace, "recorded"), whole)
+        assert_same(demand_of(trace, "batch:3"), slots)
         np.testing.assert_array_equal(next_passes(trace, "token"), coming)
         for ours, theirs in zip(predicted(trace, 1), seen, strict=True):
             np.testing.assert_array_equal(ours, theirs)

@@ -60,6 +60,7 @@ def initial_state(
     chosen = setting.config.policy_set().priced(setting.times)
     numbers = _setting(setting, chosen) | _lengths(inputs, setting, chosen, lines, keep)
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
+    numbers |= {"batched": numbers["n_batched"] > 0}
     numbers |= {"knows_future": numbers["n_demand"] > 0 and not chosen.changes_routing}
     numbers |= {"reads_ids": keep or numbers["precisions"] > 1 or _reads_ids(numbers, chosen.reads)}
     numbers |= _victim_selection(numbers, chosen.eviction)
@@ -187,8 +188,10 @@ def _lengths(inputs: Inputs, setting: Setting, chosen: PolicySet, lines: int, ke
         "n_most": most,
         "n_held": most if len(inputs["token_choice"]) else 0,
         "n_accesses": 2 * geometry.experts,
-        "n_kept": tokens if keep else 0,
-        "n_rows": int(inputs["pass_row"].max(initial=-1)) + 1,
+        "n_batched": len(inputs["row_token"]),
+        "n_batch": most if len(inputs["row_token"]) else 0,
+        "n_kept": int(inputs["pass_tokens"].sum()) if keep else 0,
+        "n_rows": len(inputs["requests"]),
         "n_counters": WIDTH,
         "n_times": TIMES,
         "n_par": len(chosen.eviction.par()),

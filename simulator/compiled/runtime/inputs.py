@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +12,11 @@ from policies.contract import NONE, UNIT
 from simulator.compiled.runtime.initial import Inputs
 from simulator.compiled.runtime.layout import FEED
 from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
 from simulator.source import Gate, Pass, Source
 from traces import plain, routers
 from traces.demand import Demand, demand_of, next_passes
 from traces.lookahead import look
-from traces.passes import Passes, schedule
+from traces.passes import Passes, Rows, schedule
 from traces.schema import Geometry, Trace
 from traces.shared import read_only, shared
 
@@ -67,19 +67,36 @@ def _feed_of(trace: Trace, wanted: Demanded) -> Inputs:
 
 
 def _plan(plan: Passes) -> dict[str, np.ndarray]:
-    return {
-        "pass_start": plan.start,
-        "pass_tokens": plan.stop - plan.start,
-        "pass_phase": plan.phase.astype(np.int64),
+    start, rows = plan.start, plan.rows
+    requests, token = (plan.request, start) if rows is None else (rows.request, rows.token)  # of every row that counts
+    leaders = np.arange(len(plan)) if rows is None else start
+    numbers, first = _numbered(requests)
+    arrays = {
+        "pass_start": start,
+        "pass_tokens": plan.stop - start,
+        "pass_phase": plan.phase,
         "pass_request": plan.request,
-        "pass_row": _rows(plan.request),
+        "pass_number": numbers[leaders],
+        "pass_position": (token - token[first][numbers])[leaders],
+        "pass_apart": plan.apart(),
+        "requests": requests[first],
     }
+    return arrays if rows is None else arrays | _rows(rows, numbers, plan)
 
 
-def _rows(request: np.ndarray) -> np.ndarray:
-    """Requests numbered in the order of their first passes."""
-    _, first, number = np.unique(request, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first)).astype(np.int64)[number]
+def _numbered(requests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Requests numbered in the order in which they come first: each row's number, and each number's first row."""
+    _, first, number = np.unique(requests, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return np.argsort(order)[number], first[order]
+
+
+def _rows(rows: Rows, numbers: np.ndarray, plan: Passes) -> dict[str, np.ndarray]:
+    passes = np.repeat(np.arange(len(plan)), plan.stop - plan.start)
+    parts = (passes * (numbers.max(initial=0) + 1) + numbers) * 2 + rows.phase
+    opens = np.zeros(len(parts), np.int64)
+    opens[np.unique(parts, return_index=True)[1]] = 1
+    return {"row_token": rows.token, "row_number": numbers, "row_phase": rows.phase, "row_opens": opens}
 
 
 def _demand(demand: Demand) -> dict[str, np.ndarray]:
@@ -122,25 +139,21 @@ def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
 
 
 def feed_from(source: Source) -> Inputs:
-    """A source asked for everything in advance; it must not react to what is made of its gates.
-
-    Raises ConfigError for a pass that is not a slice of one request.
-    """
+    """A source asked for everything in advance; it must not react to what is made of its gates."""
     geometry, passes = source.geometry, list(source.passes())
-    if any(len(step.parts()) > 1 or not isinstance(step.at, slice) for step in passes):
-        raise ConfigError("a pass is not a slice of one request and phase; replay it with the reference engine")
     gates = [source.gate(step, layer) for step in passes for layer in range(geometry.layers)]
-    arrays = _plan_from(passes) | _demand_from(gates, source.pass_of)
-    arrays |= _tokens_from(gates, geometry) | _looks_from(gates, geometry)
+    plan = _plan_from(passes)
+    arrays = _plan(plan) | _demand_from(gates, source.pass_of)
+    arrays |= _tokens_from(gates, geometry, plan) | _looks_from(gates, geometry, plan)
     if "token_logits" in arrays:
         arrays["token_shares"] = routers.shares(geometry.router, arrays["token_logits"])
     return _feed(geometry, arrays)
 
 
-def _plan_from(passes: Sequence[Pass]) -> dict[str, np.ndarray]:
-    names = ("start", "tokens", "phase", "request")
-    columns = {name: np.array([getattr(step, name) for step in passes], np.int64) for name in names}
-    return {f"pass_{name}": columns[name] for name in names} | {"pass_row": _rows(columns["request"])}
+def _plan_from(passes: Sequence[Pass]) -> Passes:
+    rows = [row for step in passes for row in step.rows]
+    columns = {name: np.array([getattr(row, name) for row in rows], np.int64) for name in Rows._fields}
+    return Passes.of_rows(np.array([step.tokens for step in passes], np.int64), Rows(**columns))
 
 
 def _demand_from(gates: Sequence[Gate], pass_of: Callable[[int], int]) -> dict[str, np.ndarray]:
@@ -154,22 +167,24 @@ def _demand_from(gates: Sequence[Gate], pass_of: Callable[[int], int]) -> dict[s
     return columns | {"offsets": np.concatenate([[0], np.cumsum(counts)])}
 
 
-def _tokens_from(gates: Sequence[Gate], geometry: Geometry) -> dict[str, np.ndarray]:
+def _tokens_from(gates: Sequence[Gate], geometry: Geometry, plan: Passes) -> dict[str, np.ndarray]:
     layers, experts = geometry.layers, geometry.experts
     width = max((len(row) for gate in gates for row in gate.ids), default=geometry.k)
-    arrays = {"token_ids": _by_token([gate.ids for gate in gates], layers, width, NONE)}
+    by_token = partial(_by_token, plan, layers)
+    arrays = {"token_ids": by_token([gate.ids for gate in gates], width, NONE)}
     if any(gate.mass for gate in gates):
-        arrays["token_weights"] = _by_token([gate.mass for gate in gates], layers, width, 0) / UNIT
+        arrays["token_weights"] = by_token([gate.mass for gate in gates], width, 0) / UNIT
     for name in ("logits", "choice", "scores"):
         if any(getattr(gate, name) for gate in gates):
-            arrays[f"token_{name}"] = _by_token([getattr(gate, name) for gate in gates], layers, experts, 0)
+            arrays[f"token_{name}"] = by_token([getattr(gate, name) for gate in gates], experts, 0)
     return arrays
 
 
-def _looks_from(gates: Sequence[Gate], geometry: Geometry) -> dict[str, np.ndarray]:
+def _looks_from(gates: Sequence[Gate], geometry: Geometry, plan: Passes) -> dict[str, np.ndarray]:
     depth = max((len(gate.look_order) for gate in gates), default=0)
+    by_token = partial(_by_token, plan, geometry.layers)
     return {
-        name: np.stack([_by_token(_at(gates, name, d), geometry.layers, geometry.experts, 0) for d in range(depth)])
+        name: np.stack([by_token(_at(gates, name, d), geometry.experts, 0) for d in range(depth)])
         for name in ("look_order", "look_score")
         if depth
     }
@@ -180,8 +195,13 @@ def _at(gates: Sequence[Gate], name: str, d: int) -> list[Sequence]:
     return [getattr(gate, name)[d] if d < len(gate.look_order) else [()] * len(gate.ids) for gate in gates]
 
 
-def _by_token(rows: Sequence[Sequence], layers: int, width: int, filler: int) -> np.ndarray:
+def _by_token(plan: Passes, layers: int, rows: Sequence[Sequence], width: int, filler: int) -> np.ndarray:
     """(T, layers, width) of rows that come gate by gate, the layers of a pass one after the other."""
     padded = [[[*row, *[filler] * (width - len(row))] for row in gate] for gate in rows]
     passes = [np.stack(padded[at : at + layers], 1) for at in range(0, len(padded), layers)]
-    return np.concatenate(passes) if passes else np.zeros((0, layers, width))
+    found = np.concatenate(passes) if passes else np.zeros((0, layers, width))
+    if plan.rows is None:
+        return found
+    tokens = np.full((int(plan.rows.token.max()) + 1, layers, width), filler, found.dtype)
+    tokens[plan.rows.token] = found
+    return tokens

@@ -23,7 +23,7 @@ def record(names: str) -> np.dtype:
 #: eviction policy's keys depend on, `reads_*` what any hook reads.
 SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only reset_every "
-    "side_slots reach logs keeps weighted scored knows_future by_key queue rekey ranks row_length "
+    "side_slots reach logs keeps batched weighted scored knows_future by_key queue rekey ranks row_length "
     "keys_read_demand keys_read_future keys_read_hints keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
@@ -34,8 +34,7 @@ SETTING = (
 RECORDS = {
     "clock": record("time compute_at cpu_at go wake waiting"),
     "compute": record(
-        "program_counter then index layer start tokens began request_began "
-        "gated_at looked_up turn coming running spent ready_first"
+        "program_counter then index layer start tokens began gated_at looked_up turn coming running spent ready_first"
     ),
     "demand": record("demanded assignments mass changed"),
     "gate": record("served"),
@@ -56,7 +55,7 @@ RECORDS = {
 LENGTHS = (
     "n_experts n_copies n_links n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand "
     "n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held n_accesses "
-    "n_kept n_rows n_counters n_times n_par n_warm "
+    "n_kept n_rows n_counters n_times n_par n_warm n_batched n_batch "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -158,6 +157,9 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "weights": (np.int64, ("n_most", "width")),  # of what routing chose, for policies
     "logits": (np.float64, ("n_held", "experts")),
     "choice": (np.float64, ("n_held", "experts")),
+    "batch_scores": (np.int32, ("n_batch", "experts")),  # what a pass whose tokens lie apart shows to policies
+    "batch_order": (np.int16, ("n_look", "n_batch", "experts")),
+    "batch_score": (np.int32, ("n_look", "n_batch", "experts")),
     "own_in_run": (np.int64, ("width",)),  # of one token: where what its router chose runs, and the reverse
     "run_in_own": (np.int64, ("width",)),
     "suggested": (np.int64, ("n_copies",)),
@@ -190,13 +192,22 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "kept": (np.int16, ("n_kept", "layers", "width")),  # what every token ran, if asked for
     "warm": (np.int64, ("n_warm",)),
 }
-#: The demand side: a schedule of passes over recorded tokens. Arrays that are absent have no tokens.
+#: The demand side: a schedule of passes over recorded tokens. A pass is rows, numbered through the run. Unless a state
+#: is `batched`, row r is token r, all rows of a pass are of one request and phase, and the arrays of rows are empty.
+#: Requests are numbered in the order of their first rows. Arrays that are absent have no tokens.
 FEED: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "pass_start": (np.int64, ("passes",)),
+    "pass_start": (np.int64, ("passes",)),  # its first row
     "pass_tokens": (np.int64, ("passes",)),
-    "pass_phase": (np.int64, ("passes",)),
+    "pass_phase": (np.int64, ("passes",)),  # of the first row, and so on
     "pass_request": (np.int64, ("passes",)),
-    "pass_row": (np.int64, ("passes",)),  # the row of the request's counters
+    "pass_number": (np.int64, ("passes",)),
+    "pass_position": (np.int64, ("passes",)),  # tokens of that request before it
+    "pass_apart": (np.int8, ("passes",)),  # 1 if it has no request in common with the pass before
+    "row_token": (np.int64, ("n_batched",)),
+    "row_number": (np.int64, ("n_batched",)),
+    "row_phase": (np.int8, ("n_batched",)),
+    "row_opens": (np.int8, ("n_batched",)),  # 1 for the first row of a request and phase in a pass
+    "requests": (np.int64, ("n_rows",)),  # by number
     "offsets": (np.int64, ("n_steps",)),  # of a step in the demand stream, and its end
     "stream_expert": (np.int32, ("n_demand",)),
     "stream_rank": (np.int32, ("n_demand",)),
@@ -246,7 +257,8 @@ OWNS = {
     "compute": "now kept",
     "gate": "now.absent now.gated accesses missing named slot tier verdict",
     "demand": (
-        "chosen ids ran weights logits choice union_at demand_expert demand_mass demand_next demand_pass demand_rank "
+        "chosen ids ran weights logits choice batch_scores batch_order batch_score union_at "
+        "demand_expert demand_mass demand_next demand_pass demand_rank "
         "demand_sum demand_tokens final_expert final_mass final_rank final_sum final_tokens"
     ),
     "substitution": "access_of eligible others stand_ins",

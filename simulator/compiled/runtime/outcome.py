@@ -65,11 +65,10 @@ def counters_of(state: SimulationState) -> FinishedCounters:
 
 
 def _requests(state: SimulationState) -> list[Row]:
-    """A request's number is that of its passes."""
-    numbers = dict(zip(*(state.arrays[name].tolist() for name in ("pass_row", "pass_request")), strict=True))
+    columns = (state.arrays[name] for name in ("requests", "row_times", "rows"))
     return [
-        {"request": numbers[row], **_times(times.tolist()), **reported(counts.tolist(), "request")}
-        for row, (times, counts) in enumerate(zip(state.arrays["row_times"], state.arrays["rows"], strict=True))
+        {"request": int(request), **_times(times.tolist()), **reported(counts.tolist(), "request")}
+        for request, times, counts in zip(*columns, strict=True)
     ]
 
 

@@ -17,6 +17,9 @@ from policies.contract import EXPERT, OPTIONAL_ARRAYS, OPTIONAL_COLUMNS, Step
 from simulator.compiled.runtime.jit import IS_PYTHON, array_reader, fast
 from simulator.compiled.runtime.layout import ARRAYS
 from simulator.compiled.runtime.state import (
+    all_batch_order,
+    all_batch_score,
+    all_batch_scores,
     all_choice,
     all_demand_expert,
     all_demand_mass,
@@ -62,14 +65,13 @@ def _step(reads: frozenset[str]) -> Callable:
 
 def step_of(s, demanded):
     """The gate's arrays; `demanded` experts, 0 while routing has not chosen yet."""
-    layer, first, last = now(s)["layer"], s["compute"]["start"], s["compute"]["start"] + s["compute"]["tokens"]
     return Step(
         ids(s),
         logits(s),
         choice(s),
-        wide(all_token_scores(s)[first:last, layer]),
-        wide(all_look_order(s)[:, first:last, layer]),
-        wide(all_look_score(s)[:, first:last, layer]),
+        wide(scores(s)),
+        wide(order(s)),
+        wide(score(s)),
         all_demand_expert(s)[:demanded],
         rank(s, demanded),
         mass(s, demanded),
@@ -82,6 +84,35 @@ def step_of(s, demanded):
 def wide(array):
     """The array; where nothing is compiled, of 64 bits, as numpy would go on with the 16 or 32 that are kept."""
     return array.astype(np.int64) if IS_PYTHON else array
+
+
+# what was recorded of the pass's tokens: in place if they follow each other, or as `demand` gathered it
+
+
+@fast
+def scores(s):
+    """(T, E)."""
+    if s["batched"] == 1:
+        return all_batch_scores(s)[: s["compute"]["tokens"]]
+    return all_token_scores(s)[s["compute"]["start"] : s["compute"]["start"] + s["compute"]["tokens"], now(s)["layer"]]
+
+
+@fast
+def order(s):
+    """(D, T, E)."""
+    first = s["compute"]["start"]
+    if s["batched"] == 1:
+        return all_batch_order(s)[:, : s["compute"]["tokens"]]
+    return all_look_order(s)[:, first : first + s["compute"]["tokens"], now(s)["layer"]]
+
+
+@fast
+def score(s):
+    """(D, T, E)."""
+    first = s["compute"]["start"]
+    if s["batched"] == 1:
+        return all_batch_score(s)[:, : s["compute"]["tokens"]]
+    return all_look_score(s)[:, first : first + s["compute"]["tokens"], now(s)["layer"]]
 
 
 # the arrays of OPTIONAL_ARRAYS, by their names there
