@@ -19,8 +19,8 @@ from typing import Any
 from policies.hooks import EVENTS
 from simulator.compiled.runtime.jit import called, fast
 
-#: One link, passes of one request each, one precision, contract `atomic`, every miss fetched, no listeners, no log: a cached
-#: copy is all that there is.
+#: One link, passes of one request each, one precision, contract `atomic`, every miss fetched, no listeners, no log: a
+#: cached copy is all that there is.
 FROZEN = {
     "precisions": 1,
     "n_links": 1,
