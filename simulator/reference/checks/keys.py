@@ -1,4 +1,4 @@
-"""What a user's own eviction policy promises of its keys (`queue`, `rekey`), tried on some copies at every choice."""
+"""What a user's eviction policy promises of its keys (`queue`, `rekey`), checked on some copies at every choice."""
 
 from __future__ import annotations
 
