@@ -19,20 +19,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import typer
+from replay_servers import bare_tree, in_groups, round_trip, serve
 from rounds import compared, in_turns, machine
+from speed_traces import DEEPSEEK, FULL, OLMOE, ORACLE_GENERAL, QUICK, Made, Size, make
 
 import policies
 import policies.eviction
@@ -40,11 +39,7 @@ from analysis.tables import console, table
 from simulator.config import ReplayConfig, configure
 from simulator.curves.curve import curve
 from simulator.replay import replay
-from traces.geometry import known
 from traces.schema import Trace
-from traces.store import open_trace
-from traces.synthetic import Synthetic, synthesise
-from traces.writer import write_trace
 
 try:
     import libcachesim
@@ -52,75 +47,12 @@ except ImportError:
     libcachesim = None
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("policies", "simulator", "traces")
 CAPACITIES = ("1%", "5%", "25%")
 PREFETCHES = ("none", "top_k")
-#: Recall of look-ahead and reuse of experts, as measured on OLMoE-like models.
-RECALL, REUSE = (0.87,), 0.31
 #: log2 of the first size of libCacheSim's hash table: it grows; the default of 128 MiB is slower, as no cache holds it.
 SMALL_TABLE = 12
-#: libCacheSim's binary format of requests that know their next use.
-ORACLE_GENERAL = np.dtype([("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")])
 
 Row = dict[str, Any]
-
-
-class Size(NamedTuple):
-    """A model's shape, and how much of it: tokens in all, and in the request that the reference replays."""
-
-    model: str
-    tokens: int
-    first: int
-
-
-class Made(NamedTuple):
-    """A trace on disk, its first request alone, and its stream of experts for libCacheSim."""
-
-    name: str
-    whole: Trace
-    first: Trace
-    stream: Path
-
-
-FULL = (Size("olmoe-1b-7b", 30_000, 500), Size("deepseek-v3", 3_000, 100))
-QUICK = (Size("olmoe-1b-7b", 60, 20), Size("deepseek-v3", 20, 10))
-
-
-# traces
-
-
-def make(size: Size, folder: Path) -> Made:
-    requests = size.tokens // size.first
-    drawn = Synthetic(
-        kind="markov",
-        geometry=known(size.model).geometry,
-        requests=requests,
-        prompt_tokens=0,
-        decode_tokens=size.first,
-        reuse=REUSE,
-        recall=RECALL,
-    )
-    whole = written(folder / f"{size.model}-{size.tokens}.zarr", drawn, requests)
-    first = written(folder / f"{size.model}-{size.first}.zarr", drawn, 1)
-    return Made(size.model, whole, first, write_stream(whole, folder / f"{size.model}.bin"))
-
-
-def written(path: Path, drawn: Synthetic, requests: int) -> Trace:
-    """The first requests of a synthetic trace, unless they are there."""
-    if path.exists():
-        return open_trace(path)
-    made = synthesise(drawn)
-    return write_trace(path, made.header, map(made.request, range(requests)), made.router_bias)
-
-
-def write_stream(trace: Trace, path: Path) -> Path:
-    """Every demanded expert of every token and layer, all of size 1; ids start at 1."""
-    first_of_layer = np.arange(trace.geometry.layers) * trace.geometry.experts
-    experts = (trace.read("chosen").astype(np.int64) + first_of_layer[None, :, None]).ravel()
-    requests = np.zeros(len(experts), ORACLE_GENERAL)
-    requests["object"], requests["size"], requests["next"] = experts + 1, 1, -1
-    requests.tofile(path)
-    return path
 
 
 # variants: each says how many ns per access it took
@@ -249,31 +181,6 @@ def log_on(made: Made, rounds: int) -> Iterator[Row]:
     yield {"case": "5%, prefetch top_k, first request"} | compared(spent, "log", "no log")
 
 
-# an engine without log and rows
-
-#: What takes them out of the sources: a file, the line after which a function ends.
-TAKEN_OUT = {
-    "log.py": ['"""Something that starts `after` ns from now and takes `spent`."""'],
-    "counters.py": [
-        '"""Charge to the request of this pass from here on."""',
-        '"""The pass\'s part in TTFT or TPOT; it began then, ns."""',
-        '"""What the counters gained since the last call is what the request in progress cost."""',
-    ],
-}
-SERVER = """
-import sys, time
-from pathlib import Path
-from simulator.config import configure
-from simulator.replay import replay
-from traces.store import open_trace
-trace, config = open_trace(Path(sys.argv[1])), configure(capacity="5%", prefetch=sys.argv[2])
-for _ in sys.stdin:
-    began = time.perf_counter()
-    totals = replay(trace, config, engine="compiled").totals
-    print(1e9 * (time.perf_counter() - began) / totals["accesses"], totals["misses"], flush=True)
-"""
-
-
 def log_off(made: Made, rounds: int) -> Iterator[Row]:
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
@@ -281,76 +188,18 @@ def log_off(made: Made, rounds: int) -> Iterator[Row]:
         trees = {"as it is": (ROOT, {}), "without log and rows": (bare_tree(folder / "tree"), bare)}
         for prefetch in PREFETCHES:
             servers = {
-                key: stack.enter_context(server(tree, made.whole.path, prefetch, more))
+                key: stack.enter_context(serve(tree, made.whole.path, prefetch, more))
                 for key, (tree, more) in trees.items()
             }
-            spent = in_turns({key: asked(each) for key, each in servers.items()}, rounds)
+            spent = in_turns({key: round_trip(each) for key, each in servers.items()}, rounds)
             yield {"case": f"5%, prefetch {prefetch}"} | compared(spent, "as it is", "without log and rows")
-
-
-def bare_tree(folder: Path) -> Path:
-    """The sources without the event log and without rows per request."""
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("samples", "__pycache__"))
-    for name, places in TAKEN_OUT.items():
-        path = folder / "simulator" / "compiled" / name
-        text = path.read_text()
-        for place in places:
-            assert place in text, f"{name} no longer says {place}"
-            text = text.replace(place, f"{place}\n    return")
-        path.write_text(text)
-    return folder
-
-
-@contextmanager
-def server(tree: Path, trace: Path | None, prefetch: str, more: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that replays once for every line it is sent."""
-    command = [sys.executable, "-c", SERVER, str(trace), prefetch]
-    environment = os.environ | {"PYTHONPATH": str(tree)} | more
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=tree) as process:
-        yield process
-
-
-def asked(process: subprocess.Popen[str]) -> Callable[[], float]:
-    def run() -> float:
-        ask(process)
-        return answer(process)
-
-    return run
-
-
-def ask(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-def answer(process: subprocess.Popen[str]) -> float:
-    assert process.stdout is not None
-    return float(process.stdout.readline().split()[0])
-
-
-def in_groups(groups: Sequence[Sequence[subprocess.Popen[str]]], accesses: int) -> Callable[[], float]:
-    """One group after the other, the processes of a group at once."""
-
-    def run() -> float:
-        began = time.perf_counter()
-        for group in groups:
-            for process in group:
-                ask(process)
-            for process in group:
-                answer(process)
-        return 1e9 * (time.perf_counter() - began) / accesses
-
-    return run
 
 
 def two_processes(made: Made, rounds: int) -> Iterator[Row]:
     accesses = 2 * made.stream.stat().st_size // ORACLE_GENERAL.itemsize
     for prefetch in PREFETCHES:
         with ExitStack() as stack:
-            one, other = (stack.enter_context(server(ROOT, made.whole.path, prefetch, {})) for _ in range(2))
+            one, other = (stack.enter_context(serve(ROOT, made.whole.path, prefetch, {})) for _ in range(2))
             groups = {"in turn": [[one], [other]], "at once": [[one, other]]}
             spent = in_turns({name: in_groups(group, accesses) for name, group in groups.items()}, rounds)
         yield {"case": f"5%, prefetch {prefetch}, processes"} | compared(spent, "in turn", "at once")
@@ -358,7 +207,6 @@ def two_processes(made: Made, rounds: int) -> Iterator[Row]:
 
 # all of it
 
-OLMOE, DEEPSEEK = 0, 1
 PARTS: dict[str, list[tuple[Callable[[Made, int], Iterator[Row]], int]]] = {
     "a": [(over_reference, OLMOE), (over_reference, DEEPSEEK)],
     "b": [(over_libcachesim, OLMOE), (over_libcachesim, DEEPSEEK)],

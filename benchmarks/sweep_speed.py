@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
-from engine_speed import FULL, OLMOE, QUICK, make
 from rounds import in_turns, machine
+from speed_traces import FULL, OLMOE, QUICK, make
 
 from simulator.replay import replay
 from sweeps.jobs import open_traces

@@ -32,7 +32,7 @@ ABSENT, QUEUED, IN_FLIGHT, RESIDENT = 0, 1, 2, 3
 PREFILL, DECODE = 0, 1
 #: Verdicts of a miss policy: a precision index (0, 1, ...) up to the wanted one to fetch at, or one of these.
 DROP, CPU, PER_TOKEN = -1, -2, -3
-#: Stamps that a queue may go by: none, `experts[x]["last_use"]`, `copies[y]["entered"]`.
+#: Logical timestamps that a queue may be ordered by: none, `experts[x]["last_use"]`, `copies[y]["entered"]`.
 QUEUES = ("", "last_use", "entered")
 #: When the key of an untouched copy may change, the least often first; Eviction says what each promises.
 REKEY = ("touch", "layer", "step", "pass")
@@ -48,7 +48,7 @@ UNIT = 1 << 24
 #: The execution point: it moves when a step starts, before its dense part.
 NOW = np.dtype(
     [(name, np.int64) for name in ("pass", "layer", "step", "phase", "tokens", "gated", "request")]
-    + [("absent", np.int64)]  # experts of this step that were not there and run all the same; -1 before a look-up
+    + [("absent", np.int64)]  # experts of this step that were absent and run all the same; -1 before a look-up
     + [("clock", np.int64), ("position", np.int64)]  # tokens of the run, and of its request, before this pass
     + [(name, np.int64) for name in ("layers", "experts", "k", "precisions", "seed")],
     align=True,
@@ -58,10 +58,10 @@ NOW = np.dtype(
 EXPERT = np.dtype(
     [
         ("layer", np.int64),
-        ("last_use", np.int64),  # stamp: advanced by every use and by the arrival of a prefetch
-        ("last_pass", np.int64),  # pass of that stamp
-        ("hint_pass", np.int64),  # pass in which a prefetch policy last named it while resident
-        ("last_hint", np.int64),  # stamp of that naming, which advances the counter of `last_use`
+        ("last_use", np.int64),  # logical timestamp, advanced by every use and by the arrival of a prefetch
+        ("last_pass", np.int64),  # pass of that timestamp
+        ("hint_pass", np.int64),  # pass in which a prefetch policy last predicted it while resident
+        ("last_hint", np.int64),  # timestamp of that prediction, from the counter of `last_use`
         ("uses_ever", np.int64),
         # uses since it last had no copy, the one that fetched it included; a prefetch that finds none arrives with 1,
         # and its first use leaves it at 1
@@ -90,7 +90,7 @@ COPY = np.dtype(
 
 
 def expert_of(now: Any, y: int) -> int:
-    """The expert x that y is a copy of. Without a division where each has one copy: keys are asked for very often."""
+    """The expert x that y is a copy of. Without a division where each has one copy: keys are evaluated very often."""
     return y if now["precisions"] == 1 else y // now["precisions"]
 
 
@@ -169,7 +169,7 @@ class HalfLife(Number):
     width = 2
 
     def slots(self, value: float) -> list[float]:
-        """The value, and what one token leaves."""
+        """The value, and the factor of one token."""
         return [float(value), 0.5 ** (1.0 / float(value))]
 
 
@@ -242,7 +242,7 @@ def slot(params: tuple[Parameter, ...], name: str) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """How many columns of own memory a policy asks for."""
+    """How many columns of own memory a policy needs."""
 
     rows: int = 0
     regs: int = 0
@@ -282,7 +282,7 @@ class Policy(EventHooks):
 
     @property
     def label(self) -> str:
-        """The name, with the version that tells a user's own policies of one name apart."""
+        """The name, with the version, by which user policies of one name differ."""
         return f"{self.name}@{self.version}" if self.version else self.name
 
 
@@ -299,18 +299,18 @@ class Routing(RoutingHooks, Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Prefetch(PrefetchHooks, Policy):
-    """Names copies of later layers of this pass, in queue order."""
+    """Suggests copies of later layers of this pass, in queue order."""
 
     depth: Callable[[Params], int] = lambda params: 0  #: how many layers of look-ahead it reads
-    reach: Callable[[Params], int] | None = None  #: how many layers ahead it may name; None: `depth`, at least the next
+    reach: Callable[[Params], int] | None = None  #: how many layers ahead it predicts; None: `depth`, at least the next
     own_scores: Callable[[Params], bool] = lambda params: False  #: whether by this layer's own scores
     side_slots: Callable[[Params], int] = lambda params: 0  #: buffers of its own that never evict a cached expert
     side_inside: Callable[[Params], bool] = lambda params: False  #: whether their bytes are taken from the capacity
-    renews_queue: bool = False  #: what it named before and is still queued is cancelled when it names anew
+    renews_queue: bool = False  #: its queued prefetches are cancelled when it suggests anew
     kind: str = field(init=False, default="prefetch")
 
     def names_ahead(self, params: Params) -> int:
-        """How many layers ahead it may name under these parameters; 0 if it names nothing."""
+        """How many layers ahead it may predict under these parameters; 0 if it predicts nothing."""
         if self.suggest is None:
             return 0
         return max(1, self.depth(params)) if self.reach is None else self.reach(params)
@@ -323,35 +323,35 @@ class Miss(MissHooks, Policy):
     bits: Callable[[Params], tuple[float, ...]] = (
         lambda params: ()
     )  #: precision tiers, most precise first; () = as stored
-    #: every verdict is 0 whatever the tables say, so that engines need not ask, and `resolve` must not write either
+    #: every verdict is 0 whatever the tables say, so that engines may skip `resolve`, which must not write either
     fetches_all: bool = False
     changes_output: bool = False
     uses_cpu: Callable[[Params], bool] = lambda params: False  #: refused on a platform without one
-    #: (params, Costs) -> params: fills in what is left to the platform, before a run; times never reach a hook
+    #: (params, Costs) -> params: fills in the parameters that depend on the platform, before a run; no hook sees times
     priced: Callable[[Params, Costs], Params] = lambda params, costs: params
     kind: str = field(init=False, default="miss")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eviction(EvictionHooks, Policy):
-    """Names victims: by key (smallest leaves; ties by least recent stamp, then lowest id) or by a `victim` hook.
+    """Selects victims: by smallest key (ties by least recent timestamp, then lowest id) or by a `victim` hook.
 
-    Where several copies must leave for one, `admit` is asked about every one of them before any leaves, and one no
-    declines the whole. Until the last answer those named so far are `protected`, and `victim` is asked again; then each
-    leaves in the order of naming, with its `on_evict`. What `victim` wrote stays written after a no, and as no eviction
-    follows, it may be asked for the same room later. Without `admit`, or if it `decides_once`, a copy leaves before the
-    next is named.
+    Where one copy needs several victims, `admit` is called with each before any is evicted; one False rejects the
+    incoming copy. Until the last call the victims selected so far are `protected`, and `victim` is called for the next;
+    then they are evicted in the order of selection, each with its `on_evict`. What `victim` wrote stays written after a
+    rejection, and as no eviction follows, it may be called for the same space later. Without `admit`, or if it
+    `decides_once`, a victim is evicted before the next is selected.
     """
 
     #: when an untouched copy's key may change: "touch" (never), "pass", "step" (start, gate), or "layer": as "step",
     #: but within a pass keys of untouched copies of one layer all change by as much, and stay within 2**61; or as
     #: parameters say
     rekey: str | Callable[[Params], str] = "touch"
-    #: which of QUEUES its key is, and nothing else, so that engines may keep a queue and ask for no key
+    #: which of QUEUES its key is, and nothing else, so that engines may keep a queue and evaluate no key
     queue: Callable[[Params], str] = lambda params: ""
-    #: whether `admit` ever says no under these parameters; if not, engines need not ask, so that it must not write
+    #: whether `admit` ever rejects under these parameters; if not, engines may skip it, so that it must not write
     declines: Callable[[Params], bool] = lambda params: True
-    decides_once: bool = False  #: `admit` is asked about the first victim alone, and that holds for the others
+    decides_once: bool = False  #: `admit` is called with the first victim alone, and its answer holds for the others
     profile: Callable[[Params], int] = lambda params: NO_PROFILE  #: what fills `experts[x]["profile"]`
     kind: str = field(init=False, default="eviction")
 

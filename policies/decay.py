@@ -5,7 +5,7 @@ BITS = 32  # of a logarithm's fraction
 
 
 def left(factor, tokens):
-    """factor ** tokens."""
+    """factor ** tokens for an integer `tokens` >= 0, by repeated squaring."""
     power = 1.0
     while tokens > 0:
         if tokens % 2 == 1:

@@ -2,4 +2,4 @@
 
 
 class PolicyError(Exception):
-    """A policy cannot be used as asked; the message names it and the fix."""
+    """A policy cannot be used so; the message names it and the fix."""

@@ -31,7 +31,7 @@ class Chosen(Generic[PolicyT]):
         return ":".join([self.policy.label, *(f"{p.name}={_spell(self.params[p.name])}" for p in given)])
 
     def par(self) -> list[float]:
-        """The parameters as `own.par`."""
+        """The parameters as floats, in the slots of `own.par`."""
         values = [number for p in self.policy.params for number in p.slots(self.params[p.name])]
         return values + [0.0] * (PAR_SLOTS - len(values))
 
@@ -87,4 +87,4 @@ def _spell(value: Any) -> str:
     if isinstance(value, str):
         return value
     short = f"{value:.12g}"
-    return short if float(short) == value else f"{value:.17g}"  # 17 digits tell any two floats apart
+    return short if float(short) == value else f"{value:.17g}"  # 17 digits distinguish any two floats

@@ -61,7 +61,7 @@ class Hook(NamedTuple):
 
     @property
     def is_event(self) -> bool:
-        """Whether it only tells what has happened: any policy may give it, and it answers nothing."""
+        """Whether it only reports what has happened: any policy may give it, and it returns nothing."""
         return self.kinds == KINDS
 
 
@@ -85,7 +85,7 @@ NEW = Argument("prefetched", "1 if a prefetch brought it and nothing has used it
 PREFETCHED = Argument("prefetched", "1 if a prefetch would bring it, else 0")
 POOL = Argument("pool", "the pool that needs space")
 COMES_IN = Argument("y_in", "the copy that space is needed for")
-GOES_OUT = Argument("y_out", "the copy that would leave for it")
+GOES_OUT = Argument("y_out", "the copy that would be evicted for it")
 POSITION = Argument("n", "a position in the demand")
 MISSING = Argument("missing", "positions in the demand of the experts that are absent", axes=1)
 FREE = Argument("free", "free bytes of the first one's pool")
@@ -113,12 +113,12 @@ class EventHooks:
         "a copy has entered its pool, from the link or a side buffer, or is there at the start", COPY, NEW
     )
     on_evict: Event = row("a copy has left its pool", COPY)
-    on_predict: Event = row("a prefetch policy has named a copy that is resident", COPY)
+    on_predict: Event = row("a prefetch policy has suggested a copy that is resident", COPY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingHooks:
-    """Of routing policies."""
+    """The hooks of routing policies."""
 
     choose: Callable[..., None] | None = row(
         "once per step, first of all at its gate; the arrays of its demand are empty", IDS, at_gate=True
@@ -127,20 +127,20 @@ class RoutingHooks:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefetchHooks:
-    """Of prefetch policies."""
+    """The hooks of prefetch policies."""
 
     suggest: Callable[..., int] | None = row(
         "once per step, at its gate or, under `--prefetch-at after_demand`, at its end",
         NAMES,
         result=int,
-        meaning="how many copies it named",
+        meaning="how many copies it suggested",
         at_gate=True,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MissHooks:
-    """Of miss policies."""
+    """The hooks of miss policies."""
 
     want: Callable[..., int] | None = row(
         "for every demanded expert, before it is looked up",
@@ -170,20 +170,20 @@ class MissHooks:
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionHooks:
-    """Of eviction policies, each of which gives either `key` or `victim`."""
+    """The hooks of eviction policies, each of which gives either `key` or `victim`."""
 
     key: Callable[..., int] | None = row(
-        "when space is needed, for any copy and as often as the engine likes",
+        "when space is needed, for any copy and any number of times",
         COPY,
         result=int,
-        meaning="the copy's key; the smallest leaves",
+        meaning="the copy's key; the smallest is evicted",
         writes=False,
     )
     victim: Callable[..., int] | None = row(
-        "when space is needed", POOL, COMES_IN, result=int, meaning="the copy that leaves, or NONE"
+        "when space is needed", POOL, COMES_IN, result=int, meaning="the copy to evict, or NONE"
     )
     admit: Callable[..., bool] | None = row(
-        "when a copy would have to leave for another",
+        "when a copy would have to be evicted for another",
         COMES_IN,
         PREFETCHED,
         GOES_OUT,
@@ -214,7 +214,7 @@ def given_by(policy: object) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def markdown() -> str:
-    """The table of docs/policies.md."""
+    """The Markdown table of hooks in docs/policies.md."""
     head = ["hook", "given by", "takes, after the tables", "returns", "called"]
     body = [[f"`{hook.name}`", _givers(hook), _taken(hook), _returned(hook), hook.when] for hook in HOOKS.values()]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))

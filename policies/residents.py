@@ -1,4 +1,4 @@
-"""What several policies ask about an expert: where they keep its memory, and what is still coming or still here."""
+"""Shared look-ups: the row of own memory of an expert, whether it is resident, whether it is predicted."""
 
 from policies.contract import RESIDENT, expert_of
 
@@ -18,7 +18,7 @@ def is_here(now, copies, y):
 
 
 def is_predicted(now, experts, copies, y):
-    """Whether a prefetch of this pass named or brought y for a layer whose gate is still to come."""
+    """Whether a prefetch of this pass suggested or fetched y for a layer whose gate is still to come."""
     expert = experts[expert_of(now, y)]
     if expert["layer"] < now["layer"] or (expert["layer"] == now["layer"] and now["gated"] == 1):
         return False

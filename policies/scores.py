@@ -1,4 +1,4 @@
-"""What a gate says of all experts of its layer, chosen or not."""
+"""Router probabilities of all experts of a layer, chosen or not."""
 
 
 def mean_score(step, e):

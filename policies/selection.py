@@ -2,7 +2,7 @@
 
 import math
 
-UNNAMED = -(1 << 60)  # below every score: a correction bias makes scores negative
+UNWANTED = -(1 << 60)  # below every score: a correction bias makes scores negative
 SLACK = 1e-9  # 2.2 * 25 is 55 experts, although 2.2 * 25 > 55 in floats
 
 
@@ -22,21 +22,21 @@ def routed(ids):
 def protected(now, top_j):
     """How many of a token's experts routing policies always keep or lift; -1 is 2, or k - 1 if that is less.
 
-    The authors of Cache-Prior take 2, and 1 for models of two experts per token, where 2 would leave nothing to choose.
+    The authors of Cache-Prior take 2, and 1 for models of two experts per token, where 2 would permit no choice.
     """
     return int(top_j) if top_j >= 0 else min(2, now["k"] - 1)
 
 
-def is_among(names, count, e):
+def is_among(ids, count, e):
     """Whether e is one of the first `count`."""
     for i in range(count):
-        if names[i] == e:
+        if ids[i] == e:
             return True
     return False
 
 
 def write_by_rank(row, count, ids, scores):
-    """Put the first `count` names of a row (-1 none) in order: as recorded, then by descending score, ties by id."""
+    """Put the first `count` experts of a row (-1 none) in order: as recorded, then by descending score, ties by id."""
     own = runs(row, count, ids)
     foreign = foreign_first(row, count, ids)
     kept = 0
@@ -102,7 +102,7 @@ def next_best(scores, first, experts):
     return best
 
 
-def name_best(now, step, d, t, wanted, out, count):
+def suggest_best(now, step, d, t, wanted, out, count):
     """Append one token's `wanted` best of layer + 1 + d. Returns the new count; nothing beyond the last layer."""
     target = now["layer"] + 1 + d
     if target >= now["layers"]:
@@ -113,18 +113,18 @@ def name_best(now, step, d, t, wanted, out, count):
     return count + wanted
 
 
-def name_best_of_each(now, step, d, each, out, count):
-    """Append to `out` each token's `each` best of layer + 1 + d, as `name_marked` does."""
+def suggest_best_of_each(now, step, d, each, out, count):
+    """Append to `out` each token's `each` best of layer + 1 + d, as `suggest_marked` does."""
     if now["tokens"] == 1 or now["layer"] + 1 + d >= now["layers"]:
-        return name_best(now, step, d, 0, each, out, count)
+        return suggest_best(now, step, d, 0, each, out, count)
     unmark(now, out)
     for t in range(now["tokens"]):
         mark(now, step, d, t, each, out)
-    return name_marked(now, step, d, out, count)
+    return suggest_marked(now, step, d, out, count)
 
 
 def notes(now, out):
-    """Where a number for each expert of a layer fits behind the names: none is of the first layer."""
+    """Where a number for each expert of a layer fits behind the suggestions: none is of the first layer."""
     return len(out) - now["experts"]
 
 
@@ -132,7 +132,7 @@ def unmark(now, out):
     """No expert is wanted yet."""
     first = notes(now, out)
     for e in range(now["experts"]):
-        out[first + e] = UNNAMED
+        out[first + e] = UNWANTED
 
 
 def mark(now, step, d, t, wanted, out):
@@ -142,7 +142,7 @@ def mark(now, step, d, t, wanted, out):
         out[first + step.look_order[d][t][j]] = 0
 
 
-def name_marked(now, step, d, out, count):
+def suggest_marked(now, step, d, out, count):
     """Append what any token wants of layer + 1 + d, by descending largest score, ties to the lowest id.
 
     Returns the new count; nothing beyond the last layer.
@@ -165,16 +165,16 @@ def largest_score(step, d, tokens, e):
 
 
 def append_descending(now, x, out, count):
-    """Append copies (most precise) of experts x + e whose note is not UNNAMED, largest first; empties the notes."""
+    """Append copies (most precise) of experts x + e whose note is not UNWANTED, largest first; empties the notes."""
     first = notes(now, out)
     while True:
         top = 0
         for e in range(1, now["experts"]):
             if out[first + e] > out[first + top]:
                 top = e
-        if out[first + top] == UNNAMED:
+        if out[first + top] == UNWANTED:
             return count
-        out[first + top] = UNNAMED
+        out[first + top] = UNWANTED
         out[count] = (x + top) * now["precisions"]
         count += 1
 
@@ -197,33 +197,33 @@ def append_best(scores, most, first, precisions, out, count):
     return count
 
 
-def sort_descending(scores, names):
-    """Sort both lists by descending score, ties to the lowest name (heapsort: no worst case, and quick to compile)."""
-    for root in range(len(names) // 2 - 1, -1, -1):
-        sift_down(scores, names, root, len(names))
-    for end in range(len(names) - 1, 0, -1):
-        exchange(scores, names, 0, end)
-        sift_down(scores, names, 0, end)
+def sort_descending(scores, ids):
+    """Sort both lists by descending score, ties to the lowest id (heapsort: no worst case, and quick to compile)."""
+    for root in range(len(ids) // 2 - 1, -1, -1):
+        sift_down(scores, ids, root, len(ids))
+    for end in range(len(ids) - 1, 0, -1):
+        exchange(scores, ids, 0, end)
+        sift_down(scores, ids, 0, end)
 
 
-def sift_down(scores, names, root, end):
+def sift_down(scores, ids, root, end):
     """Restore the heap below `root`, whose top is what sorts last."""
     while 2 * root + 1 < end:
         child = 2 * root + 1
-        if child + 1 < end and sorts_before(scores, names, child, child + 1):
+        if child + 1 < end and sorts_before(scores, ids, child, child + 1):
             child += 1
-        if not sorts_before(scores, names, root, child):
+        if not sorts_before(scores, ids, root, child):
             return
-        exchange(scores, names, root, child)
+        exchange(scores, ids, root, child)
         root = child
 
 
-def sorts_before(scores, names, i, j):
+def sorts_before(scores, ids, i, j):
     """Whether entry i comes before entry j."""
-    return scores[i] > scores[j] or (scores[i] == scores[j] and names[i] < names[j])
+    return scores[i] > scores[j] or (scores[i] == scores[j] and ids[i] < ids[j])
 
 
-def exchange(scores, names, i, j):
-    """Swap two entries."""
+def exchange(scores, ids, i, j):
+    """Swap entries i and j of both lists."""
     scores[i], scores[j] = scores[j], scores[i]
-    names[i], names[j] = names[j], names[i]
+    ids[i], ids[j] = ids[j], ids[i]

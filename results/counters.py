@@ -50,20 +50,20 @@ _DECLARED = (
     Counter("prefetch_issued", COUNT, "entries into the prefetch queue"),
     Counter("prefetch_started", COUNT, "prefetches that reached the link"),
     Counter("prefetch_cancelled", COUNT, "queued prefetches overtaken by their gate"),
-    Counter("prefetch_dropped", COUNT, "prefetches that found no room or were declined"),
+    Counter("prefetch_dropped", COUNT, "prefetches that found no space or were rejected by the eviction policy"),
     Counter("prefetch_hits", COUNT, "hits that are the first use since a prefetch brought the expert"),
     Counter("prefetch_used", COUNT, "prefetch hits and lates"),
-    Counter("predicted", COUNT, "experts named by the prefetch policy, each naming"),
+    Counter("predicted", COUNT, "experts that the prefetch policy suggested, each time"),
     Counter("predicted_demanded", COUNT, "of those, how many the target step demanded"),
     Counter(
         "predictable",
         COUNT,
-        "how often these could have been: per access, the gates before it that may name its layer, "
-        "or its namings if they are more",
+        "how often these could have been: per access, the gates before it that may predict its layer, "
+        "or its predictions if they are more",
     ),
     Counter("evictions", COUNT, "victims"),
     Counter("insertions", COUNT, "arrivals that became resident"),
-    Counter("declined", COUNT, "demands streamed through the staging buffer"),
+    Counter("declined", COUNT, "demands that the eviction policy rejected; they use the staging buffer"),
     Counter("dropped", COUNT, "misses skipped by the miss policy"),
     Counter("substituted", COUNT, "assignments given to another, resident expert"),
     Counter("cpu_executed", COUNT, "misses executed on the CPU"),
@@ -113,7 +113,7 @@ def heading_of(name: str) -> str:
 
 
 def markdown() -> str:
-    """The table in docs/semantics.md."""
+    """The Markdown table of counters in docs/semantics.md."""
     return "\n".join(_lines())
 
 

@@ -30,10 +30,10 @@ class Setting(NamedTuple):
 #: In the order in which options and headings show them.
 SETTINGS = (
     Setting("capacity", "5%", "Room for experts: comma list of 5%, 5%@16, 600MB, 1.5GiB, 51experts, 32/layer."),
-    Setting("eviction", "lru", "Which copy leaves: comma list; `moereplay policies` names them."),
+    Setting("eviction", "lru", "Which copy is evicted: comma list; `moereplay policies` names them."),
     Setting("prefetch", "none", "What is fetched ahead: comma list; `moereplay policies` names them."),
     Setting("miss", "fetch", "What becomes of a miss: comma list; `moereplay policies` names them."),
-    Setting("routing", "standard", "Whether routing heeds the cache: comma list; `moereplay policies` names them."),
+    Setting("routing", "standard", "Whether routing uses the cache: comma list; `moereplay policies` names them."),
     Setting("platform", "a100-5gbps", "The machine: comma list of presets or .toml files; `moereplay platforms`."),
     Setting(
         "contract",
@@ -94,7 +94,7 @@ def older() -> dict[str, str | int | tuple[()]]:
 
 
 def markdown() -> str:
-    """The table of docs/settings.md."""
+    """The Markdown table of settings in docs/settings.md."""
     rows = [f"| `{each.name}` | {_shown(each.default)} | {each.help} | {_listed(each)} |" for each in SETTINGS]
     return "\n".join(["| setting | default | what it is | in `replay` |", "|---|---|---|---|", *rows])
 

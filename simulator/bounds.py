@@ -27,7 +27,7 @@ Counted = Mapping[str, int | None]  #: belady_hits, accesses, compulsory
 
 @dataclass(frozen=True)
 class Bound:
-    """What one count depends on, beside the trace."""
+    """What the count of a bound depends on, beside the trace."""
 
     admission: str  #: FORCED, RELAXED, or "" where only the compulsory misses are a bound
     passes: str

@@ -48,8 +48,8 @@ def parse_capacity(
 ) -> Capacity:
     """The pools of a capacity. Raises ConfigError if unparsable or smaller than the largest expert of a pool.
 
-    `tiers[0]` holds the bytes per layer at which experts are cached in this run; `reserved` bytes of the capacity are
-    no pool's.
+    `tiers[0]` holds the bytes per layer at which experts are cached in this run; `reserved` bytes of the capacity
+    belong to no pool.
     """
     total = _total(text, geometry)
     if total > MOST_BYTES:
@@ -72,7 +72,7 @@ def parse_capacity(
 
 
 def check_readable(text: str) -> None:
-    """Raises ConfigError for a capacity that is none, whatever the model."""
+    """Raises ConfigError for a text that no model could read as a capacity."""
     _total(text, ONE_EXPERT)
 
 
@@ -132,7 +132,7 @@ def cliff(capacity: Capacity, geometry: Geometry, sizes: tuple[int, ...]) -> str
     """The warning for a capacity below one token's demand, or None; `sizes` are the fewest bytes of an expert by layer.
 
     Between two uses of an expert a token uses k experts of every other layer. A global LRU that has fetched them all
-    still holds it only if they fit beside it, which asks for least where the expert is of the largest layer.
+    still holds it only if they fit beside it, which takes the least where the expert is of the largest layer.
     """
     if capacity.token_cycles >= 1:
         return None

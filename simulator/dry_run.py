@@ -1,8 +1,8 @@
 """A dry run: before a policy from a user's own file is replayed in machine code, both engines replay a short opening.
 
-Machine code says neither where a policy went wrong nor that an answer has the wrong type, and believes what a policy
-promises. The reference engine checks answers and promises, and what it raises names a line; what the engines then
-disagree about is a promise that nobody can check, or arithmetic that machine code does otherwise.
+Machine code reports neither the line of an error nor a result of the wrong type, and relies on what a policy promises.
+The reference engine checks results and promises, and its errors name a line; where the engines then disagree, a promise
+that cannot be checked is broken, or machine code does arithmetic differently.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from traces.schema import LOOKAHEAD, Request, Trace, memory_trace
 ENOUGH = 4096
 #: Requests that share it, so that there is a reset between them.
 REQUESTS = 2
-#: What has passed already in this process.
+#: Dry runs that have passed in this process.
 _passed: set[tuple[object, ...]] = set()
 _trying = Lock()
 
@@ -35,7 +35,7 @@ _trying = Lock()
 def dry_run(trace: Trace, setting: Setting, needs: frozenset[str]) -> None:
     """Replay an opening by both engines, once for all capacities and seeds.
 
-    Raises PolicyError with file and line for a wrong answer or a broken promise, and what a hook raises.
+    Raises PolicyError with file and line for a wrong result or a broken promise, and what a hook raises.
     """
     chosen = setting.config.policy_set()
     case = (trace.digest, tuple(chosen.own), setting.config.model_copy(update={"capacity": "", "seed": 0}))
@@ -88,7 +88,7 @@ def end_states(trace: Trace, setting: Setting, needs: frozenset[str]) -> tuple[E
 
 
 def _tight(short: Trace, setting: Setting) -> tuple[int, ...]:
-    """Pools of which something must leave: half of what the opening demands, but two experts at least."""
+    """Bytes of pools in which copies are evicted: half of what the opening demands, but at least two experts."""
     if setting.config.warm:
         return setting.pools
     chosen, sizes = short.read("chosen"), setting.shape.tiers[0]
@@ -102,7 +102,7 @@ def _tight(short: Trace, setting: Setting) -> tuple[int, ...]:
 
 @contextmanager
 def named_by_machine_code(chosen: PolicySet) -> Iterator[None]:
-    """What machine code raises under policies from users' own files, as PolicyError: it knows no lines."""
+    """What machine code raises under user policies becomes a PolicyError with their names: it knows no lines."""
     try:
         yield
     except (AssertionError, IndexError, ArithmeticError) as error:
@@ -136,11 +136,11 @@ def _same(one: Any, other: Any) -> bool:
 
 def _disagreement(chosen: PolicySet, difference: str) -> str:
     own: list[Policy] = [policy for kind in KINDS if (policy := getattr(chosen, kind).policy).version]
-    told = [
+    promised = [
         f"{_file_of(policy)}: {policy.kind} {policy.label} promises {', '.join(_promises(policy))}" for policy in own
     ]
     return (
-        f"{'; '.join(told)}; the engines disagree, {difference} over the first tokens: check these promises, that "
+        f"{'; '.join(promised)}; the engines disagree, {difference} over the first tokens: check these promises, that "
         "integers stay within 64 bits, and that floats are made by + - * / and sqrt alone, or use --engine reference"
     )
 
@@ -150,7 +150,7 @@ def _file_of(policy: Policy) -> str:
 
 
 def _promises(policy: Policy) -> Iterator[str]:
-    """What a policy says of itself that engines make use of."""
+    """The declarations of a policy that engines rely on."""
     if isinstance(policy, Eviction):
         yield f"rekey={policy.rekey!r}" if isinstance(policy.rekey, str) else "rekey"
         yield from (name for name in ("queue", "declines") if name in vars(policy) and _is_given(policy, name))

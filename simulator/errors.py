@@ -1,5 +1,5 @@
-"""The one error of this room."""
+"""The error of replays that cannot be configured."""
 
 
 class ConfigError(Exception):
-    """A replay cannot be configured as asked; the message names the setting and the fix."""
+    """A replay cannot be configured so; the message names the setting and the fix."""

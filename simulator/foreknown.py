@@ -1,4 +1,4 @@
-"""What is known before a run: when every expert is demanded first, and which of them a fitted policy prefers."""
+"""Oracle information: when every expert is demanded first, and the ranking that a fitted policy goes by."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from traces.shared import shared
 
 
 class Known(NamedTuple):
-    """Empty where it is unknown or not asked for."""
+    """What policies may know before a run; a field is empty where it is unknown or no policy needs it."""
 
     first_uses: Sequence[int]  #: position of each expert's first demand
     first_passes: Sequence[int]  #: and the pass of that
-    ranking: Sequence[int]  #: experts of the profile, the most valuable first
+    ranking: Sequence[int]  #: experts x of the profile, the most valuable first
 
 
 UNKNOWN = Known((), (), ())
@@ -27,13 +27,13 @@ UNKNOWN = Known((), (), ())
 def known_of_trace(
     trace: Trace, source: Callable[[], Gates], config: ReplayConfig, eviction: Chosen[Eviction]
 ) -> Known:
-    """What a trace tells beforehand, asked through its `source` once for all replays of this process."""
+    """The oracle information of a trace, taken from its `source` once for all replays of this process."""
     what = ("known", config.passes, eviction.policy.profile(eviction.params), config.profile)
     return shared(trace, what, lambda: known_of(source(), config, eviction))
 
 
 def known_of(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> Known:
-    """What a source tells beforehand."""
+    """The oracle information of a source."""
     first_uses = source.first_uses()
     first_passes = [source.pass_of(position) for position in first_uses]
     return Known(first_uses, first_passes, ranking(source, config, eviction))

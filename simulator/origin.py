@@ -1,4 +1,4 @@
-"""Where a run's demand comes from, as far as checks and results are concerned: a recorded trace, or a live model."""
+"""The identity and the capabilities of a run's demand: of a recorded trace, or of a live model."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 
 from traces.schema import Geometry, Trace
 
-FUTURE = "future"  #: the capability that only what has already happened can have
+FUTURE = "future"  #: the capability of demand that is known in advance
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a configuration is checked against, and what names it in a result."""
+    """What a configuration is checked against, and what identifies the demand in a result."""
 
     geometry: Geometry
     capabilities: frozenset[str]
     lookahead_depth: int
-    digest: str  #: of everything that decides the demand
+    digest: str  #: sha256 of everything that the demand depends on
     model: str
     live: bool = False
 
 
 def origin_of(trace: Trace) -> Origin:
-    """A trace knows its future."""
+    """The origin of a recorded trace, which has the capability FUTURE."""
     return Origin(
         geometry=trace.geometry,
         capabilities=trace.capabilities | {FUTURE},

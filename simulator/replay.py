@@ -19,13 +19,13 @@ from simulator.source import Source, TraceSource
 from traces.schema import Geometry, Trace
 from traces.spelling import hint
 
-#: The first is the default. They give the same bytes; the reference is the specification, to be read.
+#: The first is the default. Both give the same bytes; the reference is the specification.
 ENGINES = ("compiled", "reference")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration checked against where its demand comes from, ready to run."""
+    """A configuration checked against the origin of its demand, ready to run."""
 
     origin: Origin
     config: ReplayConfig
@@ -70,8 +70,8 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     reserved = side if prefetch.policy.side_inside(prefetch.params) else 0
     capacity = parse_capacity(config.capacity, origin.geometry, config.scope, tiers, reserved)
     check_profile(config, chosen.eviction)
-    _check_named("profile", config.profile, origin.geometry)
-    _check_named("warm", config.warm, origin.geometry)
+    _check_experts("profile", config.profile, origin.geometry)
+    _check_experts("warm", config.warm, origin.geometry)
     _check_warm(config, capacity, tiers[0])
     return Plan(origin, config, chosen, machine, capacity, Shape(origin.geometry, tiers))
 
@@ -97,7 +97,7 @@ def _source(trace: Trace, ready: Plan) -> TraceSource:
 
 
 def _run_compiled(trace: Trace, ready: Plan, log: bool) -> Ran:
-    """In machine code; after a dry run, if there is a user's own policy."""
+    """In machine code; with user policies a dry run comes first."""
     from simulator.compiled import engine as compiled  # numba takes half a second to import
 
     setting = ready.setting(log)
@@ -111,14 +111,14 @@ def _run_compiled(trace: Trace, ready: Plan, log: bool) -> Ran:
 
 
 def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
-    """Replay any source of demand, by the reference engine: it can be asked for one gate at a time."""
+    """Replay any source of demand by the reference engine, which reads one gate at a time."""
     from simulator.reference import engine as reference  # and SimPy, which no compiled replay needs
 
     return report(reference.run(source, ready.setting(log)), ready)
 
 
 def report(ran: Ran, ready: Plan) -> Result:
-    """What a finished run is worth reading for."""
+    """The result of a finished run: counters, configuration and what a reader needs beside them."""
     config = ready.config.model_dump(mode="json") | {kind: getattr(ready.chosen, kind).text() for kind in KINDS}
     ledger, events = ran.ledger, list(ran.events)
     counted = ledger.totals(ran.end_ns), ledger.per_layer(), ledger.per_request()
@@ -161,13 +161,13 @@ def _tiers(geometry: Geometry, chosen: PolicySet) -> tuple[tuple[int, ...], ...]
     return tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
 
 
-def _check_named(setting: str, named: tuple[tuple[int, int], ...], geometry: Geometry) -> None:
-    for (layer, expert), times in Counter(named).items():
+def _check_experts(option: str, listed: tuple[tuple[int, int], ...], geometry: Geometry) -> None:
+    for (layer, expert), times in Counter(listed).items():
         if times > 1:
-            raise ConfigError(f"{setting} names expert {expert} of layer {layer} {times} times")
+            raise ConfigError(f"{option} names expert {expert} of layer {layer} {times} times")
         if not (0 <= layer < geometry.layers and 0 <= expert < geometry.experts):
             raise ConfigError(
-                f"{setting} names expert {expert} of layer {layer}; "
+                f"{option} names expert {expert} of layer {layer}; "
                 f"the model has {geometry.layers} layers of {geometry.experts}"
             )
 

@@ -1,4 +1,4 @@
-"""What any engine is given beside its source, and what it leaves behind."""
+"""The interface of both engines: what a run is given beside its source, and what it returns."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from traces.schema import Geometry
 
 @dataclass(frozen=True)
 class Shape:
-    """The dense numbering of experts x = layer * E + e and copies y = x * P + p, and what a copy weighs."""
+    """The dense numbering of experts x = layer * E + e and copies y = x * P + p, and the bytes of a copy."""
 
     geometry: Geometry
     tiers: tuple[tuple[int, ...], ...]  #: [p][layer] bytes
 
     @cached_property
     def precisions(self) -> int:
-        """P."""
+        """P, the number of precision tiers."""
         return len(self.tiers)
 
     @cached_property
     def experts(self) -> int:
-        """Experts of all layers."""
+        """L * E, the experts of all layers."""
         return self.geometry.layers * self.geometry.experts
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that a run needs beside its source."""
+    """Everything that a run needs beside its source, checked."""
 
     config: ReplayConfig
     shape: Shape
     times: Times
-    pools: tuple[int, ...]
-    log: bool = False
+    pools: tuple[int, ...]  #: bytes of each
+    log: bool = False  #: whether events are kept
 
 
 class Books(Protocol):
     """The counters of a finished run."""
 
     def totals(self, end: int) -> Row:
-        """Sums over layers and phases."""
+        """Sums over layers and phases; `end` is the time at which the run ended, ns."""
         ...
 
     def per_layer(self) -> list[Row]:
@@ -59,7 +59,7 @@ class Books(Protocol):
 
 
 class Ran(NamedTuple):
-    """What a run leaves behind."""
+    """The counters, the end and the events of a finished run."""
 
     ledger: Books
     end_ns: int

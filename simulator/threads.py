@@ -1,9 +1,9 @@
-"""Work in threads beside the one that waits for it, so that Ctrl-C is heard at once.
+"""Work in threads beside the one that waits for it, so that Ctrl-C takes effect at once.
 
-Python hears Ctrl-C between two instructions of its main thread, and a replay in machine code is one instruction, its
-compilation a few long ones. So neither runs there: the main thread only waits. When it is interrupted, or nobody wants
-more results, the work is told to stop by a flag that machine code reads at every step. A compilation reads none: its
-thread is a daemon, goes on by itself, and holds nobody up.
+Python handles Ctrl-C between two instructions of its main thread, and a replay in machine code is one instruction, its
+compilation a few long ones. So neither runs there: the main thread only waits. When it is interrupted, or no more
+results are wanted, a flag that machine code reads at every step stops the work. A compilation reads none: its thread is
+a daemon, goes on by itself, and does not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from simulator.compiled.runtime.layout import STOP
 
-SECONDS = 0.2  #: of a wait: a system that cannot interrupt one hears Ctrl-C after it
+SECONDS = 0.2  #: of a wait: a system that cannot interrupt one handles Ctrl-C after it
 T = TypeVar("T")
 R = TypeVar("R")
 _here = threading.local()
@@ -29,12 +29,12 @@ _started: WeakSet[threading.Thread] = WeakSet()
 
 
 def stop_flag() -> np.ndarray:
-    """(1,) `layout.STOP` of the work that this thread does; of other threads' work nobody asks that it stops."""
+    """(1,) `layout.STOP` of the work that this thread does; zero in threads that this module did not start."""
     return _here.flag if hasattr(_here, "flag") else np.zeros(1, STOP)
 
 
 def check_stop() -> None:
-    """Raises KeyboardInterrupt if this thread's work has been told to stop."""
+    """Raises KeyboardInterrupt if this thread's work is to stop."""
     if stop_flag()["asked"][0]:
         raise KeyboardInterrupt
 
@@ -42,14 +42,14 @@ def check_stop() -> None:
 def waited_for(work: Callable[[], R]) -> R:
     """What `work` returns or raises. Called in the main thread it runs beside it, and Ctrl-C interrupts the wait."""
     if threading.current_thread() is not threading.main_thread():
-        return work()  # Ctrl-C is heard elsewhere
+        return work()  # the main thread handles Ctrl-C
     return next(in_threads(lambda called: called(), [work], 1))
 
 
 def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iterator[R]:
     """`work` of every item, in order, `threads` at once. Raises what the first to fail in that order raised.
 
-    Once it has ended, however it does, what is still running is told to stop.
+    However it ends, the flag then stops what is still running.
     """
     todo = deque((item, Future[R]()) for item in items)
     futures, flag = deque(future for _, future in todo), np.zeros(1, STOP)

@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ctrl-C is heard. The kernels are compiled side by side before there are workers, who would compile them each."""
+    """Ctrl-C takes effect. The kernels are compiled side by side before there are workers, which would each do it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script, and inherited so
     is_worker = hasattr(config, "workerinput")
     if getattr(config.option, "numprocesses", None) and not is_worker and not IS_PYTHON:

@@ -1,1 +1,1 @@
-"""Which resident expert leaves."""
+"""Which resident copy is evicted."""

@@ -1,11 +1,11 @@
-"""MoE-Infinity (2401.14361): the expert of smallest (n / N + e) (1 - l / L) (f / F + e) leaves, e = 1e-6.
+"""MoE-Infinity (2401.14361): the expert of smallest (n / N + e) (1 - l / L) (f / F + e) is evicted, e = 1e-6.
 
 n of the N assignments of its layer l in the request in progress were its own (1 / E where there were none yet), f of
 all F in the run. Early layers are kept, since there is least time to prefetch for them. The authors' code splits an
 encoder-decoder stack in two for its layer term, which is 1 up to the layer in progress, and adds e after it divides by
 the whole matrix; this is the decreasing half, over all layers, and the paper's normalisation. `frequency=false` leaves
-the last factor out. Their prefetched experts may not leave: `mask=true` lets what a prefetch of this pass named or
-brought leave last, until its layer's gate.
+the last factor out. They never evict prefetched experts: `mask=true` evicts what a prefetch of this pass suggested or
+fetched only as a last resort, until its layer's gate.
 """
 
 from policies.contract import Choice, Eviction, Memory, expert_of, slot
@@ -38,7 +38,7 @@ def on_gate(now, step, experts, copies, own):
 
 
 def key(now, experts, copies, own, y):
-    """The product, in 2**-58."""
+    """The product above in units of 2**-58; under `mask` predicted experts rank above all others."""
     row, layer = own.rows[home(now, y)], experts[expert_of(now, y)]["layer"]
     order = (ratio(now, own, row, layer) + SMALL) * (1.0 - layer / now["layers"])
     if own.par[FREQUENCY] == TRUE:
@@ -57,7 +57,7 @@ def ratio(now, own, row, layer):
 
 POLICY = Eviction(
     name="activation_ratio",
-    summary="smallest activation ratio in this request, weighted by layer and frequency, leaves",
+    summary="evict the smallest activation ratio in this request, weighted by layer and frequency",
     source="MoE-Infinity 2401.14361; priority_score in its code",
     params=PARAMS,
     memory=Memory(rows=3, regs=1, reals=2),

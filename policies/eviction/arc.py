@@ -24,7 +24,7 @@ TARGET = 0  # real: bytes that T1 may keep
 
 
 def held(own, pool, which):
-    """Bytes of a list."""
+    """Bytes of the copies in a list, ghosts at their full size."""
     return own.regs[pool][register(which, BYTES)]
 
 
@@ -61,7 +61,7 @@ def on_insert(now, experts, copies, own, y, prefetched):
 
 
 def victim(now, experts, copies, own, pool, y_in):
-    """Trim the ghosts, then REPLACE; where T1 is full and B1 empty, T1's oldest leaves without a ghost."""
+    """Trim the ghosts, then REPLACE; where T1 is full and B1 empty, T1's oldest is evicted without a ghost."""
     size, ghost_hit = copies[y_in]["bytes"], own.rows[y_in][GHOST_HIT]
     own.regs[pool][LEAVES_NO_GHOST] = 0
     if ghost_hit > 0:

@@ -1,9 +1,9 @@
-"""Belady: the expert whose next demand is farthest in the future leaves. A bound, not a policy one can deploy.
+"""Belady: the expert whose next demand is farthest in the future is evicted. A bound, not a policy one can deploy.
 
-Forced admission by default. `bypass=true` declines an expert whose own next demand is later than every candidate's;
+Forced admission by default. `bypass=true` rejects an expert whose own next demand is later than every candidate's;
 `bypass=ties` also one whose demand is as far, which only two experts that are never demanded again can be.
 `window=W` sees the demand of this pass and of W more (SeqMoE predicts eight tokens): beyond it all are equally far and
-leave by least recent stamp. `window=0` sees everything.
+evicted by least recent timestamp. `window=0` sees everything.
 """
 
 from policies.contract import NEVER, Choice, Eviction, Number, always, expert_of, slot
@@ -20,13 +20,13 @@ def seen(now, own, expert):
 
 
 def key(now, experts, copies, own, y):
-    """Minus that position; among those never demanded again, if nothing is hidden, the larger id leaves."""
+    """Minus that position; among those never demanded again, if nothing is hidden, the larger id is evicted."""
     next_use = seen(now, own, experts[expert_of(now, y)])
     return -next_use - y if next_use == NEVER and own.par[WINDOW] == 0 else -next_use
 
 
 def admit(now, experts, copies, own, y_in, prefetched, y_out):
-    """Decline what comes back later than the farthest candidate, which y_out is."""
+    """Reject what comes back later than the farthest candidate, which y_out is."""
     incoming = seen(now, own, experts[expert_of(now, y_in)])
     farthest = seen(now, own, experts[expert_of(now, y_out)])
     if own.par[BYPASS] == FALSE or incoming < farthest:
@@ -46,7 +46,7 @@ def declines(params):
 
 POLICY = Eviction(
     name="belady",
-    summary="farthest next demand leaves (offline bound)",
+    summary="evict the farthest next demand (offline bound)",
     source="Belady 1966; bypass: McFarling 1992; window: SeqMoE 2609.12978",
     params=PARAMS,
     needs=always("future"),

@@ -1,7 +1,7 @@
-"""Class LRU (llama.cpp): age counts less the more often an expert is used; the largest age / 2**class leaves.
+"""Class LRU (llama.cpp): age counts less the more often an expert is used; the largest age / 2**class is evicted.
 
 class = floor(log2(f)), from 0 to 7, of a use count f that halves every `half_life` tokens. Age is in tokens of the run
-since the last use or arrival; `touch_on_predict=true` lets a prefetch that names a resident end its age. Counts are
+since the last use or arrival; `touch_on_predict=true` resets the age of a resident that a prefetch suggests. Counts are
 kept through evictions; a prefetch adds nothing to them.
 """
 
@@ -32,7 +32,7 @@ def on_insert(now, experts, copies, own, y, prefetched):
 
 
 def on_predict(now, experts, copies, own, y):
-    """Nor has what was named, if that counts."""
+    """A prediction resets the age, if `touch_on_predict` says so."""
     if own.par[TOUCH] == TRUE:
         own.rows[home(now, y)][SEEN] = now["clock"]
 
@@ -50,7 +50,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="class_lru",
-    summary="largest age over a power of two that grows with use leaves",
+    summary="evict the largest age over a power of two that grows with use",
     source="llama.cpp, expert cache",
     params=PARAMS,
     memory=Memory(rows=3),

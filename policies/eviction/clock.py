@@ -1,8 +1,8 @@
 """CLOCK (Corbató 1968), also second chance and FIFO-reinsertion: a FIFO queue that gives what was used another round.
 
-The oldest leaves unless it was used since it entered or last came by; then one of its marks is spent and it goes to the
-newest end. `bits` lets a copy keep up to 2**bits - 1 marks. A prefetch is no use: its first use leaves it unmarked;
-`touch_on_predict=true` marks a resident that a prefetch names. What may not leave keeps its marks as it is passed over.
+The oldest is evicted unless it was used since it entered or was last passed over; then it loses one mark and goes to
+the newest end. `bits` lets a copy keep up to 2**bits - 1 marks. A prefetch is no use: its first use leaves it unmarked;
+`touch_on_predict=true` marks a resident that a prefetch suggests. A pinned copy keeps its marks as it is passed over.
 """
 
 from policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
@@ -16,13 +16,13 @@ MARKS = ROW_COLUMNS  # row column
 
 
 def on_use(now, experts, copies, own, y):
-    """Mark a hit."""
+    """A hit adds a mark."""
     if own.rows[y][LIST] == QUEUE and copies[y]["prefetched"] == 0:
         mark(own, y)
 
 
 def on_predict(now, experts, copies, own, y):
-    """A naming marks, if it counts."""
+    """A prediction marks, if `touch_on_predict` says so."""
     if own.rows[y][LIST] == QUEUE and own.par[TOUCH] == TRUE:
         mark(own, y)
 
@@ -51,7 +51,7 @@ def victim(now, experts, copies, own, pool, y_in):
 
 
 def on_evict(now, experts, copies, own, y):
-    """Leave the queue."""
+    """Unlink the copy from the queue."""
     unlink(own, copies[y]["pool"], y, copies[y]["bytes"])
 
 

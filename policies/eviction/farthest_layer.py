@@ -1,4 +1,4 @@
-"""Farthest layer: the expert whose layer is farthest from the execution point leaves."""
+"""Farthest layer: the expert whose layer is farthest from the execution point is evicted."""
 
 from policies.contract import Choice, Eviction, expert_of, slot
 
@@ -17,7 +17,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="farthest_layer",
-    summary="farthest layer leaves",
+    summary="evict the farthest layer",
     source="HOBBIT §3.4 (cyclic); SpecMD, FLD (absolute)",
     params=PARAMS,
     key=key,

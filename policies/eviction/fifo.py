@@ -1,18 +1,18 @@
-"""First in, first out: the copy that arrived first leaves, however often it was used."""
+"""First in, first out: the copy that arrived first is evicted, however often it was used."""
 
 from policies.contract import Eviction
 
 
 def key(now, experts, copies, own, y):
-    """The order of arrival."""
+    """Position in the order of arrival in the pool."""
     return copies[y]["entered"]
 
 
 def queue(params):
-    """Of arrivals."""
+    """The key is the timestamp of the arrival."""
     return "entered"
 
 
 POLICY = Eviction(
-    name="fifo", summary="oldest arrival leaves", source="Belady 1966", key=key, queue=queue, reads=frozenset()
+    name="fifo", summary="evict the oldest arrival", source="Belady 1966", key=key, queue=queue, reads=frozenset()
 )

@@ -1,10 +1,10 @@
-"""HOBBIT's multidimensional caching (§3.4): smallest w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - d/L) leaves.
+"""HOBBIT's multidimensional caching (§3.4): smallest w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - d/L) is evicted.
 
 Within the request in progress: T tokens so far, R the token of the last use, F uses, H uses at the highest precision. A
 pass of several tokens counts as one use by its last token.
 d counts layers forward around the model, from the execution point. The weights are unpublished (fitted to calibration
-data), so each defaults to a quarter; only their proportions matter. HOBBIT keeps predicted experts from leaving:
-`mask=true` lets what a prefetch of this pass named or brought leave last, until its layer's gate.
+data), so each defaults to a quarter; only their proportions matter. HOBBIT never evicts predicted experts:
+`mask=true` evicts what a prefetch of this pass suggested or fetched only as a last resort, until its layer's gate.
 HOBBIT splits the cache between high and low precision; here copies of all precisions share a pool.
 """
 
@@ -51,7 +51,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="hobbit",
-    summary="smallest weighted sum of recency, frequency, precision and nearness leaves",
+    summary="evict the smallest weighted sum of recency, frequency, precision and nearness",
     source="HOBBIT §3.4",
     params=PARAMS,
     memory=Memory(rows=4),

@@ -1,4 +1,4 @@
-"""LHU (HOBBIT §3.4): the expert least often used at the highest precision leaves; uses at lower ones do not count.
+"""LHU (HOBBIT §3.4): the expert least often used at the highest precision is evicted; uses at lower ones do not count.
 
 `span=sequence` counts within the request in progress, as HOBBIT does; `span=history` over the run, "like LFU" (SpecMD).
 Without precision tiers every use is at the highest, so this is an LFU. A prefetch is no use.
@@ -37,7 +37,7 @@ def scope(params):
 
 POLICY = Eviction(
     name="least_high_precision",
-    summary="fewest uses at the highest precision leaves",
+    summary="evict the fewest uses at the highest precision",
     source="HOBBIT §3.4 LHU (sequence); SpecMD §3 (history)",
     params=PARAMS,
     memory=Memory(rows=2),

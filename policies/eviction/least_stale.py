@@ -1,6 +1,6 @@
-"""Least-Stale (SpecMD §4.2): experts not touched in this pass leave before those that were.
+"""Least-Stale (SpecMD §4.2): experts not touched in this pass are evicted before those that were.
 
-A copy is *current* if it was used, arrived by prefetch or was named by a prefetch in this pass, else *stale*. SpecMD's
+A copy is *current* if it was used, arrived by prefetch or was suggested by one in this pass, else *stale*. SpecMD's
 order inside each class, "FIFO by layer position", has three readings:
 `order=c` passed layers first, then the farthest ahead; `order=a` lowest layer first; `order=b` last access first.
 """
@@ -65,7 +65,7 @@ def declines(params):
 
 POLICY = Eviction(
     name="least_stale",
-    summary="untouched in this pass leaves first, then by layer",
+    summary="evict what this pass has not touched first, then by layer",
     source="SpecMD §4.2",
     params=PARAMS,
     key=key,

@@ -1,7 +1,7 @@
-"""LFRU (2608.07911): the expert of smallest frequency / (clock - last use + 1) leaves.
+"""LFRU (2608.07911): the expert of smallest frequency / (clock - last use + 1) is evicted.
 
 Frequency is counted over the whole history. The clock counts steps, the source's events, in both contracts (its
-sequential replay counts accesses). Ties leave by least recent stamp; the source breaks them by id, or at random.
+sequential replay counts accesses). Ties go by least recent timestamp; the source breaks them by id, or at random.
 A prefetch is no use.
 """
 
@@ -13,7 +13,7 @@ UNIT = 1 << 32
 
 
 def on_use(now, experts, copies, own, y):
-    """Note the step."""
+    """Keep the number of the step."""
     own.rows[home(now, y)][LAST] = now["step"]
 
 
@@ -25,7 +25,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="lfru",
-    summary="smallest use count per step since the last use leaves",
+    summary="evict the smallest use count per step since the last use",
     source="2608.07911 §2.3 and its simulator",
     memory=Memory(rows=1),
     on_use=on_use,

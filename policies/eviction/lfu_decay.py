@@ -1,4 +1,4 @@
-"""LFU with decay: every use counts 1 when it happens and half as much after each `half_life` tokens; the least leaves.
+"""LFU with decay: every use counts 1 when it happens and half as much per `half_life` tokens; the least is evicted.
 
 This is LRFU (Lee et al., IEEE ToC 2001) with F(t) = 2**(-t / half_life): a short half-life is LRU, a long one LFU.
 Time is counted in tokens of the run before this pass. Counts are kept through evictions; a prefetch is no use.
@@ -21,7 +21,7 @@ def on_use(now, experts, copies, own, y):
 
 
 def key(now, experts, copies, own, y):
-    """log2(count) + since / half_life: all counts decay alike, so their order can be told without the time."""
+    """log2(count) + since / half_life: all counts decay alike, so their order does not depend on the time."""
     row = own.rows[home(now, y)]
     if row[COUNT] == 0:
         return -NEVER
@@ -30,7 +30,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="lfu_decay",
-    summary="smallest use count leaves; counts halve every half_life tokens",
+    summary="evict the smallest use count; counts halve every half_life tokens",
     source="LRFU: Lee et al., IEEE Transactions on Computers 2001",
     params=PARAMS,
     memory=Memory(rows=2),

@@ -1,6 +1,6 @@
-"""Least recently used: the copy whose expert's last use is the oldest leaves.
+"""Least recently used: the copy whose expert's last use is the oldest is evicted.
 
-SpecMD does not say whether a prefetch that names a resident expert refreshes it. `touch_on_predict=true` does.
+SpecMD does not say whether a prefetch that suggests a resident expert refreshes it. `touch_on_predict=true` does.
 """
 
 from policies.contract import Choice, Eviction, expert_of, slot
@@ -11,7 +11,7 @@ TRUE = 1
 
 
 def key(now, experts, copies, own, y):
-    """The stamp of the last use, or of the last naming if that counts and is newer."""
+    """The logical timestamp of the last use, or of the last prediction if `touch_on_predict` and newer."""
     expert = experts[expert_of(now, y)]
     if own.par[TOUCH] == TRUE:
         return max(expert["last_use"], expert["last_hint"])
@@ -19,13 +19,13 @@ def key(now, experts, copies, own, y):
 
 
 def queue(params):
-    """Of last uses, unless namings count."""
+    """The key is the timestamp of the last use, unless predictions count."""
     return "last_use" if params["touch_on_predict"] == "false" else ""
 
 
 POLICY = Eviction(
     name="lru",
-    summary="oldest last use leaves",
+    summary="evict the oldest last use",
     source="Denning 1968; SpecMD §3",
     params=PARAMS,
     key=key,

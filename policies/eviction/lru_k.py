@@ -1,9 +1,9 @@
-"""LRU-K (O'Neil, O'Neil & Weikum, SIGMOD 1993): the expert whose K-th most recent use is the oldest leaves.
+"""LRU-K (O'Neil, O'Neil & Weikum, SIGMOD 1993): the expert whose K-th most recent use is the oldest is evicted.
 
-One with fewer than K uses is infinitely old, so it leaves before any other; among those a subsidiary policy decides,
-`among=lru` (the paper's example) or `fifo` (libCacheSim's). The paper remembers uses for a while after eviction:
-`history=kept` for ever, `resident` not at all. Its correlated reference period is zero here: an expert is used at
-most once a step. A prefetch is no use.
+One with fewer than K uses is infinitely old, so it is evicted before any other; among those a subsidiary policy
+decides, `among=lru` (the paper's example) or `fifo` (libCacheSim's). The paper remembers uses for a while after
+eviction: `history=kept` for ever, `resident` not at all. Its correlated reference period is zero here: an expert is
+used at most once a step. A prefetch is no use.
 """
 
 from policies.contract import NEVER, Choice, Eviction, Memory, Number, expert_of, slot
@@ -15,12 +15,12 @@ PARAMS = (
     Choice("among", "lru", ("lru", "fifo")),
 )
 K, HISTORY, AMONG = slot(PARAMS, "k"), slot(PARAMS, "history"), slot(PARAMS, "among")
-MOST = 8  # columns of stamps, the newest first, in the row of an expert's first copy
+MOST = 8  # columns of timestamps, the newest first, in the row of an expert's first copy
 RESIDENT_ONLY = FIFO = 1
 
 
 def on_use(now, experts, copies, own, y):
-    """Shift the stamps of the expert's uses."""
+    """Shift the timestamps of the expert's uses."""
     row = own.rows[home(now, y)]
     for use in range(MOST - 1, 0, -1):
         row[use] = row[use - 1]
@@ -35,7 +35,7 @@ def on_evict(now, experts, copies, own, y):
 
 
 def key(now, experts, copies, own, y):
-    """The stamp of the K-th most recent use; below all stamps where there is none."""
+    """The timestamp of the K-th most recent use; below all timestamps where there is none."""
     kth = own.rows[home(now, y)][int(own.par[K]) - 1]
     if kth > 0:
         return kth
@@ -44,7 +44,7 @@ def key(now, experts, copies, own, y):
 
 POLICY = Eviction(
     name="lru_k",
-    summary="oldest K-th most recent use leaves",
+    summary="evict the oldest K-th most recent use",
     source="O'Neil, O'Neil & Weikum, SIGMOD 1993",
     params=PARAMS,
     memory=Memory(rows=MOST),

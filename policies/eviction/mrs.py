@@ -1,4 +1,4 @@
-"""Minus recent score (HybriMoE §IV-D): S = a TopP(s) + (1 - a) S at every gate of a layer; the smallest S leaves.
+"""Minus recent score (HybriMoE §IV-D): S = a TopP(s) + (1 - a) S at every gate of a layer; the smallest S is evicted.
 
 s are the router's probabilities of all experts of the layer, over several tokens their mean; TopP keeps the p k largest
 (ties to the lowest id) and sets the others to 0: p = 2 in the paper, twice the experts of a token. `a` is unpublished;
@@ -38,13 +38,13 @@ def top(now, step, kept):
 
 
 def key(now, experts, copies, own, y):
-    """The score."""
+    """S of the copy's expert, in UNITs / FINER."""
     return own.rows[home(now, y)][SCORE]
 
 
 POLICY = Eviction(
     name="mrs",
-    summary="smallest moving average of top router scores leaves",
+    summary="evict the smallest moving average of top router scores",
     source="HybriMoE §IV-D (MRS)",
     params=PARAMS,
     memory=Memory(rows=1),

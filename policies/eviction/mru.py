@@ -1,17 +1,17 @@
-"""Most recently used: the copy whose expert's last use is the newest leaves.
+"""Most recently used: the copy whose expert's last use is the newest is evicted.
 
 Layers come round in a cycle, which is where least recently used hits nothing once the cache is smaller than the cycle;
-leaving with the newest keeps a part of the cycle instead.
+evicting the newest keeps a part of the cycle.
 """
 
 from policies.contract import Eviction, expert_of
 
 
 def key(now, experts, copies, own, y):
-    """Minus the stamp of the last use."""
+    """Minus the logical timestamp of the last use."""
     return -experts[expert_of(now, y)]["last_use"]
 
 
 POLICY = Eviction(
-    name="mru", summary="newest last use leaves", source="Chou & DeWitt, VLDB 1985", key=key, reads=frozenset()
+    name="mru", summary="evict the newest last use", source="Chou & DeWitt, VLDB 1985", key=key, reads=frozenset()
 )

@@ -1,7 +1,7 @@
-"""Pinned: what a profile ranks highest never leaves once it is there, as far as it fits a `share` of the pool.
+"""Pinned: what a profile ranks highest is never evicted, as far as it fits a `share` of the pool.
 
-The others are evicted as `rest` says: lru, lfu (uses since arrival) or fifo. Where only pinned experts could leave,
-what comes in is used through the staging buffer. The profile is that of `static`.
+The others are evicted as `rest` says: lru, lfu (uses since arrival) or fifo. Where only pinned experts could be
+evicted, what comes in is used through the staging buffer. The profile is that of `static`.
 """
 
 from policies.contract import Choice, Eviction, Number, expert_of, slot
@@ -35,7 +35,7 @@ def admit(now, experts, copies, own, y_in, prefetched, y_out):
 
 POLICY = Eviction(
     name="pinned",
-    summary="what a profile ranks highest never leaves, the rest by lru, lfu or fifo",
+    summary="never evict what a profile ranks highest, the rest by lru, lfu or fifo",
     source="2608.07911 (pinned)",
     params=PARAMS,
     needs=needs,

@@ -1,4 +1,4 @@
-"""Random: every candidate is equally likely to leave; the floor that a policy must beat."""
+"""Random: every candidate is equally likely to be evicted; the floor that a policy must beat."""
 
 from policies.contract import Eviction
 from policies.counter_hash import counter_hash
@@ -10,5 +10,5 @@ def key(now, experts, copies, own, y):
 
 
 POLICY = Eviction(
-    name="random", summary="a random one leaves", source="Belady 1966", key=key, rekey="step", reads=frozenset()
+    name="random", summary="evict a random copy", source="Belady 1966", key=key, rekey="step", reads=frozenset()
 )

@@ -1,14 +1,14 @@
 """S3-FIFO (Yang et al., SOSP 2023): a small FIFO queue filters what is used once before it reaches the main one.
 
 What is new enters `small`. Room is made from `small` while the main queue is within its bytes: its oldest goes to the
-main queue if it was used `threshold` times or more, unmarked, else it leaves and is remembered in `ghost`. In the main
-queue the oldest goes round again for one of its uses, of which three count, and leaves without. A ghost that returns
-enters the main queue. `small` and `ghost` are shares of the pool's bytes. Where algorithm 1 trims a full main queue as
-something enters it, libCacheSim and this leave that to the next eviction.
+main queue if it was used `threshold` times or more, unmarked, else it is evicted and remembered in `ghost`. In the main
+queue the oldest goes round again for one of its uses, of which three count, and is evicted without. A ghost that
+returns enters the main queue. `small` and `ghost` are shares of the pool's bytes. Where algorithm 1 trims a full main
+queue as something enters it, libCacheSim and this leave that to the next eviction.
 
 The cache fills first: `fill=small` (the paper) lets the small queue grow meanwhile, `fill=main` (libCacheSim since
 2024) puts what it has no room for into the main queue until something has left. A prefetch is no use: it enters
-`small`, ghost or not, and its first use leaves it unmarked. What may not leave is passed over and keeps its place.
+`small`, ghost or not, and its first use leaves it unmarked. What is pinned is passed over and keeps its place.
 """
 
 from policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
@@ -41,7 +41,7 @@ MOST_ROUNDS = 3
 
 
 def held(own, pool, which):
-    """Bytes of a queue."""
+    """Bytes of the copies in a queue, ghosts at their full size."""
     return own.regs[pool][register(which, BYTES)]
 
 
@@ -110,7 +110,7 @@ def requeue(copies, own, pool, y, uses):
 
 
 def on_evict(now, experts, copies, own, y):
-    """What leaves the small queue becomes a ghost; the oldest ghosts are forgotten."""
+    """What is evicted from the small queue becomes a ghost; the oldest ghosts are forgotten."""
     pool, size, where = copies[y]["pool"], copies[y]["bytes"], own.rows[y][LIST]
     own.regs[pool][HAS_EVICTED] = 1
     unlink(own, pool, y, size)

@@ -1,4 +1,4 @@
-"""Score-based: the expert with the smallest sum of gate weights leaves (SpecMD's reading of Zhu et al.).
+"""Score-based: the expert with the smallest sum of gate weights is evicted (SpecMD's reading of Zhu et al.).
 
 SpecMD speaks of a running history and gives no window: `over=sum` takes everything since the start, `over=window` the
 last `window` passes, this one included. Weights count at the gate, kept through evictions; a prefetch adds nothing.
@@ -45,7 +45,7 @@ def scope(params):
 
 POLICY = Eviction(
     name="score",
-    summary="smallest accumulated gate weight leaves",
+    summary="evict the smallest accumulated gate weight",
     source="SpecMD (SB)",
     params=PARAMS,
     memory=Memory(rows=MOST + 2),

@@ -1,10 +1,10 @@
-"""SMoE's score window and shield (Zhu et al. 2508.18983): the smallest mean score of the last n + 1 iterations leaves.
+"""SMoE's score window and shield (Zhu et al. 2508.18983): evicts the smallest mean score of the last n + 1 passes.
 
 Scores are the router's probabilities of all experts, also of those that were not chosen; an iteration is a pass, over
-several tokens their mean (in the authors' code every token of a prefill is one). n is unpublished. Ties leave by least
-recent stamp, then lowest id.
-Predicted experts are shielded: what a prefetch names or brings leaves after all others, until it is used. The shield
-holds half of the pool's bytes; the oldest prediction gives way. What this step uses may not leave at all.
+several tokens their mean (in the authors' code every token of a prefill is one). n is unpublished. Ties go by least
+recent timestamp, then lowest id. Predicted experts are shielded: what a prefetch suggests or fetches is evicted after
+all others, until it is used. The shield holds half of the pool's bytes; the oldest prediction gives way. What this step
+uses is pinned.
 """
 
 from policies.contract import Eviction, Memory, Number, always, expert_of, slot
@@ -39,7 +39,7 @@ def mean_of(now, experts, own, y):
 
 
 def on_predict(now, experts, copies, own, y):
-    """Shield what is named."""
+    """A predicted resident enters the shield."""
     if own.rows[y][LIST] > 0:
         shield(copies, own, y)
 
@@ -73,18 +73,18 @@ def on_use(now, experts, copies, own, y):
 
 
 def on_evict(now, experts, copies, own, y):
-    """Leave the lists."""
+    """Unlink the copy from the shield."""
     unlink(own, copies[y]["pool"], y, copies[y]["bytes"])
 
 
 def victim(now, experts, copies, own, pool, y_in):
-    """Unshielded before shielded, then by mean score, stamp and id."""
+    """Unshielded before shielded, then by mean score, timestamp and id."""
     best = smallest(now, experts, copies, own, pool, EXPOSED)
     return best if best >= 0 else smallest(now, experts, copies, own, pool, SHIELDED)
 
 
 def smallest(now, experts, copies, own, pool, which):
-    """The candidate of a list that leaves first, or -1."""
+    """The candidate of a list that is evicted first, or -1."""
     best, y = -1, oldest(own, pool, which)
     while y >= 0:
         if copies[y]["protected"] == 0 and (best < 0 or leaves_before(now, experts, own, y, best)):
@@ -94,17 +94,17 @@ def smallest(now, experts, copies, own, pool, which):
 
 
 def leaves_before(now, experts, own, y, other):
-    """Whether y leaves before the other."""
+    """Whether y is evicted before the other."""
     mean, others = mean_of(now, experts, own, y), mean_of(now, experts, own, other)
     if mean != others:
         return mean < others
-    stamp, stamps = experts[expert_of(now, y)]["last_use"], experts[expert_of(now, other)]["last_use"]
-    return y < other if stamp == stamps else stamp < stamps
+    mine, others = experts[expert_of(now, y)]["last_use"], experts[expert_of(now, other)]["last_use"]
+    return y < other if mine == others else mine < others
 
 
 POLICY = Eviction(
     name="shielded_score",
-    summary="smallest mean router score of recent passes leaves, predicted experts last",
+    summary="evict the smallest mean router score of recent passes, predicted experts last",
     source="SMoE: Zhu et al. 2508.18983 §4 and their code",
     params=PARAMS,
     memory=Memory(rows=ROW_COLUMNS + 1 + MOST, regs=2 * REGISTERS_PER_LIST, reals=1),

@@ -13,7 +13,7 @@ HAND = REGISTERS_PER_LIST  # register: y + 1 of the copy that the hand points at
 
 
 def on_use(now, experts, copies, own, y):
-    """Mark a hit."""
+    """A hit marks the copy as used."""
     if own.rows[y][LIST] == QUEUE and copies[y]["prefetched"] == 0:
         own.rows[y][USED] = 1
 
@@ -46,7 +46,7 @@ def newer(own, pool, y):
 
 
 def on_evict(now, experts, copies, own, y):
-    """Leave the queue."""
+    """Unlink the copy from the queue."""
     unlink(own, copies[y]["pool"], y, copies[y]["bytes"])
 
 

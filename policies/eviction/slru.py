@@ -1,12 +1,13 @@
 """Segmented LRU (Karedla, Love & Wherry, 1994): what was used again is kept in segments of its own.
 
 A miss enters the lowest segment, the probation; a hit moves a copy one segment up, where the oldest of a segment that
-is now too large goes down again. The oldest of the lowest segment that is not empty leaves. `segments=4:protected=.75`
-is S4LRU (Huang et al., SOSP 2013). The upper segments share `protected` of the pool's bytes equally.
+is now too large goes down again. The oldest of the lowest segment that is not empty is evicted.
+`segments=4:protected=.75` is S4LRU (Huang et al., SOSP 2013). The upper segments share `protected` of the pool's bytes
+equally.
 
 The cache fills first: `fill=probation` (Karedla) lets the probation grow meanwhile, `fill=lowest` (libCacheSim) puts a
 miss into the lowest segment with room. A prefetch is no use: the first use of what it brought moves nothing up;
-`touch_on_predict=true` makes a resident that it names the newest of its segment.
+`touch_on_predict=true` makes a resident that it suggests the newest of its segment.
 """
 
 from policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
@@ -36,13 +37,13 @@ LOWEST = TRUE = 1
 
 
 def room(own, pool, segment):
-    """Bytes that a segment may hold; the probation, which is segment 1, gets what the others leave."""
+    """Bytes that a segment may hold; segment 1 (probation) has what the others do not."""
     each = int(own.capacity[pool] * own.par[PROTECTED] / (own.par[SEGMENTS] - 1))
     return each if segment > 1 else own.capacity[pool] - each * (int(own.par[SEGMENTS]) - 1)
 
 
 def held(own, pool, segment):
-    """Bytes that it holds."""
+    """Bytes in a segment."""
     return own.regs[pool][register(segment, BYTES)]
 
 
@@ -55,7 +56,7 @@ def on_use(now, experts, copies, own, y):
 
 
 def on_predict(now, experts, copies, own, y):
-    """A naming refreshes, if it counts."""
+    """A prediction counts as a use if `touch_on_predict` says so."""
     if own.rows[y][LIST] != NOWHERE and own.par[TOUCH] == TRUE:
         move(copies, own, y, own.rows[y][LIST])
 
@@ -93,7 +94,7 @@ def victim(now, experts, copies, own, pool, y_in):
 
 
 def on_evict(now, experts, copies, own, y):
-    """Leave the segment."""
+    """Unlink the copy from its segment."""
     unlink(own, copies[y]["pool"], y, copies[y]["bytes"])
 
 

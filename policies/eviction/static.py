@@ -1,9 +1,9 @@
 """Static placement: what a profile ranks highest stays; the rest is used through the staging buffer.
 
-The candidate that the profile ranks lowest leaves, and only for one that it ranks higher: once used, the best that
-fit never leave. `--warm` puts them there from the start. `profile=trace` ranks by how often the trace to be replayed
-chose each expert, in its first `tokens` tokens (0: all, the bound of any static placement); `profile=given` is the list
-of --profile FILE, fitted elsewhere. Experts without a rank never push another out; among them the least recent leaves.
+The candidate that the profile ranks lowest is evicted, and only for one that it ranks higher: once used, the best that
+fit stay. `--warm` puts them there from the start. `profile=trace` ranks by how often the trace to be replayed chose
+each expert, in its first `tokens` tokens (0: all, the bound of any static placement); `profile=given` is the list of
+--profile FILE, fitted elsewhere. Experts without a rank evict nothing ranked; among them the least recent is evicted.
 """
 
 from policies.contract import Eviction, expert_of

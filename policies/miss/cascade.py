@@ -52,7 +52,7 @@ def fitting(copies, x, precisions, free, lowest):
 
 
 def needs(params):
-    """Importance is gate weight."""
+    """Gate weights, where a share of the demand is chosen by importance."""
     return frozenset({"weights"} if params["when"] == "importance" else ())
 
 

@@ -4,13 +4,13 @@ from policies.contract import CPU, Miss
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """Every miss alike."""
+    """Every verdict is CPU."""
     for m in range(len(missing)):
         verdict[m] = CPU
 
 
 def uses_cpu(params):
-    """Always."""
+    """Refused on a platform without a CPU, whatever the parameters."""
     return True
 
 

@@ -49,7 +49,7 @@ def fitting_or_more(now, copies, x, free, lowest):
 
 
 def needs(params):
-    """Importance is gate weight."""
+    """Gate weights, where a share of the demand is chosen by importance."""
     return frozenset({"weights"} if params["when"] == "importance" else ())
 
 

@@ -6,7 +6,7 @@ PARAMS = (Number("bits", 0, 0, 32),)
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """Every miss is fetched."""
+    """Every verdict is 0, the only precision."""
     for m in range(len(missing)):
         verdict[m] = 0
 

@@ -60,7 +60,7 @@ def priced(params, costs):
 
 
 def uses_cpu(params):
-    """Always."""
+    """Refused on a platform without a CPU, whatever the parameters."""
     return True
 
 

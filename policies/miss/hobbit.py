@@ -22,7 +22,7 @@ def want(now, step, experts, copies, own, n):
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """High, low or skip."""
+    """The precision that `rated` gives, or DROP."""
     for m in range(len(missing)):
         verdict[m] = rated(now, step, own, missing[m])
 

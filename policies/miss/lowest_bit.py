@@ -12,7 +12,7 @@ def want(now, step, experts, copies, own, n):
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):
-    """Every miss alike."""
+    """Every verdict is the lowest tier."""
     for m in range(len(missing)):
         verdict[m] = int(own.par[BITS]) - 1
 

@@ -2,12 +2,12 @@
 
 A request's matrix counts tokens by layer and expert. Its layers seen so far are compared with those of the last `kept`
 requests by the mean over layers of their rows' cosine, ties to the most recent; expert e of a later layer l' is then
-named by descending (m + 1e-8) * (1 - (l' - l) / (L + 1)), where m is its share of the nearest matrix's row, ties by
+suggested by descending (m + 1e-8) * (1 - (l' - l) / (L + 1)), where m is its share of the nearest matrix's row, ties by
 lowest id. The queue is made anew at every gate.
 
-`enqueue=seen` names experts with m > 0; `enqueue=all` every expert of the later layers, as the small constant has it.
-When the collection is full the oldest matrix makes room. The published code hides the executed rows before it compares,
-which looks inverted: this is what the paper says. A reset forgets the collection, too.
+`enqueue=seen` suggests experts with m > 0; `enqueue=all` every expert of the later layers, as the small constant has
+it. When the collection is full the oldest matrix makes room. The published code hides the executed rows before it
+compares, which looks inverted: this is what the paper says. A reset forgets the collection, too.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Adaptive depth (HOBBIT §3.3): of the next `p` layers, the first whose predicted top k are not all there.
 
-The predicted top k of layer l + 1 are named; if every one of them is resident or on its way, those of l + 2 follow, up
-to l + p. Naming what is resident protects it where the eviction policy heeds predictions, as HOBBIT's does.
+The predicted top k of layer l + 1 are suggested; if every one of them is resident or on its way, those of l + 2 follow,
+up to l + p. Naming what is resident protects it where the eviction policy heeds predictions, as HOBBIT's does.
 
 `precision=high` fetches at the highest precision. `precision=scored` rates predictions as `miss hobbit` rates misses:
 by the share of a token's predicted weight that lies before an expert, up to `t1` the highest precision, up to `t2` the
@@ -10,7 +10,7 @@ lowest, beyond it none. Scores that a correction bias makes negative weigh nothi
 
 from policies.contract import ABSENT, DROP, Choice, Number, Prefetch, always, expert_of, slot
 from policies.importance import scored_tier
-from policies.selection import UNNAMED, append_descending, largest_score, notes
+from policies.selection import UNWANTED, append_descending, largest_score, notes
 
 PARAMS = (
     Number("p", 2, 1, 8, integer=True),
@@ -28,22 +28,22 @@ def suggest(now, step, experts, copies, own, out):
     count = 0
     for d in range(min(int(own.par[P]), now["layers"] - 1 - now["layer"])):
         before = count
-        count = name_layer(now, step, own, d, out, count)
+        count = suggest_layer(now, step, own, d, out, count)
         for i in range(before, count):
             if not is_coming(now, copies, out[i]):
                 return count
     return count
 
 
-def name_layer(now, step, own, d, out, count):
-    """The predicted top k of layer + 1 + d, united over tokens, each at the best precision that a token gives it."""
+def suggest_layer(now, step, own, d, out, count):
+    """The predicted top k of layer + 1 + d of all tokens, each at the best precision that a token gives it."""
     tiers = [UNRATED] * now["experts"]
     for t in range(now["tokens"]):
         rate_token(now, own, step.look_order[d][t], step.look_score[d][t], tiers)
     first, notes_first = (now["layer"] + 1 + d) * now["experts"], notes(now, out)
     for e in range(now["experts"]):
         rated = tiers[e] != UNRATED
-        out[notes_first + e] = largest_score(step, d, now["tokens"], e) if rated else UNNAMED
+        out[notes_first + e] = largest_score(step, d, now["tokens"], e) if rated else UNWANTED
     end = append_descending(now, first, out, count)
     for i in range(count, end):
         out[i] += tiers[expert_of(now, out[i]) - first]
@@ -73,7 +73,7 @@ def is_coming(now, copies, y):
 
 
 def depth(params):
-    """Layers ahead."""
+    """How many layers of look-ahead are read."""
     return params["p"]
 
 

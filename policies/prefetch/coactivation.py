@@ -1,8 +1,8 @@
 """Co-activation: the experts that most often followed the ones in use, from this layer to the next.
 
 Each pass's last token teaches: its experts of a layer count once with each of its experts of the next. A demanded
-expert then votes for every expert of the next layer with that count, times the tokens routed to it; the
-ceil(factor * k) of most votes are named, ties by lowest id, none without votes. A causal baseline that needs ids alone.
+expert then votes for every expert of the next layer with that count, times the tokens routed to it; the ceil(factor *
+k) of most votes are suggested, ties by lowest id, none without votes. A causal baseline that needs ids alone.
 """
 
 from policies.contract import Memory, Number, Prefetch, slot
@@ -15,7 +15,7 @@ PASS = 0  # real: 1 + the pass that the layer's remembered token is from
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Learn from the step before, then ask what follows this one."""
+    """Count the transition from the step before, then suggest what followed this one."""
     if now["layer"] > 0 and own.reals[now["layer"] - 1][PASS] == now["pass"] + 1.0:
         learn(now, step, own)
     remember(now, step, own)

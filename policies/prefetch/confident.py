@@ -1,14 +1,14 @@
 """Confident (SMoE, Zhu et al. 2508.18983): what is predicted clearly above the rest, and only when this layer missed.
 
-Of a token's predicted top k those whose score is at least (1 + alpha) times the k+1-st. Named only if this layer has a
-miss left once stand-ins have taken their share: then the link or the CPU is busy anyway, and compute waits. Before
-anything is looked up (contract `sequential`, prefetch at the gate) it is a demanded expert of which no copy is resident
-or in flight. `after_miss=false` names always. The source predicts from a partial hidden state, this from the trace's
-look-ahead. It clears its queue when a layer starts, as every engine here cancels overtaken prefetches.
+Of a token's predicted top k those whose score is at least (1 + alpha) times the k+1-st. Suggested only if this layer
+has a miss left once stand-ins have taken their share: then the link or the CPU is busy anyway, and compute waits.
+Before anything is looked up (contract `sequential`, prefetch at the gate) it is a demanded expert of which no copy is
+resident or in flight. `after_miss=false` suggests always. The source predicts from a partial hidden state, this from
+the trace's look-ahead. It clears its queue when a layer starts, as every engine here cancels overtaken prefetches.
 """
 
 from policies.contract import IN_FLIGHT, RESIDENT, Choice, Number, Prefetch, always, slot
-from policies.selection import mark, name_marked, unmark
+from policies.selection import mark, suggest_marked, unmark
 
 PARAMS = (Number("alpha", 0.35, 0, 100), Choice("after_miss", "true", ("true", "false")))
 ALPHA, AFTER_MISS = slot(PARAMS, "alpha"), slot(PARAMS, "after_miss")
@@ -34,7 +34,7 @@ def is_coming(now, copies, x):
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Per token those above its threshold, united over the pass's tokens."""
+    """Per token those above its threshold, their union over the pass's tokens."""
     last_layer = now["layer"] + 1 == now["layers"]
     if last_layer or (own.par[AFTER_MISS] != FALSE and not misses(now, step, copies)):
         return 0
@@ -42,7 +42,7 @@ def suggest(now, step, experts, copies, own, out):
     for t in range(now["tokens"]):
         wanted = confident(own.par[ALPHA], step.look_order[0][t], step.look_score[0][t], now["k"])
         mark(now, step, 0, t, wanted, out)
-    return name_marked(now, step, 0, out, 0)
+    return suggest_marked(now, step, 0, out, 0)
 
 
 def confident(alpha, order, scores, k):

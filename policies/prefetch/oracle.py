@@ -1,9 +1,9 @@
 """Oracle: a predictor of given quality, made from the demand itself; what a better predictor would be worth.
 
-For each of the next `horizon` layers of this pass, every expert that the recorded demand will use is named with
+For each of the next `horizon` layers of this pass, every expert that the recorded demand will use is suggested with
 probability `recall`, in demand order, followed by as many wrong ones as make the share of right ones `precision`
 (rounded at random to keep the mean), drawn among the experts that the layer will not use. A layer's draws are a hash of
-seed, pass, layer and expert, so looking at it again from nearer by tells nothing new.
+seed, pass, layer and expert, so a gate nearer to it predicts the same.
 """
 
 from policies.contract import Number, Prefetch, always, expert_of, slot
@@ -17,8 +17,8 @@ def suggest(now, step, experts, copies, own, out):
     """Nearest layer first; the right ones before the wrong ones, which is kinder than life."""
     count = 0
     for layer in range(now["layer"] + 1, min(now["layer"] + 1 + int(own.par[HORIZON]), now["layers"])):
-        right = name_right(now, experts, own, layer, out, count)
-        count = name_wrong(now, experts, own, layer, out, right, wrong_beside(now, own, layer, right - count))
+        right = suggest_right(now, experts, own, layer, out, count)
+        count = suggest_wrong(now, experts, own, layer, out, right, wrong_beside(now, own, layer, right - count))
     return count
 
 
@@ -27,7 +27,7 @@ def is_demanded(now, expert):
     return expert["next_pass"] == now["pass"]
 
 
-def name_right(now, experts, own, layer, out, count):
+def suggest_right(now, experts, own, layer, out, count):
     """Append the recalled experts of the layer in demand order."""
     first, begin = layer * now["experts"], count
     for e in range(now["experts"]):
@@ -53,7 +53,7 @@ def wrong_beside(now, own, layer, right):
     return int(exact + counter_hash(now["seed"], now["pass"], layer, now["experts"]) / MODULUS)
 
 
-def name_wrong(now, experts, own, layer, out, count, wrong):
+def suggest_wrong(now, experts, own, layer, out, count, wrong):
     """Append the experts of smallest hash among those that the layer will not use."""
     first, taken = layer * now["experts"], [0] * now["experts"]
     for _ in range(wrong):
@@ -72,7 +72,7 @@ def name_wrong(now, experts, own, layer, out, count, wrong):
 
 
 def reach(params):
-    """Layers ahead."""
+    """How many layers ahead are predicted."""
     return params["horizon"]
 
 

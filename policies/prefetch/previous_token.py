@@ -1,7 +1,7 @@
 """Previous token: for each of the next `depth` layers, the experts that the token before this pass used there.
 
-The token is the last one of the latest pass, of the same request: a request's first pass names nothing. A baseline of
-locality between neighbouring tokens, which needs ids alone.
+The token is the last one of the latest pass, of the same request: a request's first pass suggests nothing. A baseline
+of locality between neighbouring tokens, which needs ids alone.
 """
 
 from policies.contract import Memory, Number, Prefetch, slot
@@ -42,7 +42,7 @@ def remember(now, step, own):
 
 
 def reach(params):
-    """Layers ahead."""
+    """How many layers ahead are predicted."""
     return params["depth"]
 
 

@@ -1,11 +1,11 @@
 """Score: every expert whose predicted probability lies above a percentile (SpecMD's reading of Zhu et al.).
 
-`pool=token` takes the percentile of the token's own scores, which names a constant count. `pool=running` takes it over
-all scores seen so far, of all layers: confident layers then name fewer experts.
+`pool=token` takes the percentile of the token's own scores, which suggests a constant count. `pool=running` takes it
+over all scores seen so far, of all layers: confident layers then name fewer experts.
 """
 
 from policies.contract import Choice, Memory, Number, Prefetch, always, slot
-from policies.selection import mark, name_marked, unmark
+from policies.selection import mark, suggest_marked, unmark
 
 PARAMS = (
     Number("percentile", 80, 0, 100),
@@ -20,13 +20,13 @@ SEEN = BUCKETS  # register: scores counted
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Per token the experts above the threshold, united over the pass's tokens."""
+    """Per token the experts above the threshold, their union over the pass's tokens."""
     count = 0
     for d in range(min(int(own.par[DEPTH]), now["layers"] - 1 - now["layer"])):
         unmark(now, out)
         for t in range(now["tokens"]):
             mark(now, step, d, t, above(own, step.look_score[d][t], step.look_order[d][t]), out)
-        count = name_marked(now, step, d, out, count)
+        count = suggest_marked(now, step, d, out, count)
     return count
 
 
@@ -79,7 +79,7 @@ def bucket(score):
 
 
 def depth(params):
-    """Layers ahead."""
+    """How many layers of look-ahead are read."""
     return params["depth"]
 
 

@@ -5,7 +5,7 @@ buffers' bytes come on top of the capacity, as in the source (`count=beside`), o
 """
 
 from policies.contract import Choice, Number, Prefetch, always, slot
-from policies.selection import name_best_of_each
+from policies.selection import suggest_best_of_each
 
 PARAMS = (
     Number("buffers", 4, 1, 4096, integer=True),
@@ -18,7 +18,7 @@ FETCH = slot(PARAMS, "fetch")
 def suggest(now, step, experts, copies, own, out):
     """The `fetch` most likely experts of the next layer, per token."""
     each = min(now["experts"], int(own.par[FETCH]))
-    return name_best_of_each(now, step, 0, each, out, 0)
+    return suggest_best_of_each(now, step, 0, each, out, 0)
 
 
 def depth(params):

@@ -1,7 +1,7 @@
 """Top-k: the ceil(factor * k) experts that the look-ahead scores highest, for each of the next `depth` layers."""
 
 from policies.contract import Choice, Number, Prefetch, slot
-from policies.selection import name_best_of_each, times_k
+from policies.selection import suggest_best_of_each, times_k
 
 PARAMS = (
     Number("factor", 1.0, 0, 64),
@@ -12,10 +12,10 @@ FACTOR, DEPTH = slot(PARAMS, "factor"), slot(PARAMS, "depth")
 
 
 def suggest(now, step, experts, copies, own, out):
-    """Nearest layer first; per token the best, united over the pass's tokens."""
+    """Nearest layer first; per token the best, their union over the pass's tokens."""
     each, count = times_k(now, own.par[FACTOR]), 0
     for d in range(int(own.par[DEPTH])):
-        count = name_best_of_each(now, step, d, each, out, count)
+        count = suggest_best_of_each(now, step, d, each, out, count)
     return count
 
 
@@ -25,7 +25,7 @@ def needs(params):
 
 
 def depth(params):
-    """Layers ahead."""
+    """How many layers of look-ahead are read."""
     return params["depth"]
 
 

@@ -62,12 +62,12 @@ def contend(now, copies, ids, scores, weights, top_j, lift, row):
 
 
 def value(scores, mark, lift, name):
-    """A name's score, with the lift if it has one."""
+    """The score of an entry of the row, with the lift if it has one."""
     return scores[name - mark] + lift if name >= mark else scores[name]
 
 
 def insert(row, count, scores, mark, lift, name):
-    """Enter a name into the first `count` of a row, behind its equals; what was at `count` falls out."""
+    """Insert an entry into the first `count` of a row, behind its equals; what was at `count` falls out."""
     place, own = count, value(scores, mark, lift, name)
     while place > 0 and value(scores, mark, lift, row[place - 1]) < own:
         row[place] = row[place - 1]
@@ -123,7 +123,7 @@ def width(scores):
 
 
 def mean(scores):
-    """Of the finite scores."""
+    """The mean of the finite scores."""
     total, count = 0.0, 0
     for z in scores:
         if z > MINUS_INFINITY:

@@ -21,7 +21,7 @@ NO_COPY = -1
 
 @fast
 def note(s, kind, y, cause):
-    """Something that takes no time."""
+    """An event that takes no time."""
     span(s, kind, y, 0, 0, cause)
 
 
@@ -35,7 +35,7 @@ def span(s, kind, y, after, spent, cause):
 
 @called
 def write(s, kind, y, begin, end, cause):
-    """One line, if there is room."""
+    """One line, if there is space; it is counted in any case."""
     at = s["log"]["lines"]
     s["log"]["lines"] = at + 1
     if at >= s["n_log"]:

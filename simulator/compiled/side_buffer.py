@@ -31,7 +31,7 @@ def claim_side(s, y):
 
 @called
 def overwritable(s):
-    """The oldest copy whose gate has passed and that nobody uses, or NONE."""
+    """The oldest copy whose gate has passed and that is not in use, or NONE."""
     for i in range(s["side_buffer"]["in_side"]):
         y = buffered(s)[i]
         target, step = owned(s)[y]["target"], now(s)["step"]
@@ -56,7 +56,7 @@ def take(s, y):
 
 @called
 def promote(s, hooks, y):
-    """A demanded copy moves from its side buffer into the cache, if room can be made; no bytes cross the link."""
+    """A demanded copy moves from its side buffer into the cache, if space can be made; no bytes cross the link."""
     if make_space(s, hooks, y, 0) != GRANTED:
         return
     take(s, y)

@@ -1,4 +1,4 @@
-"""Making space in a pool: whether enough can leave, whether the policy agrees, and which copies are evicted."""
+"""Making space in a pool: whether enough can be evicted, whether the policy agrees, and which copies are evicted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAS_CANDIDATE, WAS_LAST_RESORT = 1, 2
 
 @fast
 def make_space(s, hooks, y, prefetch):
-    """Evict what must leave for y, if that is enough and the policy agrees. `prefetch`: 1 if nobody waits for y."""
+    """Evict what y needs, if that is enough and the policy admits y. `prefetch`: 1 if no demand waits for y."""
     pool, size = copies(s)[y]["pool"], copies(s)[y]["bytes"]
     bytes_of = pools(s)[pool]
     short = bytes_of["used"] + size - bytes_of["capacity"]
@@ -41,7 +41,7 @@ def make_space(s, hooks, y, prefetch):
 
 @fast
 def choose_victim(s, hooks, pool, y):
-    """The copy of the pool that leaves for y: a candidate, or else one of the last resort; NONE with an error set."""
+    """The victim in the pool for y: a candidate, or else one of the last resort; NONE with an error set."""
     if s["by_key"] == 1:
         return smallest_key(s, hooks.key, pool)
     last_resort = pools(s)[pool]["open"] == 0
@@ -55,13 +55,13 @@ def choose_victim(s, hooks, pool, y):
 
 @fast
 def rejected(s, prefetch):
-    """What becomes of a transfer that the policy does not admit."""
+    """The verdict on a transfer that the policy rejects."""
     return REFUSED if prefetch == 1 or s["cache"]["bypassed"] != NONE else BYPASSED
 
 
 @called
 def evict_if_all_may(s, hooks, y, prefetch):
-    """Every victim is chosen and asked about before one leaves; until then all stand as they did."""
+    """Every victim is selected and admission decided before one is evicted; until then the tables do not change."""
     bytes_of = pools(s)[copies(s)[y]["pool"]]
     short = bytes_of["used"] + copies(s)[y]["bytes"] - bytes_of["capacity"]
     verdict, s["space"]["aside_now"] = GRANTED, 0
@@ -83,7 +83,7 @@ def evict_if_all_may(s, hooks, y, prefetch):
 
 @fast
 def set_aside(s, y, more):
-    """It is among those that leave; if more are to be chosen it is no candidate meanwhile."""
+    """The copy is a victim; while more are selected it is no candidate."""
     chosen_victims(s)[s["space"]["aside_now"]] = y
     s["space"]["aside_now"] += 1
     if more:
@@ -93,7 +93,7 @@ def set_aside(s, y, more):
 
 @fast
 def put_back(s):
-    """What was set aside is what it was before."""
+    """Copies that were set aside are candidates again, or of the last resort, as before."""
     for i in range(s["space"]["aside_now"]):
         y = chosen_victims(s)[i]
         if owned(s)[y]["aside"] == WAS_CANDIDATE:

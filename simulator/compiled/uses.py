@@ -1,4 +1,4 @@
-"""What the tables say of experts: demand, uses, predictions and their logical timestamps, and the next use."""
+"""The expert table: demand, uses, predictions and their logical timestamps, and the next use."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def count_first_use(s, x):
 
 @fast
 def forget_uses(s, x):
-    """Expert x has left."""
+    """Expert x has no copy any more: its uses here are forgotten."""
     experts(s)[x]["uses_here"] = 0
 
 
 @fast
 def predict(s, hooks, y):
-    """A prefetch policy named a resident copy: the next logical timestamp."""
+    """A prefetch policy predicted a resident copy: the next logical timestamp."""
     x = expert_of(s, y)
     s["uses"]["stamps"] += 1
     experts(s)[x]["last_hint"], experts(s)[x]["hint_pass"] = s["uses"]["stamps"], now(s)["pass"]
@@ -79,7 +79,7 @@ def predict(s, hooks, y):
 
 @called
 def clear_uses(s):
-    """As if nothing had ever been used; what is known of the future stays."""
+    """As if nothing had ever been used; oracle information stays."""
     s["uses"]["stamps"] = 0
     for x in range(s["n_experts"]):
         clear_expert(experts(s)[x])

@@ -12,7 +12,7 @@ from simulator.compiled.runtime.state import answers, asked, copies, done, exper
 
 @fast
 def smallest_key(s, keys, pool):
-    """The candidate that leaves first, or else one of the last resort; there must be one."""
+    """The candidate that is evicted first, or else one of the last resort; there must be one."""
     if pools(s)[pool]["open"] <= 0:
         return smallest_last_resort(s, keys, pool)
     if s["queue"] != NO_QUEUE:
@@ -22,7 +22,7 @@ def smallest_key(s, keys, pool):
 
 @called
 def named_by_policy(s, hook, pool, y):
-    """The copy that the policy's own hook names; NONE, and the run ends, if that may not leave the pool."""
+    """The copy that the policy's hook returns; NONE, and the run ends, if that is no candidate of the pool."""
     victim = hook(s, pool, y)
     if 0 <= victim < s["n_copies"] and copies(s)[victim]["pool"] == pool and may_leave(s, victim):
         return victim
@@ -32,7 +32,7 @@ def named_by_policy(s, hook, pool, y):
 
 @called
 def admits(s, hook, y, prefetch, victim):
-    """Whether the policy lets y push the victim out."""
+    """Whether the policy admits y in place of the victim."""
     return hook(s, y, prefetch, victim)
 
 
@@ -48,7 +48,7 @@ def is_last_resort(s, y, pool):
 
 @called
 def last_resort_suffices(s, pool, short):
-    """Whether the last resort holds so many bytes."""
+    """Whether the copies of the last resort hold so many bytes."""
     for i in range(s["cache"]["done_now"]):
         if short <= 0:
             return True
@@ -75,7 +75,7 @@ def smallest_last_resort(s, keys, pool):
 
 @called
 def leaves_before(s, i, j):
-    """Whether the i-th copy asked about leaves before the j-th."""
+    """Whether the i-th copy of the batch is evicted before the j-th."""
     if answers(s)[i] != answers(s)[j]:
         return answers(s)[i] < answers(s)[j]
     a, b = asked(s)[i], asked(s)[j]

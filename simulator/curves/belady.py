@@ -40,7 +40,7 @@ WALK = void(DEMANDS, int64, int64, CUT, int64, boolean, STACK, TALLY)
 def _doubt(top, together, nearest, undecided):
     """Where the pool's last step did not fit, times decide which of its experts are left.
 
-    That matters unless this step does not fit either, so that all of them leave, and uses none of them.
+    That matters unless this step does not fit either, so that all of them are evicted, and uses none of them.
     """
     low = 1 if nearest < top else together
     if low < top:
@@ -134,7 +134,7 @@ def _walk_compiled():
 
 
 def count(demands: Demands, cut: Cut, relaxed: bool, into: Tally, done: Callable[[int], None]) -> None:
-    """Count the whole stream into `into`, whose grid must be 1, 2, ... experts; `done` hears of steps."""
+    """Count the whole stream into `into`, whose grid must be 1, 2, ... experts; `done` takes numbers of steps."""
     key, place = np.zeros((cut.pools, cut.units), np.int64), np.full((cut.pools, cut.units), NOWHERE, np.int32)
     sizes = np.zeros(cut.pools, np.int64), np.zeros(cut.pools, np.int64)
     stack = Stack(key, place, *sizes, np.zeros(cut.experts, np.int64))

@@ -27,7 +27,7 @@ from simulator.threads import waited_for
 from traces.schema import Geometry, Trace
 
 RELAXED = "relaxed_belady"
-REPLAYED = ("lru", "belady")  #: counted unless others are asked for: what replays of that name miss
+REPLAYED = ("lru", "belady")  #: counted by default: the misses of replays under the policy of that name
 POLICIES = (*REPLAYED, RELAXED)
 UNDECIDED = -1
 
@@ -66,7 +66,7 @@ class Curve:
 
     @property
     def accesses(self) -> int:
-        """Of all layers."""
+        """Accesses of all layers."""
         return int(self.layer_accesses.sum())
 
     @property
@@ -111,8 +111,8 @@ def curve(
     """Count a trace's misses at every whole number of experts, and at `capacities` in bytes.
 
     With `scope="per_layer"` those are 1 to E per layer. Where experts differ in size, a number of them is that of mean
-    experts, rounded down to bytes as `--capacity 51experts` is. `done` hears now and then how many more of the steps
-    (passes x layers) have been counted. Raises ConfigError, PolicyError or TraceError.
+    experts, rounded down to bytes as `--capacity 51experts` is. `done` is called from time to time with how many more
+    of the steps (passes x layers) have been counted. Raises ConfigError, PolicyError or TraceError.
     """
     config = settings(trace.geometry, policy, scope, passes, reset, contract)
     geometry, equal = trace.geometry, _shares_a_size(trace.geometry, scope)

@@ -174,7 +174,7 @@ def _walk_compiled():
 
 
 def count(demands: Demands, cut: Cut, weights: np.ndarray, into: Tally, done: Callable[[int], None]) -> None:
-    """Count the whole stream into `into`; `weights` (L,) int64: of an expert, by layer; `done` hears of steps."""
+    """Count the whole stream into `into`; `weights` (L,) int64, by layer; `done` takes numbers of steps."""
     walk, stack = _walk_compiled(), _empty(cut, bool((weights == 1).all()))
     for first, last in spans(demands, done):
         walk(demands, first, last, cut, weights, stack, into)

@@ -18,18 +18,18 @@ from simulator.compiled.runtime.machine_code import compile_kept
 from simulator.curves.stream import CUT, DEMANDS, Cut, Demands, spans
 
 HITS, ACCESSES, COMPULSORY = range(3)
-OUT = -1  #: the key of what is not there
+OUT = -1  #: the key of an expert that is not cached
 
 
 class Pools(NamedTuple):
-    """What is there. A key is next use << bits | expert, so that one comparison settles ties too."""
+    """The cached experts. A key is next use << bits | expert, so that one comparison settles ties too."""
 
     slots: np.ndarray  #: (pools,) int64: how many experts each holds
-    held: np.ndarray  #: (pools,) int64: how many are there
+    held: np.ndarray  #: (pools,) int64: how many are cached
     heap: np.ndarray  #: (pools, room) int64: keys, the largest first
     entries: np.ndarray  #: (pools,) int64: of the heap
     key: np.ndarray  #: (experts,) int64: of each expert of the model, or OUT
-    ever: np.ndarray  #: (experts,) int8: 1 once it has been there
+    ever: np.ndarray  #: (experts,) int8: 1 once it has been cached
 
 
 POOLS = types.NamedTuple((int64[::1], int64[::1], int64[:, ::1], int64[::1], int64[::1], int8[::1]), Pools)
@@ -60,7 +60,7 @@ def _sink(heap, entries):
 
 @njit(error_model="numpy")
 def _forget_stale(pools, pool, ids):
-    """Make room: keep the entries of what is there."""
+    """Make space in the heap: keep the entries of cached experts only."""
     heap, kept = pools.heap[pool], 0
     for at in range(pools.entries[pool]):
         if pools.key[heap[at] & ids] == heap[at]:
@@ -72,7 +72,7 @@ def _forget_stale(pools, pool, ids):
 
 @njit(error_model="numpy")
 def _put_in(pools, pool, x, next_use, bits):
-    """An expert is there until `next_use`, at least if room can be found."""
+    """An expert is cached until `next_use`, if space can be found."""
     heap = pools.heap[pool]
     if pools.entries[pool] == len(heap):
         _forget_stale(pools, pool, (1 << bits) - 1)
@@ -86,7 +86,7 @@ def _put_in(pools, pool, x, next_use, bits):
 
 @njit(error_model="numpy")
 def _keep(pools, pool, most, ids):
-    """The farthest next uses leave until no more than `most` are there."""
+    """The farthest next uses are evicted until no more than `most` are cached."""
     heap = pools.heap[pool]
     while pools.held[pool] > most:
         key = heap[0]
@@ -100,7 +100,7 @@ def _keep(pools, pool, most, ids):
 
 @njit(error_model="numpy")
 def _take_out(pools, pool, x, counts):
-    """Count an access; what is used is put in anew."""
+    """Count an access; the used expert gets a new entry."""
     counts[ACCESSES] += 1
     counts[COMPULSORY] += 1 - pools.ever[x]
     if pools.key[x] != OUT:
@@ -110,7 +110,7 @@ def _take_out(pools, pool, x, counts):
 
 
 def _walk(demands, first, last, cut, bits, forced, pools, counts):
-    """Steps [first, last): a group is looked up, what must leave leaves, the group comes in as far as it is kept."""
+    """Steps [first, last): a group is looked up, victims are evicted, the group is inserted as far as it is kept."""
     ids, never = (1 << bits) - 1, np.int64(1) << (61 - bits)
     for step in range(first, last):
         layer = step % cut.layers
@@ -137,7 +137,7 @@ def _walk_compiled():
 def count(
     demands: Demands, cut: Cut, slots: Sequence[int], forced: bool, warm: Sequence[tuple[int, int]] = ()
 ) -> tuple[int, int, int]:
-    """Hits, accesses and compulsory misses; `slots` experts fit each pool, `warm` are there: (x, its first use).
+    """Hits, accesses and compulsory misses; `slots` experts fit each pool, `warm` are cached first: (x, its first use).
 
     Compulsory misses are those of experts that have not been there since the start or the last reset.
     """

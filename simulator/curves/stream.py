@@ -91,9 +91,9 @@ def tally(layers: int, capacities: int, grid: np.ndarray | None = None) -> Tally
 
 
 def spans(demands: Demands, done: Callable[[int], None]) -> Iterator[tuple[int, int]]:
-    """Ranges of steps [first, last); `done` hears how long each was, once it has been counted.
+    """Ranges of steps [first, last); `done` is called with the length of each, once it has been counted.
 
-    Raises KeyboardInterrupt before a range if the count has been told to stop.
+    Raises KeyboardInterrupt before a range if the count is to stop.
     """
     steps = len(demands.offsets) - 1
     for first in range(0, steps, STEPS_AT_ONCE):

@@ -73,7 +73,7 @@ def flag_of(asked: int) -> np.ndarray:
 
 
 def sleeps_for_ever(begun: threading.Event) -> Callable[..., None]:
-    """Machine code that runs until its run is told to stop."""
+    """Machine code that runs until its run is to stop."""
 
     def code(*given: Any) -> None:
         begun.set()

@@ -100,7 +100,7 @@ def test_a_preset_and_a_policy_of_ones_own_run_live_as_they_replay(
     (tmp_path / "mine.py").write_text(
         "from policies.contract import Eviction\n\n\n"
         "def key(now, experts, copies, own, y):\n    return -experts[y // now['precisions']]['last_use']\n\n\n"
-        "POLICY = Eviction(name='newest', summary='newest last use leaves', source='a test', key=key)\n"
+        "POLICY = Eviction(name='newest', summary='evict the newest last use', source='a test', key=key)\n"
     )
     chosen = (
         "--preset",

@@ -1,4 +1,4 @@
-"""A policy bound to the tables of a small model, with no engine around it: hooks asked by hand."""
+"""A policy bound to the tables of a small model, with no engine around it: hooks called one by one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ByHand:
         self.at()
 
     def at(self, **now: int) -> None:
-        """Move on; a pass of one decoded token unless told otherwise."""
+        """Move on; a pass of one decoded token by default."""
         self.tables.now.update({"tokens": 1, "phase": 1, "gated": 1, "absent": -1} | now)
 
     def make_resident(self, *experts: int, layer: int = 0, precision: int = 0) -> None:
@@ -59,7 +59,7 @@ class ByHand:
         return out[0]
 
     def suggest(self, step: Step) -> list[tuple[int, int]]:
-        """(layer, expert) that a prefetch policy names."""
+        """(layer, expert) that a prefetch policy suggests."""
         if self.bound.policy.on_gate:
             self.ask("on_gate", step)
         out = [-1] * len(self.tables.copies)
@@ -82,7 +82,7 @@ class ByHand:
         return self.ask("substitute", step, t, j, marks)
 
     def ask(self, hook: str, step: Step, *arguments: Any) -> Any:
-        """A hook's answer at a gate."""
+        """A hook's result at a gate."""
         return self.bound.call(hook, step, *arguments)
 
 

@@ -214,9 +214,9 @@ def outcome_of(ran: Ran) -> Outcome:
 
 
 def compiled_run(source: ListSource, setting: Setting) -> Ran:
-    """The compiled engine; what every token ran is told to the source, as the reference does.
+    """The compiled engine; the source gets what every token ran, as the reference does.
 
-    Where nobody asks for that or for the log it may go a shorter way, which must lead to the same counters.
+    Without that and without the log it may take the fast path, whose counters must be the same.
     """
     from simulator.compiled.engine import run_source
 

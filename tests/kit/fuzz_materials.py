@@ -27,7 +27,7 @@ def key(now, experts, copies, own, y):
     return -experts[expert_of(now, y)]["last_use"]
 
 
-POLICY = Eviction(name="newest", summary="newest last use leaves", source="as mru", key=key)
+POLICY = Eviction(name="newest", summary="evict the newest last use", source="as mru", key=key)
 '''
 EXPERIMENT = """traces = ["tiny.zarr"]
 [base]

@@ -17,7 +17,7 @@ from policies.hooks import HOOKS, given_by
 from simulator.compiled.runtime.reached import reached_from
 
 RESULTS = {int: numba.types.int64, type(None): numba.types.void, bool: numba.types.boolean}
-#: Arguments of which the type of their arrays can be told.
+#: Empty tables, from which the types of array arguments follow.
 EMPTY: dict[str, Any] = {"experts": (), "copies": (), "own": Own(*[()] * 5), "step": Step(*[()] * 11)}
 STEP_AXES: dict[str, tuple[int, type]] = dict.fromkeys(("ids", "weight"), (2, np.int64))
 STEP_AXES |= dict.fromkeys(("logits", "choice"), (2, np.float64))

@@ -1,7 +1,7 @@
 """A sample of every format that can be imported, written for it, and what an import of it must give.
 
 `python -m tests.kit.importer_samples` writes tests/samples/; a test holds the files there to what this module writes.
-Every number follows from request, token, layer and rank by the formulas below, so that a reader can tell each byte.
+Every number follows from request, token, layer and rank by the formulas below, so that a reader can work out each byte.
 """
 
 from __future__ import annotations

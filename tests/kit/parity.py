@@ -38,7 +38,7 @@ def is_silent(chosen: Chosen) -> bool:
 
 
 def is_plain_eviction(text: str) -> bool:
-    """Whether it names victims by key alone and never says no."""
+    """Whether it selects victims by key alone and never rejects."""
     chosen = parse("eviction", text)
     declines = chosen.policy.admit is not None and chosen.policy.declines(chosen.params)
     return is_silent(chosen) and chosen.policy.key is not None and not declines
@@ -89,7 +89,7 @@ ROUTERS = (
 
 
 class Seen(NamedTuple):
-    """Everything that a replay leaves behind."""
+    """Everything that a replay returns."""
 
     outcome: Outcome
     executed: list[list[list[int]]]

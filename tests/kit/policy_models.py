@@ -1,6 +1,6 @@
 """Slow, obvious models of the policies, written from their definitions and not from the code under test.
 
-An eviction model holds expert ids x = layer * E + e and is asked in the order of the demand stream: a step begins, an
+An eviction model holds expert ids x = layer * E + e and is called in the order of the demand stream: a step begins, an
 expert is looked up (`has`), used, and admitted if it was missing.
 """
 
@@ -45,7 +45,7 @@ def one_token_steps(trace: Trace) -> list[DemandStep]:
 
 
 class Model:
-    """What every eviction model answers."""
+    """The interface of every eviction model."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -61,7 +61,7 @@ class Model:
         """x was looked up, and is resident or will be."""
 
     def admit(self, x: int, kept: Collection[int]) -> None:
-        """x comes in; nothing of `kept` may leave for it."""
+        """x comes in; nothing of `kept` may be evicted for it."""
 
     def computed(self, x: int) -> None:
         """x has run; contract sequential only."""
@@ -143,7 +143,7 @@ class Fifo(Model):
 
 
 class Ranked(Lru):
-    """The resident of smallest `rank` leaves; ties by least recent use."""
+    """The resident of smallest `rank` is evicted; ties by least recent use."""
 
     def __init__(self, slots: int, rank: Callable[[Ranked, int], object]) -> None:
         super().__init__(slots)
@@ -185,7 +185,7 @@ class Ranked(Lru):
         return self.step.layers if here and y not in self.waiting else self.distance(y)
 
 
-#: Each policy's definition in one line: the smallest leaves.
+#: Each policy's definition in one line: the smallest is evicted.
 RANKS: dict[str, Callable[[Ranked, int], object]] = {
     "lfu": lambda m, y: m.uses_here[y],
     "lfu:count=history": lambda m, y: m.uses_ever[y],

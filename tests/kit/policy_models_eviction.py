@@ -1,7 +1,7 @@
-"""Slow, obvious models of more evictions, from their definitions; sizes in bytes, prefetches and namings included.
+"""Slow, obvious models of more evictions, from their definitions; sizes in bytes, prefetches and predictions included.
 
-A pool is told what happens in order: a step's gate opens, an expert is looked up, used and, if it was missing,
-admitted; between steps one may be prefetched or, where it is resident, named.
+A pool gets the events in order: a step's gate opens, an expert is looked up, used and, if it was missing,
+admitted; between steps one may be prefetched or, where it is resident, predicted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from traces.schema import Trace
 
 
 class Facts(NamedTuple):
-    """What a model may know of the world beside the demand; one-token passes, so a pass is a token."""
+    """What a model may know beside the demand; one-token passes, so a pass is a token."""
 
     layers: int
     experts: int
@@ -46,14 +46,14 @@ def facts_of(trace: Trace) -> Facts:
 
 
 class Pool(Model):
-    """Residents in order of arrival, and everything ever stamped in order of its stamp."""
+    """Residents in order of arrival, and every expert with a timestamp in order of it."""
 
     def __init__(self, capacity: int, size: Mapping[int, int], facts: Facts) -> None:
         super().__init__(0)
         self.capacity, self.size, self.facts = capacity, size, facts
         self.unused_prefetch = dict[int, bool]()  # residents, oldest arrival first
-        self.stamped = list[int]()  # oldest stamp first
-        self.time = 0  # stamps given
+        self.stamped = list[int]()  # oldest timestamp first
+        self.time = 0  # timestamps given
         self.gates = list[DemandStep]()
 
     @property
@@ -79,7 +79,7 @@ class Pool(Model):
             self.unused_prefetch[x] = False
 
     def predict(self, x: int) -> None:
-        """A prefetch names a resident."""
+        """A prefetch suggests a resident."""
         self.named(x)
 
     def admit(self, x: int, kept: Collection[int], prefetched: bool = False) -> None:
@@ -100,7 +100,7 @@ class Pool(Model):
         return sum(self.size[y] for y in self.residents if y not in gone) + self.size[x] > self.capacity
 
     def all_may_leave(self, x: int, kept: Collection[int]) -> bool:
-        """Whether x may push out every one that has to leave for it; those that decide once, the first."""
+        """Whether x is admitted in place of every victim that it needs; those that decide once, of the first."""
         gone = list[int]()
         while self.may_decline and self.too_large(x, gone) and not (gone and self.decides_once):
             gone.append(self.victim([y for y in self.residents if y not in (*kept, *gone)], x))
@@ -117,7 +117,7 @@ class Pool(Model):
     may_decline = decides_once = False
 
     def victim(self, candidates: list[int], x: int) -> int:
-        """Who of the candidates, oldest arrival first, leaves for x."""
+        """The victim for x among the candidates, oldest arrival first."""
         raise NotImplementedError
 
     def lets_in(self, x: int, leaving: int) -> bool:
@@ -131,7 +131,7 @@ class Pool(Model):
         """x was used; a hit unless it is missing or this is the first use of what a prefetch brought."""
 
     def named(self, x: int) -> None:
-        """A prefetch named the resident x."""
+        """A prefetch suggested the resident x."""
 
     def arrived(self, x: int, prefetched: bool) -> None:
         """x is resident now."""

@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 
 class MissModel:
-    """What every miss model answers."""
+    """The interface of every miss model."""
 
     bits: tuple[float, ...] = (8,)
 

@@ -1,6 +1,6 @@
 """Slow, obvious models of the prefetch policies, written from their definitions and not from the code under test.
 
-A model is told of every gate in run order and answers with what it would name: (layer, expert, precision) in order.
+A model is called at every gate in run order and returns what it would prefetch: (layer, expert, precision) in order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gate(NamedTuple):
 
 
 class PrefetchModel:
-    """What every prefetch model answers."""
+    """The interface of every prefetch model."""
 
     def names(self, gate: Gate) -> list[Name]:
         """In queue order."""

@@ -1,6 +1,6 @@
 """Slow, obvious models of whole replays under a prefetch policy, written from the definitions and not from the code.
 
-The policies modelled name experts by look-ahead scores alone, so all names are known before the replay. `Cache` is an
+The policies modelled predict by look-ahead scores alone, so all predictions are known before the replay. `Cache` is an
 LRU of copies in lists and sets; `Unhurried` replays where compute is so slow that every transfer lands before it is
 needed, and so needs no clock. `tests/kit/policy_models_timed.py` has one.
 """
@@ -33,12 +33,12 @@ class Rules(NamedTuple):
     per_layer: bool = False
     buffers: int = 0  #: side buffers; 0: prefetches go into the pool
     sequential: bool = False
-    after_demand: bool = False  #: prefetches are named at the end of a step
+    after_demand: bool = False  #: prefetches are suggested at the end of a step
     free_only: bool = False  #: a prefetch may not evict
 
 
 class Step(NamedTuple):
-    """One step, and what the prefetch policy names at it."""
+    """One step, and what the prefetch policy suggests at it."""
 
     step_pass: int
     layer: int
@@ -85,7 +85,7 @@ def demand_at(trace: Trace, rows: range, layer: int) -> list[int]:
 
 
 def names_at(trace: Trace, rows: range, layer: int, namer: Namer) -> list[Expert]:
-    """Nearest layer first and none beyond the last; per layer each token's picks, united, best score first."""
+    """Nearest layer first and none beyond the last; per layer each token's picks, their union, best score first."""
     found: list[Expert] = []
     for target in range(layer + 1, min(layer + namer.depth, trace.geometry.layers - 1) + 1):
         name = "logits" if namer.own_scores else f"lookahead/{target - layer}"
@@ -107,7 +107,7 @@ class Cache:
         self.unused = set[Copy]()  # prefetched, and not used since
         self.ever, self.left_in = set[Copy](), dict[Copy, int]()
         self.kept, self.computed = list[Copy](), list[Copy]()  # of this step's demand
-        self.promised = list[Expert]()  # named for later layers of this pass
+        self.promised = list[Expert]()  # suggested for later layers of this pass
         self.last_gate: Moment = (-1, -1)
         self.log, self.counts = list[Entry](), Counter[str]()
 
@@ -154,7 +154,7 @@ class Cache:
         return [*self.pool, *self.buffers]
 
     def use(self, copy: Copy) -> None:
-        """Demanded: the most recent of all, and nobody's victim in this step."""
+        """Demanded: the most recent of all, and no victim in this step."""
         self.refresh(copy)
         self.kept.append(copy)
         if copy in self.unused:
@@ -166,7 +166,7 @@ class Cache:
         self.by_use = [*(expert for expert in self.by_use if expert != copy[:2]), copy[:2]]
 
     def names(self, queued: Collection[Copy]) -> list[Copy]:
-        """What of this step's names has to be fetched: nothing that is resident, on the link or queued for it."""
+        """What of this step's suggestions has to be fetched: nothing that is resident, on the link or queued for it."""
         self.promised += self.step.names
         self.counts["predicted"] += len(self.step.names)
         copies = [(layer, e, 0) for layer, e in self.step.names]
@@ -221,7 +221,7 @@ class Cache:
             self.counts["bytes_wasted"] += self.size(copy)
 
     def make_buffer_free(self) -> bool:
-        """The oldest side buffer is overwritten whose gate has passed and whose copy nobody uses now."""
+        """The oldest side buffer is overwritten whose gate has passed and whose copy is not in use."""
         if len(self.buffers) < self.rules.buffers:
             return True
         over = [copy for copy, gate in self.buffers.items() if gate <= self.last_gate and copy in self.here]
@@ -290,7 +290,7 @@ class Unhurried:
                 self.prefetch(self.cache.names(queued=()))
 
     def together(self, step: Step) -> None:
-        """All are looked up and used; then the link brings what is missing, then what was named."""
+        """All are looked up and used; then the link brings what is missing, then what was predicted."""
         found = [self.cache.look_up(n) for n in range(len(step.demand))]
         for _, copy in found:
             self.cache.use(copy)
@@ -312,7 +312,7 @@ class Unhurried:
         running.append(copy)
 
     def one_by_one(self, step: Step) -> None:
-        """The names are fetched while the first expert is computed."""
+        """The suggestions are fetched while the first expert is computed."""
         absent = [] if self.rules.after_demand else self.cache.names(queued=())
         for n in range(len(step.demand)):
             kind, copy = self.cache.look_up(n)

@@ -1,7 +1,7 @@
 """Slow, obvious models of the routing policies, written from their definitions and not from the code under test.
 
-A model is asked token by token: `choose(gate, scores, probabilities, ids, resident)` gives the token's row, -1 for an
-empty slot; `used` tells it afterwards what the step ran.
+A model is called token by token: `choose(gate, scores, probabilities, ids, resident)` gives the token's row, -1 for an
+empty slot; `used` is called afterwards with what the step ran.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def by_rank(token: Token) -> list[int]:
 
 
 class RoutingModel:
-    """What every routing model answers."""
+    """The interface of every routing model."""
 
     def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
         """The token's row."""

@@ -19,12 +19,12 @@ class Use(NamedTuple):
 
     step_pass: int
     step: int
-    number: int  #: stamps given before it
+    number: int  #: timestamps given before it
     high: bool  #: at the highest precision
 
 
 class Ranked(Pool):
-    """The resident of smallest `rank` leaves; ties by least recent stamp, then lowest id."""
+    """The resident of smallest `rank` is evicted; ties by least recent timestamp, then lowest id."""
 
     def __init__(self, *setting: Any, rank: Rank, lets_in: LetsIn | None = None) -> None:
         super().__init__(*setting)
@@ -32,7 +32,7 @@ class Ranked(Pool):
         self.uses = dict[int, list[Use]]()
         self.high = True  # whether the use to come is of the most precise copy
         self.seen, self.hinted, self.evicted = dict[int, int](), dict[int, int](), dict[int, int]()  # in which pass
-        self.touched = list[int]()  # as stamps, but a naming counts too
+        self.touched = list[int]()  # as timestamps, but a prediction counts too
 
     def victim(self, candidates: list[int], x: int) -> int:
         return min(candidates, key=lambda y: (self.rank(self, y), self.stamped.index(y), y))
@@ -119,7 +119,7 @@ LetsIn = Callable[[Ranked, int, int], bool]
 
 
 def staleness(m: Ranked, x: int, order: str, fifo: bool = False) -> tuple[bool, int]:
-    """Least-Stale: what this pass touched leaves last; inside, the reading of "FIFO by layer position"."""
+    """Least-Stale: what this pass touched is evicted last; inside, the reading of "FIFO by layer position"."""
     current = is_current(m, x)
     if order == "a":
         return current, x
@@ -129,7 +129,7 @@ def staleness(m: Ranked, x: int, order: str, fifo: bool = False) -> tuple[bool, 
 
 
 def is_current(m: Ranked, x: int) -> bool:
-    """Used, brought or named in this pass."""
+    """Used, fetched or suggested in this pass."""
     return m.now.step_pass in (m.seen[x], m.hinted.get(x, -1))
 
 
@@ -246,7 +246,7 @@ class Shielded(Ranked):
 
 
 class Foresight(Pool):
-    """Belady with a window: the farthest next use leaves; those beyond the window by least recent stamp."""
+    """Belady with a window: the farthest next use is evicted; those beyond the window by least recent timestamp."""
 
     decides_once = True
 

@@ -16,7 +16,7 @@ STAMPS = {"last_use": f'experts[{X}]["last_use"]', "entered": 'copies[y]["entere
 
 
 class EvictionAuthor(Author):
-    """By key, by queue or by a hook that names victims."""
+    """By key, by queue or by a hook that selects victims."""
 
     def hooks_of_kind(self) -> None:
         self.needs |= {"weights", "logits"} if self.dice.random() < 0.3 else set()
@@ -64,7 +64,7 @@ class EvictionAuthor(Author):
         return Names(tuple(wholes), tuple(reals))
 
     def _victim(self) -> None:
-        """The members of the pool stand in column 2 of `own.rows`; the best by any reading leaves."""
+        """The members of the pool stand in column 2 of `own.rows`; the best by any reading is evicted."""
         self.free = range(1, ROWS - 1)
         self._define("on_insert", self._names(X, "y"), f"own.rows[y][{ROWS - 1}] = HIGHEST - 5", writes="none")
         self._define(

@@ -61,7 +61,7 @@ class Recording(TraceSource):
 
 
 class Finished(NamedTuple):
-    """Everything that a replay leaves behind."""
+    """Everything that a replay returns."""
 
     state: EndState
     ran: list[Any]
@@ -133,7 +133,7 @@ def _by_reference(trace: Trace, ready: Plan) -> Finished:
 
 
 def _differs(trace: Trace, ready: Plan, expected: Finished) -> str:
-    """The first difference of the compiled engine, with the log and without, which may take another way."""
+    """The first difference of the compiled engine, with the log and without, which may take the fast path."""
     from simulator.compiled import engine as compiled
 
     with dry_run.named_by_machine_code(ready.chosen):
@@ -189,7 +189,7 @@ def _refused_too(trace: Trace, config: ReplayConfig, said: str) -> Found:
 
 
 def _noticed(trace: Trace, config: ReplayConfig, what: str) -> Found:
-    """Whether a user hears of what a broken promise, or an integer that left 64 bits, has changed."""
+    """Whether a user gets an error for what a broken promise, or an integer that left 64 bits, has changed."""
     try:
         replay(trace, config, engine="compiled")
     except PolicyError as error:

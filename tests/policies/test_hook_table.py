@@ -1,4 +1,4 @@
-"""The table of hooks: documents show it, engines call what it lists, and tell every event alike."""
+"""The table of hooks: documents show it, engines call what it lists, and call every event in the same order."""
 
 from __future__ import annotations
 

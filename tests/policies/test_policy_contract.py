@@ -146,7 +146,7 @@ def test_a_policy_reads_what_it_declares_and_keeps_what_it_promises(
 
 @pytest.mark.parametrize("policy", [p for p in CATALOGUE if p.reads], ids=label)
 def test_a_policy_declares_nothing_that_it_does_not_read(policy: Policy, monkeypatch: pytest.MonkeyPatch):
-    """What is kept current for nobody costs time."""
+    """What is kept current for no policy costs time."""
     for name in policy.reads or ():
         with monkeypatch.context() as patched, pytest.raises(PolicyError, match=f"'{name}' is read"):
             put_in_place(patched, policy, version="0" * 12, reads=(policy.reads or frozenset()) - {name})

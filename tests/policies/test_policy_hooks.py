@@ -1,4 +1,4 @@
-"""Hooks asked one by one, without an engine, against slow models and by hand."""
+"""Hooks called one by one, without an engine, against slow models and by hand."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Asked:
         return verdict
 
     def at_gate(self, hook: str, *arguments: Any) -> Any:
-        """A routing, miss or prefetch hook's answer."""
+        """A routing, miss or prefetch hook's result."""
         return self.bound.call(hook, *arguments)
 
     def about(self, hook: str, *arguments: int) -> Any:
-        """An eviction hook's answer."""
+        """An eviction hook's result."""
         return self.bound.call(hook, *arguments)
 
 
@@ -70,7 +70,7 @@ def key_at(text: str, now: dict[str, int], **expert: int) -> int:
 
 
 def test_least_stale_leaves_a_layer_only_after_its_gate():
-    """Between the step's start and its gate nobody knows who is needed: distance 0 of 4; then a whole round, 4."""
+    """Between the step's start and its gate none is known to be needed: distance 0 of 4; then a whole round, 4."""
     before, after = ({"pass": 5, "layer": 0, "gated": gated} for gated in (0, 1))
     assert key_at("least_stale", before) - key_at("least_stale", after) == 4
     assert key_at("least_stale", before) == key_at("least_stale", after, needed=1)
@@ -111,7 +111,7 @@ def test_least_stale_may_guard_current_experts_from_prefetches(prefetched: int, 
 
 
 def test_random_ranks_of_neighbouring_copies_are_independent():
-    """Over 2000 steps each of eight copies is the one to leave in about an eighth of them, whatever its position."""
+    """Over 2000 steps each of eight copies is evicted in about an eighth of them, whatever its position."""
     key = hook_of(policies.load("eviction", "random"), "key")
     now = {"seed": 3, "pass": 0, "layer": 0}
     leaving = Counter(min(range(8), key=lambda y: key(now | {"pass": p}, (), (), (), y)) for p in range(2000))
@@ -228,7 +228,7 @@ def test_substitute_asks_every_token():
 
 @pytest.mark.parametrize("text", ["top_k:factor=1", "side_buffer", "score:pool=running:percentile=50"])
 def test_scores_below_zero_are_scores(text):
-    """A negative correction bias (DeepSeek-V3) pushes all of them below zero; the best are still named."""
+    """A negative correction bias (DeepSeek-V3) pushes all of them below zero; the best are still suggested."""
     look = np.full((1, TOKENS, EXPERTS), -900)
     look[..., 3], look[..., 5] = -200, -100
     named_ = Asked("prefetch", text).suggest(look)

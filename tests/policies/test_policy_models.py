@@ -100,14 +100,14 @@ def test_arc_hits_and_misses_as_its_pseudo_code(seed: int, sizes: Sizes, slots: 
 def test_least_stale_in_order_of_last_access_is_lru_without_prefetch(
     contract: str, seed: int, sizes: Sizes, spare: int, times: Nanoseconds
 ):
-    """What was touched in this pass was touched later than what was not: the class adds nothing to the stamp."""
+    """What was touched in this pass was touched later than what was not: the class adds nothing to the timestamp."""
     trace, given = random_trace(seed, sizes), {"contract": contract, "reset": "7"}
     lru = replayed(trace, sizes.k + spare, times, eviction="lru", **given)
     assert replayed(trace, sizes.k + spare, times, eviction="least_stale:order=b", **given) == lru
 
 
 def test_random_evictions_are_uniform_and_follow_the_seed():
-    """Four of five experts stay and take turns, so each of the residents should leave a quarter of the time."""
+    """Four of five experts stay and take turns, so each of the residents should be evicted a quarter of the time."""
     trace = random_trace(1, Sizes(layers=1, experts=5, k=1, tokens=4000))
     log = [replayed(trace, 4, eviction="random", seed=seed).events for seed in (0, 0, 1)]
     assert log[0] == log[1] != log[2]

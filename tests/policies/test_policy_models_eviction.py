@@ -56,7 +56,7 @@ def static(m: Ranked, x: int, leaving: int) -> bool:
 
 
 def pinned(share: float, rest: Callable[[Ranked, int], Any]) -> Maker:
-    """Pinned ones last, and for nobody; a Ranked's own ties are by stamp."""
+    """Pinned ones last, and for no expert; a Ranked's own ties are by timestamp."""
 
     def rank(m: Ranked, x: int) -> tuple[bool, float]:
         return (True, -m.place(x)) if m.is_pinned(x, share) else (False, rest(m, x))
@@ -173,7 +173,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def top_k_of(trace: Trace) -> Callable[[DemandStep], list[int]]:
-    """What `top_k` names: the k best of the next layer by look-ahead score."""
+    """What `top_k` suggests: the k best of the next layer by look-ahead score."""
     geometry = trace.geometry
     scores = to_units(router_scores(geometry.router, trace.read("lookahead/1"))).tolist()
 

@@ -45,7 +45,7 @@ Copy = tuple[int, int]  #: expert x, precision
 
 
 class CopiesByUse:
-    """Copies in a pool of bytes; the one whose expert was used least recently leaves, then the first by name."""
+    """Copies in a pool of bytes; the one whose expert was used least recently is evicted, then the first by name."""
 
     def __init__(self, room: int, sizes: list[int]) -> None:
         self.room, self.sizes = room, sizes

@@ -186,7 +186,7 @@ def counted_by(cache: Cache) -> dict[str, int]:
 
 
 def ticked(world: World, model: Model, times: Nanoseconds) -> tuple[Cache, int]:
-    """The books of the model with a clock, and its end; a byte takes a nanosecond."""
+    """The counters of the model with a clock, and its end; a byte takes a nanosecond."""
     pace = Pace(times.dense, times.expert, [times.latency + size for size in world.bytes])
     replay = Ticking(world.rules(model), pace)
     end = replay.play(world.steps(model))

@@ -1,6 +1,6 @@
 """Every pair of policies of two kinds runs, or is refused by name, and moves no byte and no access that is not counted.
 
-The books are kept a second time from the event log: where every copy is, and how full every pool. `ENGINES` are all
+Counts are kept a second time from the event log: where every copy is, and how full every pool. `ENGINES` are all
 that there are; those beside the reference engine must also agree with it in every counter and event.
 """
 
@@ -219,7 +219,7 @@ def test_pairs_conserve_in_every_other_scope_and_engines_agree(
     for n, given in enumerate(few_pairs(*kinds)):
         config = configuration(machine, ("atomic", "sequential")[n % 2], given, scope)
         if is_refused(given):
-            continue  # whatever the scope; told above
+            continue  # whatever the scope; checked above
         results = [replay(small_trace(), config, log=True, engine=engine) for engine in ENGINES]
         assert all(result == results[0] for result in results), given
         ready = plan(small_trace(), config)
@@ -247,7 +247,7 @@ def test_there_are_as_many_pairs_as_there_should_be() -> None:
 
 
 def test_the_small_world_has_everything_that_can_happen(machine: str) -> None:
-    """Otherwise its books would balance for want of entries."""
+    """Otherwise its counters would agree for want of events."""
     seen = Counter[str]()
     for given in (*pairs("prefetch", "miss"), {"eviction": "belady:bypass=true"}):
         for contract in ("atomic", "sequential"):

@@ -182,7 +182,7 @@ def tight(draw: st.DrawFn) -> World:
 @searched
 @given(world=tight())
 def test_what_a_queue_guards_never_leaves(polite: str, world: World) -> None:
-    """And no copy is lost between naming and leaving: both engines tell the same to the last event."""
+    """No copy is lost between selection and eviction: both engines log the same to the last event."""
     world.settings["eviction"] = polite
     gone = {layer * world.source.geometry.experts + expert for layer, expert in victims_in_pools(both(world))}
     assert all(x % GUARDED > 0 for x in gone)

@@ -71,7 +71,7 @@ def test_a_resident_count_forgets_and_a_history_does_not():
     """Two frames: 1 1 2 2 2 3 1. For 3, 1 leaves (2 uses against 3), and then 3 (1 use) leaves for 1.
 
     When 3 comes back, the resident count of 1 is 1 again and it leaves (2 stays with 3); by history 1 has 3 uses
-    against 2's 3, and is the more recent: 2 leaves. So the last 2 hits or misses.
+    against 2's 3, and is the more recent: 2 is evicted. So the last 2 hits or misses.
     """
     pages = (1, 1, 2, 2, 2, 3, 1, 3, 2)
     assert misses_of(paged(pages, 2, "lfu")) == "M.M..MMM."
@@ -81,10 +81,10 @@ def test_a_resident_count_forgets_and_a_history_does_not():
 def test_arc_adapts_on_a_ghost_hit():
     """Four frames, by the pseudo code of Megiddo & Modha; lists from LRU to MRU, ghosts in brackets.
 
-    0 0 1 1: both seen twice, T2 = 0 1. 2 3: T1 = 2 3. 4: cache full, p = 0 and T1 larger: 2 leaves, T1 = 3 4 [2].
-    2: a ghost hit in B1, p = 1; T1 has 2 > p, so 3 leaves: T1 = 4 [3], T2 = 0 1 2.
+    0 0 1 1: both seen twice, T2 = 0 1. 2 3: T1 = 2 3. 4: cache full, p = 0 and T1 larger: 2 is evicted, T1 = 3 4 [2].
+    2: a ghost hit in B1, p = 1; T1 has 2 > p, so 3 is evicted: T1 = 4 [3], T2 = 0 1 2.
     5: T1 has 1 = p and no ghost of B2 came, so T2's oldest, 0, leaves: T1 = 4 5 [3], T2 = 1 2 [0]. 4 hits: T2 = 1 2 4.
-    0: a ghost hit in B2, p = 0; T1 = 5 exceeds it, so 5 leaves: T2 = 1 2 4 0. Then 1 hits and 5 misses.
+    0: a ghost hit in B2, p = 0; T1 = 5 exceeds it, so 5 is evicted: T2 = 1 2 4 0. Then 1 hits and 5 misses.
     LRU would have lost 1 by then: the frames would hold 2 5 4 0.
     """
     pages = (0, 0, 1, 1, 2, 3, 4, 2, 5, 4, 0, 1, 5)
@@ -147,7 +147,7 @@ def test_hobbits_distance_is_cyclic_and_specmds_absolute():
 
 
 def test_accumulated_scores_keep_a_once_important_expert():
-    """Two slots. Expert 0 weighs .9 once; 1 weighs .2 twice, .4 in all, and leaves for 2 although it is more recent."""
+    """Two slots. Expert 0 weighs .9 once; 1 weighs .2 twice, .4 in all, and is evicted for 2 although more recent."""
     trace = trace_of([[[0]], [[1]], [[1]], [[2]]], 4, [[[0.9]], [[0.2]], [[0.2]], [[0.5]]])
     assert evicted(replayed(trace, 2, eviction="score")) == [(0, 1)]
 

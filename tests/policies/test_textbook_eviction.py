@@ -22,16 +22,16 @@ def victims(pages: Sequence[int], frames: int, eviction: str) -> list[int]:
 
 def test_clock_gives_a_second_chance():
     """Three frames, 1 2 3, then 2 again: marked. 4 replaces 1, the oldest. For 5 the hand comes to 2, spends its mark
-    and replaces 3. For 6 the oldest are 4, 2, 5: 4 leaves. FIFO would have replaced 1, 2, 3.
+    and replaces 3. For 6 the oldest are 4, 2, 5: 4 is evicted. FIFO would have replaced 1, 2, 3.
     """
     assert victims((1, 2, 3, 2, 4, 5, 6), 3, "clock") == [1, 3, 4]
     assert victims((1, 2, 3, 2, 4, 5, 6), 3, "fifo") == [1, 2, 3]
 
 
 def test_a_clock_of_two_bits_gives_up_to_three_chances():
-    """0 is hit twice: two marks. 1 leaves for 2 and 2 for 3, each time after 0 spent one; then 0 leaves for 4.
+    """0 is hit twice: two marks. 1 is evicted for 2 and 2 for 3, each time after 0 spent one; then 0 is evicted for 4.
 
-    With one bit the second hit is forgotten: 1 leaves, then 0, then 2.
+    With one bit the second hit is forgotten: 1 is evicted, then 0, then 2.
     """
     assert victims((0, 1, 0, 0, 2, 3, 4), 2, "clock:bits=2") == [1, 2, 0]
     assert victims((0, 1, 0, 0, 2, 3, 4), 2, "clock") == [1, 0, 2]
@@ -40,8 +40,8 @@ def test_a_clock_of_two_bits_gives_up_to_three_chances():
 def test_sieve_keeps_its_hand_where_it_stopped():
     """Zhang et al.: frames hold 1 2 3, oldest first; 1 is hit: marked. For 4 the hand spends that mark and replaces 2.
 
-    It now points at 3, the next newer, which leaves for 5; then 4 leaves for 6 and 5 for 7: new pages go quickly, and
-    1 stays where it is. CLOCK moved 1 to the newest end and meets it again, unmarked, after 3.
+    It now points at 3, the next newer, which is evicted for 5; then 4 is evicted for 6 and 5 for 7: new pages go
+    quickly, and 1 stays where it is. CLOCK moved 1 to the newest end and meets it again, unmarked, after 3.
     """
     assert victims((1, 2, 3, 1, 4, 5, 6, 7), 3, "sieve") == [2, 3, 4, 5]
     assert victims((1, 2, 3, 1, 4, 5, 6, 7), 3, "clock") == [2, 3, 1, 4]
@@ -72,8 +72,8 @@ def test_lru_2_tells_index_pages_from_records():
     """O'Neil et al., example 1.1: every record is read through an index page, 0 or 1; records 2 to 7 come once.
 
     Three frames, so LRU always loses an index page before it returns (three others come between). LRU-2: a page with
-    one use leaves before any with two, least recent first: 0 for 3, 2 for 0 (which has two uses now), 1 for 4, 3 for 1.
-    From then on only records leave, and both index pages hit.
+    one use is evicted before any with two, least recent first: 0 for 3, 2 for 0 (which has two uses now), 1 for 4, 3
+    for 1. From then on only records are evicted, and both index pages hit.
     """
     pages = (0, 2, 1, 3, 0, 4, 1, 5, 0, 6, 1, 7)
     assert misses_of(paged(pages, 3, "lru")) == "M" * 12
@@ -91,8 +91,8 @@ def test_s3fifo_demotes_quickly_and_remembers_ghosts():
     """Yang et al.: one frame small, three main (small=.25 of four); ghosts for three.
 
     0 1 2 3 fill the small queue; 0 is hit twice, 1 once. For 4 the small queue's oldest is looked at: 0 was used twice
-    and goes to the main queue; 1 was used once, which is not enough: it leaves, a ghost. 1 returns: the main queue. For
-    it 2 leaves, for 5 then 3. 0 has been there all along; a plain FIFO loses it to 4.
+    and goes to the main queue; 1 was used once, which is not enough: it is evicted, a ghost. 1 returns: the main queue.
+    For it 2 is evicted, for 5 then 3. 0 has been there all along; a plain FIFO loses it to 4.
     """
     pages = (0, 1, 2, 3, 0, 0, 1, 4, 1, 5, 0)
     assert victims(pages, 4, "s3fifo:small=.25") == [1, 2, 3]
@@ -107,8 +107,8 @@ def test_s3fifo_demotes_quickly_and_remembers_ghosts():
 
 def test_a_decayed_count_forgets_an_old_favourite():
     """Half-life one token. 0 is used at tokens 0, 1, 2: 1.75 then, and 1.75 / 8 = 0.22 at token 5. 1 is used at tokens
-    3 and 4: 1.5 then, and 0.75 at token 5, so 0 leaves for 2. With a half-life of 100 the counts are still about 3 and
-    2, and 1 leaves, as under LFU.
+    3 and 4: 1.5 then, and 0.75 at token 5, so 0 is evicted for 2. With a half-life of 100 the counts are still about 3
+    and 2, and 1 is evicted, as under LFU.
     """
     pages = (0, 0, 0, 1, 1, 2)
     assert victims(pages, 2, "lfu_decay:half_life=1") == [0]
@@ -119,7 +119,8 @@ def test_lfru_weighs_frequency_against_age():
     """2608.07911: frequency / (clock - last + 1), one step per token, for the page that comes at step 7.
 
     0: three uses, last at step 2: 3 / 6. 1: two uses, last at step 4: 2 / 4. 2: two uses, last at 6: 2 / 2.
-    0 and 1 tie and the less recent leaves. One step later 0 would have 3 / 7 and 1 2 / 5: 1 leaves, as under LFU.
+    0 and 1 tie and the less recent is evicted. One step later 0 would have 3 / 7 and 1 2 / 5: 1 is evicted, as under
+    LFU.
     """
     pages = (0, 0, 0, 1, 1, 2, 2)
     assert victims((*pages, 3), 3, "lfru") == [0]
@@ -129,9 +130,10 @@ def test_lfru_weighs_frequency_against_age():
 
 def test_class_lru_divides_age_by_use():
     """Half-life 128 tokens. Five uses of 0 at tokens 0 to 4 are worth 4.7 at token 13: class 2, so its age of 9 counts
-    9 / 4. 1 was used once, at token 5: class 0, and its age of 8 counts 8: it leaves for 3, where LRU takes 0.
+    9 / 4. 1 was used once, at token 5: class 0, and its age of 8 counts 8: it is evicted for 3, where LRU takes 0.
 
-    At token 45 the five uses are worth 3.9, class 1, and 41 / 2 exceeds the 10 of 4, used once at token 35: 0 leaves.
+    At token 45 the five uses are worth 3.9, class 1, and 41 / 2 exceeds the 10 of 4, used once at token 35: 0 is
+    evicted.
     """
     soon, late = (*[0] * 5, 1, *[2] * 7, 3), (*[0] * 5, *[1] * 30, 4, *[1] * 9, 5)
     assert victims(soon, 3, "class_lru") == [1]
@@ -145,7 +147,7 @@ def test_class_lru_divides_age_by_use():
 def test_a_use_at_low_precision_does_not_count():
     """Two experts a step, the heavier at 8 bits, the lighter at 4: 8 and 4 bytes; room for 16.
 
-    0 high and 1 low, twice; then 2 high, which needs 8 with 4 free. 1 has no high use, 0 has two: 1 leaves.
+    0 high and 1 low, twice; then 2 high, which needs 8 with 4 free. 1 has no high use, 0 has two: 1 is evicted.
     LRU takes 0, which is used before 1 in every step.
     """
     trace = trace_of([[[0, 1]], [[0, 1]], [[2, 3]]], 8, [[[0.6, 0.4]]] * 3)
@@ -219,7 +221,7 @@ def test_smoe_averages_the_last_iterations_of_all_experts():
         asked.tables.copies[y]["state"] = RESIDENT
         asked.about("on_insert", y, 0)
     assert asked.about("victim", 0, 5) == 0
-    asked.about("on_predict", 0)  # a prefetch names 0: it is shielded, and leaves only after 1
+    asked.about("on_predict", 0)  # a prefetch suggests 0: it is shielded, and evicted only after 1
     assert asked.about("victim", 0, 5) == 1
     asked.about("on_use", 0)
     assert asked.about("victim", 0, 5) == 0
@@ -262,7 +264,7 @@ def test_moe_infinity_keeps_early_layers_and_what_this_sequence_uses():
 def test_static_placement_is_settled_once_the_best_have_come():
     """2608.07911's static row: the most often demanded stay. 2 comes three times, 1 and 0 twice, 3 once; two slots.
 
-    0 and 1 fill them. 2 outranks both; 1 ranks below 0 (ties by id), so it leaves. Then nobody outranks 0 and 2.
+    0 and 1 fill them. 2 outranks both; 1 ranks below 0 (ties by id), so it is evicted. Then none outranks 0 and 2.
     """
     pages = (0, 1, 2, 1, 2, 3, 0, 2)
     outcome = paged(pages, 2, "static")
@@ -272,7 +274,7 @@ def test_static_placement_is_settled_once_the_best_have_come():
 
 
 def test_a_given_profile_beats_the_traces_own_order():
-    """--profile names 3 and 1: 3 replaces 0, which it does not list, and 2 may replace nobody that it lists."""
+    """--profile names 3 and 1: 3 replaces 0, which it does not list, and 2 may replace none that it lists."""
     pages, given = (0, 1, 3, 2, 0, 1, 3), {"profile": ((0, 3), (0, 1)), "contract": "sequential"}
     outcome = replayed(trace_of([[[page]] for page in pages], 8), 2, eviction="static:profile=given", **given)
     assert evicted(outcome) == [(0, 0)]
@@ -294,11 +296,11 @@ def test_belady_with_a_short_sight():
     assert [victims(pages, 2, f"belady:window={window}")[0] for window in (0, 2, 1)] == [1, 1, 0]
 
 
-# -- namings ----------------------------------------------------------------------------------------------------------
+# -- predictions ------------------------------------------------------------------------------------------------------
 
 
 def test_a_naming_refreshes_a_resident_if_it_counts():
-    """Stamps 3 and 5, and the older was named by a prefetch at 7."""
+    """Timestamps 3 and 5, and the older was suggested by a prefetch at 7."""
     for touch, leaves in (("false", 0), ("true", 1)):
         asked = Asked("eviction", f"lru:touch_on_predict={touch}")
         asked.tables.experts[0].update(last_use=3, last_hint=7)

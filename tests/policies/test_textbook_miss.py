@@ -142,7 +142,7 @@ def test_smoe_substitutes_in_decode_and_splits_the_rest_from_both_ends():
     asked.make_resident(3)
     assert asked.resolve(smoe_token(), [0, 1, 2]) == [0, CPU, PER_TOKEN]
     asked.at(phase=0)
-    # in prefill nobody stands in: load 0 (2), CPU 2 (1), CPU 1 (2)
+    # in prefill no expert stands in: load 0 (2), CPU 2 (1), CPU 1 (2)
     assert asked.resolve(smoe_token(), [0, 1, 2]) == [0, CPU, CPU]
 
 

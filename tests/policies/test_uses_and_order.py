@@ -43,7 +43,7 @@ def test_fifo_goes_by_the_entry_into_the_cache_and_not_into_a_side_buffer() -> N
 def test_streaming_leaves_no_uses_behind() -> None:
     # Three slots, 0 is pinned. While 1 and 3 are demanded beside it, 2 would have to push out 0: it is streamed, in
     # five passes. Then 2 and 4 take the places of 1 and 3. 4 is used once more, so 2, used once since it came in, is
-    # the least used and leaves for 1; its streamed uses were none of a resident
+    # the least used and is evicted for 1; its streamed uses were none of a resident
     together, third = [[1, 3, 2]], [[2, 4]]
     rows = tokens([[0, 1]], [[1, 3]], *[together] * 5, third, [[0, 4]], [[1]], [[4]])
     source = ListSource(sizes(1, 5, 3), [Prompted(rows)])
@@ -54,7 +54,7 @@ def test_streaming_leaves_no_uses_behind() -> None:
 
 def test_a_prefetched_second_precision_goes_on_counting_the_experts_uses() -> None:
     # 8 bits are 8 bytes, 4 bits 4; the pool has 28. Of layer 1 passes 0 to 2 demand 1 at 8 bits and, as the lesser half
-    # of the demand, 0 at 4 bits. The gate of pass 3 names 0 at 8 bits: it arrives beside the other copy, which has been
+    # of the demand, 0 at 4 bits. Pass 3 predicts 0 at 8 bits: it arrives beside the other copy, which has been
     # used three times, and its first use is the expert's fourth. Passes 4 to 6 use 2 three times, so the fewest uses
     # are its own when pass 7 wants 3: 0 and 1 have four each
     passes = [

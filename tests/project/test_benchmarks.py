@@ -58,7 +58,7 @@ def test_sweep_speed_measures_what_it_says(tmp_path: Path) -> None:
 def test_the_sources_that_the_benchmark_edits_are_as_it_expects(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path; from engine_speed import bare_tree; bare_tree(Path(sys.argv[2]) / 'tree')"
+        "from pathlib import Path; from replay_servers import bare_tree; bare_tree(Path(sys.argv[2]) / 'tree')"
     )
     done = run("-c", script, ROOT / "benchmarks", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -122,7 +122,7 @@ MISSES = ("fetch", "fetch:bits=4", "drop:keep=1", "drop:keep=0")
 
 
 def hits_of(world: World, config: ReplayConfig) -> int:
-    """On the world's machine."""
+    """On the scenario's machine."""
     ready = replace(plan(world.trace, config), machine=world.where)
     source = TraceSource(world.trace, config.passes, ready.chosen.prefetch, ready.needs)
     return replay_source(source, ready).totals["hits"]

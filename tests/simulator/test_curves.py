@@ -171,7 +171,7 @@ def test_more_room_never_costs_a_hit_and_belady_never_misses_more(policy: str, w
 
 
 def obvious_misses(trace: Trace, policy: str, capacity: int) -> int:
-    """A list of what is resident, in order of last use; a step's experts enter, then the worst of the others leave."""
+    """A list of what is resident, in order of last use; a step's experts enter, then the worst others are evicted."""
     demand, geometry = demand_of(trace, "recorded"), trace.geometry
     steps = [[(step % geometry.layers, e) for e in demand.step(step).expert] for step in range(len(demand.offsets) - 1)]
     later: dict[tuple[int, int], list[int]] = {}

@@ -47,7 +47,7 @@ def test_what_runs_at_fewer_bits_is_kept_and_counted() -> None:
 
 
 def test_a_changed_choice_is_a_substitution() -> None:
-    # lifted by the range of 1, the resident 3 ties with 0 and 1 no more: it is first, and 1 leaves
+    # lifted by the range of 1, the resident 3 ties with 0 and 1 no more: it is first, and 1 is evicted
     cell = Cell([0, 1], [3 * QUARTER, QUARTER], logits=ALIKE)
     outcome = replayed([cell], routing="cache_prior:lam=1:top_j=1", warm=((0, 3),))
     assert outcome.counts(*MASSES) == (UNIT, 3 * QUARTER, 0, QUARTER, 0)
@@ -65,7 +65,7 @@ class NoSource:
     [
         # 4 came for one of two lost: for 1, in whose slot something runs; 2's slot is empty
         ([4, 0, -1], [4, 0, -1], (5, 0, 2, 1)),
-        # 4 came and was dropped at its miss: nobody stands in for 2
+        # 4 came and was dropped at its miss: no expert stands in for 2
         ([0, 1, 4], [0, 1, -1], (7, 0, 0, 1)),
         # the same slots in another order are the same mixture
         ([2, 1, 0], [2, 1, 0], (8, 0, 0, 0)),

@@ -1,4 +1,4 @@
-"""What holds in every replay, whatever the policies: searched for in small worlds in which events collide."""
+"""What holds in every replay, whatever the policies: searched for in small worlds in which events coincide."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_access_hits_is_late_or_misses_for_one_reason(world: World) -> Non
 @searched
 @given(worlds())
 def test_every_queued_prefetch_starts_is_cancelled_or_dropped(world: World) -> None:
-    # none is left at the end: nothing is named beyond the last layer, and its gate cancels what is queued for it
+    # none is left at the end: nothing is predicted beyond the last layer, and its gate cancels what is queued for it
     outcome = world.replay()
     assert outcome["prefetch_issued"] == sum(
         outcome.counts("prefetch_started", "prefetch_cancelled", "prefetch_dropped")
@@ -50,7 +50,7 @@ def test_every_queued_prefetch_starts_is_cancelled_or_dropped(world: World) -> N
 @searched
 @given(worlds())
 def test_an_expert_could_be_named_once_at_every_gate_that_reaches_its_layer(world: World) -> None:
-    # so what was named and demanded is a share of it: no policy that ships names farther, or one expert twice at a gate
+    # so what was predicted and demanded is a share of it: no policy that ships predicts farther or repeats itself
     chosen = parse("prefetch", world.settings["prefetch"])
     reach = chosen.policy.names_ahead(chosen.params)
     for row in world.replay().layers:
@@ -89,7 +89,7 @@ def test_the_routers_own_mass_is_kept_substituted_or_dropped(world: World) -> No
     assert 0 <= outcome["mass_low_precision"] <= outcome["mass_kept"]
 
 
-# ---------------------------------------------------------------- the event log tells the whole story
+# ---------------------------------------------------------------- the event log is complete
 
 #: The streamed transfers of others look like those that stay.
 LOGGED = [eviction for eviction in EVICTIONS if eviction not in DECLINING]

@@ -1,4 +1,4 @@
-"""One engine, any clock: the reference engine on machines that it is handed, through its public constructor."""
+"""One engine, any clock: the reference engine on machines that it is given, through its public constructor."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_a_substitute_outside_the_tolerance_is_refused() -> None:
 
 
 def test_a_substitute_is_pinned_and_stamped_but_no_access() -> None:
-    # two slots hold 3 and 2. Token 0 runs 3 for 0 and fetches 1, so 2 leaves although 3 was not demanded
+    # two slots hold 3 and 2. Token 0 runs 3 for 0 and fetches 1, so 2 is evicted although 3 was not demanded
     source = prefill(TWO_TOKENS[:1])
     outcome = replay_lists(source, 2, SLOW, miss="substitute", warm=((0, 3), (0, 2)))
     assert [expert for _, _, _, expert in outcome.spans("evict")] == [2]
@@ -150,7 +150,7 @@ def test_a_substitute_is_pinned_and_stamped_but_no_access() -> None:
 
 @CONTRACTS
 def test_a_pool_full_of_substitutes_does_not_block_the_fetch_behind_them(contract: str) -> None:
-    # one slot holds 3, which stands in for 0 in token 0; token 1 needs 0 itself: 3 is computed, then leaves
+    # one slot holds 3, which stands in for 0 in token 0; token 1 needs 0 itself: 3 is computed, then evicted
     outcome = replay_lists(prefill(TWO_TOKENS), 1, SLOW, miss="substitute", warm=((0, 3),), contract=contract)
     assert [expert for _, _, _, expert in outcome.spans("expert")][:2] == [3, 0]
 

@@ -75,7 +75,7 @@ def test_the_short_way_through_plain_worlds_leads_to_the_same(
 
 @contextmanager
 def kernels_noted() -> Iterator[list[Callable]]:
-    """Which kernels are asked for, in order."""
+    """Which kernels are used, in order."""
     used: list[Callable] = []
     with pytest.MonkeyPatch.context() as patch:
         machine_code = engine.machine_code

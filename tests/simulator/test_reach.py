@@ -1,4 +1,4 @@
-"""How far a prefetch policy may name is what it declares; what it names beyond that is no recall above everything."""
+"""A prefetch policy declares how far it predicts; what it predicts beyond that makes no recall above 1."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_policy_that_names_twice_and_beyond_its_reach_recalls_no_more_than_eve
         (row["layer"], row["predicted_demanded"], row["predictable"] // row["accesses"]) for row in seen[0].per_layer
     ]
     accesses = seen[0].per_layer[-1]["accesses"]
-    # one gate is said to name each layer; the last is named twice at each of the two before it
+    # one gate is declared to predict each layer; the last is predicted twice at each of the two before it
     assert found == [(0, 0, 0), (1, 0, 1), (2, 4 * accesses, 4)]
 
 

@@ -50,7 +50,7 @@ def test_transfers_issued_together_share_their_latency(depth: int, done: list[in
 
 
 def test_a_transfer_issued_early_claims_its_bytes_at_once() -> None:
-    # two at once into a pool of two: both 4 and 5 leave at the gate, before anything has arrived
+    # two at once into a pool of two: both 4 and 5 are evicted at the gate, before anything has arrived
     outcome = replay_lists(
         decode([[4, 5]], [[0, 1]]), 2, machine(bytes_per_ns=0.2, depth=2, dense_ns=1), warm=((0, 4), (0, 5))
     )
@@ -64,7 +64,7 @@ def test_the_wire_rounds_up_and_latency_comes_on_top() -> None:
 
 def test_a_demand_without_room_waits_and_holds_the_link() -> None:
     # one slot. 0 arrives at 6 and computes until 8; only then may 1 evict it; the prefetch of (1, 0) never overtakes.
-    # 1 arrives at 13 and is in compute: nothing may leave for a prefetch, which is dropped
+    # 1 arrives at 13 and is in compute: nothing may be evicted for a prefetch, which is dropped
     source = foreseen(([0, 1], [[0]]), ([0], []))
     outcome = replay_lists(source, 1, SLOW, prefetch="top_k")
     assert outcome.spans("transfer", "demand")[:2] == [(1, 6, 0, 0), (8, 13, 0, 1)]
@@ -101,17 +101,17 @@ def test_what_is_on_the_link_when_the_run_ends_is_abandoned() -> None:
 
 
 def test_depth_two_queues_the_nearest_layer_first() -> None:
-    # the first gate names (1, 0) and (2, 1); 0 itself goes ahead of both
+    # the first gate predicts (1, 0) and (2, 1); 0 itself goes ahead of both
     where = machine(bytes_per_ns=0.2, dense_ns=20, expert_ns=2)
     source = foreseen(([0], [[0], [1]]), ([0], [[1]]), ([1], []))
     outcome = replay_lists(source, 9, where, prefetch="top_k:depth=2")
     assert outcome.spans("transfer") == [(20, 25, 0, 0), (25, 30, 1, 0), (30, 35, 2, 1)]
-    # (2, 1) is named again by the second gate: it counts as predicted, but is resident and not queued
+    # (2, 1) is predicted again by the second gate: it counts as predicted, but is resident and not queued
     assert outcome.counts("predicted", "predicted_demanded", "prefetch_issued", "prefetch_hits") == (3, 3, 2, 2)
 
 
 def test_prefetching_after_the_demand_starts_at_the_end_of_the_step() -> None:
-    # gate 1, transfer 1-6, compute 6-8: only then is (1, 0) named; its gate comes at 9 and finds it in flight
+    # gate 1, transfer 1-6, compute 6-8: only then is (1, 0) predicted; its gate comes at 9 and finds it in flight
     source = foreseen(([0], [[0]]), ([0], []))
     outcome = replay_lists(source, 2, SLOW, prefetch="top_k", prefetch_at="after_demand")
     assert outcome.spans("transfer", "prefetch") == [(8, 13, 1, 0)]
@@ -128,7 +128,7 @@ def test_free_only_prefetches_never_evict(slots: int, started: int) -> None:
 
 @CONTRACTS
 def test_a_prefetch_named_by_a_step_without_demand_starts_at_its_end(contract: str) -> None:
-    # layer 0 routes no token; its gate at 1 names (1, 0), which lands at 6 and is late for its gate at 2
+    # layer 0 routes no token; its gate at 1 predicts (1, 0), which lands at 6 and is late for its gate at 2
     source = foreseen(([-1], [[0]]), ([0], []))
     outcome = replay_lists(source, 2, SLOW, prefetch="top_k", contract=contract)
     assert outcome.spans("transfer") == [(1, 6, 1, 0)]
@@ -137,7 +137,7 @@ def test_a_prefetch_named_by_a_step_without_demand_starts_at_its_end(contract: s
 
 @CONTRACTS
 def test_a_step_without_demand_cancels_the_prefetches_aimed_at_it(contract: str) -> None:
-    # (1, 0) and (1, 1) are named at 1; 0 holds the link until 6, (1, 0) until 11; the gate of layer 1 comes at 9
+    # (1, 0) and (1, 1) are predicted at 1; 0 holds the link until 6, (1, 0) until 11; the gate of layer 1 comes at 9
     source = foreseen(([0], [[0, 1]]), ([-1], []))
     outcome = replay_lists(source, 4, SLOW, prefetch="top_k:factor=2", contract=contract)
     assert outcome.counts("prefetch_started", "prefetch_cancelled", "accesses", "time_ns") == (1, 1, 1, 9)
@@ -175,7 +175,7 @@ def test_a_side_buffered_expert_never_evicts_before_its_gate() -> None:
 
 
 def test_a_late_side_buffered_expert_lands_in_the_cache() -> None:
-    # 0: 1-6; (1, 0): 6-11, its gate at 9: late, it lands in the one slot of the cache and 0 leaves at 11
+    # 0: 1-6; (1, 0): 6-11, its gate at 9: late, it lands in the one slot of the cache and 0 is evicted at 11
     outcome = replay_lists(foreseen(([0], [[0]]), ([0], [])), 1, SLOW, prefetch="side_buffer:buffers=1:fetch=1")
     assert victims(outcome) == [(11, 0, 0)]
     assert outcome.counts("late", "prefetch_used", "insertions", "time_ns") == (1, 1, 2, 13)
@@ -267,7 +267,7 @@ def test_a_pass_that_routes_nothing_spends_its_dense_part_only(contract: str) ->
 
 
 def test_lifetimes_count_steps_in_powers_of_two() -> None:
-    # one slot: 0 enters in step 0 and leaves in step 3 (bucket 2: 2 or 3 steps); 1 leaves one step later (bucket 1)
+    # one slot: 0 enters in step 0 and leaves in step 3 (bucket 2: 2 or 3 steps); 1 is evicted one step later (bucket 1)
     outcome = replay_lists(decode([[0]], [[0]], [[0]], [[1]], [[2]]), 1, SLOW)
     assert outcome.totals["lifetime"][:4] == [0, 1, 1, 0]
 

@@ -1,4 +1,4 @@
-"""What a user's own eviction policy promises of its keys (`queue`, `rekey`), tried on some copies at every choice."""
+"""What a user's eviction policy promises of its keys (`queue`, `rekey`), checked on some copies at every choice."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from policies.files import complaint
 from simulator.reference.hooks import BoundPolicy
 from simulator.reference.tables import Tables
 
-#: Kept keys that are asked for once more at a choice.
+#: Kept keys that are evaluated once more at a choice.
 TRIED = 16
 #: Keys that move by layer stay below, so that no two of them are farther apart than 64 bits hold.
 MOST_BY_LAYER = 1 << 61
-Order = tuple[int, int, int]  #: key, stamp, copy
+Order = tuple[int, int, int]  #: key, timestamp, copy
 
 
 class KeyChecks:
-    """`queue` and `rekey`, held to what the keys are."""
+    """Checks `queue` and `rekey` against the keys."""
 
     def __init__(self, eviction: BoundPolicy[Eviction], tables: Tables) -> None:
         self._eviction, self._tables = eviction, tables
@@ -28,14 +28,14 @@ class KeyChecks:
         self._before: dict[int, Order] = {}  # of the scope before this one, what nothing has happened to since
 
     def check_new(self, y: int, key: int) -> None:
-        """Raises PolicyError unless the key is the promised stamp, and small enough to be moved."""
+        """Raises PolicyError unless the key is the promised timestamp, and small enough to be moved."""
         if self._scope == "layer" and abs(key) > MOST_BY_LAYER:
             raise self._broken(f"is {key} for copy {y}: rekey='layer' promises that it stays within 2**61")
         copy, expert = self._tables.copies[y], self._tables.experts[y // self._tables.now["precisions"]]
-        stamp = {"": key, "last_use": expert["last_use"], "entered": copy["entered"]}[self._queue]
-        if key != stamp:
+        promised = {"": key, "last_use": expert["last_use"], "entered": copy["entered"]}[self._queue]
+        if key != promised:
             raise self._broken(
-                f"is {key} for copy {y}, whose {self._queue} is {stamp}: `queue` promises that they agree"
+                f"is {key} for copy {y}, whose {self._queue} is {promised}: `queue` promises that they agree"
             )
 
     def check_kept(self, kept: Mapping[int, Order], candidates: Sequence[int]) -> None:
@@ -53,7 +53,7 @@ class KeyChecks:
         self._before = dict(kept) if same_pass and self._scope == "layer" else {}
 
     def forget(self, y: int) -> None:
-        """Something happened to it."""
+        """Forget its key: something happened to the copy."""
         self._before.pop(y, None)
 
     def check_moved(self, kept: Mapping[int, Order]) -> None:

@@ -17,7 +17,7 @@ Rows = Sequence[Mapping[str, int]]
 
 
 class ResultChecks:
-    """Refuses results of the wrong type, and numbers that name nothing."""
+    """Refuses results of the wrong type, and numbers of no expert, copy or precision."""
 
     def __init__(self, policy: Policy, now: Mapping[str, int], copies: Rows) -> None:
         self._policy, self._now, self._copies = policy, now, copies
@@ -33,7 +33,7 @@ class ResultChecks:
             raise PolicyError(blamed(error) or str(complaint(function, said))) from error
 
     def check(self, hook: Hook, function: Callable[..., Any], result: Any, arguments: Sequence[Any]) -> None:
-        """Raises PolicyError for a result of another type, or that names nothing. `arguments` are the hook's own."""
+        """Raises PolicyError for a result of another type or range. `arguments` are the hook's own."""
         check = getattr(self, f"_check_{hook.name}", None)
         try:
             check_result(hook, result)

@@ -95,7 +95,7 @@ class CheckedTables:
         return self._shown
 
     def memory(self, name: str, rows: Sequence[Sequence[float]]) -> tuple[Cells, ...]:
-        """A table of `own`."""
+        """A table of `own`, whose writes are checked."""
         return tuple(Cells(f"own.{name}", row, self) for row in rows)
 
     def output(self, length: int) -> Cells:
@@ -108,5 +108,5 @@ def _frozen(rows: Any) -> Any:
 
 
 def undeclared(name: str) -> PolicyError:
-    """Of a hook that reads what it must not."""
+    """PolicyError at the line of a hook that reads what it must not."""
     return complaint_here(f"{name!r} is read, which `reads` does not name; add it there, or leave `reads` out")
