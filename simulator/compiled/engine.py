@@ -20,7 +20,7 @@ from simulator.compiled.kernel import kernel
 from simulator.compiled.runtime import hooks
 from simulator.compiled.runtime.initial import Inputs, SimulationState, initial_state
 from simulator.compiled.runtime.inputs import feed_from, feed_of
-from simulator.compiled.runtime.jit import IS_PYTHON, OPTIONS
+from simulator.compiled.runtime.jit import ENTRY, IS_PYTHON
 from simulator.compiled.runtime.layout import STATE
 from simulator.compiled.runtime.machine_code import COMPILING, compile_kept, is_kept
 from simulator.compiled.runtime.outcome import check, counters_of, events_of
@@ -112,7 +112,7 @@ def _start(state: SimulationState, chosen: PolicySet) -> None:
 def machine_code(of: Callable) -> Callable:
     """A kernel, compiled or from disk."""
     pointers = types.NamedTuple(hooks.types_of(POINTERS[of]._fields), POINTERS[of])
-    compiled = partial(compile_kept, types.void(numba.from_dtype(STATE), pointers), nogil=True, **OPTIONS)
+    compiled = partial(compile_kept, types.void(numba.from_dtype(STATE), pointers), **ENTRY)
     if is_kept(f"{Path(of.__code__.co_filename).stem}.{of.__name__}-"):
         with suppress(NumbaError):  # damaged on disk: made again, from what may be frozen
             return entry_of(compiled(of))

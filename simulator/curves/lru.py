@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import int32, int64, types, void
 
-from simulator.compiled.runtime.jit import OPTIONS, bit_count, fast
+from simulator.compiled.runtime.jit import ENTRY, bit_count, fast
 from simulator.compiled.runtime.machine_code import compile_kept
 from simulator.curves.stream import CUT, DEMANDS, FIRST_USE, NOWHERE, TALLY, Cut, Demands, Tally, spans
 
@@ -170,7 +170,7 @@ def _empty(cut: Cut, equal: bool) -> Stack:
 
 @cache
 def _walk_compiled():
-    return compile_kept(WALK, _walk, nogil=True, **OPTIONS)
+    return compile_kept(WALK, _walk, **ENTRY)
 
 
 def count(demands: Demands, cut: Cut, weights: np.ndarray, into: Tally, done: Callable[[int], None]) -> None:

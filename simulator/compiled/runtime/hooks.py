@@ -20,9 +20,10 @@ from numba.extending import register_jitable
 from policies.contract import NONE, Policy
 from policies.hooks import HOOKS, KINDS
 from simulator.compiled.runtime import adapters, state
-from simulator.compiled.runtime.jit import fast, whole_number
+from simulator.compiled.runtime.jit import WHOLE, fast, merged, whole_number
 from simulator.compiled.runtime.layout import STATE
 from simulator.compiled.runtime.machine_code import compile_kept, compile_unkept
+from simulator.compiled.runtime.pointers import HookPointer, address_of
 from simulator.compiled.runtime.reached import digest, reached_from
 from simulator.compiled.runtime.readable import readable
 from simulator.compiled.runtime.user_hooks import bounds_checked, is_bounds_checked, refusal
@@ -42,7 +43,7 @@ def bound(names: tuple[str, ...], chosen: PolicySet) -> tuple[Any, ...]:
 
 
 def _bound(name: str, chosen: PolicySet) -> Any:
-    pointers = tuple(compiled(name, getattr(chosen, kind).policy) for kind in HOOKS[name].kinds)
+    pointers = tuple(address_of(compiled(name, getattr(chosen, kind).policy)) for kind in HOOKS[name].kinds)
     return pointers if HOOKS[name].is_event else pointers[0]
 
 
@@ -52,7 +53,7 @@ def types_of(names: tuple[str, ...]) -> list[Any]:
 
 
 def _type_of(name: str) -> Any:
-    pointer = types.FunctionType(signature_of(name))
+    pointer = HookPointer(signature_of(name))
     return types.UniTuple(pointer, len(KINDS)) if HOOKS[name].is_event else pointer
 
 
@@ -99,7 +100,7 @@ def _absent(numbers: int, answers: bool) -> Callable:
     """For hooks that a policy does not give; kernels call none of them."""
     adapter = adapters.ABSENT[numbers]
     code = _with(adapter, {"answer": NONE if answers else None}, adapter.__name__)
-    return compile_kept(_signature(numbers, answers), code, _nrt=False)
+    return compile_kept(_signature(numbers, answers), code, _nrt=False, **WHOLE)
 
 
 @cache
@@ -113,9 +114,9 @@ def _machine(name: str, given: FunctionType, kind: str, reads: frozenset[str]) -
     code.__module__, code.__qualname__ = given.__module__, f"{name}_{given.__name__}_{kind}_{named}"
     compiler = compile_kept if named else compile_unkept
     try:  # without lists no references need be counted, which cost more than many a hook; the cache keeps either kind
-        return compiler(signature_of(name), code, _nrt=False)
+        return compiler(signature_of(name), code, _nrt=False, **WHOLE)
     except NumbaError:
-        return compiler(signature_of(name), code)
+        return compiler(signature_of(name), code, **WHOLE)
 
 
 def _around(name: str, kind: str, reads: frozenset[str]) -> dict[str, Callable]:
@@ -123,7 +124,7 @@ def _around(name: str, kind: str, reads: frozenset[str]) -> dict[str, Callable]:
     reading = readable(reads) | {"own": MEMORY[kind]}
     tables = adapters.with_step if HOOKS[name].at_gate else adapters.without_step
     result_of = no_result if HOOKS[name].result is NoneType else whole_number
-    return reading | {"tables": fast(_with(tables, reading, tables.__name__)), "result_of": result_of}
+    return reading | {"tables": merged(_with(tables, reading, tables.__name__)), "result_of": result_of}
 
 
 def _with(function: FunctionType, values: dict[str, Any], name: str) -> FunctionType:

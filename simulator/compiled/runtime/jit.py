@@ -19,16 +19,24 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-OPTIONS = {"_nrt": False, "error_model": "numpy"}
+from simulator.compiled.runtime.linking import HintedCompiler, PartCompiler, WholeCompiler
+
+OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
+#: What Python calls; what machine code calls through a pointer.
+ENTRY: dict[str, Any] = {"pipeline_class": WholeCompiler, "nogil": True, **OPTIONS}
+UNWRAPPED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+WHOLE: dict[str, Any] = {"pipeline_class": WholeCompiler, **UNWRAPPED}
 SETTINGS: Any = config  # its attributes are set when it is imported
 #: NUMBA_DISABLE_JIT=1: the same functions as plain Python, over a state that keeps its arrays by name.
 IS_PYTHON = bool(SETTINGS.DISABLE_JIT)
 WORD = ir.IntType(64)
 
-#: Part of its caller: a line or two, or called from one place only.
-fast = njit(inline="always", **OPTIONS)
+#: A line or two, or called from one place only: merged unless it is large.
+fast = njit(pipeline_class=HintedCompiler, **UNWRAPPED, **OPTIONS)
 #: Merged or called, as the compiler sees fit.
-called = njit(**OPTIONS)
+called = njit(pipeline_class=PartCompiler, **UNWRAPPED, **OPTIONS)
+#: Put into its caller before either is compiled: what it returns cannot be returned.
+merged = njit(inline="always", **OPTIONS)
 
 
 def array_reader(name: str, dtype: Any, *axes: str, readonly: bool = False, whole: bool = False) -> Any:

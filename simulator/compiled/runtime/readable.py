@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import EXPERT, OPTIONAL_ARRAYS, OPTIONAL_COLUMNS, Step
-from simulator.compiled.runtime.jit import IS_PYTHON, array_reader, fast
+from simulator.compiled.runtime.jit import IS_PYTHON, array_reader, merged
 from simulator.compiled.runtime.layout import ARRAYS
 from simulator.compiled.runtime.state import (
     all_batch_order,
@@ -60,7 +60,7 @@ def _experts(reads: frozenset[str]) -> Callable:
 def _step(reads: frozenset[str]) -> Callable:
     """`step_of`, in which functions of the arrays that are left out return None."""
     hidden = dict.fromkeys(OPTIONAL_ARRAYS - reads, nothing)
-    return fast(FunctionType(step_of.__code__, step_of.__globals__ | hidden, step_of.__name__))
+    return merged(FunctionType(step_of.__code__, step_of.__globals__ | hidden, step_of.__name__))
 
 
 def step_of(s, demanded):
@@ -80,7 +80,7 @@ def step_of(s, demanded):
     )
 
 
-@fast
+@merged
 def wide(array):
     """The array; where nothing is compiled, of 64 bits, as numpy would go on with the 16 or 32 that are kept."""
     return array.astype(np.int64) if IS_PYTHON else array
@@ -118,42 +118,42 @@ def score(s):
 # the arrays of OPTIONAL_ARRAYS, by their names there
 
 
-@fast
+@merged
 def nothing(s, demanded=0):
     """None in place of an array."""
 
 
-@fast
+@merged
 def ids(s):
     """(T, k)."""
     return all_ids(s)[: s["compute"]["tokens"]]
 
 
-@fast
+@merged
 def logits(s):
     """(T, E)."""
     return all_logits(s)[: s["compute"]["tokens"]]
 
 
-@fast
+@merged
 def choice(s):
     """(T, E)."""
     return all_choice(s)[: s["compute"]["tokens"]]
 
 
-@fast
+@merged
 def rank(s, demanded):
     """(n,)."""
     return all_demand_rank(s)[:demanded]
 
 
-@fast
+@merged
 def mass(s, demanded):
     """(n,)."""
     return all_demand_mass(s)[:demanded]
 
 
-@fast
+@merged
 def weight(s):
     """(T, k), or (0, k) where there are none."""
     return all_weights(s)[: s["compute"]["tokens"] if s["weighted"] == 1 or s["demand"]["changed"] == 1 else 0]

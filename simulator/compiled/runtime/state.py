@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.contract import NOW, Own
-from simulator.compiled.runtime.jit import array_reader, fast, record_reader
+from simulator.compiled.runtime.jit import array_reader, fast, merged, record_reader
 from simulator.compiled.runtime.layout import ARRAYS, FEED, MEMORIES, RULE, STOP
 
 #: No key: larger than that of any copy that it is compared with.
@@ -187,25 +187,25 @@ _own_par_3 = _whole["own_par_3"]
 _own_capacity_3 = _whole["own_capacity_3"]
 
 
-@fast
+@merged
 def own_routing(s):
     """The routing policy's memory."""
     return Own(_own_rows_0(s), _own_regs_0(s), _own_reals_0(s), _own_par_0(s), _own_capacity_0(s))
 
 
-@fast
+@merged
 def own_prefetch(s):
     """The prefetch policy's memory."""
     return Own(_own_rows_1(s), _own_regs_1(s), _own_reals_1(s), _own_par_1(s), _own_capacity_1(s))
 
 
-@fast
+@merged
 def own_eviction(s):
     """The eviction policy's memory."""
     return Own(_own_rows_2(s), _own_regs_2(s), _own_reals_2(s), _own_par_2(s), _own_capacity_2(s))
 
 
-@fast
+@merged
 def own_miss(s):
     """The miss policy's memory."""
     return Own(_own_rows_3(s), _own_regs_3(s), _own_reals_3(s), _own_par_3(s), _own_capacity_3(s))

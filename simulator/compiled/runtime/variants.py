@@ -17,7 +17,8 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from policies.hooks import EVENTS
-from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.jit import called, fast, merged
+from simulator.compiled.runtime.linking import HintedCompiler
 
 #: One link, passes of one request each, one precision, contract `atomic`, every miss fetched, no listeners, no log: a
 #: cached copy is all that there is.
@@ -56,7 +57,9 @@ def _frozen(function: Any) -> Any:
     exec(compile(tree, given.__code__.co_filename, "exec"), names)
     code = names[given.__name__].__code__
     made = FunctionType(code, _globals_of(given, code), given.__name__, given.__defaults__)
-    return (fast if function.targetoptions.get("inline") == "always" else called)(made)
+    if function.targetoptions.get("inline") == "always":
+        return merged(made)
+    return (fast if function._compiler.pipeline_class is HintedCompiler else called)(made)
 
 
 def _globals_of(function: FunctionType, code: CodeType) -> dict[str, Any]:
