@@ -89,7 +89,7 @@ def wide(array):
 # what was recorded of the pass's tokens: in place if they follow each other, or as `demand` gathered it
 
 
-@fast
+@merged
 def scores(s):
     """(T, E)."""
     if s["batched"] == 1:
@@ -97,7 +97,7 @@ def scores(s):
     return all_token_scores(s)[s["compute"]["start"] : s["compute"]["start"] + s["compute"]["tokens"], now(s)["layer"]]
 
 
-@fast
+@merged
 def order(s):
     """(D, T, E)."""
     first = s["compute"]["start"]
@@ -106,7 +106,7 @@ def order(s):
     return all_look_order(s)[:, first : first + s["compute"]["tokens"], now(s)["layer"]]
 
 
-@fast
+@merged
 def score(s):
     """(D, T, E)."""
     first = s["compute"]["start"]
