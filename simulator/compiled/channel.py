@@ -16,7 +16,8 @@ def send(s, link, y):
     """
     mine, time = links(s)[link], s["clock"]["time"]
     begins = max(time, mine["last_done"])
-    wire = slow_wire_ns(s)[link, kind_of(s, y)] if cpu_is_busy(s) else wire_ns(s)[link, kind_of(s, y)]
+    kind = kind_of(s, y) if s["n_links"] == 1 else link * s["n_kinds"] + kind_of(s, y)
+    wire = slow_wire_ns(s)[kind] if cpu_is_busy(s) else wire_ns(s)[kind]
     mine["last_done"] = max(time + mine["latency_ns"], mine["last_done"]) + wire
     count(s, LINK_BUSY_NS, layer_of(s, y), mine["last_done"] - begins)
     return mine["last_done"]

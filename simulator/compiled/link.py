@@ -43,6 +43,14 @@ def mask(s, at):
     return at & (s["n_ring"] - 1)
 
 
+@fast
+def place(s, link, at):
+    """The index of a position in the rings of a link, which lie one after the other."""
+    if s["n_links"] == 1:
+        return mask(s, at)
+    return link * s["n_ring"] + mask(s, at)
+
+
 # the queue
 
 
@@ -51,7 +59,7 @@ def fetch(s, y):
     """Queue a demand, behind other demands and ahead of all prefetches."""
     enqueue(s, y, 0)
     link = home_of(s, y)
-    demands(s)[link, mask(s, links(s)[link]["demand_end"])] = y
+    demands(s)[place(s, link, links(s)[link]["demand_end"])] = y
     links(s)[link]["demand_end"] += 1
 
 
@@ -61,7 +69,7 @@ def prefetch(s, y, target):
     enqueue(s, y, 1)
     owned(s)[y]["target"] = target
     link = home_of(s, y)
-    asks(s)[link, mask(s, links(s)[link]["ask_end"])] = y
+    asks(s)[place(s, link, links(s)[link]["ask_end"])] = y
     links(s)[link]["ask_end"] += 1
     count(s, PREFETCH_ISSUED, layer_of(s, y), 1)
 
@@ -80,11 +88,11 @@ def cancel(s, step):
     for link in range(s["n_links"]):
         kept = links(s)[link]["ask_first"]
         for at in range(links(s)[link]["ask_first"], links(s)[link]["ask_end"]):
-            y = asks(s)[link, mask(s, at)]
+            y = asks(s)[place(s, link, at)]
             if owned(s)[y]["target"] <= step:
                 abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
             else:
-                asks(s)[link, mask(s, kept)] = y
+                asks(s)[place(s, link, kept)] = y
                 kept += 1
         links(s)[link]["ask_end"] = kept
 
@@ -139,8 +147,8 @@ def demand_may_start(s, link):
 def first_queued(s, link):
     """Who starts next."""
     if demand_waits(s, link):
-        return demands(s)[link, mask(s, links(s)[link]["demand_first"])]
-    return asks(s)[link, mask(s, links(s)[link]["ask_first"])]
+        return demands(s)[place(s, link, links(s)[link]["demand_first"])]
+    return asks(s)[place(s, link, links(s)[link]["ask_first"])]
 
 
 @fast
@@ -156,8 +164,8 @@ def begin(s, link, y, claimed):
     mine, layer, size, ends = links(s)[link], layer_of(s, y), copies(s)[y]["bytes"], send(s, link, y)
     if s["has_admit"] == 1:
         owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
-    at = mask(s, mine["flight_end"])
-    flight(s)[link, at], lands(s)[link, at] = y, NEVER_DUE if s["link"]["closed"] == 1 else ends
+    at = place(s, link, mine["flight_end"])
+    flight(s)[at], lands(s)[at] = y, NEVER_DUE if s["link"]["closed"] == 1 else ends
     mine["flight_end"] += 1
     if owned(s)[y]["prefetch"] == 1:
         mine["ask_first"] += 1
@@ -200,7 +208,7 @@ def landing(s, link):
     """When the next transfer of a link is complete."""
     if links(s)[link]["flight_first"] == links(s)[link]["flight_end"]:
         return NEVER_DUE
-    return lands(s)[link, mask(s, links(s)[link]["flight_first"])]
+    return lands(s)[place(s, link, links(s)[link]["flight_first"])]
 
 
 @fast
@@ -216,7 +224,7 @@ def complete(s, hooks):
 @fast
 def take_landed(s, link):
     """The oldest transfer of a link, which is complete."""
-    y = flight(s)[link, mask(s, links(s)[link]["flight_first"])]
+    y = flight(s)[place(s, link, links(s)[link]["flight_first"])]
     links(s)[link]["flight_first"] += 1
     return y
 

@@ -194,6 +194,9 @@ def _lengths(inputs: Inputs, setting: Setting, chosen: PolicySet, lines: int, ke
         "n_par": len(chosen.eviction.par()),
         "n_warm": len(setting.config.warm),
     }
+    numbers |= {
+        name: numbers["n_links"] * numbers[each] for name, each in (("n_rings", "n_ring"), ("n_wires", "n_kinds"))
+    }
     for i, kind in enumerate(KINDS):
         memory: Memory = getattr(chosen, kind).policy.memory
         rows = memory.rows + memory.rows_per_expert * geometry.experts
@@ -229,8 +232,8 @@ def _costs(inputs: Inputs, setting: Setting) -> dict[str, np.ndarray]:
         "expert_ns": _per_tokens(times.expert_ns, kinds, tokens),
         "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),
         "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
-        "wire_ns": np.array(times.wire_ns, np.int64).reshape(len(times.depth), -1),
-        "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).reshape(len(times.depth), -1),
+        "wire_ns": np.array(times.wire_ns, np.int64).ravel(),
+        "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
     }
 
 
