@@ -14,7 +14,7 @@ from policies.hooks import EVENTS
 from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RECORDS, RULE, STATE
+from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RECORDS, ROWS, RULE, STATE
 from simulator.compiled.runtime.queues import NO_QUEUE
 from simulator.compiled.runtime.ranking import TOUCH
 from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
@@ -38,7 +38,7 @@ class SimulationState:
         self.is_fast = is_fast(numbers)
         self._row = np.zeros(1, STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
-        self._records = {name: self.numbers[name] for name in RECORDS}
+        self._records = {name: self.numbers[name] for name in (*RECORDS, *ROWS)}
         for name, value in numbers.items():
             self.numbers[name] = value
         for name, array in arrays.items():
@@ -254,7 +254,8 @@ def _describe(state: SimulationState, setting: Setting) -> None:
     owned["layer"] = owned["x"] // geometry.experts
     owned["kind"] = owned["layer"] * shape.precisions + y % shape.precisions
     owned["link"] = np.array(setting.times.homes)[owned["x"] % geometry.experts]
-    arrays["links"]["depth"], arrays["links"]["latency_ns"] = setting.times.depth, setting.times.latency_ns
+    links = state["links"][: state["n_links"]]
+    links["depth"], links["latency_ns"] = setting.times.depth, setting.times.latency_ns
     copies["bytes"] = np.array(shape.tiers, np.int64).T.ravel()[owned["kind"]]
     copies["pool"] = owned["layer"] if len(pools) > 1 else 0
     experts["layer"] = np.arange(len(experts)) // geometry.experts

@@ -12,6 +12,7 @@ import numpy as np
 
 from policies.contract import COPY, EXPERT
 from policies.hooks import EVENTS
+from simulator.platform import MOST_LINKS
 
 
 def record(names: str) -> np.dtype:
@@ -45,12 +46,16 @@ RECORDS = {
     "uses": record("stamps"),
     "ranking": record("invalid_now layers_marked"),
     "side_buffer": record("in_side"),
-    "link": record("ready_end closed"),  # of all links; what each has is a row of `links`
+    "link": record("ready_end closed"),  # of all links; what each has is a row of ROWS["links"]
     "counters": record("row page"),
     "log": record("lines"),
     "reset": record("tokens"),
     "errors": record("error culprit"),
 }
+#: Records of which there are several, the most that there may be. They are part of the state, so that the first row is
+#: reached without a pointer. A link: its figures, its rings, and when its last transfer is complete.
+LINK = record("depth latency_ns demand_first demand_end ask_first ask_end flight_first flight_end last_done")
+ROWS = {"links": (LINK, MOST_LINKS)}
 
 #: Lengths of arrays, where none of the above is one.
 LENGTHS = (
@@ -86,8 +91,6 @@ OWNED = np.dtype(
     ],
     align=True,
 )
-#: A link: its figures, its rings, and when its last transfer is complete.
-LINK = record("depth latency_ns demand_first demand_end ask_first ask_end flight_first flight_end last_done")
 POOL = record("capacity used open scope")
 ACCESS = record("n x y tokens served")
 EVENT = record("t0 t1 kind pass layer expert precision cause")
@@ -103,7 +106,6 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "copies": (COPY, ("n_copies",)),
     "owned": (OWNED, ("n_copies",)),
     "pools": (POOL, ("n_pools",)),
-    "links": (LINK, ("n_links",)),
     "wire_ns": (np.int64, ("n_wires",)),
     "slow_wire_ns": (np.int64, ("n_wires",)),  # while the CPU computes
     # counters
@@ -263,6 +265,7 @@ STATE = np.dtype(
         *((name, np.int64) for name in (SETTING + LENGTHS).split()),
         *((f"at_{name}", np.int64) for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)),
         *RECORDS.items(),
+        *((name, dtype, (most,)) for name, (dtype, most) in ROWS.items()),
     ],
     align=True,
 )
