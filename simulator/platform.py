@@ -26,7 +26,7 @@ from traces.schema import Frozen, Geometry
 from traces.spelling import hint
 
 NS = 1_000_000_000
-MOST_LINKS = 64
+MOST_LINKS = 16
 MOST_NS = 10**15  #: of one thing, eleven days: engines add times up in int64
 Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
 Time = TypeVar("Time", int, float)

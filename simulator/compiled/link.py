@@ -29,7 +29,6 @@ from simulator.compiled.runtime.state import (
     home_of,
     lands,
     layer_of,
-    links,
     owned,
     ready,
 )
@@ -43,6 +42,14 @@ def mask(s, at):
     return at & (s["n_ring"] - 1)
 
 
+@fast
+def place(s, link, at):
+    """The index of a position in the rings of a link, which lie one after the other."""
+    if s["n_links"] == 1:
+        return mask(s, at)
+    return link * s["n_ring"] + mask(s, at)
+
+
 # the queue
 
 
@@ -51,8 +58,8 @@ def fetch(s, y):
     """Queue a demand, behind other demands and ahead of all prefetches."""
     enqueue(s, y, 0)
     link = home_of(s, y)
-    demands(s)[link, mask(s, links(s)[link]["demand_end"])] = y
-    links(s)[link]["demand_end"] += 1
+    demands(s)[place(s, link, s["links"][link]["demand_end"])] = y
+    s["links"][link]["demand_end"] += 1
 
 
 @called
@@ -61,8 +68,8 @@ def prefetch(s, y, target):
     enqueue(s, y, 1)
     owned(s)[y]["target"] = target
     link = home_of(s, y)
-    asks(s)[link, mask(s, links(s)[link]["ask_end"])] = y
-    links(s)[link]["ask_end"] += 1
+    asks(s)[place(s, link, s["links"][link]["ask_end"])] = y
+    s["links"][link]["ask_end"] += 1
     count(s, PREFETCH_ISSUED, layer_of(s, y), 1)
 
 
@@ -78,15 +85,15 @@ def enqueue(s, y, is_prefetch):
 def cancel(s, step):
     """Drop every queued prefetch aimed at this step or an earlier one; the others keep their order."""
     for link in range(s["n_links"]):
-        kept = links(s)[link]["ask_first"]
-        for at in range(links(s)[link]["ask_first"], links(s)[link]["ask_end"]):
-            y = asks(s)[link, mask(s, at)]
+        kept = s["links"][link]["ask_first"]
+        for at in range(s["links"][link]["ask_first"], s["links"][link]["ask_end"]):
+            y = asks(s)[place(s, link, at)]
             if owned(s)[y]["target"] <= step:
                 abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
             else:
-                asks(s)[link, mask(s, kept)] = y
+                asks(s)[place(s, link, kept)] = y
                 kept += 1
-        links(s)[link]["ask_end"] = kept
+        s["links"][link]["ask_end"] = kept
 
 
 @called
@@ -124,7 +131,7 @@ def start_on(s, hooks, link):
 @fast
 def may_start(s, link):
     """Whether something is queued and the link has room for it."""
-    mine = links(s)[link]
+    mine = s["links"][link]
     queued = mine["demand_first"] < mine["demand_end"] or mine["ask_first"] < mine["ask_end"]
     return queued and mine["flight_end"] - mine["flight_first"] < mine["depth"]
 
@@ -139,25 +146,25 @@ def demand_may_start(s, link):
 def first_queued(s, link):
     """Who starts next."""
     if demand_waits(s, link):
-        return demands(s)[link, mask(s, links(s)[link]["demand_first"])]
-    return asks(s)[link, mask(s, links(s)[link]["ask_first"])]
+        return demands(s)[place(s, link, s["links"][link]["demand_first"])]
+    return asks(s)[place(s, link, s["links"][link]["ask_first"])]
 
 
 @fast
 def drop(s, link, y):
     """The first queued prefetch finds no room, and does not wait for any."""
-    links(s)[link]["ask_first"] += 1
+    s["links"][link]["ask_first"] += 1
     abandon(s, y, PREFETCH_DROPPED, IS_DROP)
 
 
 @fast
 def begin(s, link, y, claimed):
     """The first queued is issued."""
-    mine, layer, size, ends = links(s)[link], layer_of(s, y), copies(s)[y]["bytes"], send(s, link, y)
+    mine, layer, size, ends = s["links"][link], layer_of(s, y), copies(s)[y]["bytes"], send(s, link, y)
     if s["has_admit"] == 1:
         owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
-    at = mask(s, mine["flight_end"])
-    flight(s)[link, at], lands(s)[link, at] = y, NEVER_DUE if s["link"]["closed"] == 1 else ends
+    at = place(s, link, mine["flight_end"])
+    flight(s)[at], lands(s)[at] = y, NEVER_DUE if s["link"]["closed"] == 1 else ends
     mine["flight_end"] += 1
     if owned(s)[y]["prefetch"] == 1:
         mine["ask_first"] += 1
@@ -198,9 +205,9 @@ def next_to_land(s):
 @fast
 def landing(s, link):
     """When the next transfer of a link is complete."""
-    if links(s)[link]["flight_first"] == links(s)[link]["flight_end"]:
+    if s["links"][link]["flight_first"] == s["links"][link]["flight_end"]:
         return NEVER_DUE
-    return lands(s)[link, mask(s, links(s)[link]["flight_first"])]
+    return lands(s)[place(s, link, s["links"][link]["flight_first"])]
 
 
 @fast
@@ -216,8 +223,8 @@ def complete(s, hooks):
 @fast
 def take_landed(s, link):
     """The oldest transfer of a link, which is complete."""
-    y = flight(s)[link, mask(s, links(s)[link]["flight_first"])]
-    links(s)[link]["flight_first"] += 1
+    y = flight(s)[place(s, link, s["links"][link]["flight_first"])]
+    s["links"][link]["flight_first"] += 1
     return y
 
 
@@ -235,7 +242,7 @@ def call_up(s, y):
 def any_link_is_busy(s):
     """Whether something is on its way, or a demand is about to be."""
     for link in range(s["n_links"]):
-        if links(s)[link]["flight_first"] < links(s)[link]["flight_end"] or demand_waits(s, link):
+        if s["links"][link]["flight_first"] < s["links"][link]["flight_end"] or demand_waits(s, link):
             return True
     return False
 
@@ -243,14 +250,14 @@ def any_link_is_busy(s):
 @fast
 def demand_waits(s, link):
     """Whether a demand waits to start."""
-    return links(s)[link]["demand_first"] < links(s)[link]["demand_end"]
+    return s["links"][link]["demand_first"] < s["links"][link]["demand_end"]
 
 
 @fast
 def prefetches_wait(s):
     """Whether a prefetch waits to start."""
     for link in range(s["n_links"]):
-        if links(s)[link]["ask_first"] < links(s)[link]["ask_end"]:
+        if s["links"][link]["ask_first"] < s["links"][link]["ask_end"]:
             return True
     return False
 
@@ -259,7 +266,7 @@ def prefetches_wait(s):
 def nothing_queued(s):
     """Whether no transfer waits to start."""
     for link in range(s["n_links"]):
-        if demand_waits(s, link) or links(s)[link]["ask_first"] < links(s)[link]["ask_end"]:
+        if demand_waits(s, link) or s["links"][link]["ask_first"] < s["links"][link]["ask_end"]:
             return False
     return True
 
@@ -277,7 +284,7 @@ def meet(s, y):
 def clear_links(s):
     """Nothing is queued, and what is in flight is abandoned."""
     for link in range(s["n_links"]):
-        mine = links(s)[link]
+        mine = s["links"][link]
         mine["demand_first"], mine["ask_first"], mine["flight_first"] = (
             mine["demand_end"],
             mine["ask_end"],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from policies.contract import NOW
-from simulator.compiled.runtime.layout import ARRAYS, OWNED, OWNS, RECORDS
+from simulator.compiled.runtime.layout import ARRAYS, OWNED, OWNS, RECORDS, ROWS
 
 FOLDER = Path(__file__).resolve().parents[2] / "simulator" / "compiled"
 FILES = sorted(FOLDER.rglob("*.py"))
@@ -93,9 +93,15 @@ def test_a_write_to_what_another_file_owns_is_seen() -> None:
 
 def test_what_has_an_owner_exists() -> None:
     tables = {name: dtype.names for name, (dtype, _) in ARRAYS.items() if isinstance(dtype, np.dtype)} | {
-        "now": NOW.names
+        "now": NOW.names,
+        **{name: dtype.names for name, (dtype, _) in ROWS.items()},
     }
-    known = {*ARRAYS, "now", *(f"{table}.{column}" for table, columns in tables.items() for column in columns or ())}
+    known = {
+        *ARRAYS,
+        *ROWS,
+        "now",
+        *(f"{table}.{column}" for table, columns in tables.items() for column in columns or ()),
+    }
     assert set(OWNER) <= known
     fixed = {"owned.x", "owned.layer", "owned.kind", "owned.link"}  # as they are made before a run
     assert {f"owned.{column}" for column in OWNED.names or ()} - fixed <= set(OWNER)

@@ -14,7 +14,7 @@ from policies.hooks import EVENTS
 from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RECORDS, RULE, STATE
+from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RECORDS, ROWS, RULE, STATE
 from simulator.compiled.runtime.queues import NO_QUEUE
 from simulator.compiled.runtime.ranking import TOUCH
 from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
@@ -38,7 +38,7 @@ class SimulationState:
         self.is_fast = is_fast(numbers)
         self._row = np.zeros(1, STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
-        self._records = {name: self.numbers[name] for name in RECORDS}
+        self._records = {name: self.numbers[name] for name in (*RECORDS, *ROWS)}
         for name, value in numbers.items():
             self.numbers[name] = value
         for name, array in arrays.items():
@@ -197,6 +197,9 @@ def _lengths(inputs: Inputs, setting: Setting, chosen: PolicySet, lines: int, ke
         "n_par": len(chosen.eviction.par()),
         "n_warm": len(setting.config.warm),
     }
+    numbers |= {
+        name: numbers["n_links"] * numbers[each] for name, each in (("n_rings", "n_ring"), ("n_wires", "n_kinds"))
+    }
     for i, kind in enumerate(KINDS):
         memory: Memory = getattr(chosen, kind).policy.memory
         rows = memory.rows + memory.rows_per_expert * geometry.experts
@@ -232,8 +235,8 @@ def _costs(inputs: Inputs, setting: Setting) -> dict[str, np.ndarray]:
         "expert_ns": _per_tokens(times.expert_ns, kinds, tokens),
         "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),
         "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
-        "wire_ns": np.array(times.wire_ns, np.int64).reshape(len(times.depth), -1),
-        "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).reshape(len(times.depth), -1),
+        "wire_ns": np.array(times.wire_ns, np.int64).ravel(),
+        "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
     }
 
 
@@ -254,7 +257,8 @@ def _describe(state: SimulationState, setting: Setting) -> None:
     owned["layer"] = owned["x"] // geometry.experts
     owned["kind"] = owned["layer"] * shape.precisions + y % shape.precisions
     owned["link"] = np.array(setting.times.homes)[owned["x"] % geometry.experts]
-    arrays["links"]["depth"], arrays["links"]["latency_ns"] = setting.times.depth, setting.times.latency_ns
+    links = state["links"][: state["n_links"]]
+    links["depth"], links["latency_ns"] = setting.times.depth, setting.times.latency_ns
     copies["bytes"] = np.array(shape.tiers, np.int64).T.ravel()[owned["kind"]]
     copies["pool"] = owned["layer"] if len(pools) > 1 else 0
     experts["layer"] = np.arange(len(experts)) // geometry.experts

@@ -12,6 +12,7 @@ import numpy as np
 
 from policies.contract import COPY, EXPERT
 from policies.hooks import EVENTS
+from simulator.platform import MOST_LINKS
 
 
 def record(names: str) -> np.dtype:
@@ -44,18 +45,22 @@ RECORDS = {
     "uses": record("stamps"),
     "ranking": record("invalid_now layers_marked"),
     "side_buffer": record("in_side"),
-    "link": record("ready_end closed"),  # of all links; what each has is a row of `links`
+    "link": record("ready_end closed"),  # of all links; what each has is a row of ROWS["links"]
     "counters": record("row page"),
     "log": record("lines"),
     "reset": record("tokens"),
     "errors": record("error culprit"),
 }
+#: Records of which there are several, the most that there may be. They are part of the state, so that the first row is
+#: reached without a pointer. A link: its figures, its rings, and when its last transfer is complete.
+LINK = record("depth latency_ns demand_first demand_end ask_first ask_end flight_first flight_end last_done")
+ROWS = {"links": (LINK, MOST_LINKS)}
 
 #: Lengths of arrays, where none of the above is one.
 LENGTHS = (
     "n_experts n_copies n_links n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand "
-    "n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held n_accesses "
-    "n_kept n_rows n_counters n_times n_par n_warm n_batched n_batch "
+    "n_rings n_wires n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held "
+    "n_accesses n_kept n_rows n_counters n_times n_par n_warm n_batched n_batch "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -85,8 +90,6 @@ OWNED = np.dtype(
     ],
     align=True,
 )
-#: A link: its figures, its rings, and when its last transfer is complete.
-LINK = record("depth latency_ns demand_first demand_end ask_first ask_end flight_first flight_end last_done")
 POOL = record("capacity used open scope")
 ACCESS = record("n x y tokens served")
 EVENT = record("t0 t1 kind pass layer expert precision cause")
@@ -102,9 +105,8 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "copies": (COPY, ("n_copies",)),
     "owned": (OWNED, ("n_copies",)),
     "pools": (POOL, ("n_pools",)),
-    "links": (LINK, ("n_links",)),
-    "wire_ns": (np.int64, ("n_links", "n_kinds")),
-    "slow_wire_ns": (np.int64, ("n_links", "n_kinds")),  # while the CPU computes
+    "wire_ns": (np.int64, ("n_wires",)),
+    "slow_wire_ns": (np.int64, ("n_wires",)),  # while the CPU computes
     # counters
     "cells": (np.int64, ("n_cells",)),  # layer, phase, counter
     "lifetimes": (np.int64, ("n_buckets",)),  # layer, phase, bucket
@@ -130,11 +132,12 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "invalid_copies": (np.int64, ("n_copies",)),
     "asked": (np.int64, ("n_copies",)),  # copies whose keys are wanted, and the answers
     "answers": (np.int64, ("n_copies",)),
-    # rings of copies on their way, when they land, and those that compute waits for; their length is a power of two
-    "demands": (np.int64, ("n_links", "n_ring")),
-    "asks": (np.int64, ("n_links", "n_ring")),
-    "flight": (np.int64, ("n_links", "n_ring")),
-    "lands": (np.int64, ("n_links", "n_ring")),
+    # rings of copies on their way, when they land, and those that compute waits for; their length is a power of two.
+    # The first four are a ring for each link, one after the other; so are the rows of times on the wire
+    "demands": (np.int64, ("n_rings",)),
+    "asks": (np.int64, ("n_rings",)),
+    "flight": (np.int64, ("n_rings",)),
+    "lands": (np.int64, ("n_rings",)),
     "ready": (np.int64, ("n_ring",)),
     # lists of this step, and side buffers in order of their transfers' start
     "pinned": (np.int64, ("n_copies",)),
@@ -274,6 +277,7 @@ STATE = np.dtype(
         *((name, np.int64) for name in (SETTING + LENGTHS).split()),
         *((f"at_{name}", np.int64) for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)),
         *RECORDS.items(),
+        *((name, dtype, (most,)) for name, (dtype, most) in ROWS.items()),
     ],
     align=True,
 )

@@ -116,12 +116,21 @@ class Freezer(ast.NodeTransformer):
         """The branch that is left."""
         test = self.visit(node.test)
         if isinstance(test, ast.Constant):
-            kept = [each for line in (node.body if test.value else node.orelse) for each in self._lines(line)]
-            return kept or ast.copy_location(ast.Pass(), node)
+            return self._body(node.body if test.value else node.orelse) or ast.copy_location(ast.Pass(), node)
         node.test = test
-        node.body = [each for line in node.body for each in self._lines(line)]
-        node.orelse = [each for line in node.orelse for each in self._lines(line)]
+        node.body, node.orelse = self._body(node.body), self._body(node.orelse)
         return node
+
+    def visit_For(self, node: ast.For) -> Any:
+        """A loop of one turn is no loop: `for link in range(1)`."""
+        node = ast.For(node.target, self.visit(node.iter), self._body(node.body), node.orelse, lineno=node.lineno)
+        leaves = any(isinstance(each, ast.Break | ast.Continue) for line in node.body for each in ast.walk(line))
+        if leaves or ast.unparse(node.iter) != "range(1)":
+            return node
+        return [ast.copy_location(ast.Assign([node.target], ast.Constant(0)), node), *node.body]
+
+    def _body(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        return [each for line in body for each in self._lines(line)]
 
     def _lines(self, line: ast.stmt) -> list[ast.stmt]:
         made = self.visit(line)
