@@ -66,7 +66,7 @@ class Whole(Part):
         machine = self._codegen._tm
         builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=LEVEL))
         builder.getModulePassManager().run(self._final_module, builder)
-        return machine.emit_object(self._final_module), list(_undefined(self._final_module))
+        return machine.emit_object(self._final_module), _undefined(self._final_module)
 
 
 def _reached_from(library: Any) -> Iterator[Any]:
@@ -87,12 +87,8 @@ def _defined(module: Any) -> list[Any]:
     return [each for each in _named(module) if not each.is_declaration]
 
 
-def _undefined(module: Any) -> Iterator[str]:
-    for each in _named(module):
-        if each.is_declaration and not each.name.startswith("llvm."):
-            yield each.name
-        if each.name.startswith("_ZN08NumbaEnv"):  # which is left only where it is used
-            yield each.name
+def _undefined(module: Any) -> list[str]:
+    return [each.name for each in _named(module) if each.is_declaration and not each.name.startswith("llvm.")]
 
 
 class PartCompiler(CompilerBase):

@@ -108,14 +108,27 @@ def _write(path: Path, made: Built) -> None:
 
 
 def _load(made: Built) -> int:
-    """Into memory; LLVM ends the process where a name is not known, so that is looked at first."""
-    if any(binding.address_of_symbol(name) is None for name in made.undefined):
-        raise DamagedError
+    """Into memory. LLVM ends the process where a name is not known, so that is looked at first."""
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+    if not _are_known(made.undefined):
+        _register_runtime()
+        if not _are_known(made.undefined):
+            raise DamagedError
     engine.add_object_file(binding.ObjectFileRef.from_data(made.code))
     engine.finalize_object()
     _loaded.append(engine)
     return engine.get_function_address(made.entry)
+
+
+def _are_known(names: list[str]) -> bool:
+    return all(binding.address_of_symbol(name) is not None for name in names)
+
+
+def _register_runtime() -> None:
+    """What hooks that make lists or print need of Numba; takes half a second."""
+    from numba.core.registry import cpu_target
+
+    assert cpu_target.target_context
 
 
 def _machine() -> Any:
