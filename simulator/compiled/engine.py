@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
-from numba import types
-from numba.core.errors import NumbaError
 
 from policies.contract import RESIDENT
 from simulator.compiled.fast_path import FastHooks, fast_path
 from simulator.compiled.kernel import kernel
 from simulator.compiled.runtime import hooks
+from simulator.compiled.runtime.calls import call, flat
 from simulator.compiled.runtime.initial import Inputs, SimulationState, initial_state
 from simulator.compiled.runtime.inputs import feed_from, feed_of
-from simulator.compiled.runtime.jit import ENTRY, IS_PYTHON
-from simulator.compiled.runtime.layout import STATE
-from simulator.compiled.runtime.machine_code import COMPILING, compile_kept, is_kept
+from simulator.compiled.runtime.jit import IS_PYTHON
+from simulator.compiled.runtime.machine_code import COMPILING, is_kept, kept
 from simulator.compiled.runtime.outcome import check, counters_of, events_of
-from simulator.compiled.runtime.variants import frozen_entry
+from simulator.compiled.runtime.variants import FROZEN
 from simulator.config import KINDS, PolicySet, ReplayConfig
 from simulator.foreknown import Known, known_of, known_of_trace
 from simulator.setting import EndState, Ran, Setting
@@ -111,16 +106,16 @@ def _start(state: SimulationState, chosen: PolicySet) -> None:
 @cache
 def machine_code(of: Callable) -> Callable:
     """A kernel, compiled or from disk."""
-    pointers = types.NamedTuple(hooks.types_of(POINTERS[of]._fields), POINTERS[of])
-    compiled = partial(compile_kept, types.void(numba.from_dtype(STATE), pointers), **ENTRY)
-    if is_kept(f"{Path(of.__code__.co_filename).stem}.{of.__name__}-"):
-        with suppress(NumbaError):  # damaged on disk: made again, from what may be frozen
-            return entry_of(compiled(of))
-    elif not IS_PYTHON:
+    if IS_PYTHON:
+        return of
+    if not is_kept(of.__name__):
         LOG.info("compiling the replay engine's %s part (about a minute, once)", PARTS[of])
-    return entry_of(compiled(frozen_entry(of) if of is fast_path and not IS_PYTHON else of))
+    address = kept(of.__name__, partial(_built, of))
+    return lambda state, pointers: call(address, list(flat((state, pointers))))
 
 
-def entry_of(code: Any) -> Callable:
-    """Machine code without Numba's look at the types of its arguments, which knows no pointers in tuples."""
-    return code if not hasattr(code, "overloads") else next(iter(code.overloads.values())).entry_point
+def _built(of: Callable) -> Any:
+    from simulator.compiled.runtime import compiling  # numba takes half a second to import
+
+    shapes = hooks.shapes_of(POINTERS[of]._fields)
+    return compiling.kernel(of, POINTERS[of], shapes, FROZEN if of is fast_path else {})

@@ -10,14 +10,13 @@ Relaxed, a cache of C keeps the best C of what it held and of D, so D does not g
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import boolean, int32, int64, njit, types, void
 
-from simulator.compiled.runtime.machine_code import compile_kept
-from simulator.curves.stream import CUT, DEMANDS, NOWHERE, TALLY, Cut, Demands, Tally, spans
+from simulator.compiled.runtime.calls import compiled
+from simulator.compiled.runtime.jit import fast
+from simulator.curves.stream import NOWHERE, Cut, Demands, Tally, spans
 
 GONE = 1 << 62  #: the key of a place whose expert has been taken out; worse than any other
 
@@ -32,11 +31,7 @@ class Stack(NamedTuple):
     carried: np.ndarray  #: (experts,) int64: keys, GONE where nothing is carried
 
 
-STACK = types.NamedTuple((int64[:, ::1], int32[:, ::1], int64[::1], int64[::1], int64[::1]), Stack)
-WALK = void(DEMANDS, int64, int64, CUT, int64, boolean, STACK, TALLY)
-
-
-@njit(inline="always", error_model="numpy")  # inlined before optimisation, or arrays are counted at every call
+@fast
 def _doubt(top, together, nearest, undecided):
     """Where the pool's last step did not fit, times decide which of its experts are left.
 
@@ -48,7 +43,7 @@ def _doubt(top, together, nearest, undecided):
         undecided[top - 1] -= 1
 
 
-@njit(inline="always", error_model="numpy")
+@fast
 def _exchange(carried, together, best, other):
     """`other` takes the place of the best of the carried; returns the new best."""
     least = GONE
@@ -59,7 +54,7 @@ def _exchange(carried, together, best, other):
     return least
 
 
-@njit(inline="always", error_model="numpy")
+@fast
 def _carry_down(key, place, carried, together, first, last, size, bits):
     """Carry as many as a group has through the places [first, last); returns the stack's new size.
 
@@ -81,7 +76,7 @@ def _carry_down(key, place, carried, together, first, last, size, bits):
     return end
 
 
-@njit(inline="always", error_model="numpy")
+@fast
 def _take_out(expert, group, together, base, key, place, found):
     """Count each of a group in the stack as it is; returns the nearest place, and how deep the group reaches."""
     nearest, deepest, absent = len(key), 0, False
@@ -128,9 +123,7 @@ def _walk(demands, first, last, cut, bits, relaxed, stack, into):
             stack.size[pool] = _carry_down(key, place, carried, together, top, last_place, max(top, size), bits)
 
 
-@cache
-def _walk_compiled():
-    return compile_kept(WALK, _walk, nogil=True, error_model="numpy")
+WALK = compiled(_walk)
 
 
 def count(demands: Demands, cut: Cut, relaxed: bool, into: Tally, done: Callable[[int], None]) -> None:
@@ -138,6 +131,5 @@ def count(demands: Demands, cut: Cut, relaxed: bool, into: Tally, done: Callable
     key, place = np.zeros((cut.pools, cut.units), np.int64), np.full((cut.pools, cut.units), NOWHERE, np.int32)
     sizes = np.zeros(cut.pools, np.int64), np.zeros(cut.pools, np.int64)
     stack = Stack(key, place, *sizes, np.zeros(cut.experts, np.int64))
-    walk = _walk_compiled()
     for first, last in spans(demands, done):
-        walk(demands, first, last, cut, cut.units.bit_length(), relaxed, stack, into)
+        WALK(demands, first, last, cut, cut.units.bit_length(), relaxed, stack, into)

@@ -9,15 +9,13 @@ a fixed length costs less than a mispredicted end.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import int32, int64, types, void
 
-from simulator.compiled.runtime.jit import ENTRY, bit_count, fast
-from simulator.compiled.runtime.machine_code import compile_kept
-from simulator.curves.stream import CUT, DEMANDS, FIRST_USE, NOWHERE, TALLY, Cut, Demands, Tally, spans
+from simulator.compiled.runtime.calls import compiled
+from simulator.compiled.runtime.jit import bit_count, fast
+from simulator.curves.stream import FIRST_USE, NOWHERE, Cut, Demands, Tally, spans
 
 #: log2 of the slots of a block, and of the blocks of a group.
 BLOCK, GROUP = 6, 6
@@ -38,10 +36,6 @@ class Stack(NamedTuple):
     slot: Rows  #: (pools, units) int32: of each expert, or NOWHERE
     end: Rows  #: (pools,) int64: the next free slot
     depth: Rows  #: (experts,) int64: of those that are being looked up
-
-
-STACK = types.NamedTuple((*[int64[:, ::1]] * 4, int32[:, ::1], int32[:, ::1], int64[::1], int64[::1]), Stack)
-WALK = void(DEMANDS, int64, int64, CUT, int64[::1], STACK, TALLY)
 
 
 @fast
@@ -168,13 +162,11 @@ def _empty(cut: Cut, equal: bool) -> Stack:
     return Stack(numbers(blocks), numbers(blocks), numbers(groups), weight, owner, slot, end, depth)
 
 
-@cache
-def _walk_compiled():
-    return compile_kept(WALK, _walk, **ENTRY)
+WALK = compiled(_walk)
 
 
 def count(demands: Demands, cut: Cut, weights: np.ndarray, into: Tally, done: Callable[[int], None]) -> None:
     """Count the whole stream into `into`; `weights` (L,) int64, by layer; `done` takes numbers of steps."""
-    walk, stack = _walk_compiled(), _empty(cut, bool((weights == 1).all()))
+    stack = _empty(cut, bool((weights == 1).all()))
     for first, last in spans(demands, done):
-        walk(demands, first, last, cut, weights, stack, into)
+        WALK(demands, first, last, cut, weights, stack, into)

@@ -8,14 +8,13 @@ once. A heap per pool has the farthest next use on top; entries of what has left
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import boolean, int8, int64, njit, types, void
 
-from simulator.compiled.runtime.machine_code import compile_kept
-from simulator.curves.stream import CUT, DEMANDS, Cut, Demands, spans
+from simulator.compiled.runtime.calls import compiled
+from simulator.compiled.runtime.jit import called
+from simulator.curves.stream import Cut, Demands, spans
 
 HITS, ACCESSES, COMPULSORY = range(3)
 OUT = -1  #: the key of an expert that is not cached
@@ -32,11 +31,7 @@ class Pools(NamedTuple):
     ever: np.ndarray  #: (experts,) int8: 1 once it has been cached
 
 
-POOLS = types.NamedTuple((int64[::1], int64[::1], int64[:, ::1], int64[::1], int64[::1], int8[::1]), Pools)
-WALK = void(DEMANDS, int64, int64, CUT, int64, boolean, POOLS, int64[::1])
-
-
-@njit(error_model="numpy")
+@called
 def _rise(heap, at):
     """Put a new entry where it belongs."""
     while at > 0 and heap[(at - 1) >> 1] < heap[at]:
@@ -44,7 +39,7 @@ def _rise(heap, at):
         at = (at - 1) >> 1
 
 
-@njit(error_model="numpy")
+@called
 def _sink(heap, entries):
     """Put the entry on top where it belongs."""
     at = 0
@@ -58,7 +53,7 @@ def _sink(heap, entries):
         at = child
 
 
-@njit(error_model="numpy")
+@called
 def _forget_stale(pools, pool, ids):
     """Make space in the heap: keep the entries of cached experts only."""
     heap, kept = pools.heap[pool], 0
@@ -70,7 +65,7 @@ def _forget_stale(pools, pool, ids):
     pools.entries[pool] = kept
 
 
-@njit(error_model="numpy")
+@called
 def _put_in(pools, pool, x, next_use, bits):
     """An expert is cached until `next_use`, if space can be found."""
     heap = pools.heap[pool]
@@ -84,7 +79,7 @@ def _put_in(pools, pool, x, next_use, bits):
     pools.held[pool] += 1
 
 
-@njit(error_model="numpy")
+@called
 def _keep(pools, pool, most, ids):
     """The farthest next uses are evicted until no more than `most` are cached."""
     heap = pools.heap[pool]
@@ -98,7 +93,7 @@ def _keep(pools, pool, most, ids):
             pools.held[pool] -= 1
 
 
-@njit(error_model="numpy")
+@called
 def _take_out(pools, pool, x, counts):
     """Count an access; the used expert gets a new entry."""
     counts[ACCESSES] += 1
@@ -129,9 +124,7 @@ def _walk(demands, first, last, cut, bits, forced, pools, counts):
             _keep(pools, pool, pools.slots[pool], ids)
 
 
-@cache
-def _walk_compiled():
-    return compile_kept(WALK, _walk, nogil=True, error_model="numpy")
+WALK = compiled(_walk)
 
 
 def count(
@@ -144,9 +137,8 @@ def count(
     experts, counts = cut.layers * cut.experts, np.zeros(3, np.int64)
     bits = experts.bit_length()
     pools = _started(cut, slots, sorted((min(use, 1 << (61 - bits)) << bits | x for x, use in warm), reverse=True))
-    walk = _walk_compiled()
     for first, last in spans(demands, lambda steps: None):
-        walk(demands, first, last, cut, bits, forced, pools, counts)
+        WALK(demands, first, last, cut, bits, forced, pools, counts)
     hits, accesses, compulsory = counts.tolist()
     return hits, accesses, compulsory
 

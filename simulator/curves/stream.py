@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numba import boolean, int32, int64, types
 
 from simulator.config import parse_reset
 from simulator.threads import check_stop
@@ -53,16 +52,6 @@ class Tally(NamedTuple):
     grid: np.ndarray  #: (G,) int64, in the unit of depths; empty stands for 1, 2, ... G
     found: np.ndarray  #: (L, G + 2) int64; column G hits at no capacity of the grid, G + 1 is a first use
     undecided: np.ndarray  #: (G + 1,) int64: +1 where a range of undecided capacities begins, -1 behind its end
-
-
-def read_only(kind: types.Type) -> types.Array:
-    """The type of a vector that need not be writable, as a memory map is not."""
-    return types.Array(kind, 1, "C", readonly=True)
-
-
-DEMANDS = types.NamedTuple((read_only(int64), read_only(int32), read_only(int64), read_only(boolean)), Demands)
-CUT = types.NamedTuple((int64, int64, boolean, boolean), Cut)
-TALLY = types.NamedTuple((int64[::1], int64[:, ::1], int64[::1]), Tally)
 
 
 def demands_of(trace: Trace, passes: str, reset: str) -> Demands:

@@ -12,19 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
-from numba import int64
 
 from policies import catalogue
 from policies.contract import Eviction, PolicyError
 from policies.hooks import given_by
-from simulator.compiled.runtime import hooks, machine_code
+from simulator.compiled.runtime import compiling, hooks, machine_code
+from simulator.compiled.runtime.calls import Compiled
 from simulator.compiled.runtime.reached import digest, reached_from
 
 ROOT = Path(__file__).resolve().parents[2]
-INT_TO_INT = int64(int64)
 DAY = 24 * 3600
 
 
@@ -51,71 +52,112 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def double(tmp_path: Path) -> Callable:
     """A function in a file."""
     path = tmp_path / "double.py"
-    path.write_text("def double(n):\n    return 2 * n\n")
+    path.write_text("def double(n, into):\n    into[0] = 2 * n\n")
     return module_at(path).double
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what was compiled."""
+    names, build = list[str](), compiling.built
+
+    def noted(function: FunctionType, *given: Any, **options: Any) -> machine_code.Built:
+        names.append(function.__name__)
+        return build(function, *given, **options)
+
+    monkeypatch.setattr(compiling, "built", noted)
+    return names
+
+
+def result(function: Callable, n: int) -> int:
+    """What a function writes, as machine code that is looked for anew."""
+    into = np.zeros(1, np.int64)
+    Compiled(function)(n, into)  # pyright: ignore[reportArgumentType]
+    return int(into[0])
 
 
 def files(folder: Path) -> dict[str, int]:
     """Sizes by name."""
-    return {path.name: path.stat().st_size for path in folder.rglob("*.nb?")}
-
-
-def was_read(function: Callable) -> bool:
-    """Whether machine code came from disk."""
-    return bool(function.stats.cache_hits)  # pyright: ignore[reportFunctionMemberAccess]
+    return {path.name: path.stat().st_size for path in folder.iterdir()}
 
 
 # keeping
 
 
-def test_a_function_is_compiled_once_and_then_read(folder: Path, double: Callable) -> None:
-    first, second = (machine_code.compile_kept(INT_TO_INT, double) for _ in range(2))
-    assert (first(4), second(4)) == (8, 8)
-    assert (was_read(first), was_read(second)) == (False, True)
-    assert machine_code.is_kept("double.double-")
-    assert not machine_code.is_kept("triple.triple-")
+def test_a_function_is_compiled_once_and_then_read(folder: Path, double: Callable, builds: list[str]) -> None:
+    assert [result(double, 4), result(double, 5)] == [8, 10]
+    assert builds == ["double"]
+    assert [machine_code.is_kept(Path(name).stem) for name in files(folder)] == [True]
+    assert not machine_code.is_kept("triple")
 
 
-@pytest.mark.parametrize("ending", ["nbi", "nbc"])
-@pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
-def test_a_truncated_file_is_made_again(folder: Path, double: Callable, ending: str, left: float) -> None:
-    machine_code.compile_kept(INT_TO_INT, double)
-    whole = files(folder)
-    damaged = next(folder.rglob(f"*.{ending}"))
-    damaged.write_bytes(damaged.read_bytes()[: int(left * whole[damaged.name])])
-    assert machine_code.compile_kept(INT_TO_INT, double)(21) == 42
-    assert files(folder).keys() == whole.keys()
-    assert was_read(machine_code.compile_kept(INT_TO_INT, double))
+@pytest.mark.parametrize("left", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_made_again(folder: Path, double: Callable, builds: list[str], left: float) -> None:
+    result(double, 1)
+    (name, size), *_ = files(folder).items()
+    (folder / name).write_bytes((folder / name).read_bytes()[: int(left * size)])
+    assert result(double, 21) == 42
+    assert files(folder) == {name: size}
+    assert result(double, 4) == 8
+    assert builds == ["double"] * 2
 
 
-def test_only_the_damaged_function_is_thrown_away(folder: Path, double: Callable, tmp_path: Path) -> None:
-    other = tmp_path / "other.py"
-    other.write_text("def other(n):\n    return n - 1\n")
-    # held, as numba imports the module of one that has gone, and this one has a file but no name to import it by
-    _held = [machine_code.compile_kept(INT_TO_INT, function) for function in (double, module_at(other).other)]
-    next(folder.rglob("double*.nbc")).write_bytes(b"")
-    machine_code.compile_kept(INT_TO_INT, double)
-    assert was_read(machine_code.compile_kept(INT_TO_INT, module_at(other).other))
+def test_a_file_in_which_one_byte_is_another_is_made_again(folder: Path, double: Callable, builds: list[str]) -> None:
+    result(double, 1)
+    path = next(folder.iterdir())
+    damaged = bytearray(path.read_bytes())
+    damaged[-9] ^= 1
+    path.write_bytes(damaged)
+    assert result(double, 21) == 42
+    assert builds == ["double"] * 2
 
 
-def test_a_function_typed_into_a_session_is_compiled_and_not_kept(folder: Path, double: Callable) -> None:
-    machine_code.compile_kept(INT_TO_INT, double)
-    before, names = files(folder), {}
-    exec(compile("def typed(n):\n    return 3 * n\n", "<stdin>", "exec"), names)
-    assert machine_code.compile_kept(INT_TO_INT, names["typed"])(5) == 15
-    assert files(folder) == before
+def test_code_that_needs_what_this_process_has_not_is_made_again(
+    folder: Path, double: Callable, builds: list[str]
+) -> None:
+    """LLVM would end the process."""
+    result(double, 1)
+    path = next(folder.iterdir())
+    whole = machine_code._read(path)
+    machine_code._write(path, whole._replace(undefined=["of_another_time"]))
+    assert result(double, 21) == 42
+    assert machine_code._read(path).undefined == whole.undefined
+    assert builds == ["double"] * 2
+
+
+def test_only_the_damaged_function_is_thrown_away(
+    folder: Path, double: Callable, builds: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "other.py"
+    path.write_text("def other(n, into):\n    into[0] = n - 1\n")
+    other = module_at(path).other
+    assert [result(double, 1), result(other, 1)] == [2, 0]
+    next(folder.glob("double*")).write_bytes(b"")
+    assert [result(double, 2), result(other, 2)] == [4, 1]
+    assert builds == ["double", "other", "double"]
+
+
+def test_a_full_disk_loses_nothing_but_the_file(
+    folder: Path, double: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(machine_code, "NamedTemporaryFile", full)
+    assert result(double, 21) == 42
+    assert not files(folder)
 
 
 def test_processes_that_compile_at_once_do_no_harm(tmp_path: Path) -> None:
-    (tmp_path / "double.py").write_text("def double(n):\n    return 2 * n\n")
+    (tmp_path / "double.py").write_text("def double(n, into):\n    into[0] = 2 * n\n")
     script = (
-        "from numba import int64; from double import double\n"
-        "from simulator.compiled.runtime.machine_code import compile_kept\n"
-        "made = compile_kept(int64(int64), double); print(made(21), sum(made.stats.cache_hits.values()))"
+        "import sys, numpy; from double import double\n"
+        "from simulator.compiled.runtime.calls import Compiled\n"
+        "into = numpy.zeros(1, int); Compiled(double)(21, into); print(into[0], 'numba' in sys.modules)"
     )
     started = [python(script, tmp_path) for _ in range(3)]
     assert {said(process)[0] for process in started} == {"42"}
-    assert said(python(script, tmp_path)) == ["42", "1"]
+    assert said(python(script, tmp_path)) == ["42", "False"]
 
 
 def python(script: str, folder: Path, *arguments: object) -> subprocess.Popen[str]:
@@ -185,7 +227,7 @@ def test_a_home_that_cannot_be_written_gives_way_to_the_temporary_folder_for_eve
 def test_machine_code_that_others_could_have_written_is_not_read(tree: Path) -> None:
     """As a umask of 002 left it, which many systems have."""
     first = fresh_folder()
-    (first / "planted.nbi").write_text("")
+    (first / "planted.code").write_text("")
     first.chmod(0o775)
     assert fresh_folder() == first
     assert list(first.iterdir()) == []
@@ -202,20 +244,22 @@ def test_the_folder_is_private_whatever_the_umask(tree: Path) -> None:
 
 
 def test_what_one_process_cannot_read_is_left_for_the_others(
-    folder: Path, double: Callable, monkeypatch: pytest.MonkeyPatch
+    folder: Path, double: Callable, builds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too many open files, say: it compiles for itself."""
-    machine_code.compile_kept(INT_TO_INT, double)
-    before, kept = files(folder), machine_code._kept
+    result(double, 1)
+    before = files(folder)
 
     def refused(*given: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(machine_code, "_kept", refused)
-    assert machine_code.compile_kept(INT_TO_INT, double)(21) == 42
+    with monkeypatch.context() as patch:
+        patch.setattr(machine_code, "_read", refused)
+        patch.setattr(machine_code, "_write", refused)
+        assert result(double, 21) == 42
     assert files(folder) == before
-    monkeypatch.setattr(machine_code, "_kept", kept)
-    assert was_read(machine_code.compile_kept(INT_TO_INT, double))
+    assert result(double, 4) == 8
+    assert builds == ["double"] * 2
 
 
 def test_folders_that_nobody_used_for_a_week_go(tree: Path) -> None:
@@ -223,7 +267,7 @@ def test_folders_that_nobody_used_for_a_week_go(tree: Path) -> None:
     old, recent, foreign = (own.parent / name for name in ("compiled-old", "compiled-recent", "derived-old"))
     for path, days in ((own, 30), (old, 8), (recent, 6), (foreign, 30)):
         path.mkdir(exist_ok=True)
-        (path / "kernel.nbi").write_text("")
+        (path / "kernel.code").write_text("")
         then = time.time() - days * DAY
         os.utime(path, (then, then))
     assert fresh_folder() == own
@@ -295,7 +339,8 @@ def name_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delitem(sys.modules, "ranking", raising=False)
     policy = module_at(folder / "mine.py").POLICY
     assert isinstance(policy, Eviction)
-    return hooks.compiled("key", policy).__qualname__
+    hooks.compiled("key", policy)
+    return hooks.name_of("key", policy.key, policy.kind, policy.may_read, checked=False)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_hook_is_kept_under_a_name_made_of_all_that_went_into_it(

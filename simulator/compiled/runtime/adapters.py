@@ -98,29 +98,3 @@ def key(s, count):
 
 #: Those that write results into the state, and return none.
 BATCHED = (want, key)
-
-
-# what stands for hooks that a policy does not give: kernels call none of them
-
-
-def absent_0(s):
-    """For a hook that takes the tables alone."""
-    return answer
-
-
-def absent_1(s, a):
-    """For one number."""
-    return answer
-
-
-def absent_2(s, a, b):
-    """For two numbers."""
-    return answer
-
-
-def absent_3(s, a, b, c):
-    """For three numbers."""
-    return answer
-
-
-ABSENT = (absent_0, absent_1, absent_2, absent_3)

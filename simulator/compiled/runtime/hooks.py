@@ -8,28 +8,26 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import FunctionType, NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numba
-from numba import types
-from numba.core.errors import NumbaError, UnsupportedBytecodeError
-from numba.extending import register_jitable
-
-from policies.contract import NONE, Policy
+from policies.contract import Policy
 from policies.hooks import HOOKS, KINDS
 from simulator.compiled.runtime import adapters, state
-from simulator.compiled.runtime.jit import WHOLE, fast, merged, whole_number
-from simulator.compiled.runtime.layout import STATE
-from simulator.compiled.runtime.machine_code import compile_kept, compile_unkept
-from simulator.compiled.runtime.pointers import HookPointer, address_of
+from simulator.compiled.runtime.jit import IS_PYTHON, NotCompiledError, fast, merged, whole_number
+from simulator.compiled.runtime.machine_code import kept, unkept
 from simulator.compiled.runtime.reached import digest, reached_from
 from simulator.compiled.runtime.readable import readable
-from simulator.compiled.runtime.user_hooks import bounds_checked, is_bounds_checked, refusal
+from simulator.compiled.runtime.shapes import Shape
+from simulator.compiled.runtime.user_hooks import refusal
 from simulator.config import PolicySet
 
-INT, NOTHING = types.int64, types.void
+if TYPE_CHECKING:
+    from simulator.compiled.runtime.compiling import Built
+
+#: In place of a hook that a policy does not give; kernels call none of them.
+ABSENT = None if IS_PYTHON else 0
 #: What a kernel takes: a pointer per hook, and for an event one per kind of policy, in the order of KINDS.
 BoundHooks = namedtuple("BoundHooks", HOOKS)
 MEMORY: dict[str, Callable] = dict(
@@ -43,80 +41,62 @@ def bound(names: tuple[str, ...], chosen: PolicySet) -> tuple[Any, ...]:
 
 
 def _bound(name: str, chosen: PolicySet) -> Any:
-    pointers = tuple(address_of(compiled(name, getattr(chosen, kind).policy)) for kind in HOOKS[name].kinds)
+    pointers = tuple(compiled(name, getattr(chosen, kind).policy) for kind in HOOKS[name].kinds)
     return pointers if HOOKS[name].is_event else pointers[0]
 
 
-def types_of(names: tuple[str, ...]) -> list[Any]:
-    """The types of these pointers, as a kernel is compiled for them."""
-    return [_type_of(name) for name in names]
-
-
-def _type_of(name: str) -> Any:
-    pointer = HookPointer(signature_of(name))
-    return types.UniTuple(pointer, len(KINDS)) if HOOKS[name].is_event else pointer
+def shapes_of(names: tuple[str, ...]) -> list[Shape]:
+    """What a kernel that takes these hooks knows of them."""
+    return [_shape(name) for name in names]
 
 
 @cache
-def signature_of(name: str) -> Any:
-    """How a kernel sees a hook: it takes the simulation state and the numbers that its adapter takes."""
-    return _signature(_numbers(name), _answers(name))
-
-
-@cache
-def _signature(numbers: int, answers: bool) -> Any:
-    return (INT if answers else NOTHING)(numba.from_dtype(STATE), *[INT] * numbers)
+def _shape(name: str) -> Shape:
+    """A kernel hands over the simulation state and the numbers that the adapter takes."""
+    answers = HOOKS[name].result is not NoneType and _adapter(name) not in adapters.BATCHED
+    return Shape(_adapter(name).__code__.co_argcount - 1, answers, len(KINDS) if HOOKS[name].is_event else 0)
 
 
 def _adapter(name: str) -> FunctionType:
     return getattr(adapters, name, adapters.BY_NUMBERS[len(HOOKS[name].own_arguments)])
 
 
-def _numbers(name: str) -> int:
-    return _adapter(name).__code__.co_argcount - 1
-
-
-def _answers(name: str) -> bool:
-    return HOOKS[name].result is not NoneType and _adapter(name) not in adapters.BATCHED
-
-
 # compiling
 
 
-def compiled(name: str, policy: Policy) -> Callable:
-    """A policy's hook as machine code, or one that does nothing. Raises PolicyError if it does not compile."""
+def compiled(name: str, policy: Policy) -> Any:
+    """Where a policy's hook is as machine code. Raises PolicyError if it does not compile."""
     given = getattr(policy, name, None)
     if given is None:
-        return _absent(_numbers(name), _answers(name))
+        return ABSENT
     try:
-        with bounds_checked(policy):
-            return _machine(name, given, policy.kind, policy.may_read)
-    except (NumbaError, UnsupportedBytecodeError) as error:
+        return _machine(name, given, policy.kind, policy.may_read, bool(policy.version))
+    except NotCompiledError as error:
         raise refusal(policy, name, given, str(error)) from error
 
 
 @cache
-def _absent(numbers: int, answers: bool) -> Callable:
-    """For hooks that a policy does not give; kernels call none of them."""
-    adapter = adapters.ABSENT[numbers]
-    code = _with(adapter, {"answer": NONE if answers else None}, adapter.__name__)
-    return compile_kept(_signature(numbers, answers), code, _nrt=False, **WHOLE)
-
-
-@cache
-def _machine(name: str, given: FunctionType, kind: str, reads: frozenset[str]) -> Callable:
-    """Machine code, kept on disk under a name that changes with everything that went into it."""
-    reached = reached_from(given)
-    for function in reached:
-        _part_of_callers(function)
+def _machine(name: str, given: FunctionType, kind: str, reads: frozenset[str], checked: bool) -> Any:
+    """The address; in plain Python the adapter. Indices of users' own hooks are `checked`."""
     code = _with(_adapter(name), {"hook": given} | _around(name, kind, reads), given.__name__)
-    named = digest(reached, given.__module__, sorted(reads), is_bounds_checked())
-    code.__module__, code.__qualname__ = given.__module__, f"{name}_{given.__name__}_{kind}_{named}"
-    compiler = compile_kept if named else compile_unkept
-    try:  # without lists no references need be counted, which cost more than many a hook; the cache keeps either kind
-        return compiler(signature_of(name), code, _nrt=False, **WHOLE)
-    except NumbaError:
-        return compiler(signature_of(name), code, **WHOLE)
+    if IS_PYTHON:
+        return code
+    reached = reached_from(given)
+    build = partial(_built, name, code, reached, checked)
+    named = name_of(name, given, kind, reads, checked)
+    return kept(named, build) if named else unkept(build)
+
+
+def name_of(name: str, given: FunctionType, kind: str, reads: frozenset[str], checked: bool) -> str:
+    """Under which a hook is kept: it changes with everything that goes into its code; empty if that cannot be told."""
+    told = digest(reached_from(given), given.__module__, sorted(reads), checked)
+    return f"{name}_{given.__name__}_{kind}_{told}" if told else ""
+
+
+def _built(name: str, code: FunctionType, reached: list[FunctionType], checked: bool) -> Built:
+    from simulator.compiled.runtime import compiling  # numba takes half a second to import
+
+    return compiling.hook(code, _shape(name), reached, checked)
 
 
 def _around(name: str, kind: str, reads: frozenset[str]) -> dict[str, Callable]:
@@ -135,9 +115,3 @@ def _with(function: FunctionType, values: dict[str, Any], name: str) -> Function
 @fast
 def no_result(answer):
     """For hooks that return nothing, whatever they return."""
-
-
-@cache
-def _part_of_callers(function: FunctionType) -> None:
-    """Known to Numba, for code that calls it; a call would hand over table by table."""
-    register_jitable(forceinline=True)(function)

@@ -47,7 +47,7 @@ class SimulationState:
     @property
     def argument(self) -> Any:
         """What the kernel takes."""
-        return self if IS_PYTHON else self.numbers
+        return self if IS_PYTHON else self._row.ctypes.data
 
     def __getitem__(self, name: str) -> Any:
         return self._records[name] if name in self._records else self.numbers[name]

@@ -1,4 +1,4 @@
-"""How the functions of a kernel become one piece of machine code: put together first, and optimised once.
+"""How functions become one piece of machine code: put together first, and optimised once.
 
 Numba would optimise and load every function by itself, with all that it calls, and once more in each of its callers.
 """
@@ -12,19 +12,19 @@ from llvmlite import binding
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 
-LEVEL = 3  #: Numba's own
+LEVEL = 3  #: of optimisation: Numba's own
 
 
 class NotLoaded:
-    """Stands for Numba's engine where a part reports to it."""
+    """Stands for Numba's engine, which loads what is called from Python."""
 
     @staticmethod
     def set_env(name: str, environment: Any) -> None:
-        """Nobody calls a part from Python."""
+        """What has not been loaded has no environment."""
 
 
 class Part(JITCodeLibrary):
-    """A function that others are made with: neither optimised nor loaded by itself."""
+    """A function that others are made with."""
 
     hint = ""  #: to LLVM, on every function
     codegen = NotLoaded  # pyright: ignore[reportAssignmentType]
@@ -52,34 +52,21 @@ class Hinted(Part):
     hint = "inlinehint"
 
 
-class Whole(JITCodeLibrary):
+class Whole(Part):
     """What is called from outside, with every part that it reaches."""
 
-    def add_llvm_module(self, ll_module: Any) -> None:
-        """Keep it as it is."""
-        ll_module.data_layout = self._codegen._data_layout
-        self._final_module.link_in(ll_module)
-
-    def finalize(self) -> None:
-        """Put the parts in, hide them, optimise once, and load."""
-        own = {each.name for each in _defined(self._final_module)}
+    def object_code(self, entry: str) -> tuple[bytes, list[str]]:
+        """Machine code, of which only `entry` is seen from outside, and the names of what it does not define."""
         for library in _reached_from(self):
-            module = library._final_module if isinstance(library, Part) else library._get_module_for_linking()
-            self._final_module.link_in(module, preserve=True)
+            part = library._final_module if isinstance(library, Part) else library._get_module_for_linking()
+            self._final_module.link_in(part, preserve=True)
         for each in _defined(self._final_module):
-            if each.name not in own:
+            if each.name != entry:
                 each.linkage = binding.Linkage.internal
-        _optimise(self._final_module, self._codegen._tm)
-        self._finalize_final_module()
-
-
-def _optimise(module: Any, machine: Any) -> None:
-    builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=LEVEL))
-    builder.getModulePassManager().run(module, builder)
-
-
-def _defined(module: Any) -> list[Any]:
-    return [each for each in (*module.functions, *module.global_variables) if not each.is_declaration]
+        machine = self._codegen._tm
+        builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=LEVEL))
+        builder.getModulePassManager().run(self._final_module, builder)
+        return machine.emit_object(self._final_module), _undefined(self._final_module)
 
 
 def _reached_from(library: Any) -> Iterator[Any]:
@@ -92,15 +79,26 @@ def _reached_from(library: Any) -> Iterator[Any]:
             yield each
 
 
+def _named(module: Any) -> list[Any]:
+    return [*module.functions, *module.global_variables]
+
+
+def _defined(module: Any) -> list[Any]:
+    return [each for each in _named(module) if not each.is_declaration]
+
+
+def _undefined(module: Any) -> list[str]:
+    return [each.name for each in _named(module) if each.is_declaration and not each.name.startswith("llvm.")]
+
+
 class PartCompiler(CompilerBase):
     """Numba's own passes, into a part."""
 
-    library = Part
+    library: type[Part] = Part
 
     def define_pipelines(self) -> list[Any]:
         """Numba's, with a library of our own."""
         self.state.library = self.library(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
-        self.state.library.enable_object_caching()
         return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
 
 

@@ -1,31 +1,30 @@
 """Machine code kept on disk, in a folder whose name is a hash of everything that it was made from.
 
-Numba looks at the file of a function and at no other, so that an edit of a function that it calls would go unseen; a
-folder of its own for every state of the sources cannot be stale. A file that cannot be read back is thrown away and
-made again. Processes may share a folder: numba writes a file beside its place and renames it.
+A file is an object file of the compiler's behind a hash of it: what is not whole is thrown away and made again. LLVM
+loads it without the compiler, whose import takes longer than a short replay. Processes may share a folder: a file is
+written beside its place and renamed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
-from glob import escape
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
-import numba
 from llvmlite import binding
-from numba.core import config
-from numba.core.errors import NumbaError
 
 from traces.private import private_folder
 
@@ -37,60 +36,105 @@ APART = ("simulator/reference", "traces/importers")
 PACKAGES = ("numba", "llvmlite", "numpy")
 #: Folders of other states of the sources go when no process has used them for so long.
 KEPT_SECONDS = 7 * 24 * 3600
-SETTINGS: Any = config  # its attributes are set when it is imported
-#: Numba compiles one function at a time, and has one cache folder for the whole process.
+ENDING = ".code"
+#: Numba compiles one function at a time.
 COMPILING = RLock()
+_loaded: list[Any] = []  # engines, which own the code
 
 
-def compile_kept(signature: Any, function: Callable, **options: Any) -> Callable:
-    """`function` as machine code of that signature, from disk where it is there. Raises NumbaError."""
-    compiler = numba.njit(signature, **options)
-    if not Path(function.__code__.co_filename).is_file():  # typed into a session
-        return compiler(function)
-    for _ in range(2):
-        try:
-            return _kept(signature, function, options)
-        except NumbaError:
-            raise
-        except OSError:  # a full disk, too many open files: what is there may serve another process
-            break
-        except Exception:  # a truncated file fails in as many ways as there are bytes in it
-            _throw_away(function)
-    return compiler(function)
+class Built(NamedTuple):
+    """What is kept: an object file, the name of its entry, and of all that it does not define."""
+
+    code: bytes
+    entry: str
+    undefined: list[str]
 
 
-def compile_unkept(signature: Any, function: Callable, **options: Any) -> Callable:
-    """The same for what no name on disk can stand for."""
+class DamagedError(Exception):
+    """A file is not what was written."""
+
+
+def kept(name: str, build: Callable[[], Built]) -> int:
+    """The address of the code kept under a name; where there is none `build` makes it, and may raise."""
     with COMPILING:
-        return numba.njit(signature, **options)(function)
+        path = _path(name)
+        try:
+            return _load(_read(path))
+        except DamagedError:
+            with suppress(OSError):
+                path.unlink()
+        except OSError:  # not there; or too many open files: what is there may serve another process
+            pass
+        made = build()
+        with suppress(OSError):  # a full disk
+            _write(path, made)
+        return _load(made)
 
 
-def _kept(signature: Any, function: Callable, options: dict[str, Any]) -> Callable:
-    with COMPILING, _numba_keeps_in(folder()):
-        return numba.njit(signature, cache=True, **options)(function)
-
-
-def _throw_away(function: Callable) -> None:
-    """Every file of a function; the rest of the folder is worth minutes."""
-    name = function.__qualname__.replace("<", "").replace(">", "")  # as numba spells it
-    for path in folder().glob(f"*/*.{escape(name)}-*"):
-        with suppress(OSError):
-            path.unlink()
-
-
-@contextmanager
-def _numba_keeps_in(path: Path) -> Iterator[None]:
-    before = SETTINGS.CACHE_DIR
-    SETTINGS.CACHE_DIR = str(path)
-    try:
-        yield
-    finally:
-        SETTINGS.CACHE_DIR = before
+def unkept(build: Callable[[], Built]) -> int:
+    """The address of code for which no name on disk can stand."""
+    with COMPILING:
+        return _load(build())
 
 
 def is_kept(name: str) -> bool:
-    """Whether a function of that name lies in the folder."""
-    return any(folder().glob(f"*/{name}*.nbi"))
+    """Whether code of that name lies in the folder."""
+    return _path(name).is_file()
+
+
+def _path(name: str) -> Path:
+    return folder() / (re.sub(r"\W", "_", name) + ENDING)
+
+
+def _read(path: Path) -> Built:
+    digest, _, rest = path.read_bytes().partition(b"\n")
+    if digest.decode(errors="replace") != sha256(rest).hexdigest():
+        raise DamagedError
+    head, _, code = rest.partition(b"\n")
+    entry, undefined = json.loads(head)
+    return Built(code, entry, undefined)
+
+
+def _write(path: Path, made: Built) -> None:
+    rest = json.dumps([made.entry, made.undefined]).encode() + b"\n" + made.code
+    with NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            file.write(sha256(rest).hexdigest().encode() + b"\n" + rest)
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink()
+            raise
+
+
+def _load(made: Built) -> int:
+    """Into memory. LLVM ends the process where a name is not known, so that is looked at first."""
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+    if not _are_known(made.undefined):
+        _register_runtime()
+        if not _are_known(made.undefined):
+            raise DamagedError
+    engine.add_object_file(binding.ObjectFileRef.from_data(made.code))
+    engine.finalize_object()
+    _loaded.append(engine)
+    return engine.get_function_address(made.entry)
+
+
+def _are_known(names: list[str]) -> bool:
+    return all(binding.address_of_symbol(name) is not None for name in names)
+
+
+def _register_runtime() -> None:
+    """What hooks that make lists or print need of Numba; takes half a second."""
+    from numba.core.registry import cpu_target
+
+    assert cpu_target.target_context
+
+
+def _machine() -> Any:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
 
 
 @cache

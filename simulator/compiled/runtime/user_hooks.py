@@ -1,16 +1,13 @@
-"""Hooks that no test of this project has seen: their indices are checked, and what Numba says of them is one line."""
+"""Hooks that do not compile: what Numba says of them is one line."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
 
 from policies.contract import Policy, PolicyError
 from policies.files import complaint
-from simulator.compiled.runtime.machine_code import COMPILING, SETTINGS
 
 #: Each attempt's report begins with one, that on a function which the hook calls inside that on the hook.
 STAGE = re.compile(r"\(step: [^)]*\)")
@@ -18,23 +15,6 @@ STAGE = re.compile(r"\(step: [^)]*\)")
 SPECIFIC = re.compile(r"raised a specific error:\s*\w+: (.*)")
 #: A place at the end of a reason, which the error names itself.
 PLACE = re.compile(r"[.,]* *(defined at|Raised from) .*")
-
-
-@contextmanager
-def bounds_checked(policy: Policy) -> Iterator[None]:
-    """What is compiled here for a user's own policy raises IndexError where it would leave an array."""
-    with COMPILING:
-        before = SETTINGS.BOUNDSCHECK  # not an option of njit: functions that the hook calls would not inherit it
-        SETTINGS.BOUNDSCHECK = 1 if policy.version else before
-        try:
-            yield
-        finally:
-            SETTINGS.BOUNDSCHECK = before
-
-
-def is_bounds_checked() -> bool:
-    """Whether what is compiled now is."""
-    return bool(SETTINGS.BOUNDSCHECK)
 
 
 def refusal(policy: Policy, hook: str, given: FunctionType, said: str) -> PolicyError:

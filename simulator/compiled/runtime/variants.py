@@ -1,24 +1,19 @@
 """The fast variant: numbers of a state that are the same in most runs, frozen to constants before anything is compiled.
 
 The compiler is given the same functions without what these constants rule out, so that it neither sees nor compiles
-hooks that are never called, the log, side buffers and the like. A variant has an entry of its own in a file of its own,
-as Numba's cache on disk tells functions by file, name and types, and does not look at what they call.
+hooks that are never called, the log, side buffers and the like.
 """
 
 from __future__ import annotations
 
 import ast
-import dis
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
 from policies.hooks import EVENTS
-from simulator.compiled.runtime.jit import called, fast, merged
-from simulator.compiled.runtime.linking import HintedCompiler
 
 #: One link, passes of one request each, one precision, contract `atomic`, every miss fetched, no listeners, no log: a
 #: cached copy is all that there is.
@@ -37,48 +32,31 @@ def is_fast(numbers: Mapping[str, Any]) -> bool:
     return all(numbers[name] == value for name, value in FROZEN.items())
 
 
-def frozen_entry(entry: Callable) -> Callable:
-    """A kernel's entry that calls the frozen variants of what it calls."""
-    assert isinstance(entry, FunctionType)
-    return FunctionType(entry.__code__, _globals_of(entry, entry.__code__), entry.__name__)
-
-
-@cache
-def _frozen(function: Any) -> Any:
-    """A function of this package, to be compiled, with FROZEN in place of what it would read of the state."""
-    given = function.py_func
-    lines, first = inspect.getsourcelines(given)
+def frozen(function: FunctionType, constants: Mapping[str, int]) -> CodeType:
+    """The function's code with these constants in place of what it would read of the state."""
+    lines, first = inspect.getsourcelines(function)
     tree = ast.parse(textwrap.dedent("".join(lines)))
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list = []
-    tree = ast.increment_lineno(ast.fix_missing_locations(Freezer().visit(tree)), first - 1)
+    tree = ast.increment_lineno(ast.fix_missing_locations(Freezer(constants).visit(tree)), first - 1)
     names: dict[str, Any] = {}
-    exec(compile(tree, given.__code__.co_filename, "exec"), names)
-    code = names[given.__name__].__code__
-    made = FunctionType(code, _globals_of(given, code), given.__name__, given.__defaults__)
-    if function.targetoptions.get("inline") == "always":
-        return merged(made)
-    return (fast if function._compiler.pipeline_class is HintedCompiler else called)(made)
-
-
-def _globals_of(function: FunctionType, code: CodeType) -> dict[str, Any]:
-    """The function's globals, with what this code calls frozen."""
-    named = {line.argval for line in dis.get_instructions(code) if line.opname == "LOAD_GLOBAL"}
-    called_here = {name: value for name, value in function.__globals__.items() if name in named}
-    return function.__globals__ | {
-        name: _frozen(value) for name, value in called_here.items() if hasattr(value, "py_func")
-    }
+    exec(compile(tree, function.__code__.co_filename, "exec"), names)
+    return names[function.__name__].__code__
 
 
 class Freezer(ast.NodeTransformer):
-    """Puts FROZEN in place of `s["name"]`, and leaves out what is never run then."""
+    """Puts constants in place of `s["name"]`, and leaves out what is never run then."""
+
+    def __init__(self, constants: Mapping[str, int]) -> None:
+        """`constants` by name."""
+        self._constants = constants
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         """A number of the state."""
-        name = node.slice.value if isinstance(node.slice, ast.Constant) else None
-        if isinstance(node.value, ast.Name) and node.value.id == "s" and name in FROZEN:
-            return ast.copy_location(ast.Constant(FROZEN[name]), node)
+        name = str(node.slice.value) if isinstance(node.slice, ast.Constant) else ""
+        if isinstance(node.value, ast.Name) and node.value.id == "s" and name in self._constants:
+            return ast.copy_location(ast.Constant(self._constants[name]), node)
         self.generic_visit(node)
         return node
 

@@ -1,0 +1,106 @@
+"""Machine code as Python calls it: arguments as Numba hands them over, and what it raises.
+
+Numba's convention: a place for the result, one for what is raised, then every number of every argument, one by one. The
+GIL is released meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from simulator.compiled.runtime.jit import IS_PYTHON
+from simulator.compiled.runtime.machine_code import COMPILING, kept
+
+DONE, NOTHING = 0, -2  #: what a function returns that raised nothing
+
+
+class Raised(ctypes.Structure):
+    """What a function raises."""
+
+    _fields_ = [
+        ("pickled", ctypes.c_void_p),
+        ("size", ctypes.c_int32),
+        ("values", ctypes.c_void_p),
+        ("unwrap", ctypes.c_void_p),
+        ("dynamic", ctypes.c_int32),
+    ]
+
+
+class Compiled:
+    """A function of numbers, arrays and tuples of them, which returns nothing; compiled when it is first called."""
+
+    def __init__(self, function: FunctionType) -> None:
+        """Arguments must be of the same types at every call."""
+        self._function, self._addresses = function, dict[str, int]()
+
+    def __call__(self, *arguments: Any) -> None:
+        """Raises what the function raises."""
+        numbers = list(flat(arguments))
+        call(self._address(arguments, kinds(arguments)), numbers)
+
+    def _address(self, arguments: tuple[Any, ...], kind: str) -> int:
+        with COMPILING:
+            if kind not in self._addresses:
+                name = f"{self._function.__module__}{self._function.__name__}_{sha256(kind.encode()).hexdigest()[:16]}"
+                self._addresses[kind] = kept(name, lambda: self._built(arguments))
+            return self._addresses[kind]
+
+    def _built(self, arguments: tuple[Any, ...]) -> Any:
+        from simulator.compiled.runtime import compiling  # numba takes half a second to import
+
+        return compiling.of_arguments(self._function, arguments)
+
+
+def compiled(function: Callable) -> Callable:
+    """Machine code of a function and of what it calls that is marked."""
+    assert isinstance(function, FunctionType)
+    return function if IS_PYTHON else Compiled(function)
+
+
+def kinds(argument: Any) -> str:
+    """The type of an argument: what machine code is made for."""
+    if isinstance(argument, tuple):
+        return f"{type(argument).__name__}({','.join(map(kinds, argument))})"
+    if isinstance(argument, np.ndarray):
+        assert argument.flags.c_contiguous
+        return f"{argument.dtype.str}{argument.ndim}{'w' if argument.flags.writeable else 'r'}"
+    return "b" if isinstance(argument, bool) else "i"
+
+
+def flat(argument: Any) -> Iterator[Any]:
+    """The numbers of an argument. An array: no owner, length, bytes of an item, address, shape, strides."""
+    if isinstance(argument, tuple):
+        for each in argument:
+            yield from flat(each)
+    elif isinstance(argument, np.ndarray):
+        yield from map(ctypes.c_void_p, (0, 0))
+        yield from map(ctypes.c_int64, (argument.size, argument.itemsize))
+        yield ctypes.c_void_p(argument.ctypes.data)
+        yield from map(ctypes.c_int64, (*argument.shape, *argument.strides))
+    else:
+        yield ctypes.c_int8(argument) if isinstance(argument, bool) else ctypes.c_int64(argument)
+
+
+def call(address: int, numbers: list[Any]) -> None:
+    """Call what returns nothing. Raises what it raises."""
+    code = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *map(type, numbers))(address)
+    result, raised = ctypes.c_void_p(), ctypes.POINTER(Raised)()
+    status = code(ctypes.addressof(result), ctypes.addressof(raised), *numbers)
+    if status not in (DONE, NOTHING):
+        raise _error(raised.contents)
+
+
+def _error(raised: Raised) -> BaseException:
+    """The exception, as Numba pickled it when it compiled."""
+    kind, arguments, _ = pickle.loads(ctypes.string_at(raised.pickled, raised.size))
+    if raised.dynamic > 0:  # made of values that were known only then
+        values = iter(ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(raised.unwrap)(raised.values))
+        arguments = [each if isinstance(each, str | int | float | None) else next(values) for each in arguments]
+    return kind(*(arguments or ()))
