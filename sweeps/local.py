@@ -80,7 +80,7 @@ class LocalExecutor:
         by_connection = {worker.connection: worker for worker in self._workers}
         events: list[Event] = []
         for ready in connections.wait(list(by_connection), seconds):
-            events += self._hear(by_connection[ready])  # type: ignore[index] # we waited for connections only
+            events += self._received(by_connection[ready])  # type: ignore[index] # we waited for connections only
         return events
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class LocalExecutor:
         with _one_thread():
             return Worker(*started(work, threads, self._out, self._provenance), threads)
 
-    def _hear(self, worker: Worker) -> list[Event]:
+    def _received(self, worker: Worker) -> list[Event]:
         """Everything that a worker has said, and its death if that came after."""
         events: list[Event] = []
         try:

@@ -87,7 +87,7 @@ def _in_order(workers: Sequence[Worker], items: Sequence[Any]) -> Iterator[Any]:
         while wanted not in answers:
             for ready in connections.wait(list(busy), SECONDS):
                 worker, at = busy.pop(ready)
-                answers[at] = _heard(worker)
+                answers[at] = _received(worker)
                 hand_out(worker)
         answer = answers.pop(wanted)
         if answer.error is not None:
@@ -95,7 +95,7 @@ def _in_order(workers: Sequence[Worker], items: Sequence[Any]) -> Iterator[Any]:
         yield answer.result
 
 
-def _heard(worker: Worker) -> _Answer:
+def _received(worker: Worker) -> _Answer:
     try:
         return worker.connection.recv()
     except (EOFError, OSError):
@@ -148,14 +148,14 @@ def _put_off() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *given: heard.append(given))
+    caught: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *given: caught.append(given))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if heard and callable(before):
-            before(*heard[0])
+        if caught and callable(before):
+            before(*caught[0])
 
 
 @contextmanager

@@ -212,7 +212,7 @@ def landing(s, link):
 
 @fast
 def complete(s, hooks):
-    """One LINK event: resident, and compute hears of it if it waits for this copy. The caller wakes the links."""
+    """One LINK event: resident, and compute is woken if it waits for this copy. The caller wakes the links."""
     y = take_landed(s, next_to_land(s))
     land(s, hooks, y)
     if owned(s)[y]["prefetch"] == 0 or owned(s)[y]["awaited"] == 1:

@@ -1,4 +1,4 @@
-"""What both engines must agree on, in worlds drawn from everything that a replay can be asked for."""
+"""What both engines must agree on, in scenarios drawn from everything that a replay can be asked for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import policies
 from policies.grammar import Chosen, parse
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists
+from tests.kit.scenarios import CONTRACTS, EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, Scenario, scenarios
 from tests.kit.schedules import mixed
-from tests.kit.worlds import CONTRACTS, EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, World, worlds
 from traces.schema import Router
 
 
@@ -95,16 +95,18 @@ class Seen(NamedTuple):
     executed: list[list[list[int]]]
 
 
-def seen(world: World, engine: str) -> Seen:
-    """One engine's replay of a world."""
-    outcome = replay_lists(world.source, world.pools, machine(**world.times), engine=engine, **world.settings)
-    return Seen(outcome, [list(map(list, step)) for step in world.source.executed])
+def seen(scenario: Scenario, engine: str) -> Seen:
+    """One engine's replay of a scenario."""
+    outcome = replay_lists(
+        scenario.source, scenario.pools, machine(**scenario.times), engine=engine, **scenario.settings
+    )
+    return Seen(outcome, [list(map(list, step)) for step in scenario.source.executed])
 
 
 @st.composite
-def anything(draw: st.DrawFn, **fixed: Any) -> World:
-    """Any world under any option; `fixed` settings hold in all of them."""
-    world = draw(worlds())
+def anything(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Any scenario under any option; `fixed` settings hold in all of them."""
+    scenario = draw(scenarios())
     chosen = {
         "eviction": draw(st.sampled_from(EVERY_EVICTION)),
         "prefetch": draw(st.sampled_from(EVERY_PREFETCH)),
@@ -112,30 +114,30 @@ def anything(draw: st.DrawFn, **fixed: Any) -> World:
         "routing": draw(st.sampled_from(EVERY_ROUTING)),
         "contract": draw(st.sampled_from(CONTRACTS)),
         "seed": draw(st.integers(0, 2**63 - 1)),
-        "warm": draw(_warm(world)),
+        "warm": draw(_warm(scenario)),
     }
-    world.settings.update(chosen | fixed)
-    if world.settings["eviction"].startswith("belady"):
-        world.settings["routing"] = "standard"
-    world.source.geometry = world.source.geometry.model_copy(update={"router": draw(st.sampled_from(ROUTERS))})
-    return world
+    scenario.settings.update(chosen | fixed)
+    if scenario.settings["eviction"].startswith("belady"):
+        scenario.settings["routing"] = "standard"
+    scenario.source.geometry = scenario.source.geometry.model_copy(update={"router": draw(st.sampled_from(ROUTERS))})
+    return scenario
 
 
 @st.composite
-def batched(draw: st.DrawFn, **fixed: Any) -> World:
+def batched(draw: st.DrawFn, **fixed: Any) -> Scenario:
     """The same with passes of any rows: of several requests, of both phases, in any order, with tokens left out."""
-    world = draw(anything(**fixed))
-    requests = world.source.requests
+    scenario = draw(anything(**fixed))
+    requests = scenario.source.requests
     lengths = [(request.prompt, len(request.tokens)) for request in requests]
     rows = mixed(random.Random(draw(st.integers(0, 2**32))), lengths)
     passes = draw(st.sampled_from(("batch:2", "batch:3", rows, rows)))
-    return world._replace(source=ListSource(world.source.geometry, requests, passes))
+    return scenario._replace(source=ListSource(scenario.source.geometry, requests, passes))
 
 
 @st.composite
-def _warm(draw: st.DrawFn, world: World) -> tuple[tuple[int, int], ...]:
+def _warm(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...]:
     """Some experts that fit at the stored precision; precisions below that fit all the more."""
-    geometry, room, warm = world.source.geometry, list(world.pools), []
+    geometry, room, warm = scenario.source.geometry, list(scenario.pools), []
     every = [(layer, expert) for layer in range(geometry.layers) for expert in range(geometry.experts)]
     for layer, expert in draw(st.lists(st.sampled_from(every), unique=True, max_size=4)):
         pool = layer if len(room) > 1 else 0

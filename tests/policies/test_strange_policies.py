@@ -26,7 +26,7 @@ from traces.schema import Trace, memory_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = Sizes(layers=3, experts=6, tokens=30, prompt=4, requests=2, depth=1, size=8)
-STAMP = 'experts[expert_of(now, y)]["last_use"]'
+TIMESTAMP = 'experts[expert_of(now, y)]["last_use"]'
 KEY = "def key(now, experts, copies, own, y):\n    return "
 SUGGEST = "def suggest(now, step, experts, copies, own, out):\n    "
 RESOLVE = "def resolve(now, step, experts, copies, own, missing, free, verdict):\n    "
@@ -73,7 +73,7 @@ def check_refused(said: str, **chosen: str) -> None:
 def test_parameters_and_capacities_are_only_read(written: str, take: Callable[..., Policy]) -> None:
     """The reference's pools would grow: it counted 52 hits where there are 5."""
     event = f"def on_use(now, experts, copies, own, y):\n    {written}\n\n\n"
-    take("Eviction", f"{event}{KEY}{STAMP}", key="key", on_use="on_use")
+    take("Eviction", f"{event}{KEY}{TIMESTAMP}", key="key", on_use="on_use")
     check_refused(r"mine\.py:\d+: own\.par and own\.capacity are only read; keep numbers in", eviction="strange")
 
 
@@ -139,12 +139,12 @@ def test_keys_that_move_by_layer_stay_where_no_sum_of_them_overflows(take: Calla
     text = """x = experts[expert_of(now, y)]
     high = HIGHEST - 5 if now["layer"] == 0 else -(1 << 62)
     return high + ((1 << 62) if x["layer"] > 0 and x["last_pass"] == now["pass"] else -x["last_use"])"""
-    take("Eviction", KEY.replace("return ", text), key="key", rekey='"layer"')
-    check_refused(r"mine\.py:\d+: hook key is -?\d+ for copy \d+: rekey='layer' promises that", eviction="strange")
+    take("Eviction", KEY.replace("return ", text), key="key", key_scope='"layer"')
+    check_refused(r"mine\.py:\d+: hook key is -?\d+ for copy \d+: key_scope='layer' promises that", eviction="strange")
 
 
 HOOKS = {
-    "Eviction": (f"{KEY}{STAMP}", "key"),
+    "Eviction": (f"{KEY}{TIMESTAMP}", "key"),
     "Prefetch": (f"{SUGGEST}return 0", "suggest"),
     "Miss": (f"{RESOLVE}verdict[0] = 0", "resolve"),
 }
@@ -152,7 +152,7 @@ WRONG = [
     ("Eviction", "memory", "Memory(rows=-1)", "rows of memory gives -1; give how many columns, an integer from 0"),
     ("Eviction", "memory", "Memory(reals=0.5)", "reals of memory gives 0.5; give how many columns"),
     ("Eviction", "memory", "Memory(regs=10 ** 12)", "regs of memory gives 1000000000000; give how many columns"),
-    ("Eviction", "rekey", "lambda p: 'now'", "rekey is 'now'; choose from touch, layer, step, pass"),
+    ("Eviction", "key_scope", "lambda p: 'now'", "key_scope is 'now'; choose from touch, layer, step, pass"),
     ("Eviction", "profile", "lambda p: -3", "profile gives -3; give the tokens that it is fitted to, an integer"),
     ("Prefetch", "depth", "lambda p: -1", "depth gives -1; give how many layers ahead it reads"),
     ("Prefetch", "depth", "lambda p: 1.0", "depth gives 1.0; give how many layers ahead it reads"),

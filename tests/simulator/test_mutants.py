@@ -20,9 +20,9 @@ from simulator.reference.links import Links
 from simulator.reference.victims import Victims
 from simulator.source import Pass
 from tests.kit.parity import anything, batched, seen
-from tests.kit.worlds import World
+from tests.kit.scenarios import Scenario
 
-#: Worlds until a mutant counts as survived; the parity test searches more, and without shrinking most die sooner.
+#: Scenarios until a mutant counts as survived; the parity test searches more, and without shrinking most die sooner.
 CASES = 400
 
 
@@ -42,23 +42,23 @@ searched = settings(
 
 @searched
 @given(anything())
-def search(world: World) -> None:
+def search(scenario: Scenario) -> None:
     """Raises DifferentError."""
-    compare(world)
+    compare(scenario)
 
 
 @searched
 @given(batched())
-def search_batches(world: World) -> None:
+def search_batches(scenario: Scenario) -> None:
     """Raises DifferentError."""
-    compare(world)
+    compare(scenario)
 
 
-def compare(world: World) -> None:
+def compare(scenario: Scenario) -> None:
     """Raises DifferentError."""
-    correct = seen(world, "compiled")
+    correct = seen(scenario, "compiled")
     try:
-        mutated = seen(world, "reference")
+        mutated = seen(scenario, "reference")
     except Exception as error:
         raise DifferentError from error
     if mutated != correct:

@@ -26,13 +26,13 @@ from tests.kit.cases import (
     machine,
     outcome_of,
     replay_lists,
-    setting_of,
     sizes,
+    spec_of,
     tokens,
 )
 from tests.kit.parity import batched, seen
 from tests.kit.policy_runs import Sizes, random_trace
-from tests.kit.worlds import CONTRACTS, World
+from tests.kit.scenarios import CONTRACTS, Scenario
 from tests.simulator.test_parity import searched
 from traces.demand import UNIT
 from traces.schema import LOOKAHEAD, Request, Trace, memory_trace
@@ -151,9 +151,9 @@ class Model:
 
 
 def replay(trace: Trace, scheduler: Batches, **settings: object) -> Outcome:
-    setting = setting_of(trace.geometry, CAPACITY, WHERE, **settings)  # pyright: ignore[reportArgumentType]
-    gates = TraceGates(trace, setting.config.policy_set().prefetch, NEEDS)
-    return outcome_of(run_scheduled(gates, setting, scheduler))
+    spec = spec_of(trace.geometry, CAPACITY, WHERE, **settings)  # pyright: ignore[reportArgumentType]
+    gates = TraceGates(trace, spec.config.policy_set().prefetch, NEEDS)
+    return outcome_of(run_scheduled(gates, spec, scheduler))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -185,10 +185,10 @@ def test_passes_of_several_requests_equal_the_model(
 
 def test_one_request_at_a_time_is_the_default_schedule() -> None:
     trace = random_trace(3, SIZES)
-    setting = setting_of(trace.geometry, CAPACITY, WHERE, prefetch="previous_token", miss="drop:keep=1")
-    source = TraceSource(trace, "recorded", setting.config.policy_set().prefetch, NEEDS)
+    spec = spec_of(trace.geometry, CAPACITY, WHERE, prefetch="previous_token", miss="drop:keep=1")
+    source = TraceSource(trace, "recorded", spec.config.policy_set().prefetch, NEEDS)
     found = replay(trace, Batches(trace, (0, 0, 0), 1), prefetch="previous_token", miss="drop:keep=1")
-    assert found == outcome_of(run(source, setting)) == outcome_of(run_scheduled(source, setting, InOrder(source)))
+    assert found == outcome_of(run(source, spec)) == outcome_of(run_scheduled(source, spec, InOrder(source)))
 
 
 @pytest.mark.parametrize("miss", ["drop:keep=0", "substitute:tolerance=.5", "fetch"])
@@ -219,16 +219,16 @@ def test_a_policy_that_needs_the_future_is_refused(settings: dict[str, str]) -> 
 @pytest.mark.parametrize("contract", CONTRACTS)
 @searched(200)
 @given(batched())
-def test_both_engines_agree_on_passes_of_any_rows(contract: str, world: World) -> None:
+def test_both_engines_agree_on_passes_of_any_rows(contract: str, scenario: Scenario) -> None:
     """Gaps in a request's tokens, requests and phases mixed, rows in any order: every counter, time and event."""
-    world.settings.update(contract=contract)
-    assert seen(world, "compiled") == seen(world, "reference")
+    scenario.settings.update(contract=contract)
+    assert seen(scenario, "compiled") == seen(scenario, "reference")
 
 
 @searched(60)
 @given(batched(contract="atomic", miss="fetch", warm=(), routing="standard"))
-def test_both_engines_agree_on_them_where_nothing_but_rows_keeps_them_from_the_fast_path(world: World) -> None:
-    assert seen(world, "compiled") == seen(world, "reference")
+def test_both_engines_agree_on_them_where_nothing_but_rows_keeps_them_from_the_fast_path(scenario: Scenario) -> None:
+    assert seen(scenario, "compiled") == seen(scenario, "reference")
 
 
 # --passes batch:N
@@ -347,8 +347,8 @@ def test_bounds_and_curves_serve_slots(crowd: Trace, passes: str, reset: str, co
 def test_gates_of_tokens_that_lie_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulator.source, "BLOCKS", 2)
     trace = random_trace(7, Sizes(layers=1, experts=4, k=2, tokens=700, prompt=0, requests=3))
-    setting = setting_of(trace.geometry, 4, WHERE)
-    gates = TraceGates(trace, setting.config.policy_set().prefetch, NEEDS)
+    spec = spec_of(trace.geometry, 4, WHERE)
+    gates = TraceGates(trace, spec.config.policy_set().prefetch, NEEDS)
     rows = [Row(token // 700, token, DECODE) for token in (1500, 3, 1400, 2, 800)]
     found = gates.gate(Pass(0, rows), 0)
     assert np.array_equal(found.ids, trace.read("chosen", 0, 2100)[[row.token for row in rows], 0])
