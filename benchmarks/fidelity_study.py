@@ -27,7 +27,7 @@ from analysis.tables import console, table
 from results.write import to_frame
 from simulator.config import ReplayConfig, configure
 from tracegen.checkpoint import Loaded, load
-from tracegen.live.run import Ask, proven, run
+from tracegen.live.run import LiveRequest, proven, run
 from tracegen.modules import MoeModules
 
 ROUTING = (
@@ -81,7 +81,7 @@ class Subject(NamedTuple):
 
     loaded: Loaded
     modules: MoeModules
-    asks: list[Ask]
+    to_run: list[LiveRequest]
 
 
 def main() -> None:
@@ -116,7 +116,7 @@ def _listed(text: str) -> tuple[str, ...]:
 def _subject(options: argparse.Namespace) -> Subject:
     loaded = load("miniature", dtype="float32")
     read = heldout.windows(loaded, options.windows, options.tokens)
-    return Subject(loaded, proven(loaded), [Ask(tuple(window.tolist()), 0) for window in read])
+    return Subject(loaded, proven(loaded), [LiveRequest(tuple(window.tolist()), 0) for window in read])
 
 
 def _row(subject: Subject, kind: str, text: str, options: argparse.Namespace) -> Row:
@@ -130,7 +130,7 @@ def _row(subject: Subject, kind: str, text: str, options: argparse.Namespace) ->
 
 
 def _measure(subject: Subject, config: ReplayConfig) -> Row:
-    live = run(subject.loaded, subject.asks, config, modules=subject.modules)
+    live = run(subject.loaded, subject.to_run, config, modules=subject.modules)
     assert live.quality
     total, seen = live.quality.total, measured(to_frame([live.result], [None])).row(0, named=True)
     assert total.perplexity and total.perplexity_base and total.mean_kl is not None

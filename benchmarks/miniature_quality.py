@@ -24,7 +24,7 @@ from simulator.replay import replay
 from tracegen.capture import Reading, watching
 from tracegen.checkpoint import Loaded, load
 from tracegen.live.experts import rounded
-from tracegen.live.run import Ask, run
+from tracegen.live.run import LiveRequest, run
 from tracegen.modules import MoeModules, discover
 from tracegen.nll import nll
 from traces.store import open_trace
@@ -57,18 +57,18 @@ def main() -> None:
 
 
 def _cache_prior(loaded: Loaded, windows: Tensor, capacity: str, out: Path) -> Iterator[dict[str, object]]:
-    asks = [Ask(tuple(window.tolist()), 0) for window in windows]
-    base = _base(loaded, asks, capacity, out)
+    to_run = [LiveRequest(tuple(window.tolist()), 0) for window in windows]
+    base = _base(loaded, to_run, capacity, out)
     for routing in ("standard", *(f"cache_prior:lam={lam}:top_j={j}" for j in (2, 0) for lam in LAMBDAS)):
         config = _config(capacity, routing)
-        live = _live(loaded, asks, config, out)
+        live = _live(loaded, to_run, config, out)
         open_loop = _miss_rate(replay(base, config).totals)
         yield {
             "routing": routing,
             "miss rate": live["miss_rate"],
             "misses divided by": _miss_rate(replay(base, _config(capacity, "standard")).totals) / live["miss_rate"],
             "perplexity": _perplexity(live["nll"]),
-            "change": _change(live["nll"], _live(loaded, asks, _config(capacity, "standard"), out)["nll"]),
+            "change": _change(live["nll"], _live(loaded, to_run, _config(capacity, "standard"), out)["nll"]),
             "open-loop miss rate": open_loop,
             "open-loop error": f"{open_loop / live['miss_rate'] - 1:+.1%}",
         }
@@ -78,21 +78,21 @@ def _config(capacity: str, routing: str) -> ReplayConfig:
     return configure(capacity=capacity, scope="per_layer", routing=routing)
 
 
-def _base(loaded: Loaded, asks: list[Ask], capacity: str, out: Path):
+def _base(loaded: Loaded, to_run: list[LiveRequest], capacity: str, out: Path):
     """The recording of the unmodified model, token by token."""
-    path = out / f"base-{len(asks)}.zarr"
+    path = out / f"base-{len(to_run)}.zarr"
     if not path.exists():
-        recorded = run(loaded, asks, _config(capacity, "standard"), quality=False)
+        recorded = run(loaded, to_run, _config(capacity, "standard"), quality=False)
         write_trace(path, recorded.header, recorded.requests, recorded.router_bias)
     return open_trace(path)
 
 
-def _live(loaded: Loaded, asks: list[Ask], config: ReplayConfig, out: Path) -> dict:
+def _live(loaded: Loaded, to_run: list[LiveRequest], config: ReplayConfig, out: Path) -> dict:
     """Miss rate and nll (requests, tokens) of a live run, from the folder if it is there."""
-    name = f"{len(asks)}-{config.capacity}-{config.routing}".replace("/", "per").replace(":", "-")
+    name = f"{len(to_run)}-{config.capacity}-{config.routing}".replace("/", "per").replace(":", "-")
     path = out / f"{name}.json"
     if not path.exists():
-        live = run(loaded, asks, config, quality=False)
+        live = run(loaded, to_run, config, quality=False)
         losses = [request.nll[1:].tolist() for request in live.requests if request.nll is not None]
         path.write_text(json.dumps({"miss_rate": _miss_rate(live.result.totals), "nll": losses}))
     return json.loads(path.read_text())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from simulator.config import ReplayConfig
     from tracegen.checkpoint import Loaded
     from tracegen.folder import Folder
-    from tracegen.live.requests import Ask
+    from tracegen.live.requests import LiveRequest
     from tracegen.live.run import Live, Prepared
     from tracegen.plan import Decoding
     from tracegen.prompts import Prompts
@@ -213,14 +213,14 @@ def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded
     modules = proven(loaded)
     if isinstance(read.source, Trace):
         check_same_model(read.source, loaded, modules)
-    asks, called = _asks(tokens, read.source, loaded)
+    to_run, called = _to_run(tokens, read.source, loaded)
     decoding = read.decoding
-    return prepare(loaded, asks, config, decoding=decoding, lookahead=look_ahead, prompts=called, modules=modules)
+    return prepare(loaded, to_run, config, decoding=decoding, lookahead=look_ahead, prompts=called, modules=modules)
 
 
-def _asks(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[list[Ask], str]:
+def _to_run(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[list[LiveRequest], str]:
     """The requests, and what a trace calls them."""
-    from tracegen.live.requests import Ask, requests_of
+    from tracegen.live.requests import LiveRequest, requests_of
     from tracegen.record import room_of
     from tracegen.tokens import encode, windows
     from traces.schema import Trace
@@ -233,7 +233,7 @@ def _asks(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[list
     else:
         work = encode(source, loaded.tokenizer, room, tokens.max_new_tokens or NEW_TOKENS, tokens.chat, tokens.truncate)
     at_once = tokens.prompt_tokens or sys.maxsize
-    return [Ask(tuple(ids.tolist()), min(at_once, len(ids))) for ids in work.sequences], work.prompts
+    return [LiveRequest(tuple(ids.tolist()), min(at_once, len(ids))) for ids in work.sequences], work.prompts
 
 
 class _Pace:
@@ -254,7 +254,7 @@ def _run(ready: Prepared, kept: Outcome) -> Live:
     """The run. Rows are written request by request; an interrupted run removes them, as it cannot be resumed."""
     from tracegen.plan import partial_of
 
-    pace, out = _Pace(len(ready.asks)), kept.record_to
+    pace, out = _Pace(len(ready.to_run)), kept.record_to
     try:
         ran = _recorded(ready, kept, pace, out) if out else _kept(ready, kept, pace, lambda request: None)
     except BaseException:

@@ -177,10 +177,10 @@ def _prepared(trace: Trace, configs: Mapping[str, ReplayConfig], loaded: Loaded)
     """Every live run, checked before the first begins."""
     from tracegen.live.run import prepare, requests_of
 
-    asks, runs = requests_of(trace), {}
+    to_run, runs = requests_of(trace), {}
     for name, config in configs.items():
         with _naming(name):
-            runs[name] = prepare(loaded, asks, config)
+            runs[name] = prepare(loaded, to_run, config)
     return runs
 
 

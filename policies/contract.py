@@ -35,7 +35,7 @@ DROP, CPU, PER_TOKEN = -1, -2, -3
 #: Logical timestamps that a queue may be ordered by: none, `experts[x]["last_use"]`, `copies[y]["entered"]`.
 QUEUES = ("", "last_use", "entered")
 #: When the key of an untouched copy may change, the least often first; Eviction says what each promises.
-REKEY = ("touch", "layer", "step", "pass")
+KEY_SCOPES = ("touch", "layer", "step", "pass")
 #: No victim, no substitute.
 NONE = -1
 #: Next use of an expert that is never demanded again; place of one that a profile does not list.
@@ -60,8 +60,8 @@ EXPERT = np.dtype(
         ("layer", np.int64),
         ("last_use", np.int64),  # logical timestamp, advanced by every use and by the arrival of a prefetch
         ("last_pass", np.int64),  # pass of that timestamp
-        ("hint_pass", np.int64),  # pass in which a prefetch policy last predicted it while resident
-        ("last_hint", np.int64),  # timestamp of that prediction, from the counter of `last_use`
+        ("prediction_pass", np.int64),  # pass in which a prefetch policy last predicted it while resident
+        ("last_prediction", np.int64),  # timestamp of that prediction, from the counter of `last_use`
         ("uses_ever", np.int64),
         # uses since it last had no copy, the one that fetched it included; a prefetch that finds none arrives with 1,
         # and its first use leaves it at 1
@@ -121,7 +121,7 @@ class Step(NamedTuple):
 
 
 #: What costs something to keep current: columns of `experts`, and arrays of `step`. `Policy.reads` may name them.
-OPTIONAL_COLUMNS = frozenset({"hint_pass", "last_hint", "mass_ever", "needed", "next_pass", "next_use"})
+OPTIONAL_COLUMNS = frozenset({"prediction_pass", "last_prediction", "mass_ever", "needed", "next_pass", "next_use"})
 OPTIONAL_ARRAYS = frozenset({"ids", "logits", "choice", "weight", "rank", "mass"})
 OPTIONAL = OPTIONAL_COLUMNS | OPTIONAL_ARRAYS
 
@@ -346,7 +346,7 @@ class Eviction(EvictionHooks, Policy):
     #: when an untouched copy's key may change: "touch" (never), "pass", "step" (start, gate), or "layer": as "step",
     #: but within a pass keys of untouched copies of one layer all change by as much, and stay within 2**61; or as
     #: parameters say
-    rekey: str | Callable[[Params], str] = "touch"
+    key_scope: str | Callable[[Params], str] = "touch"
     #: which of QUEUES its key is, and nothing else, so that engines may keep a queue and evaluate no key
     queue: Callable[[Params], str] = lambda params: ""
     #: whether `admit` ever rejects under these parameters; if not, engines may skip it, so that it must not write
@@ -357,4 +357,4 @@ class Eviction(EvictionHooks, Policy):
 
     def scope(self, params: Params) -> str:
         """When an untouched copy's key may change, under these parameters."""
-        return self.rekey if isinstance(self.rekey, str) else self.rekey(params)
+        return self.key_scope if isinstance(self.key_scope, str) else self.key_scope(params)

@@ -9,11 +9,11 @@ from types import FunctionType, NoneType
 from typing import Any
 
 from policies.contract import (
+    KEY_SCOPES,
     NO_PROFILE,
     OPTIONAL,
     PAR_SLOTS,
     QUEUES,
-    REKEY,
     Choice,
     Eviction,
     Memory,
@@ -56,7 +56,7 @@ def check_under(policy: Policy, params: Params) -> None:
     """Raises ValueError if what the policy declares for these parameters is nothing that engines can keep."""
     _check_needs(policy, params)
     if isinstance(policy, Eviction):
-        _check_choice("rekey", policy.scope(params), REKEY)
+        _check_choice("key_scope", policy.scope(params), KEY_SCOPES)
         _check_choice("queue", policy.queue(params), QUEUES)
         _check_count("profile", policy.profile(params), "the tokens that it is fitted to", NO_PROFILE, MOST_TOKENS)
     elif isinstance(policy, Prefetch):

@@ -23,4 +23,4 @@ def is_predicted(now, experts, copies, y):
     if expert["layer"] < now["layer"] or (expert["layer"] == now["layer"] and now["gated"] == 1):
         return False
     brought = copies[y]["prefetched"] == 1 and expert["last_pass"] == now["pass"]
-    return brought or expert["hint_pass"] == now["pass"]
+    return brought or expert["prediction_pass"] == now["pass"]

@@ -57,9 +57,9 @@ def judge(trace: Trace, config: ReplayConfig) -> Judged:
     eviction, miss = ready.chosen.eviction, ready.chosen.miss
     if ready.chosen.changes_routing:
         return Judged(None, OTHER_DEMAND, config.routing)
-    if ready.shape.precisions > 1:
+    if ready.layout.precisions > 1:
         return Judged(_bound(ready, ""), OTHER_PRECISIONS, config.miss)
-    if len(ready.capacity.pools) == 1 and len(set(ready.shape.tiers[0])) > 1:
+    if len(ready.capacity.pools) == 1 and len(set(ready.layout.tiers[0])) > 1:
         return Judged(_bound(ready, ""), OTHER_BYTES, f"scope {config.scope}")
     if eviction.policy.admit is not None and eviction.policy.declines(eviction.params):
         return Judged(_bound(ready, RELAXED), STAYS_OUT, config.eviction)
@@ -69,7 +69,7 @@ def judge(trace: Trace, config: ReplayConfig) -> Judged:
 
 
 def _bound(ready: Plan, admission: str) -> Bound:
-    config, sizes = ready.config, ready.shape.tiers[0]
+    config, sizes = ready.config, ready.layout.tiers[0]
     slots = tuple(pool // size for pool, size in zip(ready.capacity.pools, sizes, strict=False)) if admission else ()
     return Bound(admission, config.passes, config.reset, config.scope, config.contract, slots, config.warm)
 

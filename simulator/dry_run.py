@@ -18,8 +18,8 @@ import numpy as np
 from policies.contract import Eviction, Miss, Policy, PolicyError
 from policies.hooks import given_by
 from simulator.config import KINDS, PolicySet
+from simulator.interface import EndState, RunSpec
 from simulator.reference import engine as reference
-from simulator.setting import EndState, Setting
 from simulator.source import TraceSource
 from traces.schema import LOOKAHEAD, Request, Trace, memory_trace
 
@@ -32,16 +32,16 @@ _passed: set[tuple[object, ...]] = set()
 _trying = Lock()
 
 
-def dry_run(trace: Trace, setting: Setting, needs: frozenset[str]) -> None:
+def dry_run(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
     """Replay an opening by both engines, once for all capacities and seeds.
 
     Raises PolicyError with file and line for a wrong result or a broken promise, and what a hook raises.
     """
-    chosen = setting.config.policy_set()
-    case = (trace.digest, tuple(chosen.own), setting.config.model_copy(update={"capacity": "", "seed": 0}))
+    chosen = spec.config.policy_set()
+    case = (trace.digest, tuple(chosen.own), spec.config.model_copy(update={"capacity": "", "seed": 0}))
     with _trying:  # threads would only take turns in Python
         if case not in _passed:
-            _compare(opening(trace), replace(setting, log=False), needs)
+            _compare(opening(trace), replace(spec, log=False), needs)
             _passed.add(case)
 
 
@@ -69,34 +69,34 @@ def _rows(trace: Trace, name: str, spans: Sequence[tuple[int, int]]) -> np.ndarr
     return np.concatenate([trace.read(name, first, last) for first, last in spans])
 
 
-def _compare(short: Trace, setting: Setting, needs: frozenset[str]) -> None:
-    chosen = setting.config.policy_set()
-    found = difference(*end_states(short, replace(setting, pools=_tight(short, setting)), needs))
+def _compare(short: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
+    chosen = spec.config.policy_set()
+    found = difference(*end_states(short, replace(spec, pools=_tight(short, spec)), needs))
     if found:
         raise PolicyError(_disagreement(chosen, found))
 
 
-def end_states(trace: Trace, setting: Setting, needs: frozenset[str]) -> tuple[EndState, EndState]:
+def end_states(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> tuple[EndState, EndState]:
     """A whole run by the reference, then compiled. Raises PolicyError, and what a hook raises in the reference."""
     from simulator.compiled import engine as compiled  # numba takes half a second to import
 
-    config, chosen = setting.config, setting.config.policy_set()
+    config, chosen = spec.config, spec.config.policy_set()
     source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
-    expected = reference.run_with_state(source, setting)
+    expected = reference.run_with_state(source, spec)
     with named_by_machine_code(chosen):
-        return expected, compiled.run_with_state(trace, setting)
+        return expected, compiled.run_with_state(trace, spec)
 
 
-def _tight(short: Trace, setting: Setting) -> tuple[int, ...]:
+def _tight(short: Trace, spec: RunSpec) -> tuple[int, ...]:
     """Bytes of pools in which copies are evicted: half of what the opening demands, but at least two experts."""
-    if setting.config.warm:
-        return setting.pools
-    chosen, sizes = short.read("chosen"), setting.shape.tiers[0]
+    if spec.config.warm:
+        return spec.pools
+    chosen, sizes = short.read("chosen"), spec.layout.tiers[0]
     demanded = [len(np.unique(chosen[:, layer][chosen[:, layer] >= 0])) * size for layer, size in enumerate(sizes)]
-    if len(setting.pools) == 1:
+    if len(spec.pools) == 1:
         demanded, sizes = [sum(demanded)], (max(sizes),)
     return tuple(
-        min(pool, max(demand // 2, 2 * size)) for pool, demand, size in zip(setting.pools, demanded, sizes, strict=True)
+        min(pool, max(demand // 2, 2 * size)) for pool, demand, size in zip(spec.pools, demanded, sizes, strict=True)
     )
 
 
@@ -115,11 +115,11 @@ def named_by_machine_code(chosen: PolicySet) -> Iterator[None]:
 
 def difference(expected: EndState, found: EndState) -> str:
     """The first in which two engines differ, or nothing."""
-    totals, others = expected.ran.ledger.totals(expected.ran.end_ns), found.ran.ledger.totals(found.ran.end_ns)
+    totals, others = expected.ran.counters.totals(expected.ran.end_ns), found.ran.counters.totals(found.ran.end_ns)
     for name, count in totals.items():
         if others[name] != count:
             return f"{name} {count} by the reference and {others[name]} compiled"
-    if expected.ran.ledger.per_layer() != found.ran.ledger.per_layer():
+    if expected.ran.counters.per_layer() != found.ran.counters.per_layer():
         return "other counts of single layers"
     if expected.residents != found.residents:
         return "other experts resident at the end"
@@ -152,7 +152,7 @@ def _file_of(policy: Policy) -> str:
 def _promises(policy: Policy) -> Iterator[str]:
     """The declarations of a policy that engines rely on."""
     if isinstance(policy, Eviction):
-        yield f"rekey={policy.rekey!r}" if isinstance(policy.rekey, str) else "rekey"
+        yield f"key_scope={policy.key_scope!r}" if isinstance(policy.key_scope, str) else "key_scope"
         yield from (name for name in ("queue", "declines") if name in vars(policy) and _is_given(policy, name))
     if isinstance(policy, Miss) and policy.fetches_all:
         yield "fetches_all"

@@ -11,10 +11,10 @@ from results.settings import setting_kinds
 from simulator.capacity import Capacity, cliff, parse_capacity, surplus
 from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
 from simulator.errors import ConfigError
-from simulator.foreknown import check_profile
+from simulator.interface import CopyLayout, FinishedRun, RunSpec
+from simulator.oracle import check_profile
 from simulator.origin import Origin, origin_of
 from simulator.platform import Platform, platform, times_of
-from simulator.setting import Ran, Setting, Shape
 from simulator.source import Source, TraceSource
 from traces.schema import Geometry, Trace
 from traces.spelling import hint
@@ -32,7 +32,7 @@ class Plan:
     chosen: PolicySet
     machine: Platform
     capacity: Capacity
-    shape: Shape
+    layout: CopyLayout
 
     @property
     def needs(self) -> frozenset[str]:
@@ -42,14 +42,14 @@ class Plan:
     @property
     def warning(self) -> str | None:
         """What a reader should know of the capacity: that it is below one token's demand, or above everything."""
-        geometry = self.shape.geometry
-        tiers = self.shape.tiers
+        geometry = self.layout.geometry
+        tiers = self.layout.tiers
         return cliff(self.capacity, geometry, tiers[-1]) or surplus(self.capacity, geometry, tiers)
 
-    def setting(self, log: bool) -> Setting:
+    def spec(self, log: bool) -> RunSpec:
         """What an engine needs beside its source."""
-        times = times_of(self.machine, self.shape.geometry, self.shape.tiers)
-        return Setting(self.config, self.shape, times, self.capacity.pools, log)
+        times = times_of(self.machine, self.layout.geometry, self.layout.tiers)
+        return RunSpec(self.config, self.layout, times, self.capacity.pools, log)
 
 
 def plan(trace: Trace, config: ReplayConfig) -> Plan:
@@ -73,7 +73,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     _check_experts("profile", config.profile, origin.geometry)
     _check_experts("warm", config.warm, origin.geometry)
     _check_warm(config, capacity, tiers[0])
-    return Plan(origin, config, chosen, machine, capacity, Shape(origin.geometry, tiers))
+    return Plan(origin, config, chosen, machine, capacity, CopyLayout(origin.geometry, tiers))
 
 
 def check_engine(name: str) -> None:
@@ -96,38 +96,38 @@ def _source(trace: Trace, ready: Plan) -> TraceSource:
     return TraceSource(trace, config.passes, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
 
 
-def _run_compiled(trace: Trace, ready: Plan, log: bool) -> Ran:
+def _run_compiled(trace: Trace, ready: Plan, log: bool) -> FinishedRun:
     """In machine code; with user policies a dry run comes first."""
     from simulator.compiled import engine as compiled  # numba takes half a second to import
 
-    setting = ready.setting(log)
+    spec = ready.spec(log)
     if not ready.chosen.own:
-        return compiled.run(trace, setting)
+        return compiled.run(trace, spec)
     from simulator.dry_run import dry_run, named_by_machine_code
 
-    dry_run(trace, setting, ready.needs)
+    dry_run(trace, spec, ready.needs)
     with named_by_machine_code(ready.chosen):
-        return compiled.run(trace, setting)
+        return compiled.run(trace, spec)
 
 
 def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
     """Replay any source of demand by the reference engine, which reads one gate at a time."""
     from simulator.reference import engine as reference  # and SimPy, which no compiled replay needs
 
-    return report(reference.run(source, ready.setting(log)), ready)
+    return report(reference.run(source, ready.spec(log)), ready)
 
 
-def report(ran: Ran, ready: Plan) -> Result:
+def report(ran: FinishedRun, ready: Plan) -> Result:
     """The result of a finished run: counters, configuration and what a reader needs beside them."""
     config = ready.config.model_dump(mode="json") | {kind: getattr(ready.chosen, kind).text() for kind in KINDS}
-    ledger, events = ran.ledger, list(ran.events)
-    counted = ledger.totals(ran.end_ns), ledger.per_layer(), ledger.per_request()
+    counters, events = ran.counters, list(ran.events)
+    counted = counters.totals(ran.end_ns), counters.per_layer(), counters.per_request()
     return Result(config, setting_kinds(), *counted, _about(ready), events)
 
 
 def _about(ready: Plan) -> Row:
     """Everything beside the configuration that a reader needs in order to trust a figure."""
-    chosen = ready.chosen.priced(times_of(ready.machine, ready.shape.geometry, ready.shape.tiers))
+    chosen = ready.chosen.priced(times_of(ready.machine, ready.layout.geometry, ready.layout.tiers))
     return {
         "label": _label(ready),
         "identity": ready.config.identity(ready.origin),
@@ -137,7 +137,7 @@ def _about(ready: Plan) -> Row:
         "policies": {kind: getattr(chosen, kind).text(full=True) for kind in KINDS},
         "capacity_bytes": ready.capacity.total,
         "capacity_forms": ready.capacity.forms(),
-        "side_bytes": _side_bytes(ready.chosen, ready.shape.tiers),
+        "side_bytes": _side_bytes(ready.chosen, ready.layout.tiers),
         "token_cycles": ready.capacity.token_cycles,
         "warning": ready.warning,
     }

@@ -12,7 +12,7 @@ import numpy as np
 from policies.contract import PolicyError, Prefetch
 from policies.grammar import Chosen
 from traces import routers
-from traces.demand import NEVER, Union, demand_of, to_units, unite
+from traces.demand import NEVER, Union, demand_of, to_units, union_of
 from traces.lookahead import Predicted, predicted
 from traces.passes import schedule
 from traces.schema import Geometry, Router, Trace
@@ -100,8 +100,8 @@ class Gate(NamedTuple):
     look_score: Sequence[Sequence[Sequence[int]]] = ()  #: (D, T, E)
 
 
-class Heard(NamedTuple):
-    """What one gate said about the pass's T tokens, as arrays; None where the source has none or nobody needs it."""
+class GateReadings(NamedTuple):
+    """The output of one gate for the pass's T tokens, as arrays; None where the source has none or no policy needs it."""
 
     ids: np.ndarray  #: (T, k) in rank order, -1 none
     weights: np.ndarray | None  #: (T, k) f32
@@ -179,15 +179,15 @@ class InOrder:
         return step.rows if step else ()
 
 
-def gate_of(heard: Heard, demand: Union, router: Router, bias: np.ndarray | None) -> Gate:
-    """What policies see of a gate, whoever heard it; `bias` (E,) is the layer's correction bias."""
+def gate_of(readings: GateReadings, demand: Union, router: Router, bias: np.ndarray | None) -> Gate:
+    """What policies see of a gate, from any source; `bias` (E,) is the layer's correction bias."""
     return Gate(
-        ids=heard.ids.tolist(),
+        ids=readings.ids.tolist(),
         demand=demand,
-        mass=() if heard.weights is None else to_units(heard.weights).tolist(),
-        look_order=[look.order.tolist() for look in heard.look],
-        look_score=[look.score.tolist() for look in heard.look],
-        **({} if heard.logits is None else _scores(heard.logits, router, bias)),
+        mass=() if readings.weights is None else to_units(readings.weights).tolist(),
+        look_order=[look.order.tolist() for look in readings.look],
+        look_score=[look.score.tolist() for look in readings.look],
+        **({} if readings.logits is None else _scores(readings.logits, router, bias)),
     )
 
 
@@ -270,16 +270,16 @@ class TraceGates:
 
     def gate(self, step: Pass, layer: int) -> Gate:
         """The recorded gate of each row."""
-        heard = self._heard(step, layer)
-        mass = () if heard.weights is None else to_units(heard.weights).tolist()
-        return self._gate(heard, unite(heard.ids.tolist(), mass), layer)
+        readings = self._readings(step, layer)
+        mass = () if readings.weights is None else to_units(readings.weights).tolist()
+        return self._gate(readings, union_of(readings.ids.tolist(), mass), layer)
 
-    def _gate(self, heard: Heard, demand: Union, layer: int) -> Gate:
-        return gate_of(heard, demand, self.geometry.router, self._bias(layer))
+    def _gate(self, readings: GateReadings, demand: Union, layer: int) -> Gate:
+        return gate_of(readings, demand, self.geometry.router, self._bias(layer))
 
-    def _heard(self, step: Pass, layer: int) -> Heard:
+    def _readings(self, step: Pass, layer: int) -> GateReadings:
         at = step.at
-        return Heard(
+        return GateReadings(
             ids=self._ids.rows(step)[:, layer],
             weights=None if self._weights is None else self._weights.rows(step)[:, layer],
             logits=self._logits_of(step, layer),
@@ -343,7 +343,7 @@ class TraceSource(TraceGates):
     def gate(self, step: Pass, layer: int) -> Gate:
         """The recorded gate, with the demand derived from the trace."""
         demand = self._demand.step(step.index * self.geometry.layers + layer)
-        return self._gate(self._heard(step, layer), demand, layer)
+        return self._gate(self._readings(step, layer), demand, layer)
 
     def first_uses(self) -> Sequence[int]:
         """From the derived demand."""

@@ -35,7 +35,7 @@ def stop_flag() -> np.ndarray:
 
 def check_stop() -> None:
     """Raises KeyboardInterrupt if this thread's work is to stop."""
-    if stop_flag()["asked"][0]:
+    if stop_flag()["requested"][0]:
         raise KeyboardInterrupt
 
 
@@ -61,7 +61,7 @@ def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iter
         while futures:
             yield _result(futures.popleft())
     finally:
-        flag["asked"] = 1
+        flag["requested"] = 1
 
 
 def end_all(seconds: float) -> bool:
@@ -80,7 +80,7 @@ def end_all(seconds: float) -> bool:
 
 def _run(work: Callable[[Any], Any], todo: deque[tuple[Any, Future[Any]]], flag: np.ndarray) -> None:
     _here.flag = flag
-    while not flag["asked"][0]:
+    while not flag["requested"][0]:
         try:
             item, future = todo.popleft()
         except IndexError:

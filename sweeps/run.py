@@ -72,7 +72,7 @@ def surpluses(sweep: Sweep) -> list[str]:
             continue
         asked.add(what)
         ready = plan(traces[job.digest], job.config)
-        if said := surplus(ready.capacity, ready.shape.geometry, ready.shape.tiers):
+        if said := surplus(ready.capacity, ready.layout.geometry, ready.layout.tiers):
             above[f"capacity {job.config.capacity}: {said}"] = None
     return list(above)
 

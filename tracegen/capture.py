@@ -64,12 +64,12 @@ class Capture:
     """Records all passes inside `with Capture(modules, depth) as capture:`; memory grows until `take`."""
 
     def __init__(self, modules: MoeModules, depth: int = 0) -> None:
-        self._anatomy, self._depth = modules, depth
+        self._modules, self._depth = modules, depth
         self._seen: list[list[Reading]] = [[] for _ in modules.sites]
         self._context: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> Capture:
-        self._context = watching(self._anatomy, self._depth, self._keep)
+        self._context = watching(self._modules, self._depth, self._keep)
         self._context.__enter__()
         return self
 
@@ -82,10 +82,10 @@ class Capture:
 
         Raises RecordError if a pass was cut short, so that gates saw different numbers of tokens, or nothing ran.
         """
-        seen, self._seen = self._seen, [[] for _ in self._anatomy.sites]
+        seen, self._seen = self._seen, [[] for _ in self._modules.sites]
         tokens = {sum(len(reading.ids) for reading in readings) for readings in seen}
         if len(tokens) != 1 or tokens == {0}:
-            raise RecordError(f"{self._anatomy.name}: gates saw {sorted(tokens)} tokens; run whole passes, then take")
+            raise RecordError(f"{self._modules.name}: gates saw {sorted(tokens)} tokens; run whole passes, then take")
         ahead = tuple(self._ahead(seen, distance) for distance in range(1, self._depth + 1))
         chosen = _rows([[each.ids for each in readings] for readings in seen], torch.int16)
         weights = _rows([[each.weights for each in readings] for readings in seen], torch.float32)

@@ -58,7 +58,7 @@ def to_units(weights: np.ndarray) -> np.ndarray:
     return np.rint(weights.astype(np.float64) * UNIT).astype(np.int64)
 
 
-def unite(ids: Sequence[Sequence[int]], mass: Sequence[Sequence[int]]) -> Union:
+def union_of(ids: Sequence[Sequence[int]], mass: Sequence[Sequence[int]]) -> Union:
     """The demand of one step from chosen ids (T, k) and their weights in UNITs (T, k), or () without weights."""
     entries: dict[int, list[int]] = {}
     for t, row in enumerate(ids):

@@ -63,6 +63,6 @@ POLICY = Eviction(
     memory=Memory(rows=3, regs=1, reals=2),
     on_gate=on_gate,
     key=key,
-    rekey="step",
-    reads=frozenset({"hint_pass"}),
+    key_scope="step",
+    reads=frozenset({"prediction_pass"}),
 )

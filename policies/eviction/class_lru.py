@@ -58,6 +58,6 @@ POLICY = Eviction(
     on_insert=on_insert,
     on_predict=on_predict,
     key=key,
-    rekey="pass",
+    key_scope="pass",
     reads=frozenset(),
 )

@@ -21,6 +21,6 @@ POLICY = Eviction(
     source="HOBBIT §3.4 (cyclic); SpecMD, FLD (absolute)",
     params=PARAMS,
     key=key,
-    rekey="layer",
+    key_scope="layer",
     reads=frozenset(),
 )

@@ -57,6 +57,6 @@ POLICY = Eviction(
     memory=Memory(rows=4),
     on_use=on_use,
     key=key,
-    rekey="step",
-    reads=frozenset({"hint_pass"}),
+    key_scope="step",
+    reads=frozenset({"prediction_pass"}),
 )

@@ -43,6 +43,6 @@ POLICY = Eviction(
     memory=Memory(rows=2),
     on_use=on_use,
     key=key,
-    rekey=scope,
+    key_scope=scope,
     reads=frozenset(),
 )

@@ -22,7 +22,7 @@ CLASS = 1 << 50  # larger than any order inside a class
 def is_current(now, experts, copies, y):
     """Whether the copy's generation is this pass."""
     expert = experts[expert_of(now, y)]
-    return expert["last_pass"] == now["pass"] or expert["hint_pass"] == now["pass"]
+    return expert["last_pass"] == now["pass"] or expert["prediction_pass"] == now["pass"]
 
 
 def layers_ahead(now, experts, y):
@@ -47,7 +47,7 @@ def key(now, experts, copies, own, y):
     return inside + CLASS if current else inside
 
 
-def rekey(params):
+def key_scope(params):
     """Where some go by layer and others by use, they do not all move by as much."""
     return "step" if params["order"] == "c" and params["current"] == "fifo" else "layer"
 
@@ -69,8 +69,8 @@ POLICY = Eviction(
     source="SpecMD §4.2",
     params=PARAMS,
     key=key,
-    rekey=rekey,
+    key_scope=key_scope,
     admit=admit,
     declines=declines,
-    reads=frozenset({"hint_pass", "needed"}),
+    reads=frozenset({"prediction_pass", "needed"}),
 )

@@ -30,6 +30,6 @@ POLICY = Eviction(
     memory=Memory(rows=1),
     on_use=on_use,
     key=key,
-    rekey="step",
+    key_scope="step",
     reads=frozenset(),
 )

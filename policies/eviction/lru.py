@@ -14,7 +14,7 @@ def key(now, experts, copies, own, y):
     """The logical timestamp of the last use, or of the last prediction if `touch_on_predict` and newer."""
     expert = experts[expert_of(now, y)]
     if own.par[TOUCH] == TRUE:
-        return max(expert["last_use"], expert["last_hint"])
+        return max(expert["last_use"], expert["last_prediction"])
     return expert["last_use"]
 
 
@@ -30,5 +30,5 @@ POLICY = Eviction(
     params=PARAMS,
     key=key,
     queue=queue,
-    reads=frozenset({"last_hint"}),
+    reads=frozenset({"last_prediction"}),
 )

@@ -10,5 +10,5 @@ def key(now, experts, copies, own, y):
 
 
 POLICY = Eviction(
-    name="random", summary="evict a random copy", source="Belady 1966", key=key, rekey="step", reads=frozenset()
+    name="random", summary="evict a random copy", source="Belady 1966", key=key, key_scope="step", reads=frozenset()
 )

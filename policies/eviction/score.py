@@ -52,6 +52,6 @@ POLICY = Eviction(
     needs=always("weights"),
     on_gate=on_gate,
     key=key,
-    rekey=scope,
+    key_scope=scope,
     reads=frozenset({"mass_ever"}),
 )

@@ -31,10 +31,10 @@ from simulator.compiled.runtime.state import (
     pinned,
     pools,
 )
-from simulator.compiled.uses import count_first_use, count_use, forget_uses, need_no_more, stamp
+from simulator.compiled.uses import count_first_use, count_use, forget_uses, need_no_more, set_timestamp
 
-on_evict = listeners.teller("on_evict")
-on_use = listeners.teller("on_use")
+on_evict = listeners.notifier("on_evict")
+on_use = listeners.notifier("on_use")
 
 # look-up
 
@@ -95,8 +95,8 @@ def use(s, hooks, y):
 
 
 @fast
-def use_unheard(s, x):
-    """Expert x has one copy, nobody listens, and its pin ends with the step (`unpin_demanded`)."""
+def use_without_events(s, x):
+    """Expert x has one copy, no policy has event hooks, and its pin ends with the step (`unpin_demanded`)."""
     count_use(s, x, copies(s)[x]["prefetched"] * owned(s)[x]["counted"])
     copies(s)[x]["prefetched"] = 0
     pin_unlisted(s, x)
@@ -170,7 +170,7 @@ def has_run(s, x, y):
 
 @fast
 def unpin_demanded(s):
-    """Nothing is pinned between a step's start and its gate: `end_step` for `use_unheard`."""
+    """Nothing is pinned between a step's start and its gate: `end_step` for `use_without_events`."""
     for n in range(s["demand"]["demanded"]):
         unpin(s, demand_expert(s)[n])
     forget_all_done(s)
@@ -223,7 +223,7 @@ def enter(s, y, unused):
     mine["entered_step"], mine["ever"] = now(s)["step"], 1
     count(s, INSERTIONS, layer_of(s, y), 1)
     if unused == 1:
-        stamp(s, x)
+        set_timestamp(s, x)
     if mine["counted"] == 1:
         count_first_use(s, x)
     invalidate_expert(s, x)

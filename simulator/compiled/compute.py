@@ -112,7 +112,7 @@ def is_over(s):
 @called
 def begin_step(s):
     """The execution point moves on; compute spends the dense part."""
-    if stop_flag(s)["asked"] == 1:
+    if stop_flag(s)["requested"] == 1:
         fail(s, STOPPED, 0)
     index, layer = s["compute"]["index"], s["compute"]["layer"]
     if index == s["passes"]:

@@ -193,7 +193,7 @@ def demand_anew(s):
         for t in range(s["compute"]["tokens"]):
             for j in range(s["width"]):
                 weights(s)[t, j] = units(s)[t, j]
-    s["demand"]["demanded"] = unite(
+    s["demand"]["demanded"] = union_of(
         s, by_rank, demand_expert(s), demand_rank(s), demand_mass(s), demand_sum(s), demand_tokens(s)
     )
 
@@ -209,7 +209,7 @@ def run_instead(s, t, j, expert):
 
 
 @called
-def unite(s, by_rank, expert, rank, mass, mass_sum, tokens):
+def union_of(s, by_rank, expert, rank, mass, mass_sum, tokens):
     """The union of what the tokens run, with its weights, in demand order; returns how many experts.
 
     `union_at` is NONE throughout, before and after.

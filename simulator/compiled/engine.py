@@ -19,15 +19,15 @@ from simulator.compiled.fast_path import FastHooks, fast_path
 from simulator.compiled.kernel import kernel
 from simulator.compiled.runtime import hooks
 from simulator.compiled.runtime.initial import Inputs, SimulationState, initial_state
-from simulator.compiled.runtime.inputs import feed_from, feed_of
+from simulator.compiled.runtime.inputs import inputs_from, inputs_of
 from simulator.compiled.runtime.jit import IS_PYTHON, OPTIONS
 from simulator.compiled.runtime.layout import STATE
 from simulator.compiled.runtime.machine_code import COMPILING, compile_kept, is_kept
 from simulator.compiled.runtime.outcome import check, counters_of, events_of
 from simulator.compiled.runtime.variants import frozen_entry
 from simulator.config import KINDS, PolicySet, ReplayConfig
-from simulator.foreknown import Known, known_of, known_of_trace
-from simulator.setting import EndState, Ran, Setting
+from simulator.interface import EndState, FinishedRun, RunSpec
+from simulator.oracle import Oracle, oracle_of, oracle_of_trace
 from simulator.source import Source, TraceSource
 from simulator.threads import waited_for
 from traces.schema import Trace
@@ -40,64 +40,64 @@ PARTS = {kernel: "general", fast_path: "usual"}
 LOG = logging.getLogger(__name__)
 
 
-def run(trace: Trace, setting: Setting) -> Ran:
+def run(trace: Trace, spec: RunSpec) -> FinishedRun:
     """Replay a trace. Raises TraceError, PolicyError or ConfigError."""
-    return run_feed(*_given(trace, setting.config), setting).ran
+    return run_inputs(*_given(trace, spec.config), spec).ran
 
 
-def run_with_state(trace: Trace, setting: Setting) -> EndState:
+def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
     """The same, with the state at the end."""
-    state = waited_for(partial(_finished, *_given(trace, setting.config), setting))
+    state = waited_for(partial(_finished, *_given(trace, spec.config), spec))
     memories = [[state.arrays[f"own_{of}_{i}"] for of in ("rows", "regs", "reals")] for i in range(len(KINDS))]
     residents = np.flatnonzero(state.arrays["copies"]["state"] == RESIDENT).tolist()
-    return EndState(_ran(state, setting), residents, memories)
+    return EndState(_ran(state, spec), residents, memories)
 
 
-def _given(trace: Trace, config: ReplayConfig) -> tuple[Inputs, Known]:
+def _given(trace: Trace, config: ReplayConfig) -> tuple[Inputs, Oracle]:
     """What there is to replay, and what is known of it beforehand."""
     chosen = config.policy_set()
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
     source = partial(TraceSource, trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
-    return feed_of(trace, config, needs, chosen.reads), known_of_trace(trace, source, config, chosen.eviction)
+    return inputs_of(trace, config, needs, chosen.reads), oracle_of_trace(trace, source, config, chosen.eviction)
 
 
 class Run(NamedTuple):
     """A finished run, and what every token ran, (T, L, k), if that was asked for."""
 
-    ran: Ran
+    ran: FinishedRun
     kept: np.ndarray
 
 
-def run_source(source: Source, setting: Setting, keep: bool = True) -> Run:
+def run_source(source: Source, spec: RunSpec, keep: bool = True) -> Run:
     """Replay a source that does not react to what is made of its gates."""
-    known = known_of(source, setting.config, setting.config.policy_set().eviction)
-    return run_feed(feed_from(source), known, setting, keep)
+    oracle = oracle_of(source, spec.config, spec.config.policy_set().eviction)
+    return run_inputs(inputs_from(source), oracle, spec, keep)
 
 
-def run_feed(feed: Inputs, known: Known, setting: Setting, keep: bool = False) -> Run:
-    """Replay a feed, beside the thread that asks for it."""
-    return waited_for(partial(_run, feed, known, setting, keep))
+def run_inputs(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False) -> Run:
+    """Replay input arrays in a thread beside the caller."""
+    return waited_for(partial(_run, inputs, oracle, spec, keep))
 
 
-def _run(feed: Inputs, known: Known, setting: Setting, keep: bool) -> Run:
-    state = _finished(feed, known, setting, keep)
-    return Run(_ran(state, setting), state.arrays["kept"])
+def _run(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool) -> Run:
+    state = _finished(inputs, oracle, spec, keep)
+    return Run(_ran(state, spec), state.arrays["kept"])
 
 
-def _finished(feed: Inputs, known: Known, setting: Setting, keep: bool = False) -> SimulationState:
+def _finished(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False) -> SimulationState:
     """The state after its run; if the event log did not fit, after another with room for all of it."""
-    chosen = setting.config.policy_set()
-    state = initial_state(feed, known, setting, LINES if setting.log else 0, keep)
+    chosen = spec.config.policy_set()
+    state = initial_state(inputs, oracle, spec, LINES if spec.log else 0, keep)
     _start(state, chosen)
     if state["log"]["lines"] > state["n_log"]:
-        state = initial_state(feed, known, setting, int(state["log"]["lines"]), keep)
+        state = initial_state(inputs, oracle, spec, int(state["log"]["lines"]), keep)
         _start(state, chosen)
     check(state, chosen)
     return state
 
 
-def _ran(state: SimulationState, setting: Setting) -> Ran:
-    return Ran(counters_of(state), int(state["clock"]["time"]), events_of(state, setting))
+def _ran(state: SimulationState, spec: RunSpec) -> FinishedRun:
+    return FinishedRun(counters_of(state), int(state["clock"]["time"]), events_of(state, spec))
 
 
 def _start(state: SimulationState, chosen: PolicySet) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from policies.contract import IN_FLIGHT, RESIDENT
-from simulator.compiled.cache import has_run, reason, unpin_demanded, use_unheard
+from simulator.compiled.cache import has_run, reason, unpin_demanded, use_without_events
 from simulator.compiled.clock import NEVER_DUE, advance
 from simulator.compiled.compute import (
     begin_gate,
@@ -148,7 +148,7 @@ def look_up_demand(s, hooks):
             serve_by(s, x, n)
             count_here(s, reason(s, x, 0), 1)
             fetch(s, x)
-        use_unheard(s, x)
+        use_without_events(s, x)
     count_look_up(s, hits, late, misses)
     if s["has_suggest"] == 1 and s["after_demand"] == 0:
         suggest(s, hooks)

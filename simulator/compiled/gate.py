@@ -53,14 +53,14 @@ from simulator.compiled.side_buffer import promote
 from simulator.compiled.substitution import add_stand_ins, drop, make_union_again, no_stand_ins, substitute
 from simulator.compiled.uses import foresee, need, need_no_more, predict
 
-on_gate = listeners.teller("on_gate")
+on_gate = listeners.notifier("on_gate")
 
 # routing
 
 
 @fast
 def open_gate(s, hooks):
-    """Route the tokens, unite their demand, cancel overtaken prefetches."""
+    """Route the tokens, take the union of their demand, cancel overtaken prefetches."""
     mark_open(s)
     s["gate"]["served"] = 0
     no_stand_ins(s)

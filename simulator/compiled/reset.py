@@ -25,7 +25,7 @@ from simulator.compiled.runtime.state import (
 from simulator.compiled.side_buffer import clear_side_buffers
 from simulator.compiled.uses import clear_uses
 
-on_insert = listeners.teller("on_insert")
+on_insert = listeners.notifier("on_insert")
 
 
 @called

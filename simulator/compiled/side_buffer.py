@@ -10,7 +10,7 @@ from simulator.compiled.runtime.jit import called
 from simulator.compiled.runtime.state import buffered, copies, now, owned
 from simulator.compiled.space import GRANTED, REFUSED, make_space
 
-on_insert = listeners.teller("on_insert")
+on_insert = listeners.notifier("on_insert")
 
 
 @called

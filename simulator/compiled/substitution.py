@@ -6,7 +6,7 @@ from policies.contract import NONE, RESIDENT
 from simulator.compiled import counters
 from simulator.compiled.cache import find_any
 from simulator.compiled.counters import SUBSTITUTED, count
-from simulator.compiled.demand import mark_changed, run_instead, unite
+from simulator.compiled.demand import mark_changed, run_instead, union_of
 from simulator.compiled.runtime.errors import BAD_STAND_IN, NO_HOOK, fail
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.served import DROPPED, HIT, REPLACED, runs
@@ -104,7 +104,7 @@ def make_union_again(s, served):
     `served` is how many accesses there were; returns how many there are.
     """
     by_rank = weigh_run(s)
-    union = unite(s, by_rank, final_expert(s), final_rank(s), final_mass(s), final_sum(s), final_tokens(s))
+    union = union_of(s, by_rank, final_expert(s), final_rank(s), final_mass(s), final_sum(s), final_tokens(s))
     base, total = now(s)["layer"] * s["experts"], union
     for i in range(served):
         access_of(s)[accesses(s)[i]["x"] - base] = i

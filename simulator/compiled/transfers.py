@@ -10,7 +10,7 @@ from simulator.compiled.runtime.state import layer_of, owned
 from simulator.compiled.side_buffer import claim_side, promote
 from simulator.compiled.space import BYPASSED, GRANTED, make_space
 
-on_insert = listeners.teller("on_insert")
+on_insert = listeners.notifier("on_insert")
 
 
 @fast

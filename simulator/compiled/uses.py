@@ -8,7 +8,7 @@ from simulator.compiled.runtime.queues import BY_LAST_USE, move_last
 from simulator.compiled.runtime.ranking import invalidate_expert
 from simulator.compiled.runtime.state import demand_next, demand_pass, expert_of, experts, now
 
-on_predict = listeners.teller("on_predict")
+on_predict = listeners.notifier("on_predict")
 
 
 @fast
@@ -35,10 +35,10 @@ def foresee(s, x, n):
 
 
 @fast
-def stamp(s, x):
+def set_timestamp(s, x):
     """A use, or the arrival of a prefetch: the next logical timestamp."""
-    s["uses"]["stamps"] += 1
-    experts(s)[x]["last_use"] = s["uses"]["stamps"]
+    s["uses"]["timestamps"] += 1
+    experts(s)[x]["last_use"] = s["uses"]["timestamps"]
     experts(s)[x]["last_pass"] = now(s)["pass"]
     if s["queue"] == BY_LAST_USE:
         move_last(s, x)
@@ -47,7 +47,7 @@ def stamp(s, x):
 @fast
 def count_use(s, x, counted):
     """A use of expert x. `counted`: 1 if the arrival of what runs counted as its first use here."""
-    stamp(s, x)
+    set_timestamp(s, x)
     expert = experts(s)[x]
     expert["uses_ever"] += 1
     expert["uses_here"] = max(1, expert["uses_here"] + 1 - counted)
@@ -69,9 +69,9 @@ def forget_uses(s, x):
 def predict(s, hooks, y):
     """A prefetch policy predicted a resident copy: the next logical timestamp."""
     x = expert_of(s, y)
-    s["uses"]["stamps"] += 1
-    experts(s)[x]["last_hint"], experts(s)[x]["hint_pass"] = s["uses"]["stamps"], now(s)["pass"]
-    if s["keys_read_hints"] == 1:
+    s["uses"]["timestamps"] += 1
+    experts(s)[x]["last_prediction"], experts(s)[x]["prediction_pass"] = s["uses"]["timestamps"], now(s)["pass"]
+    if s["keys_read_predictions"] == 1:
         invalidate_expert(s, x)
     if s["listeners_on_predict"] != 0:
         on_predict(s, hooks, y)
@@ -80,7 +80,7 @@ def predict(s, hooks, y):
 @called
 def clear_uses(s):
     """As if nothing had ever been used; oracle information stays."""
-    s["uses"]["stamps"] = 0
+    s["uses"]["timestamps"] = 0
     for x in range(s["n_experts"]):
         clear_expert(experts(s)[x])
 
@@ -88,5 +88,5 @@ def clear_uses(s):
 @called
 def clear_expert(row):
     """As at the start, but for its future."""
-    row["last_pass"], row["hint_pass"], row["last_hint"] = -1, -1, 0
+    row["last_pass"], row["prediction_pass"], row["last_prediction"] = -1, -1, 0
     row["last_use"], row["uses_ever"], row["uses_here"], row["mass_ever"], row["needed"] = 0, 0, 0, 0, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
+from simulator.interface import CopyLayout
 from simulator.reference.counters import Counters
 from simulator.reference.hooks import BoundHooks
 from simulator.reference.log import EventLog
@@ -11,7 +12,6 @@ from simulator.reference.side_buffer import SideBuffer
 from simulator.reference.tables import Tables
 from simulator.reference.transfers import Claim, Transfer
 from simulator.reference.victims import Victims
-from simulator.setting import Shape
 
 NOT_YET = -1
 
@@ -21,7 +21,7 @@ class Cache:
 
     def __init__(
         self,
-        shape: Shape,
+        layout: CopyLayout,
         tables: Tables,
         hooks: BoundHooks,
         counters: Counters,
@@ -31,7 +31,7 @@ class Cache:
         free_only: bool = False,
     ) -> None:
         self.tables, self._hooks, self._counters, self._log = tables, hooks, counters, log
-        self._precisions, self._free_only = shape.precisions, free_only
+        self._precisions, self._free_only = layout.precisions, free_only
         self._capacity = hooks.eviction.own.capacity
         self._victims = Victims(tables, hooks.eviction)
         self._side = SideBuffer(tables, side_slots)
@@ -81,7 +81,7 @@ class Cache:
         expert["uses_ever"] += 1
         counted = copy["prefetched"] == 1 and self._counted[y]
         expert["uses_here"] = max(1, expert["uses_here"] + 1 - counted)
-        self._hooks.tell("on_use", y)
+        self._hooks.notify("on_use", y)
         copy["prefetched"] = 0
         self._victims.invalidate(y // self._precisions)
 
@@ -102,8 +102,8 @@ class Cache:
         """A prefetch policy named a resident copy."""
         expert = self.tables.experts[y // self._precisions]
         self._time += 1
-        expert["last_hint"], expert["hint_pass"] = self._time, self.tables.now["pass"]
-        self._hooks.tell("on_predict", y)
+        expert["last_prediction"], expert["prediction_pass"] = self._time, self.tables.now["pass"]
+        self._hooks.notify("on_predict", y)
         self._victims.invalidate(y // self._precisions)
 
     def _timestamp(self, expert: dict[str, int]) -> None:
@@ -232,7 +232,7 @@ class Cache:
         self._used[copy["pool"]] -= copy["bytes"]
         self._done.discard(y)
         self._record_eviction(y, layer, cause)
-        self._hooks.tell("on_evict", y)
+        self._hooks.notify("on_evict", y)
 
     def _record_eviction(self, y: int, layer: int, cause: int) -> None:
         """Counted for the layer of the expert that comes in; waste and lifetime for the victim's."""
@@ -262,7 +262,7 @@ class Cache:
                 self.promote(transfer.y)
             return
         self._residents[self.tables.copies[transfer.y]["pool"]].add(transfer.y)
-        self._hooks.tell("on_insert", transfer.y, int(transfer.unused))
+        self._hooks.notify("on_insert", transfer.y, int(transfer.unused))
 
     def _enter(self, y: int, unused: bool) -> None:
         copy, expert = self.tables.copies[y], self.tables.experts[y // self._precisions]
@@ -331,7 +331,7 @@ class Cache:
         self.tables.copies[y]["entered"] = self._arrivals  # the cache, now
         self._victims.invalidate(y // self._precisions)
         self._log.note("promote", y, "demand")
-        self._hooks.tell("on_insert", y, 0)
+        self._hooks.notify("on_insert", y, 0)
 
     # start and end
 
@@ -345,7 +345,7 @@ class Cache:
         self._placed[y] = None
         self._placement.warmed(y)
         self._residents[copy["pool"]].add(y)
-        self._hooks.tell("on_insert", y, 0)
+        self._hooks.notify("on_insert", y, 0)
 
     def unused_bytes(self) -> list[tuple[int, int]]:
         """(layer, bytes) of each copy that was prefetched and is still unused."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 
 import simpy
 
+from simulator.interface import RunSpec
 from simulator.reference.cache import Cache
 from simulator.reference.clock import Activity, Bell, Span
 from simulator.reference.counters import Counters
@@ -17,7 +18,6 @@ from simulator.reference.log import NO_EXPERT, EventLog
 from simulator.reference.machine import Machine
 from simulator.reference.tables import Tables
 from simulator.reference.transfers import Transfer
-from simulator.setting import Setting
 from simulator.source import Pass
 
 Process = Generator[simpy.Event, None, None]
@@ -29,7 +29,7 @@ class Compute:
     def __init__(
         self,
         machine: Machine,
-        setting: Setting,
+        spec: RunSpec,
         tables: Tables,
         cache: Cache,
         link: Link,
@@ -37,7 +37,7 @@ class Compute:
         counters: Counters,
         log: EventLog,
     ) -> None:
-        self._machine, self._config, self._layers = machine, setting.config, setting.shape.geometry.layers
+        self._machine, self._config, self._layers = machine, spec.config, spec.layout.geometry.layers
         self._tables, self._cache, self._link, self._gates = tables, cache, link, gates
         self._counters, self._log = counters, log
         self._ready: deque[int] = deque()  # copies that arrived and wait for compute
@@ -83,7 +83,7 @@ class Compute:
     def _together(self, demanded: Demanded, step_pass: Pass, layer: int) -> Process:
         """Everything is looked up at the gate; hits run in demand order, then arrivals as they come."""
         accesses = self._gates.look_up(demanded, range(len(demanded.step.expert)))
-        accesses = self._gates.unite_again(demanded, accesses, step_pass)
+        accesses = self._gates.union_again(demanded, accesses, step_pass)
         self._gates.use(demanded, accesses)
         if self._config.prefetch_at == "gate":
             self._gates.suggest(demanded)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import simpy
 
-from simulator.reference.engine import Engine, Ran, Setting
+from simulator.reference.engine import Engine, FinishedRun, RunSpec
 from simulator.reference.machine import Machine
 from simulator.reference.placement import Placement
 from simulator.source import Gates, Pass
@@ -20,10 +20,10 @@ class Driven:
     """
 
     def __init__(
-        self, source: Gates, setting: Setting, machine: Machine | None = None, placement: Placement | None = None
+        self, source: Gates, spec: RunSpec, machine: Machine | None = None, placement: Placement | None = None
     ) -> None:
         """`machine` and `placement` are those of `run`."""
-        self._engine = Engine(source, setting, machine, placement)
+        self._engine = Engine(source, spec, machine, placement)
         self._engine.warm_up()
         self._process: simpy.Process | None = None
 
@@ -39,6 +39,6 @@ class Driven:
         if isinstance(failure, BaseException):
             raise failure
 
-    def close(self) -> Ran:
+    def close(self) -> FinishedRun:
         """The run ends with its last step; what is then on the link is abandoned."""
         return self._engine.close()

@@ -7,7 +7,8 @@ from typing import Any
 
 from policies.contract import RESIDENT, PolicyError
 from simulator.config import KINDS, parse_reset
-from simulator.foreknown import known_of
+from simulator.interface import EndState, FinishedRun, RunSpec
+from simulator.oracle import oracle_of
 from simulator.origin import FUTURE
 from simulator.reference.cache import Cache
 from simulator.reference.compute import Compute, Process
@@ -20,32 +21,33 @@ from simulator.reference.machine import Machine, simulated
 from simulator.reference.placement import Placement, Unobserved
 from simulator.reference.tables import Tables
 from simulator.reference.transfers import Transfer
-from simulator.setting import EndState, Ran, Setting
 from simulator.source import Gates, InOrder, Pass, Scheduler, Source
 
 
-def run(source: Source, setting: Setting, machine: Machine | None = None, placement: Placement | None = None) -> Ran:
-    """Replay the source on `machine`, by default the simulated one of the setting's platform.
+def run(
+    source: Source, spec: RunSpec, machine: Machine | None = None, placement: Placement | None = None
+) -> FinishedRun:
+    """Replay the source on `machine`, by default the simulated one of the platform of `spec`.
 
     `placement` is told where copies lie. Raises PolicyError, and what an activity of the machine failed with.
     """
-    return run_scheduled(source, setting, InOrder(source), machine, placement)
+    return run_scheduled(source, spec, InOrder(source), machine, placement)
 
 
 def run_scheduled(
     gates: Gates,
-    setting: Setting,
+    spec: RunSpec,
     scheduler: Scheduler,
     machine: Machine | None = None,
     placement: Placement | None = None,
-) -> Ran:
+) -> FinishedRun:
     """`run` with passes that are decided one at a time. Raises PolicyError for a policy that needs the future."""
-    _check_future(gates, setting)
-    return _finished(Engine(gates, setting, machine, placement), scheduler).close()
+    _check_future(gates, spec)
+    return _finished(Engine(gates, spec, machine, placement), scheduler).close()
 
 
-def _check_future(gates: Gates, setting: Setting) -> None:
-    chosen = setting.config.policy_set()
+def _check_future(gates: Gates, spec: RunSpec) -> None:
+    chosen = spec.config.policy_set()
     for kind in KINDS:
         if not gates.first_uses() and FUTURE in getattr(chosen, kind).needs:
             raise PolicyError(
@@ -54,9 +56,9 @@ def _check_future(gates: Gates, setting: Setting) -> None:
             )
 
 
-def run_with_state(source: Source, setting: Setting) -> EndState:
+def run_with_state(source: Source, spec: RunSpec) -> EndState:
     """The same, with the state at the end."""
-    engine = _finished(Engine(source, setting), InOrder(source))
+    engine = _finished(Engine(source, spec), InOrder(source))
     return EndState(engine.close(), *engine.state())
 
 
@@ -70,27 +72,25 @@ class Engine:
     """One run: its parts, wired, and what happens between passes."""
 
     def __init__(
-        self, source: Gates, setting: Setting, machine: Machine | None = None, placement: Placement | None = None
+        self, source: Gates, spec: RunSpec, machine: Machine | None = None, placement: Placement | None = None
     ) -> None:
-        """The platform of the setting prices policies, whatever the machine."""
-        config, chosen = setting.config, setting.config.policy_set().priced(setting.times)
-        machine = machine or simulated(setting.times, setting.shape.precisions)
+        """The platform of `spec` prices policies, whatever the machine."""
+        config, chosen = spec.config, spec.config.policy_set().priced(spec.times)
+        machine = machine or simulated(spec.times, spec.layout.precisions)
         self.env = machine.env
         self.finished = self.env.event()
-        self._config, self._shape = config, setting.shape
-        self._counters = Counters(setting.shape.geometry.layers)
-        self._tables = Tables(setting.shape, setting.pools, known_of(source, config, chosen.eviction), config.seed)
-        self._log = EventLog(self.env, self._tables, setting.log)
-        self._hooks = BoundHooks(chosen, self._tables, setting.pools)
+        self._config, self._layout = config, spec.layout
+        self._counters = Counters(spec.layout.geometry.layers)
+        self._tables = Tables(spec.layout, spec.pools, oracle_of(source, config, chosen.eviction), config.seed)
+        self._log = EventLog(self.env, self._tables, spec.log)
+        self._hooks = BoundHooks(chosen, self._tables, spec.pools)
         side = chosen.prefetch.policy.side_slots(chosen.prefetch.params)
         free_only = config.prefetch_admission == "free_only"
         shared = self._counters, self._log
-        self._cache = Cache(
-            setting.shape, self._tables, self._hooks, *shared, placement or Unobserved(), side, free_only
-        )
+        self._cache = Cache(spec.layout, self._tables, self._hooks, *shared, placement or Unobserved(), side, free_only)
         self._link = Link(machine.link, self._cache, *shared, self._arrived)
         gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._link, *shared)
-        self._compute = Compute(machine, setting, self._tables, self._cache, self._link, gates, *shared)
+        self._compute = Compute(machine, spec, self._tables, self._cache, self._link, gates, *shared)
         self._previous = set[int]()  # requests of the pass before
         self._passes = self._tokens = self._tokens_since_reset = 0  # that have been run
         self._began: dict[int, int] = {}  # request -> its first token
@@ -120,9 +120,9 @@ class Engine:
 
     def warm_up(self) -> None:
         """What is resident before the first pass."""
-        geometry = self._shape.geometry
+        geometry = self._layout.geometry
         for layer, expert in self._config.warm:
-            self._cache.warm((layer * geometry.experts + expert) * self._shape.precisions)
+            self._cache.warm((layer * geometry.experts + expert) * self._layout.precisions)
 
     def _reset_due(self, requests: set[int]) -> bool:
         """`request`: before a pass that has no request in common with the pass before."""
@@ -140,7 +140,7 @@ class Engine:
         self._cache.clear()
         self._link.clear()
 
-    def close(self) -> Ran:
+    def close(self) -> FinishedRun:
         """The run ends now, with its last step: count what was prefetched and never used.
 
         What is on the link is abandoned; where only its end tells how long it took, that is waited for.
@@ -151,7 +151,7 @@ class Engine:
             self.env.step()
         for layer, size in self._cache.unused_bytes():
             self._counters.count("bytes_unused_at_end", layer, size)
-        return Ran(self._counters, ended, self._log.events)
+        return FinishedRun(self._counters, ended, self._log.events)
 
     def state(self) -> tuple[list[int], list[Sequence[Any]]]:
         """The copies that are resident, and the memories of the four policies, as `EndState` has them."""

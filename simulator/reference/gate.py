@@ -18,7 +18,7 @@ from simulator.reference.tables import Tables
 from simulator.reference.transfers import Transfer
 from simulator.reference.weights import weights_of
 from simulator.source import Gate, Gates, Mixture, Pass
-from traces.demand import Union, unite
+from traces.demand import Union, union_of
 
 
 class Gatekeeper:
@@ -65,7 +65,7 @@ class Gatekeeper:
         )
         demanded = Demanded(step_pass, gate, union, step, [list(row) for row in ids], [])
         self._count_demand(demanded, layer)
-        self._hooks.tell("on_gate", step)
+        self._hooks.notify("on_gate", step)
         self._cache.gated()
         demanded.wants = [self._want(step, n) for n in range(len(step.expert))]
         return demanded
@@ -82,7 +82,7 @@ class Gatekeeper:
         bare = Step(gate.ids, gate.logits, gate.choice, gate.scores, *look, (), (), (), (), weight=gate.mass)
         routing.call("choose", bare, ids)
         weight = weights_of(self._source, step_pass, layer, gate, ids, ids)
-        return ids, weight, unite(ids, weight)
+        return ids, weight, union_of(ids, weight)
 
     def _want(self, step: Step, n: int) -> int:
         miss = self._hooks.miss
@@ -222,16 +222,16 @@ class Gatekeeper:
             if access.served is Served.HIT:
                 self._cache.promote(access.y)
 
-    def unite_again(self, demanded: Demanded, accesses: list[Access], step_pass: Pass) -> list[Access]:
+    def union_again(self, demanded: Demanded, accesses: list[Access], step_pass: Pass) -> list[Access]:
         """The union after substitution: substitutes are used, but are no accesses."""
         if not any(access.substitutes for access in accesses):
             return accesses
         now = self._tables.now
         mass = weights_of(self._source, step_pass, now["layer"], demanded.gate, demanded.step.ids, demanded.ids)
-        final, base = unite(demanded.ids, mass), now["layer"] * now["experts"]
+        final, base = union_of(demanded.ids, mass), now["layer"] * now["experts"]
         known = {access.x: access for access in accesses}
-        united = [self._serve(known, base + e, tokens) for e, tokens in zip(final.expert, final.tokens, strict=True)]
-        return united + [access for access in accesses if not access.served.runs]
+        merged = [self._serve(known, base + e, tokens) for e, tokens in zip(final.expert, final.tokens, strict=True)]
+        return merged + [access for access in accesses if not access.served.runs]
 
     def _serve(self, known: dict[int, Access], x: int, tokens: int) -> Access:
         if x in known:
@@ -240,7 +240,7 @@ class Gatekeeper:
         return Access(NONE, x, self._cache.find(x, self._precisions - 1), tokens, Served.HIT)
 
     def substitutes(self, access: Access) -> list[Access]:
-        """The sequential form of `unite_again`: the substitutes of one access, computed in its place."""
+        """The sequential form of `union_again`: the substitutes of one access, computed in its place."""
         return [self._serve({}, x, tokens) for x, tokens in sorted(access.substitutes.items())]
 
     def settle(self, demanded: Demanded, step_pass: Pass, layer: int) -> None:

@@ -63,7 +63,7 @@ class BoundHooks:
         self._all = (self.routing, self.prefetch, self.eviction, self.miss)
         self._listeners = {event: [each for each in self._all if getattr(each.policy, event)] for event in EVENTS}
 
-    def tell(self, event: str, *given: Any) -> None:
+    def notify(self, event: str, *given: Any) -> None:
         """Call the hook of every policy that listens to an event, in the order routing, prefetch, eviction, miss."""
         for listener in self._listeners[event]:
             listener.call(event, *given)

@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.contract import ABSENT, COPY, EXPERT, NEVER, NOW
-from simulator.foreknown import Known
-from simulator.setting import Shape
+from simulator.interface import CopyLayout
+from simulator.oracle import Oracle
 
 
 class Tables:
     """`now`, and a row per expert and per copy, by the columns of the contract."""
 
-    def __init__(self, shape: Shape, pools: Sequence[int], known: Known, seed: int) -> None:
-        geometry = shape.geometry
+    def __init__(self, layout: CopyLayout, pools: Sequence[int], oracle: Oracle, seed: int) -> None:
+        geometry = layout.geometry
         self.now = dict.fromkeys(NOW.names or (), 0) | {
             "layers": geometry.layers,
             "experts": geometry.experts,
             "k": geometry.k,
-            "precisions": shape.precisions,
+            "precisions": layout.precisions,
             "seed": seed,
         }
-        self.experts = [dict.fromkeys(EXPERT.names or (), 0) for _ in range(shape.experts)]
-        self.copies = [dict.fromkeys(COPY.names or (), 0) for _ in range(shape.experts * shape.precisions)]
-        self._describe(shape, len(pools))
-        for x, position in enumerate(known.first_uses):
+        self.experts = [dict.fromkeys(EXPERT.names or (), 0) for _ in range(layout.experts)]
+        self.copies = [dict.fromkeys(COPY.names or (), 0) for _ in range(layout.experts * layout.precisions)]
+        self._describe(layout, len(pools))
+        for x, position in enumerate(oracle.first_uses):
             self.experts[x]["next_use"] = position
-        for x, first_pass in enumerate(known.first_passes):
+        for x, first_pass in enumerate(oracle.first_passes):
             self.experts[x]["next_pass"] = first_pass
-        self._rank(known.ranking, len(pools))
+        self._rank(oracle.ranking, len(pools))
         self.clear()
 
-    def _describe(self, shape: Shape, pools: int) -> None:
+    def _describe(self, layout: CopyLayout, pools: int) -> None:
         for x, row in enumerate(self.experts):
-            row["layer"] = x // shape.geometry.experts
+            row["layer"] = x // layout.geometry.experts
             row["next_use"] = row["next_pass"] = row["profile"] = NEVER
         for y, row in enumerate(self.copies):
-            layer = self.experts[y // shape.precisions]["layer"]
-            row["bytes"] = shape.tiers[y % shape.precisions][layer]
+            layer = self.experts[y // layout.precisions]["layer"]
+            row["bytes"] = layout.tiers[y % layout.precisions][layer]
             row["pool"] = layer if pools > 1 else 0
 
     def _rank(self, ranking: Sequence[int], pools: int) -> None:
@@ -51,7 +51,7 @@ class Tables:
     def clear(self) -> None:
         """As at the start, but for the future and the profile."""
         for row in self.experts:
-            row.update(last_use=0, last_pass=-1, hint_pass=-1, last_hint=0, uses_ever=0, uses_here=0)
+            row.update(last_use=0, last_pass=-1, prediction_pass=-1, last_prediction=0, uses_ever=0, uses_here=0)
             row.update(mass_ever=0, needed=0)
         for row in self.copies:
             row.update(state=ABSENT, protected=0, entered=0, prefetched=0)

@@ -68,7 +68,7 @@ def press_ctrl_c(begun: threading.Event) -> list[float]:
 def flag_of(asked: int) -> np.ndarray:
     """What a run reads."""
     flag = np.zeros(1, STOP)
-    flag["asked"] = asked
+    flag["requested"] = asked
     return flag
 
 
@@ -77,7 +77,7 @@ def sleeps_for_ever(begun: threading.Event) -> Callable[..., None]:
 
     def code(*given: Any) -> None:
         begun.set()
-        while not threads.stop_flag()["asked"][0]:
+        while not threads.stop_flag()["requested"][0]:
             time.sleep(0.01)
 
     return code
@@ -139,7 +139,7 @@ def test_both_kernels_end_at_the_next_step_once_they_are_told(trace, config, mon
     monkeypatch.setattr("simulator.compiled.runtime.initial.stop_flag", lambda: flag)
     with pytest.raises(KeyboardInterrupt):
         replay(trace, config)
-    flag["asked"] = 0
+    flag["requested"] = 0
     assert replay(trace, config).totals["accesses"] > 0
 
 
@@ -152,7 +152,7 @@ def test_machine_code_reads_the_flag_while_it_runs(config, monkeypatch):
     def tell() -> None:
         begun.wait(60)
         time.sleep(0.01)
-        flag["asked"] = 1
+        flag["requested"] = 1
 
     def told(of: Callable) -> Callable:
         code = code_of(of)

@@ -7,10 +7,10 @@ from typing import Any
 
 from policies.contract import RESIDENT, UNIT, Step
 from policies.grammar import parse
-from simulator.foreknown import UNKNOWN
+from simulator.interface import CopyLayout
+from simulator.oracle import NO_ORACLE
 from simulator.reference.hooks import BoundPolicy
 from simulator.reference.tables import Tables
-from simulator.setting import Shape
 from tests.kit.policy_runs import Sizes, geometry_of
 
 BARE = Step(*[()] * 10)
@@ -21,12 +21,12 @@ def units(rows: Sequence[Sequence[float]]) -> list[list[int]]:
     return [[round(value * UNIT) for value in row] for row in rows]
 
 
-class ByHand:
+class PolicyHarness:
     """One policy; `sizes` are the bytes of a copy by precision."""
 
     def __init__(self, kind: str, text: str, model: Sizes, sizes: Sequence[int] = (8,)) -> None:
-        shape = Shape(geometry_of(model), tuple((size,) * model.layers for size in sizes))
-        self.tables = Tables(shape, (100,), UNKNOWN, seed=0)
+        layout = CopyLayout(geometry_of(model), tuple((size,) * model.layers for size in sizes))
+        self.tables = Tables(layout, (100,), NO_ORACLE, seed=0)
         self.bound = BoundPolicy(parse(kind, text), self.tables, (100,))
         self.at()
 

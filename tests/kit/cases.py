@@ -15,12 +15,12 @@ import numpy as np
 from policies.contract import DECODE, PREFILL, UNIT, Miss
 from results.result import Event, Row
 from simulator.config import configure
+from simulator.interface import CopyLayout, FinishedRun, RunSpec
 from simulator.platform import Contention, Link, Measured, Platform, Times
 from simulator.reference.engine import run
-from simulator.setting import Ran, Setting, Shape
 from simulator.source import Gate, Mixture, Pass
 from traces import routers
-from traces.demand import NEVER, Union, to_units, unite
+from traces.demand import NEVER, Union, to_units, union_of
 from traces.passes import parse_passes
 from traces.schema import Geometry, Router
 
@@ -173,14 +173,14 @@ def replay_lists(
 
     `engine` is the one that the test asks for, see conftest.py, or else the reference.
     """
-    setting = setting_of(source.geometry, pools, where, log, **settings)
+    spec = spec_of(source.geometry, pools, where, log, **settings)
     source.executed.clear()
-    return outcome_of(run(source, setting) if (engine or ENGINE[-1]) == "reference" else compiled_run(source, setting))
+    return outcome_of(run(source, spec) if (engine or ENGINE[-1]) == "reference" else compiled_run(source, spec))
 
 
-def setting_of(
+def spec_of(
     geometry: Geometry, pools: int | tuple[int, ...], where: Platform, log: bool = True, **settings: object
-) -> Setting:
+) -> RunSpec:
     """What an engine needs beside a source, for `replay_lists`."""
     pools = (pools,) if isinstance(pools, int) else pools
     config = configure(scope="per_layer" if len(pools) > 1 else "global", **settings)
@@ -188,27 +188,29 @@ def setting_of(
     assert isinstance(miss.policy, Miss)
     bits = miss.policy.bits(miss.params)
     tiers = tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
-    return Setting(config, Shape(geometry, tiers), Times(where, geometry, tiers), pools, log)
+    return RunSpec(config, CopyLayout(geometry, tiers), Times(where, geometry, tiers), pools, log)
 
 
-def outcome_of(ran: Ran) -> Outcome:
+def outcome_of(ran: FinishedRun) -> Outcome:
     """Every number of a finished run."""
-    return Outcome(ran.ledger.totals(ran.end_ns), ran.ledger.per_layer(), ran.ledger.per_request(), list(ran.events))
+    return Outcome(
+        ran.counters.totals(ran.end_ns), ran.counters.per_layer(), ran.counters.per_request(), list(ran.events)
+    )
 
 
-def compiled_run(source: ListSource, setting: Setting) -> Ran:
+def compiled_run(source: ListSource, spec: RunSpec) -> FinishedRun:
     """The compiled engine; the source gets what every token ran, as the reference does.
 
     Without that and without the log it may take the fast path, whose counters must be the same.
     """
     from simulator.compiled.engine import run_source
 
-    ran, kept = run_source(source, setting)
-    short = run_source(source, replace(setting, log=False), keep=False).ran
+    ran, kept = run_source(source, spec)
+    short = run_source(source, replace(spec, log=False), keep=False).ran
     assert short.end_ns == ran.end_ns
-    assert short.ledger.totals(short.end_ns) == ran.ledger.totals(ran.end_ns)
-    assert short.ledger.per_layer() == ran.ledger.per_layer()
-    assert short.ledger.per_request() == ran.ledger.per_request()
+    assert short.counters.totals(short.end_ns) == ran.counters.totals(ran.end_ns)
+    assert short.counters.per_layer() == ran.counters.per_layer()
+    assert short.counters.per_request() == ran.counters.per_request()
     for step in source.passes():
         for layer in range(source.geometry.layers):
             gate = source.gate(step, layer)
@@ -230,7 +232,7 @@ def _plan(requests: Sequence[Prompted], size: int) -> Iterator[tuple[int, int, S
 
 def _union(rows: Sequence[Token], layer: int) -> Union:
     cells = [token[layer] for token in rows]
-    return unite([cell.ids for cell in cells], _mass(cells))
+    return union_of([cell.ids for cell in cells], _mass(cells))
 
 
 def _mass(cells: Sequence[Cell]) -> list[list[int]]:

@@ -52,7 +52,7 @@ class Routed(Strict):
         return None if lengths <= {case.experts} else f"look has {lengths} scores, expected {case.experts}"
 
 
-class Asked(Strict):
+class CaseRequest(Strict):
     """One request."""
 
     prompt_length: int = AMOUNT
@@ -88,7 +88,7 @@ class Case(Strict):
     dense_ns: int = AMOUNT
     expert_ns_per_token: int = AMOUNT
     pass_ns: int = AMOUNT
-    requests: list[Asked] = Field(min_length=1)
+    requests: list[CaseRequest] = Field(min_length=1)
 
     @property
     def pools(self) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ class Case(Strict):
         for number, request in enumerate(self.requests):
             yield from (f"request {number}: {fault}" for fault in self._faults_of(request))
 
-    def _faults_of(self, request: Asked) -> Iterator[str]:
+    def _faults_of(self, request: CaseRequest) -> Iterator[str]:
         if request.prompt_length > len(request.tokens):
             yield f"a prompt of {request.prompt_length} in {len(request.tokens)} tokens"
         for at, token in enumerate(request.tokens):

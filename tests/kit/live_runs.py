@@ -11,7 +11,7 @@ import torch
 from simulator.config import configure
 from tests.kit.tiny_models import shared_model
 from tracegen.checkpoint import Loaded
-from tracegen.live.run import Ask, Live, proven, run
+from tracegen.live.run import Live, LiveRequest, proven, run
 from tracegen.modules import MoeModules
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -31,13 +31,13 @@ def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
 
 
 #: A prompt and its continuation, a text without a prompt, a prompt alone.
-ASKS = (Ask(tokens(14, 1), 6), Ask(tokens(5, 2), 0), Ask(tokens(7, 3), 7))
+TO_RUN = (LiveRequest(tokens(14, 1), 6), LiveRequest(tokens(5, 2), 0), LiveRequest(tokens(7, 3), 7))
 
 
-def live(family: str, asks: Sequence[Ask] = ASKS, quality: bool = False, **settings: Any) -> Live:
+def live(family: str, to_run: Sequence[LiveRequest] = TO_RUN, quality: bool = False, **settings: Any) -> Live:
     """A live run with its event log."""
     config = configure(**{"capacity": "30%", **settings})
-    return run(loaded(family), asks, config, modules=modules(family), quality=quality, log=True)
+    return run(loaded(family), to_run, config, modules=modules(family), quality=quality, log=True)
 
 
 @cache

@@ -11,27 +11,27 @@ from dataclasses import replace
 import simpy
 from simpy.events import EventPriority
 
+from simulator.interface import RunSpec
 from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span
 from simulator.reference.machine import Channel, Machine, simulated
 from simulator.reference.placement import Area
 from simulator.reference.transfers import Transfer
-from simulator.setting import Setting
 
 WAIT_S = 60  #: until a thread that says nothing fails the test
 
 
-def simulation(setting: Setting) -> Machine:
+def simulation(spec: RunSpec) -> Machine:
     """The default."""
-    return simulated(setting.times, setting.shape.precisions)
+    return simulated(spec.times, spec.layout.precisions)
 
 
 # ---------------------------------------------------------------- the simulated machine, telling times late
 
 
-def told_late(setting: Setting) -> Machine:
+def known_at_the_end(spec: RunSpec) -> Machine:
     """The simulated machine, whose activities say how long they took only when they have ended."""
     env = simpy.Environment()
-    known = simulated(setting.times, setting.shape.precisions)
+    known = simulated(spec.times, spec.layout.precisions)
     return Machine(env, Late(env, known), Late(env, known), LateChannel(env, known))
 
 

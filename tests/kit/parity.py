@@ -1,4 +1,4 @@
-"""What both engines must agree on, in worlds drawn from everything that a replay can be asked for."""
+"""What both engines must agree on, in scenarios drawn from everything that a replay can be asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import policies
 from policies.grammar import Chosen, parse
 from tests.kit.cases import Outcome, machine, replay_lists
-from tests.kit.worlds import CONTRACTS, EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, World, worlds
+from tests.kit.scenarios import CONTRACTS, EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, Scenario, scenarios
 from traces.schema import Router
 
 
@@ -93,16 +93,18 @@ class Seen(NamedTuple):
     executed: list[list[list[int]]]
 
 
-def seen(world: World, engine: str) -> Seen:
-    """One engine's replay of a world."""
-    outcome = replay_lists(world.source, world.pools, machine(**world.times), engine=engine, **world.settings)
-    return Seen(outcome, [list(map(list, step)) for step in world.source.executed])
+def seen(scenario: Scenario, engine: str) -> Seen:
+    """One engine's replay of a scenario."""
+    outcome = replay_lists(
+        scenario.source, scenario.pools, machine(**scenario.times), engine=engine, **scenario.settings
+    )
+    return Seen(outcome, [list(map(list, step)) for step in scenario.source.executed])
 
 
 @st.composite
-def anything(draw: st.DrawFn, **fixed: Any) -> World:
-    """Any world under any option; `fixed` settings hold in all of them."""
-    world = draw(worlds())
+def anything(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Any scenario under any option; `fixed` settings hold in all of them."""
+    scenario = draw(scenarios())
     chosen = {
         "eviction": draw(st.sampled_from(EVERY_EVICTION)),
         "prefetch": draw(st.sampled_from(EVERY_PREFETCH)),
@@ -110,19 +112,19 @@ def anything(draw: st.DrawFn, **fixed: Any) -> World:
         "routing": draw(st.sampled_from(EVERY_ROUTING)),
         "contract": draw(st.sampled_from(CONTRACTS)),
         "seed": draw(st.integers(0, 2**63 - 1)),
-        "warm": draw(_warm(world)),
+        "warm": draw(_warm(scenario)),
     }
-    world.settings.update(chosen | fixed)
-    if world.settings["eviction"].startswith("belady"):
-        world.settings["routing"] = "standard"
-    world.source.geometry = world.source.geometry.model_copy(update={"router": draw(st.sampled_from(ROUTERS))})
-    return world
+    scenario.settings.update(chosen | fixed)
+    if scenario.settings["eviction"].startswith("belady"):
+        scenario.settings["routing"] = "standard"
+    scenario.source.geometry = scenario.source.geometry.model_copy(update={"router": draw(st.sampled_from(ROUTERS))})
+    return scenario
 
 
 @st.composite
-def _warm(draw: st.DrawFn, world: World) -> tuple[tuple[int, int], ...]:
+def _warm(draw: st.DrawFn, scenario: Scenario) -> tuple[tuple[int, int], ...]:
     """Some experts that fit at the stored precision; precisions below that fit all the more."""
-    geometry, room, warm = world.source.geometry, list(world.pools), []
+    geometry, room, warm = scenario.source.geometry, list(scenario.pools), []
     every = [(layer, expert) for layer in range(geometry.layers) for expert in range(geometry.experts)]
     for layer, expert in draw(st.lists(st.sampled_from(every), unique=True, max_size=4)):
         pool = layer if len(room) > 1 else 0

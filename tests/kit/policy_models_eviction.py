@@ -52,7 +52,7 @@ class Pool(Model):
         super().__init__(0)
         self.capacity, self.size, self.facts = capacity, size, facts
         self.unused_prefetch = dict[int, bool]()  # residents, oldest arrival first
-        self.stamped = list[int]()  # oldest timestamp first
+        self.by_timestamp = list[int]()  # oldest timestamp first
         self.time = 0  # timestamps given
         self.gates = list[DemandStep]()
 
@@ -73,7 +73,7 @@ class Pool(Model):
         return x in self.unused_prefetch
 
     def use(self, x: int) -> None:
-        self._stamp(x)
+        self._set_timestamp(x)
         self.used(x, hit=x in self.residents and not self.unused_prefetch[x])
         if x in self.residents:
             self.unused_prefetch[x] = False
@@ -92,7 +92,7 @@ class Pool(Model):
             self.left(leaving)
         self.unused_prefetch[x] = prefetched
         if prefetched:
-            self._stamp(x)
+            self._set_timestamp(x)
         self.arrived(x, prefetched)
 
     def too_large(self, x: int, gone: Collection[int]) -> bool:
@@ -108,9 +108,9 @@ class Pool(Model):
                 return False
         return True
 
-    def _stamp(self, x: int) -> None:
+    def _set_timestamp(self, x: int) -> None:
         self.time += 1
-        self.stamped = [*(y for y in self.stamped if y != x), x]
+        self.by_timestamp = [*(y for y in self.by_timestamp if y != x), x]
 
     # what a policy defines
 

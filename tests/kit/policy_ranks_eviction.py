@@ -35,7 +35,7 @@ class Ranked(Pool):
         self.touched = list[int]()  # as timestamps, but a prediction counts too
 
     def victim(self, candidates: list[int], x: int) -> int:
-        return min(candidates, key=lambda y: (self.rank(self, y), self.stamped.index(y), y))
+        return min(candidates, key=lambda y: (self.rank(self, y), self.by_timestamp.index(y), y))
 
     def lets_in(self, x: int, leaving: int) -> bool:
         return self._lets_in is None or self._lets_in(self, x, leaving)
@@ -124,7 +124,7 @@ def staleness(m: Ranked, x: int, order: str, fifo: bool = False) -> tuple[bool, 
     if order == "a":
         return current, x
     if order == "b" or (current and fifo):
-        return current, m.stamped.index(x)
+        return current, m.by_timestamp.index(x)
     return current, -turns_ahead(m, x)
 
 
@@ -264,7 +264,7 @@ class Foresight(Pool):
         return math.inf
 
     def victim(self, candidates: list[int], x: int) -> int:
-        return min(candidates, key=lambda y: (-self.next_use(y), self.stamped.index(y)))
+        return min(candidates, key=lambda y: (-self.next_use(y), self.by_timestamp.index(y)))
 
     def lets_in(self, x: int, leaving: int) -> bool:
         return self.next_use(x) <= self.next_use(leaving)

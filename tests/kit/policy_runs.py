@@ -10,13 +10,13 @@ import numpy as np
 from policies.contract import Miss
 from policies.grammar import Chosen
 from results.result import Event, Row
-from simulator.compiled.engine import run_feed
-from simulator.compiled.runtime.inputs import feed_of
+from simulator.compiled.engine import run_inputs
+from simulator.compiled.runtime.inputs import inputs_of
 from simulator.config import ReplayConfig, configure
-from simulator.foreknown import known_of
+from simulator.interface import CopyLayout, FinishedRun, RunSpec
+from simulator.oracle import oracle_of
 from simulator.platform import Link, Measured, Platform, Times
 from simulator.reference.engine import run
-from simulator.setting import Ran, Setting, Shape
 from simulator.source import Mixture, Pass, TraceSource
 from traces.routers import weigh
 from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
@@ -130,8 +130,8 @@ class Nanoseconds(NamedTuple):
 
 def replayed(trace: Trace, slots: int, times: Nanoseconds | None = None, **settings: object) -> Outcome:
     """Replay with pools of `slots` experts each, at one byte per nanosecond, by both engines."""
-    found, source, setting = _by_reference(trace, slots, times, configure(**settings))
-    assert _compiled(source, trace, setting) == found, "the engines differ"
+    found, source, spec = _by_reference(trace, slots, times, configure(**settings))
+    assert _compiled(source, trace, spec) == found, "the engines differ"
     return found
 
 
@@ -142,31 +142,31 @@ def replayed_by_reference(trace: Trace, slots: int, **settings: object) -> Outco
 
 def _by_reference(
     trace: Trace, slots: int, times: Nanoseconds | None, config: ReplayConfig
-) -> tuple[Outcome, Recording, Setting]:
+) -> tuple[Outcome, Recording, RunSpec]:
     geometry = trace.geometry
     chosen = config.policy_set()
     chosen.check(trace.capabilities | {"future"}, trace.header.lookahead_depth)
     tiers = _tiers(chosen.miss, geometry)
     needs = frozenset().union(*(part.needs for part in vars(chosen).values()))
     machine = Times(_platform(times or Nanoseconds()), geometry, tiers)
-    setting = Setting(config, Shape(geometry, tiers), machine, _pools(config, geometry, slots), log=True)
+    spec = RunSpec(config, CopyLayout(geometry, tiers), machine, _pools(config, geometry, slots), log=True)
     source = Recording(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
     source.ran = []
-    return _outcome(run(source, setting), source.ran), source, setting
+    return _outcome(run(source, spec), source.ran), source, spec
 
 
-def _compiled(source: Recording, trace: Trace, setting: Setting) -> Outcome:
+def _compiled(source: Recording, trace: Trace, spec: RunSpec) -> Outcome:
     """The same by the compiled engine."""
-    chosen = setting.config.policy_set()
+    chosen = spec.config.policy_set()
     needs = frozenset().union(*(part.needs for part in vars(chosen).values()))
-    feed = feed_of(trace, setting.config, needs, chosen.reads)
-    ran, kept = run_feed(feed, known_of(source, setting.config, chosen.eviction), setting, keep=True)
+    inputs = inputs_of(trace, spec.config, needs, chosen.reads)
+    ran, kept = run_inputs(inputs, oracle_of(source, spec.config, chosen.eviction), spec, keep=True)
     steps = [(step, layer) for step in source.passes() for layer in range(trace.geometry.layers)]
     return _outcome(ran, [kept[step.start : step.start + step.tokens, layer].tolist() for step, layer in steps])
 
 
-def _outcome(ran: Ran, executed: list[list[list[int]]]) -> Outcome:
-    return Outcome(ran.ledger.totals(ran.end_ns), list(ran.events), executed)
+def _outcome(ran: FinishedRun, executed: list[list[list[int]]]) -> Outcome:
+    return Outcome(ran.counters.totals(ran.end_ns), list(ran.events), executed)
 
 
 def _tiers(miss: Chosen, geometry: Geometry) -> tuple[tuple[int, ...], ...]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from random import Random
 
-from policies.contract import REKEY
+from policies.contract import KEY_SCOPES
 from tests.kit.strange_expressions import LOCAL, WIDEST, Names, Value
 from tests.kit.strange_files import KEYED, ROWS, Author, File, Sort, X, of_now, tables
 
-#: Columns of `now` that an honest key may read, by `rekey`, from the narrowest scope on.
+#: Columns of `now` that an honest key may read, by `key_scope`, from the narrowest scope on.
 CONSTANT = ("layers", "experts", "k", "precisions", "seed")
 OF_A_PASS = ("pass", "phase", "request", "tokens", "clock", "position")
 OF_A_STEP = ("layer", "step", "gated")
-STAMPS = {"last_use": f'experts[{X}]["last_use"]', "entered": 'copies[y]["entered"]'}
+TIMESTAMPS = {"last_use": f'experts[{X}]["last_use"]', "entered": 'copies[y]["entered"]'}
 
 
 class EvictionAuthor(Author):
@@ -32,13 +32,13 @@ class EvictionAuthor(Author):
             self._admit()
 
     def _queue_key(self) -> None:
-        stamp = self.dice.choice(tuple(STAMPS))
-        self.declared["queue"] = f'lambda p: "{stamp}"'
-        self._define("key", Names(()), f"return {STAMPS[stamp]}", writes="none")
+        timestamp = self.dice.choice(tuple(TIMESTAMPS))
+        self.declared["queue"] = f'lambda p: "{timestamp}"'
+        self._define("key", Names(()), f"return {TIMESTAMPS[timestamp]}", writes="none")
 
     def _key(self) -> None:
-        scope = self.dice.choice(REKEY)
-        self.declared["rekey"] = self.dice.choice((f'"{scope}"', f'lambda p: "{scope}"'))
+        scope = self.dice.choice(KEY_SCOPES)
+        self.declared["key_scope"] = self.dice.choice((f'"{scope}"', f'lambda p: "{scope}"'))
         names = self._key_names(scope) if self.honest else self._names(X, "y")
         if scope == "layer" and self.honest:
             moves = Names((*of_now(*CONSTANT, *OF_A_PASS, *OF_A_STEP), Value(f'experts[{X}]["layer"]', LOCAL)))

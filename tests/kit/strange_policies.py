@@ -27,13 +27,13 @@ from policies.contract import PolicyError
 from simulator import dry_run
 from simulator.config import KINDS, ReplayConfig
 from simulator.errors import ConfigError
+from simulator.interface import EndState
 from simulator.reference import engine as reference
 from simulator.replay import Plan, plan, replay
-from simulator.setting import EndState
 from simulator.source import Mixture, Pass, TraceSource
 from tests.kit.strange_files import File, Sort
 from tests.kit.strange_kinds import policy_file
-from tests.kit.strange_worlds import drawn_config, drawn_trace, platform_file
+from tests.kit.strange_scenarios import drawn_config, drawn_trace, platform_file
 from traces.schema import Trace
 
 #: Shares of cases of which promises may be broken, of which integers may leave 64 bits, and of which no hook listens.
@@ -84,8 +84,8 @@ def drawn_case(seed: int, number: int, short: bool = False) -> Case:
     return Case(number, sort, given, dice)
 
 
-def run_case(case: Case, folder: Path, worlds: int) -> list[Found]:
-    """Replay it in so many worlds."""
+def run_case(case: Case, folder: Path, scenarios: int) -> list[Found]:
+    """Replay it in so many scenarios."""
     for file in case.given:
         path = folder / f"{file.name}_{case.number}.py"
         path.write_text(file.text)
@@ -93,13 +93,13 @@ def run_case(case: Case, folder: Path, worlds: int) -> list[Found]:
     try:
         with warnings.catch_warnings():  # numpy's, of integers that overflow where nothing is compiled
             warnings.simplefilter("ignore" if case.sort.wild else "error", RuntimeWarning)
-            return [_one_world(case, folder) for _ in range(worlds)]
+            return [_one_scenario(case, folder) for _ in range(scenarios)]
     finally:
         for given in policies.REGISTERED.values():
             given.clear()
 
 
-def _one_world(case: Case, folder: Path) -> Found:
+def _one_scenario(case: Case, folder: Path) -> Found:
     trace = drawn_trace(case.dice)
     machine = platform_file(case.dice, folder / f"machine_{case.number}.toml")
     try:
@@ -129,7 +129,7 @@ def _by_reference(trace: Trace, ready: Plan) -> Finished:
     config = ready.config
     source = Recording(trace, config.passes, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
     source.ran = []
-    return Finished(reference.run_with_state(source, ready.setting(log=True)), source.ran)
+    return Finished(reference.run_with_state(source, ready.spec(log=True)), source.ran)
 
 
 def _differs(trace: Trace, ready: Plan, expected: Finished) -> str:
@@ -137,8 +137,8 @@ def _differs(trace: Trace, ready: Plan, expected: Finished) -> str:
     from simulator.compiled import engine as compiled
 
     with dry_run.named_by_machine_code(ready.chosen):
-        logged = compiled.run_with_state(trace, ready.setting(log=True))
-        short = compiled.run_with_state(trace, ready.setting(log=False))
+        logged = compiled.run_with_state(trace, ready.spec(log=True))
+        short = compiled.run_with_state(trace, ready.spec(log=False))
         ran = _executed(trace, ready)
     what = _difference(expected.state, logged) or _in_log(expected.state, logged)
     if not what and ran != expected.ran:
@@ -148,7 +148,7 @@ def _differs(trace: Trace, ready: Plan, expected: Finished) -> str:
 
 def _difference(expected: EndState, found: EndState, way: str = "") -> str:
     what = dry_run.difference(expected, found)
-    if not what and expected.ran.ledger.per_request() != found.ran.ledger.per_request():
+    if not what and expected.ran.counters.per_request() != found.ran.counters.per_request():
         what = "other counts or times of single requests"
     return what and way + what
 
@@ -162,14 +162,14 @@ def _in_log(expected: EndState, found: EndState) -> str:
 
 
 def _executed(trace: Trace, ready: Plan) -> list[Any]:
-    from simulator.compiled.engine import run_feed
-    from simulator.compiled.runtime.inputs import feed_of
-    from simulator.foreknown import known_of
+    from simulator.compiled.engine import run_inputs
+    from simulator.compiled.runtime.inputs import inputs_of
+    from simulator.oracle import oracle_of
 
     config, chosen = ready.config, ready.chosen
     source = TraceSource(trace, config.passes, chosen.prefetch, ready.needs, (config.lookahead, config.seed))
-    feed = feed_of(trace, config, ready.needs, chosen.reads)
-    kept = run_feed(feed, known_of(source, config, chosen.eviction), ready.setting(log=True), keep=True).kept
+    inputs = inputs_of(trace, config, ready.needs, chosen.reads)
+    kept = run_inputs(inputs, oracle_of(source, config, chosen.eviction), ready.spec(log=True), keep=True).kept
     steps = [(step, layer) for step in source.passes() for layer in range(trace.geometry.layers)]
     return [kept[step.start : step.start + step.tokens, layer].tolist() for step, layer in steps]
 

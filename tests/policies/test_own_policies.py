@@ -180,7 +180,10 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
     ),
     "unspeakable name": (lambda text: text.replace('"newest"', '"m:u"'), "mine.py:11: name 'm:u' cannot be typed"),
     "signature": (lambda text: text.replace("own, y", "y"), "mine.py:11: hook key does not take (now, experts, copies"),
-    "rekey": (lambda text: text.replace("key=key", "key=key, rekey='now'"), "mine.py:11: rekey is 'now'; choose from"),
+    "key_scope": (
+        lambda text: text.replace("key=key", "key=key, key_scope='now'"),
+        "mine.py:11: key_scope is 'now'; choose from",
+    ),
     "exit": (lambda text: "raise SystemExit(3)\n" + text, "mine.py:1: SystemExit: 3: raise SystemExit(3)"),
     "column": (lambda text: text.replace("last_use", "last_us"), "mine.py:8: KeyError: 'last_us': return -experts"),
     "division": (lambda text: text.replace(KEY, "    return 1 // 0 * experts"), "mine.py:8: ZeroDivisionError"),
@@ -259,7 +262,7 @@ def test_the_examples_get_the_same_results_from_both_engines(small: Path, tmp_pa
 
 
 OF = """def of(experts, x):
-    \"\"\"The stamp of an expert.\"\"\"
+    \"\"\"The timestamp of an expert.\"\"\"
     return experts[x]["last_use"]
 
 

@@ -48,7 +48,7 @@ QUESTIONS = {
     "uses_cpu",
     "priced",
     "bits",
-    "rekey",
+    "key_scope",
     "queue",
     "declines",
     "profile",
@@ -179,7 +179,7 @@ def test_compiled_evictions_agree_with_python_per_layer(policy: Policy, monkeypa
 def test_orders_that_an_engine_keeps_are_those_it_would_work_out_anew(
     policy: Eviction, contract: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Keys change only where the contract says so: on a touch, at a gate of the layer, or as `rekey` declares."""
+    """Keys change only where the contract says so: on a touch, at a gate of the layer, or as `key_scope` declares."""
     given = {"contract": contract, "miss": "cascade", "reset": "never"}
     kept = [replay_with(chosen, 6, **given).events for chosen in variants(policy)]
     monkeypatch.setattr(Victims, "_drop_stale_keys", Victims.clear)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import policies
 from policies.contract import CPU, DROP, NEVER, PER_TOKEN, Step
 from policies.grammar import parse
-from simulator.foreknown import UNKNOWN
+from simulator.interface import CopyLayout
+from simulator.oracle import NO_ORACLE
 from simulator.reference.hooks import BoundPolicy
 from simulator.reference.tables import Tables
-from simulator.setting import Shape
 from tests.kit.hook_twins import hook_of
 from tests.kit.policy_models import above_percentile, above_running, best, cascade_tier, named
 from tests.kit.policy_runs import Sizes, geometry_of
@@ -27,12 +27,14 @@ LAYERS, EXPERTS, TOKENS = 4, 7, 3
 BARE = Step(*[()] * 10)
 
 
-class Asked:
+class PolicyHarness:
     """A policy bound to the tables of a small model, with no engine around it."""
 
     def __init__(self, kind: str, text: str, layer: int = 0, precisions: int = 1) -> None:
-        shape = Shape(geometry_of(Sizes(LAYERS, EXPERTS, 2)), tuple((8 >> p,) * LAYERS for p in range(precisions)))
-        self.tables = Tables(shape, (100,), UNKNOWN, seed=0)
+        layout = CopyLayout(
+            geometry_of(Sizes(LAYERS, EXPERTS, 2)), tuple((8 >> p,) * LAYERS for p in range(precisions))
+        )
+        self.tables = Tables(layout, (100,), NO_ORACLE, seed=0)
         self.tables.now.update(layer=layer, tokens=TOKENS)
         self.bound = BoundPolicy(parse(kind, text), self.tables, (100,))
 
@@ -52,7 +54,7 @@ class Asked:
         """A routing, miss or prefetch hook's result."""
         return self.bound.call(hook, *arguments)
 
-    def about(self, hook: str, *arguments: int) -> Any:
+    def call(self, hook: str, *arguments: int) -> Any:
         """An eviction hook's result."""
         return self.bound.call(hook, *arguments)
 
@@ -62,11 +64,11 @@ class Asked:
 
 def key_at(text: str, now: dict[str, int], **expert: int) -> int:
     """Expert 0 of layer 0, in a model of four layers; it was last used in pass 2, as the third use of all."""
-    row = {"layer": 0, "needed": 0, "last_pass": 2, "hint_pass": -1, "last_use": 3, "next_use": 9} | expert
-    asked = Asked("eviction", text)
-    asked.tables.now.update(now)
-    asked.tables.experts[0].update(row)
-    return asked.about("key", 0)
+    row = {"layer": 0, "needed": 0, "last_pass": 2, "prediction_pass": -1, "last_use": 3, "next_use": 9} | expert
+    harness = PolicyHarness("eviction", text)
+    harness.tables.now.update(now)
+    harness.tables.experts[0].update(row)
+    return harness.call("key", 0)
 
 
 def test_least_stale_leaves_a_layer_only_after_its_gate():
@@ -78,18 +80,20 @@ def test_least_stale_leaves_a_layer_only_after_its_gate():
 
 def test_least_stale_takes_what_a_prefetch_named_for_current():
     now = {"pass": 5, "layer": 1, "gated": 1}
-    assert key_at("least_stale", now, hint_pass=5) == key_at("least_stale", now, last_pass=5)
+    assert key_at("least_stale", now, prediction_pass=5) == key_at("least_stale", now, last_pass=5)
     assert (
-        key_at("least_stale", now, hint_pass=4) == key_at("least_stale", now) < key_at("least_stale", now, hint_pass=5)
+        key_at("least_stale", now, prediction_pass=4)
+        == key_at("least_stale", now)
+        < key_at("least_stale", now, prediction_pass=5)
     )
 
 
 def admitted(text: str, prefetched: int, incoming: dict[str, int], leaving: dict[str, int]) -> bool:
-    asked = Asked("eviction", text)
-    asked.tables.now["pass"] = 5
-    asked.tables.experts[0].update(incoming)
-    asked.tables.experts[1].update(leaving)
-    return asked.about("admit", 0, prefetched, 1)
+    harness = PolicyHarness("eviction", text)
+    harness.tables.now["pass"] = 5
+    harness.tables.experts[0].update(incoming)
+    harness.tables.experts[1].update(leaving)
+    return harness.call("admit", 0, prefetched, 1)
 
 
 @pytest.mark.parametrize(("text", "own", "other", "taken"), [
@@ -137,15 +141,17 @@ def test_top_k_names_the_best_of_every_token(seed: int, layer: int, depth: int, 
     """k = 2: factors 0.5, 1 and 1.3 give 1, 2 and ceil(2.6) = 3 experts, 9 all seven."""
     look, count = look_scores(seed), {"0.5": 1, "1": 2, "1.3": 3, "9": 7}[factor]
     names = [named(rows, [best(row, count) for row in rows]) for rows in look[:depth].tolist()]
-    assert Asked("prefetch", f"top_k:factor={factor}:depth={depth}", layer).suggest(look) == of_layers(layer, names)
+    assert PolicyHarness("prefetch", f"top_k:factor={factor}:depth={depth}", layer).suggest(look) == of_layers(
+        layer, names
+    )
 
 
 def test_top_k_does_not_round_up_for_a_float_that_is_a_hair_too_large():
     """2.2 * 25 is 55.00000000000001 as a float, and still 55 experts."""
-    asked, look = Asked("prefetch", "top_k:factor=2.2"), np.arange(60)[None, None, :]
-    asked.tables.now.update(k=25, experts=60, tokens=1)
+    harness, look = PolicyHarness("prefetch", "top_k:factor=2.2"), np.arange(60)[None, None, :]
+    harness.tables.now.update(k=25, experts=60, tokens=1)
     assert 2.2 * 25 > 55
-    assert len(asked.suggest(look)) == 55
+    assert len(harness.suggest(look)) == 55
 
 
 @few
@@ -154,18 +160,18 @@ def test_score_names_what_exceeds_each_tokens_percentile(seed: int, layer: int, 
     look = look_scores(seed)
     names = [named(rows, [above_percentile(row, percentile) for row in rows]) for rows in look[:depth].tolist()]
     text = f"score:percentile={percentile}:depth={depth}"
-    assert Asked("prefetch", text, layer).suggest(look) == of_layers(layer, names)
+    assert PolicyHarness("prefetch", text, layer).suggest(look) == of_layers(layer, names)
 
 
 @few
 @given(seed=seeds, percentile=st.integers(1, 100), highest=st.sampled_from([12, 100, 2**24]))
 def test_score_over_a_running_pool_names_what_exceeds_everything_seen(seed: int, percentile: int, highest: int):
     """Three gates in a row: the pool remembers, and counts each token before judging it."""
-    asked, history = Asked("prefetch", f"score:percentile={percentile}:pool=running"), list[int]()
+    harness, history = PolicyHarness("prefetch", f"score:percentile={percentile}:pool=running"), list[int]()
     for gate in range(3):
         look = look_scores(seed + gate, highest)
         picks = [above_running(history, row, percentile) for row in look[0].tolist()]
-        assert asked.suggest(look) == of_layers(0, [named(look[0].tolist(), picks)])
+        assert harness.suggest(look) == of_layers(0, [named(look[0].tolist(), picks)])
 
 
 @few
@@ -173,7 +179,7 @@ def test_score_over_a_running_pool_names_what_exceeds_everything_seen(seed: int,
 def test_side_buffer_names_the_likeliest_of_the_next_layer(seed: int, layer: int, fetch: int):
     look = look_scores(seed)
     names = named(look[0].tolist(), [best(row, fetch) for row in look[0].tolist()])
-    assert Asked("prefetch", f"side_buffer:fetch={fetch}", layer).suggest(look) == of_layers(layer, [names])
+    assert PolicyHarness("prefetch", f"side_buffer:fetch={fetch}", layer).suggest(look) == of_layers(layer, [names])
 
 
 # -- misses -------------------------------------------------------------------------------------------------------
@@ -185,7 +191,7 @@ missing_of = st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.sets(
 @given(ranks=st.lists(st.integers(0, 7), min_size=1, max_size=8), keep=st.integers(0, 8))
 def test_drop_keeps_the_best_ranked(ranks: list[int], keep: int):
     everything = list(range(len(ranks)))
-    verdicts = Asked("miss", f"drop:keep={keep}").resolve(BARE._replace(rank=ranks), everything)
+    verdicts = PolicyHarness("miss", f"drop:keep={keep}").resolve(BARE._replace(rank=ranks), everything)
     assert verdicts == [DROP if rank >= keep else 0 for rank in ranks]
 
 
@@ -194,11 +200,11 @@ def test_drop_keeps_the_best_ranked(ranks: list[int], keep: int):
 def test_cascade_by_importance_degrades_the_tail_of_the_demand(missing: tuple[int, set[int]], below: list[str]):
     """Four tiers; the wanted precision before look-up and the fetched one are the same."""
     demanded, positions = missing[0], sorted(missing[1])
-    asked = Asked("miss", f"cascade:bits=8/4/2/1:below={'/'.join(below)}", precisions=4)
+    harness = PolicyHarness("miss", f"cascade:bits=8/4/2/1:below={'/'.join(below)}", precisions=4)
     step = BARE._replace(expert=list(range(demanded)))
     tiers = [cascade_tier(n, demanded, below) for n in positions]
-    assert asked.resolve(step, positions) == tiers
-    assert [asked.at_gate("want", step, n) for n in positions] == tiers
+    assert harness.resolve(step, positions) == tiers
+    assert [harness.at_gate("want", step, n) for n in positions] == tiers
 
 
 @few
@@ -206,8 +212,8 @@ def test_cascade_by_importance_degrades_the_tail_of_the_demand(missing: tuple[in
 def test_cascade_under_pressure_takes_what_fits_beside_the_fetches_before(missing: tuple[int, set[int]], free: int):
     """Copies weigh 8, 4 and 2 bytes; the lowest is taken even where nothing fits."""
     demanded, positions = missing[0], sorted(missing[1])
-    asked = Asked("miss", "cascade:when=pressure", precisions=3)
-    verdicts, left = asked.resolve(BARE._replace(expert=list(range(demanded))), positions, free), free
+    harness = PolicyHarness("miss", "cascade:when=pressure", precisions=3)
+    verdicts, left = harness.resolve(BARE._replace(expert=list(range(demanded))), positions, free), free
     for verdict in verdicts:
         assert verdict == next((tier for tier, size in enumerate((8, 4, 2)) if size <= left), 2)
         left -= 8 >> verdict
@@ -218,12 +224,12 @@ def test_cascade_under_pressure_takes_what_fits_beside_the_fetches_before(missin
 def test_split_fetches_the_first_share_and_computes_the_rest(misses: int, tenths: int):
     """Halves round up: 0.5 of 3 misses fetches 2; at least one is always fetched."""
     fetched = max(1, (tenths * misses + 5) // 10)
-    verdicts = Asked("miss", f"split:q={tenths / 10}").resolve(BARE, list(range(misses)))
+    verdicts = PolicyHarness("miss", f"split:q={tenths / 10}").resolve(BARE, list(range(misses)))
     assert verdicts == [0] * fetched + [CPU] * (misses - fetched)
 
 
 def test_substitute_asks_every_token():
-    assert Asked("miss", "substitute").resolve(BARE, [0, 1]) == [PER_TOKEN] * 2
+    assert PolicyHarness("miss", "substitute").resolve(BARE, [0, 1]) == [PER_TOKEN] * 2
 
 
 @pytest.mark.parametrize("text", ["top_k:factor=1", "side_buffer", "score:pool=running:percentile=50"])
@@ -231,5 +237,5 @@ def test_scores_below_zero_are_scores(text):
     """A negative correction bias (DeepSeek-V3) pushes all of them below zero; the best are still suggested."""
     look = np.full((1, TOKENS, EXPERTS), -900)
     look[..., 3], look[..., 5] = -200, -100
-    named_ = Asked("prefetch", text).suggest(look)
+    named_ = PolicyHarness("prefetch", text).suggest(look)
     assert named_ == ([] if text.startswith("score") else [EXPERTS + 5, EXPERTS + 3])  # one bucket: none is above it

@@ -64,8 +64,8 @@ def pinned(share: float, rest: Callable[[Ranked, int], Any]) -> Maker:
     return partial(Ranked, rank=rank, lets_in=lambda m, x, leaving: not m.is_pinned(leaving, share))
 
 
-def stamp(m: Ranked, x: int) -> int:
-    return m.stamped.index(x)
+def timestamp(m: Ranked, x: int) -> int:
+    return m.by_timestamp.index(x)
 
 
 def arrival(m: Ranked, x: int) -> int:
@@ -124,7 +124,7 @@ MODELS: dict[str, Maker] = {
     "activation_ratio": ranked(activation),
     "activation_ratio:frequency=false:mask=false": ranked(activation, frequency=False, mask=False),
     "static": partial(Ranked, rank=lambda m, x: -m.place(x), lets_in=static),
-    "pinned": pinned(0.5, stamp),
+    "pinned": pinned(0.5, timestamp),
     "pinned:share=.7:rest=lfu": pinned(0.7, uses_in_residence),
     "pinned:share=.3:rest=fifo": pinned(0.3, arrival),
 }

@@ -31,7 +31,7 @@ from tests.kit.policy_models_miss import (
     Step,
 )
 from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, random_trace, replayed
-from traces.demand import to_units, unite
+from traces.demand import to_units, union_of
 from traces.routers import scores, weigh
 from traces.schema import Trace
 
@@ -93,7 +93,7 @@ class ServedByModel:
         )
         ids, units = chosen.tolist(), to_units(weights).tolist()
         probabilities = to_units(scores(self.trace.geometry.router, logits)).tolist()
-        demand, decode = list(unite(ids, units).expert), rows.start >= SIZES.prompt
+        demand, decode = list(union_of(ids, units).expert), rows.start >= SIZES.prompt
         return Step(decode, ids, units, probabilities, logits.tolist(), demand, self.sizes)
 
     def by(self, model: MissModel, layer: int, step: Step) -> None:
@@ -168,7 +168,7 @@ class ServedInBand(ServedByModel):
     """Who stands in for whom is decided expert by expert in demand order, token by token."""
 
     def by_band(self, band: Band, layer: int, step: Step) -> None:
-        """Look up, stand in, unite the demand again, use and fetch."""
+        """Look up, stand in, take the union again, use and fetch."""
         base, rows = layer * SIZES.experts, [list(row) for row in step.ids]
         resident = {x - base for x, _ in self.cache.copies if base <= x < base + SIZES.experts}
         self.hits += [e in resident for e in step.demand]
@@ -179,7 +179,7 @@ class ServedInBand(ServedByModel):
         waiting = [e for e in missing if any(e in row for row in rows)]
         alone = len(rows) == 1 or not substitutable
         on_cpu = band.split(waiting, step) if alone else []
-        demand = step.demand if rows == step.ids else self._united(rows, step)
+        demand = step.demand if rows == step.ids else self._union(rows, step)
         self.use(
             layer,
             [(base + e, 0) for e in demand if e not in on_cpu],
@@ -195,9 +195,9 @@ class ServedInBand(ServedByModel):
                 row[row.index(gone)] = other
                 self.counts["substituted"] += 1
 
-    def _united(self, rows: list[list[int]], step: Step) -> list[int]:
+    def _union(self, rows: list[list[int]], step: Step) -> list[int]:
         logits = np.array(step.logits, np.float32)
-        return list(unite(rows, to_units(weigh(self.trace.geometry.router, logits, np.array(rows))).tolist()).expert)
+        return list(union_of(rows, to_units(weigh(self.trace.geometry.router, logits, np.array(rows))).tolist()).expert)
 
 
 @pytest.mark.parametrize("phase", ["decode", "any"])

@@ -29,7 +29,7 @@ from tests.kit.policy_models_prefetch import (
     PreviousToken,
 )
 from tests.kit.policy_runs import Outcome, Sizes, random_trace, replayed, replayed_by_reference
-from traces.demand import to_units, unite
+from traces.demand import to_units, union_of
 from traces.routers import scores
 from traces.schema import Trace
 
@@ -125,7 +125,7 @@ def passes_of(trace: Trace, request: int) -> list[tuple[int, int, int]]:
 
 def demand(trace: Trace, layer: int, start: int, stop: int) -> list[int]:
     ids, weights = (trace.read(name, start, stop)[:, layer] for name in ("chosen", "weights"))
-    return list(unite(ids.tolist(), to_units(weights).tolist()).expert)
+    return list(union_of(ids.tolist(), to_units(weights).tolist()).expert)
 
 
 def look(trace: Trace, layer: int, distance: int, start: int, stop: int) -> list[list[int]]:

@@ -88,10 +88,10 @@ MISSES: dict[str, tuple[tuple[int, ...], Callable[[int], list[int]]]] = {
 
 SCOPES, CONTRACTS, MOMENTS = ("global", "per_layer"), ("atomic", "sequential"), ("gate", "after_demand")
 
-# -- worlds -------------------------------------------------------------------------------------------------------
+# -- scenarios -------------------------------------------------------------------------------------------------------
 
 
-class World(NamedTuple):
+class Scenario(NamedTuple):
     """A small trace, and what it is replayed under."""
 
     seed: int
@@ -143,12 +143,12 @@ class World(NamedTuple):
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> World:
+def scenarios(draw: st.DrawFn) -> Scenario:
     """Two to four layers, one or two requests; pools from one expert, less than a step's demand, to all of them."""
     layers, experts, tokens = draw(st.integers(2, 4)), draw(st.integers(2, 6)), draw(st.integers(1, 6))
     prompt, k, requests = draw(st.integers(0, min(3, tokens))), draw(st.integers(1, 2)), draw(st.integers(1, 2))
     scope = draw(st.sampled_from(SCOPES))
-    return World(
+    return Scenario(
         draw(st.integers(0, 2**32)),
         Sizes(layers, experts, k, tokens, prompt, requests, DEPTH),
         draw(st.integers(1, experts if scope == "per_layer" else layers * experts)),
@@ -185,11 +185,11 @@ def counted_by(cache: Cache) -> dict[str, int]:
     return {name: totals[name] for name in COUNTED}
 
 
-def ticked(world: World, model: Model, times: Nanoseconds) -> tuple[Cache, int]:
+def ticked(scenario: Scenario, model: Model, times: Nanoseconds) -> tuple[Cache, int]:
     """The counters of the model with a clock, and its end; a byte takes a nanosecond."""
-    pace = Pace(times.dense, times.expert, [times.latency + size for size in world.bytes])
-    replay = Ticking(world.rules(model), pace)
-    end = replay.play(world.steps(model))
+    pace = Pace(times.dense, times.expert, [times.latency + size for size in scenario.bytes])
+    replay = Ticking(scenario.rules(model), pace)
+    end = replay.play(scenario.steps(model))
     return replay.cache, end
 
 
@@ -198,12 +198,12 @@ def ticked(world: World, model: Model, times: Nanoseconds) -> tuple[Cache, int]:
 
 @pytest.mark.parametrize("text", MODELS)
 @few
-@given(world=worlds())
-def test_with_time_for_every_transfer_a_replay_is_its_model_without_a_clock(text: str, world: World):
+@given(scenario=scenarios())
+def test_with_time_for_every_transfer_a_replay_is_its_model_without_a_clock(text: str, scenario: Scenario):
     """A layer's compute outlasts every transfer that can be queued, so nothing is late and nothing overtaken."""
-    outcome = world.replayed(text, Nanoseconds(dense=1_000_000, expert=1_000_000))
-    model = Unhurried(world.rules(MODELS[text]))
-    model.play(world.steps(MODELS[text]))
+    outcome = scenario.replayed(text, Nanoseconds(dense=1_000_000, expert=1_000_000))
+    model = Unhurried(scenario.rules(MODELS[text]))
+    model.play(scenario.steps(MODELS[text]))
     assert without_times(log_of(outcome)) == model.cache.log
     assert counted(outcome) == counted_by(model.cache)
     assert outcome.totals["late"] == outcome.totals["prefetch_cancelled"] == 0
@@ -215,11 +215,11 @@ paces = st.builds(Nanoseconds, st.integers(1, 14), st.integers(1, 7), st.integer
 
 @pytest.mark.parametrize("text", MODELS)
 @few
-@given(world=worlds(), times=paces)
-def test_over_a_slow_link_a_replay_is_its_model_to_the_nanosecond(text: str, world: World, times: Nanoseconds):
+@given(scenario=scenarios(), times=paces)
+def test_over_a_slow_link_a_replay_is_its_model_to_the_nanosecond(text: str, scenario: Scenario, times: Nanoseconds):
     """Late ones, cancelled ones, a demand that waits for a prefetch on the link: all at the moments of the model."""
-    outcome = world.replayed(text, times)
-    cache, end = ticked(world, MODELS[text], times)
+    outcome = scenario.replayed(text, times)
+    cache, end = ticked(scenario, MODELS[text], times)
     assert log_of(outcome) == cache.log
     assert counted(outcome) == counted_by(cache)
     assert outcome.totals["time_ns"] == end
@@ -230,7 +230,7 @@ def test_the_small_worlds_have_everything_that_can_happen():
     seen, sizes = Counter[str](), Sizes(layers=3, experts=4, k=2, tokens=5, prompt=2, requests=2, depth=DEPTH)
     settings_ = product(MODELS.values(), MISSES, SCOPES, CONTRACTS, MOMENTS)
     for n, (model, miss, scope, contract, at) in enumerate(settings_):
-        world = World(n, sizes, 1 + n % 5, miss, scope, contract, at, "evict")
-        cache, _ = ticked(world, model, Nanoseconds(dense=4 + n % 7, expert=3, latency=2))
+        scenario = Scenario(n, sizes, 1 + n % 5, miss, scope, contract, at, "evict")
+        cache, _ = ticked(scenario, model, Nanoseconds(dense=4 + n % 7, expert=3, latency=2))
         seen += cache.counts + Counter(bytes_unused_at_end=len(cache.unused))
     assert [name for name in (*COUNTED, "promote", "transfer") if not seen[name]] == []

@@ -24,7 +24,7 @@ from tests.kit.policy_models_routing import (
     Token,
 )
 from tests.kit.policy_runs import Sizes, random_trace, replayed
-from traces.demand import to_units, unite
+from traces.demand import to_units, union_of
 from traces.routers import scores, weigh
 from traces.schema import Trace
 
@@ -47,17 +47,17 @@ class RoutedByModel:
                 self._step(Gate(number, layer, number >= len(prompt)), rows, cache)
 
     def _step(self, gate: Gate, rows: range, cache: Lru) -> None:
-        router, (logits, chosen) = self._trace.geometry.router, self._heard(gate.layer, rows)
+        router, (logits, chosen) = self._trace.geometry.router, self._read(gate.layer, rows)
         snapshot = set(cache.residents)
         self._model.begin(gate)
-        heard = zip(logits.tolist(), to_units(scores(router, logits)).tolist(), chosen.tolist(), strict=True)
-        ids = [self._model.choose(gate, Token(*said), snapshot) for said in heard]
-        demand = unite(ids, to_units(weigh(router, logits, np.array(ids))).tolist()).expert
+        rows_read = zip(logits.tolist(), to_units(scores(router, logits)).tolist(), chosen.tolist(), strict=True)
+        ids = [self._model.choose(gate, Token(*said), snapshot) for said in rows_read]
+        demand = union_of(ids, to_units(weigh(router, logits, np.array(ids))).tolist()).expert
         self.ran.append(ids)
         self.hits += play([DemandStep(0, 0, 1, SIZES.experts, list(demand), {})], [cache], "atomic")
         self._model.used(gate, demand)
 
-    def _heard(self, layer: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, layer: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
         logits, chosen = (self._trace.read(name, rows.start, rows.stop)[:, layer] for name in ("logits", "chosen"))
         return logits, chosen
 

@@ -22,7 +22,7 @@ from simulator.replay import ENGINES, Plan, plan, replay
 from tests.kit.policy_runs import Sizes, random_trace
 from traces.schema import Trace
 
-#: Where defaults would do nothing in so small a world.
+#: Where defaults would do nothing in so small a scenario.
 SPELLED = {
     ("routing", "max_rank"): "max_rank:m=4:top_j=1",
     ("routing", "cumulative"): "cumulative:top_j=0",
@@ -96,7 +96,7 @@ def is_refused(given: dict[str, str]) -> str:
     return next((name for name in names if name in READS_THE_FUTURE), "")
 
 
-class Books:
+class Recount:
     """Where every copy is, by the event log alone."""
 
     def __init__(self, ready: Plan) -> None:
@@ -157,7 +157,7 @@ class Books:
         return copy[0] if len(self._ready.capacity.pools) > 1 else 0
 
     def _size(self, copy: Copy) -> int:
-        return self._ready.shape.tiers[copy[2]][copy[0]]
+        return self._ready.layout.tiers[copy[2]][copy[0]]
 
     @property
     def held(self) -> int:
@@ -167,18 +167,18 @@ class Books:
 
 def assert_conserves(result: Result, ready: Plan) -> Counter[str]:
     """Accesses and bytes add up, event by event and in the counters; returns the kinds of event seen."""
-    books, totals = Books(ready), result.totals
+    recount, totals = Recount(ready), result.totals
     for event in result.events:
-        books.enter(event)
+        recount.enter(event)
     assert totals["accesses"] == totals["hits"] + totals["late"] + totals["misses"]
-    assert totals["accesses"] == sum(books.seen[kind] for kind in ACCESSES)
-    assert totals["misses"] == sum(books.seen[kind] for kind in REASONS)
-    assert books.bytes_in == totals["bytes_demand"] + totals["bytes_prefetch"]
-    assert books.bytes_in == books.bytes_out + books.held
-    landed = sum(end <= totals["time_ns"] for end in books.ends.values())
+    assert totals["accesses"] == sum(recount.seen[kind] for kind in ACCESSES)
+    assert totals["misses"] == sum(recount.seen[kind] for kind in REASONS)
+    assert recount.bytes_in == totals["bytes_demand"] + totals["bytes_prefetch"]
+    assert recount.bytes_in == recount.bytes_out + recount.held
+    landed = sum(end <= totals["time_ns"] for end in recount.ends.values())
     assert totals["insertions"] == totals["evictions"] + landed
     assert totals["mass"] == totals["mass_kept"] + totals["mass_substituted"] + totals["mass_dropped"]
-    return books.seen
+    return recount.seen
 
 
 def configuration(machine: str, contract: str, given: dict[str, str], scope: str = "global") -> ReplayConfig:
@@ -262,8 +262,8 @@ def test_the_small_world_has_everything_that_can_happen(machine: str) -> None:
 def test_books_refuse_a_pool_that_overflows(machine: str) -> None:
     """The checks above would notice: without its evictions a log fills the pool beyond its capacity."""
     config = configuration(machine, "atomic", {})
-    result, books = replay(small_trace(), config, log=True), Books(plan(small_trace(), config))
+    result, recount = replay(small_trace(), config, log=True), Recount(plan(small_trace(), config))
     with pytest.raises(AssertionError):
         for event in result.events:
             if event.kind != "evict":
-                books.enter(event)
+                recount.enter(event)

@@ -12,7 +12,7 @@ from tests.kit.policy_models import DemandStep, cascade_tier, one_token_steps
 from tests.kit.policy_models_eviction import facts_of
 from tests.kit.policy_ranks_eviction import Ranked, decayed, frequency_per_age, kth_use, multidimensional, windowed_mass
 from tests.kit.policy_runs import Sizes, random_trace, replayed
-from tests.policies.test_policy_models_eviction import Maker, pinned, ranked, stamp
+from tests.policies.test_policy_models_eviction import Maker, pinned, ranked, timestamp
 
 BITS, BELOW = (8, 4, 2), ("0.6", "0.3")
 CASCADE = "cascade:bits=8/4/2:below=.6/.3"
@@ -34,7 +34,7 @@ MODELS: dict[str, Maker] = {
     "lru_k": ranked(kth_use, 2),
     "lru_k:history=resident": ranked(kth_use, 2, "resident"),
     "score:over=window:window=4": ranked(windowed_mass, 4),
-    "pinned": pinned(0.5, stamp),
+    "pinned": pinned(0.5, timestamp),
     "pinned:rest=lfu": pinned(0.5, lambda m, x: len(m.uses_here(x))),
 }
 

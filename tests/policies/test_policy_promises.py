@@ -16,10 +16,10 @@ import policies
 from policies.contract import DROP, NEVER, Eviction, Miss, Own, Policy
 from policies.counter_hash import counter_hash
 from policies.grammar import Chosen, parse
-from simulator.foreknown import UNKNOWN
+from simulator.interface import CopyLayout
+from simulator.oracle import NO_ORACLE
 from simulator.reference.hooks import BoundPolicy
 from simulator.reference.tables import Tables
-from simulator.setting import Shape
 from tests.kit.hook_twins import hook_of, twin
 from tests.kit.policy_catalogue import CATALOGUE, label, variants, with_key
 from tests.kit.policy_runs import Sizes, geometry_of
@@ -41,7 +41,7 @@ class Drawn(NamedTuple):
 
 def random_tables(below: Callable[[int], int], policy: Policy) -> Drawn:
     """Three layers of four experts at two precisions; every field that varies in a run is drawn anew."""
-    tables = Tables(Shape(geometry_of(Sizes(3, 4, 2)), ((5,) * 3, (3,) * 3)), (40,) * 3, UNKNOWN, seed=7)
+    tables = Tables(CopyLayout(geometry_of(Sizes(3, 4, 2)), ((5,) * 3, (3,) * 3)), (40,) * 3, NO_ORACLE, seed=7)
     own = BoundPolicy(Chosen(policy, {param.name: param.default for param in policy.params}), tables, (40,) * 3).own
     tables.now.update({name: below(3) for name in (*IN_A_PASS, "layer", "step", "gated")})
     for row in tables.experts:
@@ -54,15 +54,15 @@ def random_tables(below: Callable[[int], int], policy: Policy) -> Drawn:
     return Drawn(tables.now, tables.experts, tables.copies, own)
 
 
-def moved_on(drawn: Drawn, later: Drawn, y: int, rekey: str) -> Drawn:
+def moved_on(drawn: Drawn, later: Drawn, y: int, key_scope: str) -> Drawn:
     """`later`, but for the copy y, its expert, and what the declared scope holds still."""
     later.experts[y // 2], later.copies[y] = drawn.experts[y // 2], drawn.copies[y]
     if drawn.own.rows:  # an expert is touched with all its copies, and the first one's row may be for all of them
         first = y - y % 2
         later.own.rows[first : first + 2] = drawn.own.rows[first : first + 2]
-    if rekey in ("step", "layer"):  # what a policy writes at gates alone is as old as the step
+    if key_scope in ("step", "layer"):  # what a policy writes at gates alone is as old as the step
         later = later._replace(own=later.own._replace(regs=drawn.own.regs, reals=drawn.own.reals))
-    still = {"touch": (), "pass": IN_A_PASS}.get(rekey, tuple(drawn.now))
+    still = {"touch": (), "pass": IN_A_PASS}.get(key_scope, tuple(drawn.now))
     later.now.update({name: drawn.now[name] for name in still})
     return later
 
@@ -73,10 +73,10 @@ def moved_on(drawn: Drawn, later: Drawn, y: int, rekey: str) -> Drawn:
 def test_a_queue_is_promised_only_where_the_key_is_that_stamp(policy: Eviction, rng: Random):
     drawn = random_tables(rng.randrange, policy)
     for chosen in variants(policy):
-        stamp = policy.queue(chosen.params)
+        queue = policy.queue(chosen.params)
         for y in range(len(drawn.copies)):
-            stamps = {"last_use": drawn.experts[y // 2]["last_use"], "entered": drawn.copies[y]["entered"]}
-            assert drawn.key(policy, chosen, y) == stamps.get(stamp, drawn.key(policy, chosen, y))
+            promised = {"last_use": drawn.experts[y // 2]["last_use"], "entered": drawn.copies[y]["entered"]}
+            assert drawn.key(policy, chosen, y) == promised.get(queue, drawn.key(policy, chosen, y))
 
 
 @pytest.mark.parametrize("policy", [p for p in CATALOGUE if getattr(p, "admit", None)], ids=label)
@@ -152,8 +152,8 @@ def test_random_draws_do_not_overflow_in_machine_code():
 # -- the suite itself notices ---------------------------------------------------------------------------------------
 
 
-def evicts_by(key: Callable, rekey: str = "touch") -> Eviction:
-    return Eviction(name="made_up", summary="for this test", source="here", key=key, rekey=rekey)
+def evicts_by(key: Callable, key_scope: str = "touch") -> Eviction:
+    return Eviction(name="made_up", summary="for this test", source="here", key=key, key_scope=key_scope)
 
 
 def key_of_a_float(now, experts, copies, own, y):
@@ -176,7 +176,7 @@ def test_a_hook_that_breaks_the_contract_is_caught(key: Callable, complaint: str
         drawn.key(evicts_by(twin("key", key)), parse("eviction", "lru"), 0)
 
 
-def test_a_wrong_rekey_scope_is_caught():
+def test_a_wrong_key_scope_is_caught():
     drawn, later = (random_tables(lambda below, n=n: n, policies.load("eviction", "lru")) for n in (0, 1))
     policy, lru = evicts_by(key_of_the_layer), parse("eviction", "lru")
     assert moved_on(drawn, later, 0, "touch").key(policy, lru, 0) != drawn.key(policy, lru, 0)

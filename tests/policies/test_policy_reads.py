@@ -27,37 +27,37 @@ EVICTION = """
 
 POLICY = Eviction(name="strange", summary="for this test", source="here", key=key{})
 """
-HELPER = """COLUMN = "last_hint"
+HELPER = """COLUMN = "last_prediction"
 
 
 def hint_of(experts, x):
-    return experts[x]["last_hint"]
+    return experts[x]["last_prediction"]
 
 
 def by_constant(experts, x):
     return experts[x][COLUMN]
 """
-#: By which a key comes to read `last_hint`.
+#: By which a key comes to read `last_prediction`.
 WAYS = {
-    "a constant": f"""C = "last_hint"
+    "a constant": f"""C = "last_prediction"
 {KEY}experts[expert_of(now, y)][C]""",
-    "a tuple of names": f"""C = ("last_use", "last_hint")
+    "a tuple of names": f"""C = ("last_use", "last_prediction")
 {KEY}experts[expert_of(now, y)][C[1]]""",
-    "a default argument": """def key(now, experts, copies, own, y, column="last_hint"):
+    "a default argument": """def key(now, experts, copies, own, y, column="last_prediction"):
     return experts[expert_of(now, y)][column]""",
     "a closure": """def made(column):
     def key(now, experts, copies, own, y):
         return experts[expert_of(now, y)][column]
     return key
-key = made("last_hint")""",
+key = made("last_prediction")""",
     "a function in a closure": """def made(column):
     def of(experts, x):
         return experts[x][column]
     def key(now, experts, copies, own, y):
         return of(experts, expert_of(now, y))
     return key
-key = made("last_hint")""",
-    "a constant handed on": f"""C = "last_hint"
+key = made("last_prediction")""",
+    "a constant handed on": f"""C = "last_prediction"
 def column_of(experts, x, name):
     return experts[x][name]
 {KEY}column_of(experts, expert_of(now, y), C)""",
@@ -126,7 +126,7 @@ def test_engines_agree_however_a_prefetch_reads_the_future(strange: Callable[[st
 def test_a_column_that_is_not_declared_is_refused_at_its_line(way: str, strange: Callable[[str], Policy]) -> None:
     strange(WAYS[way] + EVICTION.format(', reads=frozenset({"needed"})'))
     for engine in ("reference", "compiled"):
-        with pytest.raises(PolicyError, match=r"mine\.py:\d+: 'last_hint' is read, which `reads` does not name;"):
+        with pytest.raises(PolicyError, match=r"mine\.py:\d+: 'last_prediction' is read, which `reads` does not name;"):
             replay(TRACE, configure(capacity="25%", eviction="strange"), engine=engine)
 
 
@@ -152,19 +152,21 @@ def test_an_array_that_is_not_declared_is_refused_at_its_line(strange: Callable[
 
 
 def test_what_is_declared_is_read_by_both(strange: Callable[[str], Policy]) -> None:
-    strange(WAYS["a constant"] + EVICTION.format(', reads=frozenset({"last_hint"})'))
+    strange(WAYS["a constant"] + EVICTION.format(', reads=frozenset({"last_prediction"})'))
     expected, found = both(eviction="strange", prefetch="top_k")
     assert found == expected
 
 
-@pytest.mark.parametrize("reads", ['"last_hint"', "frozenset('last_hint')", "frozenset({'last_use'})", "{'ids'}"])
+@pytest.mark.parametrize(
+    "reads", ['"last_prediction"', "frozenset('last_prediction')", "frozenset({'last_use'})", "{'ids'}"]
+)
 def test_a_declaration_of_anything_else_is_refused(reads: str, strange: Callable[[str], Policy]) -> None:
     with pytest.raises(PolicyError, match=r"mine\.py:\d+: reads is .*; leave it out, or write reads=frozenset"):
         strange(WAYS["a constant"] + EVICTION.format(f", reads={reads}"))
 
 
 def test_engines_keep_current_what_any_of_the_four_reads() -> None:
-    assert configure(eviction="lru").policy_set().reads == {"last_hint"}
+    assert configure(eviction="lru").policy_set().reads == {"last_prediction"}
     assert configure(eviction="fifo", routing="prune").policy_set().reads == {"ids"}
 
 
@@ -181,18 +183,22 @@ LIES = {
     "touch": (
         f'{KEY}{STAMP} % (2 + now["layer"])',
         "",
-        "hook key was .* nothing has happened to: rekey='touch' promises",
+        "hook key was .* nothing has happened to: key_scope='touch' promises",
     ),
-    "pass": (f'{KEY}(y + now["layer"]) % 8', ", rekey='pass'", "hook key was .*: rekey='pass' promises that it stays"),
+    "pass": (
+        f'{KEY}(y + now["layer"]) % 8',
+        ", key_scope='pass'",
+        "hook key was .*: key_scope='pass' promises that it stays",
+    ),
     "step": (
         f"def on_evict(now, experts, copies, own, y):\n    own.regs[0][0] += 1\n\n\n{KEY}(y + own.regs[0][0]) % 8",
-        ", rekey='step', memory=Memory(regs=1), on_evict=on_evict",
-        "rekey='step' promises",
+        ", key_scope='step', memory=Memory(regs=1), on_evict=on_evict",
+        "key_scope='step' promises",
     ),
     "layer": (
         f'{KEY}(y + now["layer"]) % 8',
-        ", rekey='layer'",
-        "moved by .* for two copies of layer .*: rekey='layer'",
+        ", key_scope='layer'",
+        "moved by .* for two copies of layer .*: key_scope='layer'",
     ),
     "queue": (
         f"{KEY}-{STAMP}",
@@ -255,7 +261,7 @@ def test_what_machine_code_would_write_otherwise_is_refused(what: str, strange: 
 def test_what_nobody_can_check_is_refused_if_the_engines_disagree(strange: Callable[[str], Policy]) -> None:
     """Machine code loses the bits above 64 in passing, Python does not."""
     strange(f"{KEY}({STAMP} << 62) >> 62{EVICTION.format('')}")
-    said = r"mine\.py: eviction strange@\w+ promises rekey='touch', reads everything; the engines disagree, "
+    said = r"mine\.py: eviction strange@\w+ promises key_scope='touch', reads everything; the engines disagree, "
     with pytest.raises(PolicyError, match=said):
         replay(TRACE, configure(capacity="25%", eviction="strange"))
 
@@ -276,7 +282,7 @@ def test_something_leaves_in_the_opening_even_of_a_cache_that_holds_it_all(
     strange: Callable[[str], Policy],
 ) -> None:
     strange(LIES["touch"][0] + EVICTION.format(""))
-    with pytest.raises(PolicyError, match="rekey='touch' promises"):
+    with pytest.raises(PolicyError, match="key_scope='touch' promises"):
         replay(TRACE, configure(capacity="100%", eviction="strange"))
 
 
@@ -301,7 +307,7 @@ def test_the_engines_leave_the_same_state_behind() -> None:
     for eviction in ("arc", "s3fifo", "lru_k", "class_lru"):
         config = configure(capacity="25%", eviction=eviction, prefetch="coactivation", routing="cache_prior")
         ready = plan(TRACE, config)
-        left = dry_run.end_states(TRACE, ready.setting(log=False), ready.needs)
+        left = dry_run.end_states(TRACE, ready.spec(log=False), ready.needs)
         assert dry_run.difference(*left) == ""
         assert any(len(rows) for memory in left[0].memories for rows in memory)
 

@@ -11,10 +11,10 @@ from policies.contract import NEVER, PolicyError
 from policies.grammar import parse
 from simulator.config import configure
 from simulator.errors import ConfigError
-from simulator.foreknown import Known, ranking
+from simulator.interface import CopyLayout
+from simulator.oracle import Oracle, ranking
 from simulator.reference.tables import Tables
 from simulator.replay import plan, replay
-from simulator.setting import Shape
 from simulator.source import TraceSource
 from tests.kit.cases import ListSource, Prompted, sizes, tokens
 from tests.kit.policy_runs import Sizes, geometry_of, random_trace, trace_of
@@ -49,9 +49,9 @@ def test_policies_that_are_not_fitted_have_no_profile():
 
 
 def test_places_are_bytes_of_what_ranks_before_in_the_same_pool():
-    shape = Shape(geometry_of(Sizes(2, 3, 1)), ((5, 7),))
+    layout = CopyLayout(geometry_of(Sizes(2, 3, 1)), ((5, 7),))
     of_all, of_layers = (
-        [row["profile"] for row in Tables(shape, pools, Known((), (), [1, 5, 0, 3]), 0).experts]
+        [row["profile"] for row in Tables(layout, pools, Oracle((), (), [1, 5, 0, 3]), 0).experts]
         for pools in ((20,), (20, 20))
     )
     assert of_all == [12, 0, NEVER, 17, NEVER, 5]

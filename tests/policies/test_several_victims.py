@@ -14,7 +14,7 @@ import policies
 from policies import files
 from policies.contract import PolicyError
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
-from tests.kit.worlds import World, worlds
+from tests.kit.scenarios import Scenario, scenarios
 
 GUARDED = 3  # every third expert, in the policy below
 #: A policy without a key: it remembers what is in a pool, and its hook looks for the lowest itself.
@@ -159,11 +159,11 @@ searched = settings(
 )
 
 
-def both(world: World) -> Outcome:
-    """A world by both engines."""
-    where = machine(**world.times)
+def both(scenario: Scenario) -> Outcome:
+    """A scenario by both engines."""
+    where = machine(**scenario.times)
     found, other = (
-        replay_lists(world.source, world.pools, where, engine=engine, **world.settings)
+        replay_lists(scenario.source, scenario.pools, where, engine=engine, **scenario.settings)
         for engine in ("reference", "compiled")
     )
     assert found == other, "the engines differ"
@@ -171,34 +171,34 @@ def both(world: World) -> Outcome:
 
 
 @st.composite
-def tight(draw: st.DrawFn) -> World:
-    """A world whose layers' experts differ in size, in one pool of hardly more than the largest."""
-    world = draw(worlds())
-    unequal = tuple(draw(st.permutations([1, 4, 7]))[: world.source.geometry.layers])
-    world.source.geometry = world.source.geometry.model_copy(update={"expert_bytes": unequal})
-    return world._replace(pools=(max(unequal) + draw(st.integers(0, 8)),))
+def tight(draw: st.DrawFn) -> Scenario:
+    """A scenario whose layers' experts differ in size, in one pool of hardly more than the largest."""
+    scenario = draw(scenarios())
+    unequal = tuple(draw(st.permutations([1, 4, 7]))[: scenario.source.geometry.layers])
+    scenario.source.geometry = scenario.source.geometry.model_copy(update={"expert_bytes": unequal})
+    return scenario._replace(pools=(max(unequal) + draw(st.integers(0, 8)),))
 
 
 @searched
-@given(world=tight())
-def test_what_a_queue_guards_never_leaves(polite: str, world: World) -> None:
+@given(scenario=tight())
+def test_what_a_queue_guards_never_leaves(polite: str, scenario: Scenario) -> None:
     """No copy is lost between selection and eviction: both engines log the same to the last event."""
-    world.settings["eviction"] = polite
-    gone = {layer * world.source.geometry.experts + expert for layer, expert in victims_in_pools(both(world))}
+    scenario.settings["eviction"] = polite
+    gone = {layer * scenario.source.geometry.experts + expert for layer, expert in victims_in_pools(both(scenario))}
     assert all(x % GUARDED > 0 for x in gone)
 
 
 @searched
-@given(world=tight(), share=st.sampled_from([0.3, 0.6, 1]))
-def test_what_is_pinned_never_leaves(world: World, share: float) -> None:
+@given(scenario=tight(), share=st.sampled_from([0.3, 0.6, 1]))
+def test_what_is_pinned_never_leaves(scenario: Scenario, share: float) -> None:
     """The experts that a profile of the smallest layer fills the share with."""
-    geometry = world.source.geometry
+    geometry = scenario.source.geometry
     small = min(geometry.expert_bytes)
     layer = geometry.expert_bytes.index(small)
     profile = tuple((layer, expert) for expert in range(geometry.experts))
-    world.settings.update(eviction=f"pinned:profile=given:share={share}", profile=profile)
-    fitting = int(world.pools[0] * share) // small if world.settings["miss"] in AS_STORED else 0
-    assert not set(profile[:fitting]) & set(victims_in_pools(both(world)))
+    scenario.settings.update(eviction=f"pinned:profile=given:share={share}", profile=profile)
+    fitting = int(scenario.pools[0] * share) // small if scenario.settings["miss"] in AS_STORED else 0
+    assert not set(profile[:fitting]) & set(victims_in_pools(both(scenario)))
 
 
 def victims_in_pools(outcome: Outcome) -> list[tuple[int, int]]:

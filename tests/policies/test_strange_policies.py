@@ -139,8 +139,8 @@ def test_keys_that_move_by_layer_stay_where_no_sum_of_them_overflows(take: Calla
     text = """x = experts[expert_of(now, y)]
     high = HIGHEST - 5 if now["layer"] == 0 else -(1 << 62)
     return high + ((1 << 62) if x["layer"] > 0 and x["last_pass"] == now["pass"] else -x["last_use"])"""
-    take("Eviction", KEY.replace("return ", text), key="key", rekey='"layer"')
-    check_refused(r"mine\.py:\d+: hook key is -?\d+ for copy \d+: rekey='layer' promises that", eviction="strange")
+    take("Eviction", KEY.replace("return ", text), key="key", key_scope='"layer"')
+    check_refused(r"mine\.py:\d+: hook key is -?\d+ for copy \d+: key_scope='layer' promises that", eviction="strange")
 
 
 HOOKS = {
@@ -152,7 +152,7 @@ WRONG = [
     ("Eviction", "memory", "Memory(rows=-1)", "rows of memory gives -1; give how many columns, an integer from 0"),
     ("Eviction", "memory", "Memory(reals=0.5)", "reals of memory gives 0.5; give how many columns"),
     ("Eviction", "memory", "Memory(regs=10 ** 12)", "regs of memory gives 1000000000000; give how many columns"),
-    ("Eviction", "rekey", "lambda p: 'now'", "rekey is 'now'; choose from touch, layer, step, pass"),
+    ("Eviction", "key_scope", "lambda p: 'now'", "key_scope is 'now'; choose from touch, layer, step, pass"),
     ("Eviction", "profile", "lambda p: -3", "profile gives -3; give the tokens that it is fitted to, an integer"),
     ("Prefetch", "depth", "lambda p: -1", "depth gives -1; give how many layers ahead it reads"),
     ("Prefetch", "depth", "lambda p: 1.0", "depth gives 1.0; give how many layers ahead it reads"),

@@ -9,10 +9,10 @@ import pytest
 
 from policies.contract import RESIDENT, Step
 from policies.grammar import parse
-from simulator.foreknown import UNKNOWN
+from simulator.interface import CopyLayout
+from simulator.oracle import NO_ORACLE
 from simulator.reference.hooks import BoundPolicy
 from simulator.reference.tables import Tables
-from simulator.setting import Shape
 from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, geometry_of, replayed, trace_of
 
 BELADY_STRING = (1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5)
@@ -189,7 +189,7 @@ class Prior:
     """The cache-prior policy bound to one layer of six experts, of which some are resident."""
 
     def __init__(self, text: str, resident: Sequence[int]) -> None:
-        self.tables = Tables(Shape(geometry_of(Sizes(1, 6, 2)), ((5,),)), (30,), UNKNOWN, seed=0)
+        self.tables = Tables(CopyLayout(geometry_of(Sizes(1, 6, 2)), ((5,),)), (30,), NO_ORACLE, seed=0)
         self.tables.now.update(tokens=1)
         for e in resident:
             self.tables.copies[e]["state"] = RESIDENT

@@ -9,7 +9,7 @@ import pytest
 
 from policies.contract import RESIDENT
 from tests.kit.policy_runs import replayed, trace_of
-from tests.policies.test_policy_hooks import BARE, EXPERTS, Asked
+from tests.policies.test_policy_hooks import BARE, EXPERTS, PolicyHarness
 from tests.policies.test_textbook import evicted, misses_of, paged
 
 # -- queues ---------------------------------------------------------------------------------------------------------
@@ -161,13 +161,13 @@ def test_a_use_at_low_precision_does_not_count():
 
 def hobbit_order(text: str, layer: int, uses: dict[int, list[tuple[int, int]]], tokens: int) -> list[int]:
     """Experts 0 of layers 0 to 3, the first to leave first; `uses`: layer -> (token, precision) of each."""
-    asked = Asked("eviction", text, layer=layer, precisions=2)
+    harness = PolicyHarness("eviction", text, layer=layer, precisions=2)
     history = sorted((token, used, precision) for used, each in uses.items() for token, precision in each)
     for token, used, precision in history:
-        asked.tables.now.update(position=token, tokens=1)
-        asked.about("on_use", used * EXPERTS * 2 + precision)
-    asked.tables.now.update(position=tokens - 1, tokens=1)
-    return sorted(range(4), key=lambda layer: asked.about("key", layer * EXPERTS * 2))
+        harness.tables.now.update(position=token, tokens=1)
+        harness.call("on_use", used * EXPERTS * 2 + precision)
+    harness.tables.now.update(position=tokens - 1, tokens=1)
+    return sorted(range(4), key=lambda layer: harness.call("key", layer * EXPERTS * 2))
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,11 @@ def test_hobbits_four_terms(text: str, order: list[int]):
 
 def keys_after(text: str, gates: Sequence[Sequence[int]]) -> list[int]:
     """Keys of layer 0's experts after gates with these scores, each a pass of one token."""
-    asked = Asked("eviction", text)
+    harness = PolicyHarness("eviction", text)
     for number, scores in enumerate(gates):
-        asked.tables.now.update({"pass": number, "step": number * 4}, tokens=1)
-        asked.at_gate("on_gate", BARE._replace(gate=[[*scores, *[0] * (EXPERTS - len(scores))]]))
-    return [asked.about("key", e) for e in range(len(gates[0]))]
+        harness.tables.now.update({"pass": number, "step": number * 4}, tokens=1)
+        harness.at_gate("on_gate", BARE._replace(gate=[[*scores, *[0] * (EXPERTS - len(scores))]]))
+    return [harness.call("key", e) for e in range(len(gates[0]))]
 
 
 def test_mrs_averages_only_what_is_near_the_top():
@@ -214,26 +214,26 @@ def test_mrs_averages_only_what_is_near_the_top():
 
 def test_smoe_averages_the_last_iterations_of_all_experts():
     """n = 1: the mean of the last two. Scores 20 0, 4 4, 2 12 give 3 and 8; all three would give 8.67 and 5.33."""
-    asked = Asked("eviction", "shielded_score:n=1")
+    harness = PolicyHarness("eviction", "shielded_score:n=1")
     for scores in ([20, 0], [4, 4], [2, 12]):
-        asked.at_gate("on_gate", BARE._replace(gate=[[*scores, *[50] * (EXPERTS - 2)]]))
+        harness.at_gate("on_gate", BARE._replace(gate=[[*scores, *[50] * (EXPERTS - 2)]]))
     for y in (0, 1):
-        asked.tables.copies[y]["state"] = RESIDENT
-        asked.about("on_insert", y, 0)
-    assert asked.about("victim", 0, 5) == 0
-    asked.about("on_predict", 0)  # a prefetch suggests 0: it is shielded, and evicted only after 1
-    assert asked.about("victim", 0, 5) == 1
-    asked.about("on_use", 0)
-    assert asked.about("victim", 0, 5) == 0
+        harness.tables.copies[y]["state"] = RESIDENT
+        harness.call("on_insert", y, 0)
+    assert harness.call("victim", 0, 5) == 0
+    harness.call("on_predict", 0)  # a prefetch suggests 0: it is shielded, and evicted only after 1
+    assert harness.call("victim", 0, 5) == 1
+    harness.call("on_use", 0)
+    assert harness.call("victim", 0, 5) == 0
 
 
 def test_smoes_shield_holds_half_of_the_cache():
     """100 bytes and experts of 8: six predictions fit into 50; the seventh exposes the first."""
-    asked = Asked("eviction", "shielded_score")
+    harness = PolicyHarness("eviction", "shielded_score")
     for y in range(7):
-        asked.tables.copies[y]["state"] = RESIDENT
-        asked.about("on_insert", y, 1)
-    assert asked.about("victim", 0, 20) == 0
+        harness.tables.copies[y]["state"] = RESIDENT
+        harness.call("on_insert", y, 1)
+    assert harness.call("victim", 0, 20) == 0
 
 
 def test_a_window_of_scores_forgets_a_once_important_expert():
@@ -250,12 +250,12 @@ def test_moe_infinity_keeps_early_layers_and_what_this_sequence_uses():
     Frequencies are 3/8, 1/8 and 4/8: .28, .03, .13, so the order of the last two turns round.
     """
     for frequency, order in (("false", [21, 1, 0]), ("true", [1, 21, 0])):
-        asked = Asked("eviction", f"activation_ratio:frequency={frequency}")
+        harness = PolicyHarness("eviction", f"activation_ratio:frequency={frequency}")
         for token, chosen in enumerate((0, 0, 1, 0)):
             for layer, e in ((0, chosen), (3, 0)):
-                asked.tables.now.update({"pass": token, "layer": layer, "gated": 1})
-                asked.at_gate("on_gate", BARE._replace(expert=[layer * EXPERTS + e], tokens=[1]))
-        assert sorted((0, 1, 21), key=lambda y: asked.about("key", y)) == order
+                harness.tables.now.update({"pass": token, "layer": layer, "gated": 1})
+                harness.at_gate("on_gate", BARE._replace(expert=[layer * EXPERTS + e], tokens=[1]))
+        assert sorted((0, 1, 21), key=lambda y: harness.call("key", y)) == order
 
 
 # -- profiles and the future ------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_belady_with_a_short_sight():
 def test_a_naming_refreshes_a_resident_if_it_counts():
     """Timestamps 3 and 5, and the older was suggested by a prefetch at 7."""
     for touch, leaves in (("false", 0), ("true", 1)):
-        asked = Asked("eviction", f"lru:touch_on_predict={touch}")
-        asked.tables.experts[0].update(last_use=3, last_hint=7)
-        asked.tables.experts[1].update(last_use=5)
-        assert min((0, 1), key=lambda y, asked=asked: asked.about("key", y)) == leaves
+        harness = PolicyHarness("eviction", f"lru:touch_on_predict={touch}")
+        harness.tables.experts[0].update(last_use=3, last_prediction=7)
+        harness.tables.experts[1].update(last_use=5)
+        assert min((0, 1), key=lambda y, harness=harness: harness.call("key", y)) == leaves

@@ -11,7 +11,7 @@ from policies.grammar import parse
 from simulator.config import configure
 from simulator.platform import Contention, Link, Measured, Platform, Roofline, Times, platform
 from simulator.replay import replay
-from tests.kit.bound_policies import BARE, ByHand, units
+from tests.kit.bound_policies import BARE, PolicyHarness, units
 from tests.kit.cases import Cell, ListSource, Prompted, Token, machine, replay_lists, sizes
 from tests.kit.policy_runs import Sizes, random_trace
 
@@ -35,10 +35,10 @@ def one_token(weights: Sequence[float]) -> Step:
 )
 def test_hobbit_loads_mixtrals_second_expert_by_the_firsts_weight(weights: tuple[float, float], verdicts: list[int]):
     """s is 0 for the first and its weight for the second: up to .6 high, up to .9 low, beyond it skipped."""
-    asked = ByHand("miss", "hobbit", MIXTRAL, sizes=(8, 2))
-    assert asked.resolve(one_token(weights), [0, 1]) == verdicts
+    harness = PolicyHarness("miss", "hobbit", MIXTRAL, sizes=(8, 2))
+    assert harness.resolve(one_token(weights), [0, 1]) == verdicts
     low_will_do = [verdict != 0 for verdict in verdicts]  # also for what would be skipped
-    assert [asked.want(one_token(weights), n) for n in (0, 1)] == low_will_do
+    assert [harness.want(one_token(weights), n) for n in (0, 1)] == low_will_do
 
 
 def test_a_resident_high_copy_satisfies_a_low_request_and_not_the_other_way_round():
@@ -74,8 +74,8 @@ def test_a_drop_cascade_of_two_precisions_skips_the_third_class():
 
 def test_a_drop_cascade_under_pressure_skips_what_does_not_fit():
     """13 bytes free: one at 8 bits, one at 4, then 1 byte is left, and only ranks within keep are fetched anyway."""
-    asked = ByHand("miss", "drop_cascade:when=pressure:keep=3", Sizes(1, 8, 5), sizes=(8, 4))
-    assert asked.resolve(one_token([0.3, 0.25, 0.2, 0.15, 0.1]), range(5), free=13) == [0, 1, 1, DROP, DROP]
+    harness = PolicyHarness("miss", "drop_cascade:when=pressure:keep=3", Sizes(1, 8, 5), sizes=(8, 4))
+    assert harness.resolve(one_token([0.3, 0.25, 0.2, 0.15, 0.1]), range(5), free=13) == [0, 1, 1, DROP, DROP]
 
 
 def ten_experts() -> ListSource:
@@ -92,14 +92,14 @@ def test_cold_experts_weigh_less_than_their_fair_share():
     """Six of sum 1: F = 1 skips what is below 1/6, F = .75 what is below 1/8."""
     weights = (0.4, 0.2, 0.15, 0.1, 0.1, 0.05)
     for f, kept in (("1", 2), ("0.75", 3), ("0", 6)):
-        verdicts = ByHand("miss", f"drop_below:f={f}", Sizes(1, 8, 6)).resolve(one_token(weights), range(6))
+        verdicts = PolicyHarness("miss", f"drop_below:f={f}", Sizes(1, 8, 6)).resolve(one_token(weights), range(6))
         assert verdicts == [0] * kept + [DROP] * (6 - kept)
 
 
 def test_a_share_is_meant_where_weights_do_not_sum_to_one():
     """OLMoE does not renormalise: .2 and .1 are both below 1/2, but the first is two thirds of what there is."""
     for of, verdicts in (("weight", [DROP, DROP]), ("share", [0, DROP])):
-        assert ByHand("miss", f"drop_below:of={of}", MIXTRAL).resolve(one_token((0.2, 0.1)), [0, 1]) == verdicts
+        assert PolicyHarness("miss", f"drop_below:of={of}", MIXTRAL).resolve(one_token((0.2, 0.1)), [0, 1]) == verdicts
 
 
 # -- SMoE -------------------------------------------------------------------------------------------------------------
@@ -123,27 +123,27 @@ def smoe_token() -> Step:
     ],
 )
 def test_smoe_replaces_only_low_scores_and_only_from_the_band(j: int, resident: list[int], stands_in: int):
-    asked = ByHand("miss", "substitute_band", Sizes(1, 8, 3))
-    assert asked.substitute(smoe_token(), 0, j, resident) == stands_in
+    harness = PolicyHarness("miss", "substitute_band", Sizes(1, 8, 3))
+    assert harness.substitute(smoe_token(), 0, j, resident) == stands_in
 
 
 def test_smoe_loads_a_low_score_that_is_a_top_score_of_another_token():
     """Token 1 gives expert 2 a score of .5, against .1 outside of its choice."""
     other = [0.1, 0.05, 0.5, 0.1, 0.1, 0.05, 0.05, 0.05]
     both = smoe_token()._replace(ids=[[0, 1, 2], [2, 0, 1]], gate=units([SCORES, other]), choice=[SCORES, other])
-    asked = ByHand("miss", "substitute_band", Sizes(1, 8, 3))
-    asked.at(tokens=2)
-    assert asked.substitute(both, 0, 2, [3, 4]) == NONE
+    harness = PolicyHarness("miss", "substitute_band", Sizes(1, 8, 3))
+    harness.at(tokens=2)
+    assert harness.substitute(both, 0, 2, [3, 4]) == NONE
 
 
 def test_smoe_substitutes_in_decode_and_splits_the_rest_from_both_ends():
     """A load costs two tokens on the CPU. 3 is resident and stands in for 2; 0 is loaded, then 1 goes to the CPU."""
-    asked = ByHand("miss", "substitute_band:rest=balance:ratio=2", Sizes(1, 8, 3))
-    asked.make_resident(3)
-    assert asked.resolve(smoe_token(), [0, 1, 2]) == [0, CPU, PER_TOKEN]
-    asked.at(phase=0)
+    harness = PolicyHarness("miss", "substitute_band:rest=balance:ratio=2", Sizes(1, 8, 3))
+    harness.make_resident(3)
+    assert harness.resolve(smoe_token(), [0, 1, 2]) == [0, CPU, PER_TOKEN]
+    harness.at(phase=0)
     # in prefill no expert stands in: load 0 (2), CPU 2 (1), CPU 1 (2)
-    assert asked.resolve(smoe_token(), [0, 1, 2]) == [0, CPU, CPU]
+    assert harness.resolve(smoe_token(), [0, 1, 2]) == [0, CPU, CPU]
 
 
 # -- CPU --------------------------------------------------------------------------------------------------------------
@@ -155,10 +155,10 @@ def prefill_of(*tokens: int) -> Step:
 
 def test_fiddler_loads_from_ten_tokens_on():
     """Its constants: 7 ms for a token on the CPU, 70 ms for a load. 9 * 7 < 70, 10 * 7 is not; decode never loads."""
-    asked = ByHand("miss", "fiddler:ratio=10", MIXTRAL)
-    assert asked.resolve(prefill_of(1), [0]) == [CPU]
-    asked.at(phase=0)
-    assert asked.resolve(prefill_of(12, 10, 9, 1), range(4)) == [0, 0, CPU, CPU]
+    harness = PolicyHarness("miss", "fiddler:ratio=10", MIXTRAL)
+    assert harness.resolve(prefill_of(1), [0]) == [CPU]
+    harness.at(phase=0)
+    assert harness.resolve(prefill_of(12, 10, 9, 1), range(4)) == [0, 0, CPU, CPU]
 
 
 def test_fiddler_may_share_the_work_so_that_both_end_soonest():
@@ -166,9 +166,9 @@ def test_fiddler_may_share_the_work_so_that_both_end_soonest():
 
     Two and three end alike; the smaller share of the CPU is taken.
     """
-    asked = ByHand("miss", "fiddler:ratio=10:goal=max", MIXTRAL)
-    asked.at(phase=0)
-    assert asked.resolve(prefill_of(12, 10, 9, 1), range(4)) == [0, 0, CPU, CPU]
+    harness = PolicyHarness("miss", "fiddler:ratio=10:goal=max", MIXTRAL)
+    harness.at(phase=0)
+    assert harness.resolve(prefill_of(12, 10, 9, 1), range(4)) == [0, 0, CPU, CPU]
 
 
 def test_fiddlers_ratio_may_be_the_platforms():
@@ -183,12 +183,12 @@ def test_a_result_names_the_ratio_that_the_platform_gave():
     """OLMoE-sized figures do not matter: whatever it is, writing it out gives the same events."""
     trace = random_trace(1, Sizes(layers=2, experts=6, k=2, tokens=8, prompt=6))
     settings = {"capacity": "50%", "platform": "h100-pcie5"}
-    asked = replay(trace, configure(miss="fiddler:decode=cost", **settings), log=True)
-    spelled = asked.about["policies"]["miss"]
+    harness = replay(trace, configure(miss="fiddler:decode=cost", **settings), log=True)
+    spelled = harness.about["policies"]["miss"]
     assert "ratio=0:" not in spelled
     written = replay(trace, configure(miss=spelled, **settings), log=True)
-    assert written.events == asked.events
-    assert written.about["policies"] == asked.about["policies"]
+    assert written.events == harness.events
+    assert written.about["policies"] == harness.about["policies"]
 
 
 def test_a_platforms_costs_are_those_of_its_mean_expert():
@@ -205,9 +205,9 @@ def test_a_platforms_costs_are_those_of_its_mean_expert():
 
 def test_freetokens_share_on_a_5090_server():
     """The link's 52.7 of the host's 77.3 GB/s: q = .68, so of eight misses 5 are fetched, of one one."""
-    asked = ByHand("miss", f"split:q={52.7 / 77.3:.2f}", Sizes(1, 8, 8))
-    assert asked.resolve(BARE, range(8)) == [0] * 5 + [CPU] * 3
-    assert asked.resolve(BARE, [0]) == [0]
+    harness = PolicyHarness("miss", f"split:q={52.7 / 77.3:.2f}", Sizes(1, 8, 8))
+    assert harness.resolve(BARE, range(8)) == [0] * 5 + [CPU] * 3
+    assert harness.resolve(BARE, [0]) == [0]
 
 
 def test_freetokens_share_asked_of_the_platform():

@@ -12,7 +12,7 @@ from simulator.capacity import parse_capacity
 from simulator.config import configure
 from simulator.errors import ConfigError
 from simulator.replay import plan, replay
-from tests.kit.bound_policies import BARE, ByHand, look_ahead
+from tests.kit.bound_policies import BARE, PolicyHarness, look_ahead
 from tests.kit.policy_runs import Nanoseconds, Sizes, geometry_of, random_trace, replayed, trace_of
 
 THREE_LAYERS = Sizes(layers=3, experts=4, k=2)
@@ -29,8 +29,8 @@ def test_a_tokens_own_80th_percentile_names_a_constant_count(experts: int, named
     smallest itself, and three are.
     """
     for power in (1, 3):
-        asked = ByHand("prefetch", "score", Sizes(layers=2, experts=experts, k=2))
-        assert len(asked.suggest(look_ahead([(e / experts) ** power for e in range(experts)]))) == named
+        harness = PolicyHarness("prefetch", "score", Sizes(layers=2, experts=experts, k=2))
+        assert len(harness.suggest(look_ahead([(e / experts) ** power for e in range(experts)]))) == named
 
 
 def test_a_running_percentile_names_more_where_the_router_is_sure():
@@ -39,10 +39,13 @@ def test_a_running_percentile_names_more_where_the_router_is_sure():
     First gate: 1/8 eight times; its own percentile is 1/8, nothing is above it. Second: 1/2, 1/4 and six small ones.
     Of sixteen scores 80 % is the 13th: 1/8, and 1/2 and 1/4 are above.
     """
-    asked = ByHand("prefetch", "score:pool=running", Sizes(layers=3, experts=8, k=2))
-    assert asked.suggest(look_ahead([1 / 8] * 8)) == []
-    asked.at(layer=1)
-    assert asked.suggest(look_ahead([1 / 64, 1 / 2, 1 / 64, 1 / 4, 1 / 64, 1 / 64, 1 / 64, 1 / 64])) == [(2, 1), (2, 3)]
+    harness = PolicyHarness("prefetch", "score:pool=running", Sizes(layers=3, experts=8, k=2))
+    assert harness.suggest(look_ahead([1 / 8] * 8)) == []
+    harness.at(layer=1)
+    assert harness.suggest(look_ahead([1 / 64, 1 / 2, 1 / 64, 1 / 4, 1 / 64, 1 / 64, 1 / 64, 1 / 64])) == [
+        (2, 1),
+        (2, 3),
+    ]
 
 
 # -- HOBBIT -----------------------------------------------------------------------------------------------------------
@@ -51,10 +54,10 @@ NEXT, AFTER = [0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.2, 0.6]  # predicted: 0 and 1; 
 
 
 def hobbit(text: str, *resident: tuple[int, int]) -> list[tuple[int, int]]:
-    asked = ByHand("prefetch", text, THREE_LAYERS)
+    harness = PolicyHarness("prefetch", text, THREE_LAYERS)
     for layer, expert in resident:
-        asked.make_resident(expert, layer=layer)
-    return asked.suggest(look_ahead(NEXT, AFTER, [0.0] * 4))
+        harness.make_resident(expert, layer=layer)
+    return harness.suggest(look_ahead(NEXT, AFTER, [0.0] * 4))
 
 
 def test_hobbit_looks_past_a_layer_that_is_all_there():
@@ -70,9 +73,9 @@ def test_hobbits_scorer_fetches_the_lesser_expert_at_fewer_bits_or_not_at_all():
     With T2 = .6 it is not fetched at all. Before expert 0 lies nothing.
     """
     for t2, tiers in (("0.9", [0, 1]), ("0.6", [0])):
-        asked = ByHand("prefetch", f"adaptive_depth:p=1:precision=scored:t2={t2}", THREE_LAYERS, sizes=(8, 2))
+        harness = PolicyHarness("prefetch", f"adaptive_depth:p=1:precision=scored:t2={t2}", THREE_LAYERS, sizes=(8, 2))
         out = [-1] * 24
-        count = asked.ask("suggest", look_ahead(NEXT), out)
+        count = harness.ask("suggest", look_ahead(NEXT), out)
         assert [y % 2 for y in out[:count]] == tiers
 
 
@@ -81,10 +84,10 @@ def test_hobbits_scorer_fetches_the_lesser_expert_at_fewer_bits_or_not_at_all():
 
 def smoe(alpha: str, resident: Sequence[int], absent: int = -1) -> list[tuple[int, int]]:
     """The gate of layer 0 demands 0 and 1; of layer 1 .4, .3 and .2 are predicted: S_{k+1} = .2."""
-    asked = ByHand("prefetch", f"confident:alpha={alpha}", THREE_LAYERS)
-    asked.make_resident(*resident)
-    asked.at(absent=absent)
-    return asked.suggest(look_ahead([0.1, 0.4, 0.2, 0.3])._replace(expert=[0, 1]))
+    harness = PolicyHarness("prefetch", f"confident:alpha={alpha}", THREE_LAYERS)
+    harness.make_resident(*resident)
+    harness.at(absent=absent)
+    return harness.suggest(look_ahead([0.1, 0.4, 0.2, 0.3])._replace(expert=[0, 1]))
 
 
 def test_smoe_prefetches_what_stands_out_and_only_when_the_link_is_needed_anyway():
@@ -109,21 +112,24 @@ def test_moe_infinity_goes_on_as_the_most_similar_request_did():
     Cosines of layer 0 are 0 and 1. Of the second's matrix, layer 1 has shares 1/2 and 1/2 and decay 1 - 1/4, layer 2
     share 1 and decay 1 - 2/4: priorities .375, .375 and .5.
     """
-    asked, requests = ByHand("prefetch", "activation_matrix", THREE_LAYERS), [[[0], [0], [0]], [[1], [1, 2], [3]]]
+    harness, requests = (
+        PolicyHarness("prefetch", "activation_matrix", THREE_LAYERS),
+        [[[0], [0], [0]], [[1], [1, 2], [3]]],
+    )
     for request, layers in enumerate([*requests, [[1]]]):
         for layer, demand in enumerate(layers):
-            asked.at(request=request, layer=layer)
-            names = asked.suggest(demand_of(layer, demand))
+            harness.at(request=request, layer=layer)
+            names = harness.suggest(demand_of(layer, demand))
     assert names == [(2, 3), (1, 1), (1, 2)]
 
 
 def test_of_requests_that_began_alike_the_latest_is_followed():
     """Both began with expert 0; one went on with 1, the later one with 2. Having begun with 0, a third follows that."""
-    asked = ByHand("prefetch", "activation_matrix:kept=2", THREE_LAYERS)
+    harness = PolicyHarness("prefetch", "activation_matrix:kept=2", THREE_LAYERS)
     for request, layers in enumerate([[[0], [1], [3]], [[0], [2], [3]], [[0]]]):
         for layer, demand in enumerate(layers):
-            asked.at(request=request, layer=layer)
-            names = asked.suggest(demand_of(layer, demand))
+            harness.at(request=request, layer=layer)
+            names = harness.suggest(demand_of(layer, demand))
     assert names == [(1, 2), (2, 3)]
 
 
@@ -148,20 +154,20 @@ def test_the_previous_tokens_experts_are_named_if_they_are_not_there():
 
 def test_coactivation_follows_the_pairs_it_has_seen():
     """Token 0 uses (0, 1) and then (2, 3) in layer 1. When 0 comes again in one layer, it votes for 2 and 3."""
-    asked = ByHand("prefetch", "coactivation", THREE_LAYERS)
+    harness = PolicyHarness("prefetch", "coactivation", THREE_LAYERS)
     for layer, ids in enumerate([[0, 1], [2, 3]]):
-        asked.at(**{"pass": 0, "layer": layer})
-        assert asked.suggest(demand_of(layer, ids)._replace(ids=[ids])) == []
-    asked.at(**{"pass": 1, "layer": 0})
-    assert asked.suggest(demand_of(0, [0, 3])._replace(ids=[[0, 3]])) == [(1, 2), (1, 3)]
-    assert asked.suggest(demand_of(0, [3, 2])._replace(ids=[[3, 2]])) == []
+        harness.at(**{"pass": 0, "layer": layer})
+        assert harness.suggest(demand_of(layer, ids)._replace(ids=[ids])) == []
+    harness.at(**{"pass": 1, "layer": 0})
+    assert harness.suggest(demand_of(0, [0, 3])._replace(ids=[[0, 3]])) == [(1, 2), (1, 3)]
+    assert harness.suggest(demand_of(0, [3, 2])._replace(ids=[[3, 2]])) == []
 
 
 def test_the_most_used_come_first_and_the_unused_never():
-    asked = ByHand("prefetch", "frequent:factor=1.5", THREE_LAYERS)
+    harness = PolicyHarness("prefetch", "frequent:factor=1.5", THREE_LAYERS)
     for expert, uses in ((4, 2), (6, 5), (7, 0)):
-        asked.learn(expert, {"uses_ever": uses})
-    assert asked.suggest(BARE) == [(1, 2), (1, 0)]
+        harness.learn(expert, {"uses_ever": uses})
+    assert harness.suggest(BARE) == [(1, 2), (1, 0)]
 
 
 def test_a_perfect_oracle_one_layer_ahead_leaves_only_the_first_layer_to_miss():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from policies.contract import UNIT
-from tests.kit.bound_policies import ByHand
+from tests.kit.bound_policies import PolicyHarness
 from tests.kit.cases import Cell, ListSource, Prompted, machine, replay_lists, sizes
 from tests.kit.policy_runs import Sizes
 
@@ -33,9 +33,9 @@ FALLING = [4.0, 3.0, 2.0, 1.0, 0.5, 0.0, -1.0, -2.0]  # expert e has rank e + 1
 )
 def test_max_rank_by_hand(text: str, chosen: list[int]):
     """Experts 4 and 6, of ranks 5 and 7, are resident; three are chosen."""
-    asked = ByHand("routing", text, EIGHT)
-    asked.make_resident(4, 6)
-    assert asked.choose([0, 1, 2], FALLING) == chosen
+    harness = PolicyHarness("routing", text, EIGHT)
+    harness.make_resident(4, 6)
+    assert harness.choose([0, 1, 2], FALLING) == chosen
 
 
 @pytest.mark.parametrize(
@@ -49,19 +49,19 @@ def test_max_rank_by_hand(text: str, chosen: list[int]):
 )
 def test_cumulative_probability_by_hand(p: str, chosen: list[int]):
     """Probabilities 1/2, 1/4, ... 1/128, 1/128. J = 1 protects the first."""
-    asked = ByHand("routing", f"cumulative:top_j=1:p={p}", EIGHT)
-    asked.make_resident(4, 6)
-    assert asked.choose([0, 1, 2], FALLING, [2.0**-n for n in (1, 2, 3, 4, 5, 6, 7, 7)]) == chosen
+    harness = PolicyHarness("routing", f"cumulative:top_j=1:p={p}", EIGHT)
+    harness.make_resident(4, 6)
+    assert harness.choose([0, 1, 2], FALLING, [2.0**-n for n in (1, 2, 3, 4, 5, 6, 7, 7)]) == chosen
 
 
 def cecar(text: str) -> list[int]:
     """At pass 10; 4 was used in pass 9, 5 in pass 8, 6 in pass 6: distances 1, 2 and 4."""
-    asked = ByHand("routing", text, EIGHT)
-    asked.at(**{"pass": 10})
-    asked.make_resident(4, 5, 6)
+    harness = PolicyHarness("routing", text, EIGHT)
+    harness.at(**{"pass": 10})
+    harness.make_resident(4, 5, 6)
     for expert, last in ((4, 9), (5, 8), (6, 6)):
-        asked.learn(expert, {"last_pass": last, "uses_ever": 1})
-    return asked.choose([0, 1, 2], FALLING)
+        harness.learn(expert, {"last_pass": last, "uses_ever": 1})
+    return harness.choose([0, 1, 2], FALLING)
 
 
 def test_cecar_lifts_what_is_used_again_soon_and_drops_what_is_absent_and_weak():
@@ -76,22 +76,22 @@ def test_cecar_lifts_what_is_used_again_soon_and_drops_what_is_absent_and_weak()
 
 def test_cecars_lifted_expert_needs_no_fetch():
     """Without the tie, expert 4 replaces 2, and being resident it is never dropped."""
-    asked = ByHand("routing", "reuse_distance:keep=1", EIGHT)
-    asked.at(**{"pass": 10})
-    asked.make_resident(4, 6)
-    asked.learn(4, {"last_pass": 9})
-    asked.learn(6, {"last_pass": 2})
+    harness = PolicyHarness("routing", "reuse_distance:keep=1", EIGHT)
+    harness.at(**{"pass": 10})
+    harness.make_resident(4, 6)
+    harness.learn(4, {"last_pass": 9})
+    harness.learn(6, {"last_pass": 2})
     # distances 1 and 8: 0.5 + 2 * 7/8 = 2.25 exceeds 2
-    assert asked.choose([0, 1, 2], FALLING) == [0, 4, -1]
+    assert harness.choose([0, 1, 2], FALLING) == [0, 4, -1]
 
 
 def prior(
     text: str, resident: Sequence[int], ids: Sequence[int], scores: Sequence[float], *weights: float
 ) -> list[int]:
     """What Cache-Prior chooses of four experts."""
-    asked = ByHand("routing", f"cache_prior:delta=token_range:{text}", Sizes(layers=1, experts=4, size=8, k=2))
-    asked.make_resident(*resident)
-    return asked.choose(ids, scores, weights=weights)
+    harness = PolicyHarness("routing", f"cache_prior:delta=token_range:{text}", Sizes(layers=1, experts=4, size=8, k=2))
+    harness.make_resident(*resident)
+    return harness.choose(ids, scores, weights=weights)
 
 
 def test_cache_prior_leaves_ranks_to_the_router():
@@ -137,5 +137,5 @@ def test_pruning_renormalises_what_is_left_where_the_router_does():
 
 def test_swapping_a_rank_for_the_next_best_is_the_mildest_case():
     """Rank 1 gives way to rank 4, the best that was not chosen; the paper finds that rank 1 ruins the model."""
-    assert ByHand("routing", "swap:rank=1:by=next", EIGHT).choose([0, 1, 2], FALLING) == [3, 1, 2]
-    assert ByHand("routing", "swap:rank=3:by=next", EIGHT).choose([0, 1, 2], FALLING) == [0, 1, 3]
+    assert PolicyHarness("routing", "swap:rank=1:by=next", EIGHT).choose([0, 1, 2], FALLING) == [3, 1, 2]
+    assert PolicyHarness("routing", "swap:rank=3:by=next", EIGHT).choose([0, 1, 2], FALLING) == [0, 1, 3]

@@ -18,7 +18,7 @@ from simulator.replay import plan, replay_source
 from simulator.source import TraceSource
 from sweeps.grid import run_grid
 from tests.kit.cases import sizes
-from tests.simulator.test_curves import World, searched, trace_of, worlds
+from tests.simulator.test_curves import Scenario, scenarios, searched, trace_of
 from traces.demand import demand_of
 from traces.schema import Geometry, Trace, memory_trace
 from traces.synthetic import Synthetic, synthesise
@@ -102,10 +102,10 @@ def test_what_is_warm_counts_from_the_start() -> None:
 
 
 @searched
-@given(worlds(), st.integers(1, 6))
-def test_a_reset_begins_anew(world: World, slots: int) -> None:
+@given(scenarios(), st.integers(1, 6))
+def test_a_reset_begins_anew(scenario: Scenario, slots: int) -> None:
     """Requests one after the other, each from cold, hit as often as each alone."""
-    trace, scope, passes = world.trace, world.how["scope"], world.how["passes"]
+    trace, scope, passes = scenario.trace, scenario.how["scope"], scenario.how["passes"]
     pools = trace.geometry.layers if scope == "per_layer" else 1
     whole = Bound(RELAXED, passes, "request", scope, "atomic", (slots,) * pools, ())
     alone = [memory_trace(trace.header, [trace.request(at)]) for at in range(trace.requests)]
@@ -120,42 +120,42 @@ DECLINING = ("belady:bypass=true", "belady:bypass=ties", "static", "pinned:share
 MISSES = ("fetch", "fetch:bits=4", "drop:keep=1", "drop:keep=0")
 
 
-def hits_of(world: World, config: ReplayConfig) -> int:
+def hits_of(scenario: Scenario, config: ReplayConfig) -> int:
     """On the scenario's machine."""
-    ready = replace(plan(world.trace, config), machine=world.where)
-    source = TraceSource(world.trace, config.passes, ready.chosen.prefetch, ready.needs)
+    ready = replace(plan(scenario.trace, config), machine=scenario.where)
+    source = TraceSource(scenario.trace, config.passes, ready.chosen.prefetch, ready.needs)
     return replay_source(source, ready).totals["hits"]
 
 
 @pytest.mark.parametrize("contract", ["atomic", "sequential"])
 @searched
-@given(worlds(one_size=True), st.sampled_from(FORCING + DECLINING), st.sampled_from(MISSES), st.data())
+@given(scenarios(one_size=True), st.sampled_from(FORCING + DECLINING), st.sampled_from(MISSES), st.data())
 def test_no_replay_without_prefetch_beats_its_bound(
-    contract: str, world: World, eviction: str, miss: str, data: st.DataObject
+    contract: str, scenario: Scenario, eviction: str, miss: str, data: st.DataObject
 ) -> None:
     # steps that do not fit their pool among them, where the machine's times decide what is left
-    capacity = f"{data.draw(st.sampled_from(world.every_byte))}B"
-    scope = "global" if int(capacity[:-1]) < sum(world.trace.geometry.expert_bytes) else world.how["scope"]
-    how = world.how | {"contract": contract, "capacity": capacity, "scope": scope}
+    capacity = f"{data.draw(st.sampled_from(scenario.every_byte))}B"
+    scope = "global" if int(capacity[:-1]) < sum(scenario.trace.geometry.expert_bytes) else scenario.how["scope"]
+    how = scenario.how | {"contract": contract, "capacity": capacity, "scope": scope}
     config = configure(eviction=eviction, miss=miss, **how)
-    bound = bound_of(world.trace, config)
+    bound = bound_of(scenario.trace, config)
     assert bound is not None
-    most = count(world.trace, bound)["belady_hits"]
-    assert most is None or hits_of(world, config) <= most
+    most = count(scenario.trace, bound)["belady_hits"]
+    assert most is None or hits_of(scenario, config) <= most
     forced = eviction in FORCING and miss.startswith("fetch")
     assert bound.admission in ("", FORCED if forced else RELAXED)
 
 
 @searched
-@given(worlds(one_size=True, passes="token"))
-def test_belady_is_the_forced_bound_where_steps_fit_and_never_more_than_the_relaxed_one(world: World) -> None:
-    made = world.curve("belady")
+@given(scenarios(one_size=True, passes="token"))
+def test_belady_is_the_forced_bound_where_steps_fit_and_never_more_than_the_relaxed_one(scenario: Scenario) -> None:
+    made = scenario.curve("belady")
     for at, decided in enumerate(made.decided):
         config = made.config.model_copy(update={"capacity": f"{made.capacity_bytes[at]}B"})
-        bound = bound_of(world.trace, config)
+        bound = bound_of(scenario.trace, config)
         assert bound is not None
         forced, relaxed = (
-            count(world.trace, replace(bound, admission=each))["belady_hits"] for each in (FORCED, RELAXED)
+            count(scenario.trace, replace(bound, admission=each))["belady_hits"] for each in (FORCED, RELAXED)
         )
         assert forced is not None and relaxed is not None and forced <= relaxed
         if decided:
@@ -163,14 +163,16 @@ def test_belady_is_the_forced_bound_where_steps_fit_and_never_more_than_the_rela
 
 
 @searched
-@given(worlds(one_size=True))
-def test_the_relaxed_curve_is_the_relaxed_bound_at_every_capacity(world: World) -> None:
-    made = world.curve("relaxed_belady")
+@given(scenarios(one_size=True))
+def test_the_relaxed_curve_is_the_relaxed_bound_at_every_capacity(scenario: Scenario) -> None:
+    made = scenario.curve("relaxed_belady")
     assert made.decided.all()
     for at, capacity in enumerate(made.capacity_bytes.tolist()):
-        bound = bound_of(world.trace, made.config.model_copy(update={"capacity": f"{capacity}B"}))
+        bound = bound_of(scenario.trace, made.config.model_copy(update={"capacity": f"{capacity}B"}))
         assert bound is not None
-        assert count(world.trace, replace(bound, admission=RELAXED))["belady_hits"] == made.accesses - made.misses[at]
+        assert (
+            count(scenario.trace, replace(bound, admission=RELAXED))["belady_hits"] == made.accesses - made.misses[at]
+        )
 
 
 def test_forced_admission_costs_a_hit_that_the_relaxed_bound_keeps() -> None:

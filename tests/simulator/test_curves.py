@@ -66,10 +66,10 @@ def assert_equals_replays(trace: Trace, made: Curve, where: Platform) -> None:
         assert by_layer(result, "accesses", layers) == made.layer_accesses.tolist()
 
 
-# ---------------------------------------------------------------- small worlds
+# ---------------------------------------------------------------- small scenarios
 
 
-class World(NamedTuple):
+class Scenario(NamedTuple):
     """A trace, how to replay it, and a machine on which events collide."""
 
     trace: Trace
@@ -88,13 +88,13 @@ class World(NamedTuple):
 
 
 @st.composite
-def worlds(draw: st.DrawFn, one_size: bool = False, **fixed: str) -> World:
+def scenarios(draw: st.DrawFn, one_size: bool = False, **fixed: str) -> Scenario:
     """Any schedule, reset and scope; prompts of up to four tokens, so that steps may not fit."""
     how = {"scope": draw(st.sampled_from(("global", "per_layer"))), "contract": "atomic"}
     how |= {"passes": draw(st.sampled_from(("recorded", "token", "chunk:2")))}
     how |= {"reset": draw(st.sampled_from(("never", "request", "3")))} | fixed
     dice = random.Random(draw(st.integers(0, 2**32)))
-    return World(_trace(dice, one_size and how["scope"] == "global"), how, _machine(dice))
+    return Scenario(_trace(dice, one_size and how["scope"] == "global"), how, _machine(dice))
 
 
 def _machine(dice: random.Random) -> Platform:
@@ -123,43 +123,43 @@ def _request(dice: random.Random, layers: int, experts: int, k: int, weighted: b
 
 
 @searched
-@given(worlds())
-def test_lru_equals_the_replays_at_every_byte_of_capacity(world: World) -> None:
-    assert_equals_replays(world.trace, world.curve("lru"), world.where)
+@given(scenarios())
+def test_lru_equals_the_replays_at_every_byte_of_capacity(scenario: Scenario) -> None:
+    assert_equals_replays(scenario.trace, scenario.curve("lru"), scenario.where)
 
 
 @searched
-@given(worlds(one_size=True))
-def test_belady_equals_the_replays_at_every_number_of_experts(world: World) -> None:
-    assert_equals_replays(world.trace, world.curve("belady"), world.where)
+@given(scenarios(one_size=True))
+def test_belady_equals_the_replays_at_every_number_of_experts(scenario: Scenario) -> None:
+    assert_equals_replays(scenario.trace, scenario.curve("belady"), scenario.where)
 
 
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 @searched
-@given(worlds(one_size=True, contract="sequential"))
-def test_looked_up_one_by_one_every_capacity_is_decided(policy: str, world: World) -> None:
-    made = world.curve(policy)
+@given(scenarios(one_size=True, contract="sequential"))
+def test_looked_up_one_by_one_every_capacity_is_decided(policy: str, scenario: Scenario) -> None:
+    made = scenario.curve(policy)
     assert made.decided.all()
-    assert_equals_replays(world.trace, made, world.where)
+    assert_equals_replays(scenario.trace, made, scenario.where)
 
 
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 @searched
-@given(worlds(one_size=True))
-def test_what_holds_the_largest_step_is_always_decided(policy: str, world: World) -> None:
-    made, geometry = world.curve(policy), world.trace.geometry
-    demanded = np.diff(demand_of(world.trace, world.how["passes"]).offsets).reshape(-1, geometry.layers).max(0)
+@given(scenarios(one_size=True))
+def test_what_holds_the_largest_step_is_always_decided(policy: str, scenario: Scenario) -> None:
+    made, geometry = scenario.curve(policy), scenario.trace.geometry
+    demanded = np.diff(demand_of(scenario.trace, scenario.how["passes"]).offsets).reshape(-1, geometry.layers).max(0)
     needed = int(np.max(demanded * geometry.expert_bytes))
-    if world.how["scope"] == "per_layer":
+    if scenario.how["scope"] == "per_layer":
         needed = int(demanded.max()) * sum(geometry.expert_bytes)
     assert made.decided[made.capacity_bytes >= needed].all()
 
 
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 @searched
-@given(worlds(one_size=True))
-def test_more_room_never_costs_a_hit_and_belady_never_misses_more(policy: str, world: World) -> None:
-    made, lru = world.curve(policy), world.curve("lru")
+@given(scenarios(one_size=True))
+def test_more_room_never_costs_a_hit_and_belady_never_misses_more(policy: str, scenario: Scenario) -> None:
+    made, lru = scenario.curve(policy), scenario.curve("lru")
     assert (np.diff(made.misses[made.decided]) <= 0).all()
     both = made.decided & lru.decided
     assert (made.misses[both] <= lru.misses[both]).all()
@@ -231,10 +231,10 @@ def test_a_repeating_token_hits_once_all_its_layers_fit() -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 @searched
-@given(worlds(one_size=True, reset="never"))
-def test_with_room_for_all_only_first_uses_miss(policy: str, world: World) -> None:
-    made, demand = world.curve(policy), demand_of(world.trace, world.how["passes"])
-    layer = np.repeat(np.arange(len(demand.offsets) - 1) % world.trace.geometry.layers, np.diff(demand.offsets))
+@given(scenarios(one_size=True, reset="never"))
+def test_with_room_for_all_only_first_uses_miss(policy: str, scenario: Scenario) -> None:
+    made, demand = scenario.curve(policy), demand_of(scenario.trace, scenario.how["passes"])
+    layer = np.repeat(np.arange(len(demand.offsets) - 1) % scenario.trace.geometry.layers, np.diff(demand.offsets))
     distinct = len({*zip(layer.tolist(), demand.expert.tolist(), strict=True)})
     assert made.misses[-1] == made.compulsory == distinct
     assert made.accesses == len(demand.expert)

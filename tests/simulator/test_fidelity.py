@@ -13,7 +13,7 @@ from simulator.reference.fidelity import count_fidelity
 from simulator.reference.weights import reweighed, weights_of
 from simulator.source import Gate, Mixture, Pass
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
-from traces.demand import unite
+from traces.demand import union_of
 
 QUARTER = UNIT // 4
 MASSES = ("mass", "mass_kept", "mass_low_precision", "mass_substituted", "mass_dropped")
@@ -80,7 +80,7 @@ def test_lost_mass_is_shared_between_stand_ins_and_drops(
     own, weights = [[0, 1, 2]], [[5 * UNIT // 8, 2 * UNIT // 8, UNIT // 8]]
     counters, here = Counters(1), Pass.of_slice(0, 0, 1, 1, 0)
     counters.begin_pass(0, here)
-    gate = Gate(own, unite(own, weights), weights)
+    gate = Gate(own, union_of(own, weights), weights)
     count_fidelity(counters, NoSource(), here, 0, Mixture(gate, [routed], [run], {}))  # pyright: ignore
     totals = counters.totals(0)
     assert tuple(totals[name] * 8 // UNIT for name in MASSES[1:]) == masses
@@ -101,7 +101,7 @@ def test_a_token_that_keeps_its_experts_keeps_their_recorded_weights() -> None:
         def weigh(self, step: Pass, layer: int, ids: list[list[int]]) -> list[list[int]]:
             return [[10 * e for e in row] for row in ids]
 
-    gate = Gate([[0, 1], [1, 2], [2, 0]], unite([[0]], [[1]]), [[5, 3], [4, 2], [7, 1]])
+    gate = Gate([[0, 1], [1, 2], [2, 0]], union_of([[0]], [[1]]), [[5, 3], [4, 2], [7, 1]])
     routed, run = [[1, 0], [1, 2], [2, 3]], [[1, 0], [1, -1], [2, 3]]
     given: Any = Tenths()
     assert weights_of(given, Pass.of_slice(0, 0, 1, 3, 0), 0, gate, routed, run) == [[3, 5], [4, 0], [20, 30]]

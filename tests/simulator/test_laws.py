@@ -1,4 +1,4 @@
-"""What holds in every replay, whatever the policies: searched for in small worlds in which events coincide."""
+"""What holds in every replay, whatever the policies: searched for in small scenarios in which events coincide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.grammar import parse
 from results.counters import COUNTERS
 from results.result import Event, Row
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
-from tests.kit.worlds import DECLINING, EVICTIONS, PREFETCHES, World, worlds
+from tests.kit.scenarios import DECLINING, EVICTIONS, PREFETCHES, Scenario, scenarios
 
 searched = settings(max_examples=150, deadline=None, derandomize=True)
 REASONS = ("compulsory", "collisions", "capacity")
@@ -27,18 +27,18 @@ def summed(rows: Iterable[Row]) -> Row:
 
 
 @searched
-@given(worlds())
-def test_every_access_hits_is_late_or_misses_for_one_reason(world: World) -> None:
-    outcome = world.replay()
+@given(scenarios())
+def test_every_access_hits_is_late_or_misses_for_one_reason(scenario: Scenario) -> None:
+    outcome = scenario.replay()
     assert outcome["accesses"] == sum(outcome.counts("hits", "late", "misses"))
     assert outcome["misses"] == sum(outcome.counts(*REASONS))
 
 
 @searched
-@given(worlds())
-def test_every_queued_prefetch_starts_is_cancelled_or_dropped(world: World) -> None:
+@given(scenarios())
+def test_every_queued_prefetch_starts_is_cancelled_or_dropped(scenario: Scenario) -> None:
     # none is left at the end: nothing is predicted beyond the last layer, and its gate cancels what is queued for it
-    outcome = world.replay()
+    outcome = scenario.replay()
     assert outcome["prefetch_issued"] == sum(
         outcome.counts("prefetch_started", "prefetch_cancelled", "prefetch_dropped")
     )
@@ -48,43 +48,43 @@ def test_every_queued_prefetch_starts_is_cancelled_or_dropped(world: World) -> N
 
 
 @searched
-@given(worlds())
-def test_an_expert_could_be_named_once_at_every_gate_that_reaches_its_layer(world: World) -> None:
+@given(scenarios())
+def test_an_expert_could_be_named_once_at_every_gate_that_reaches_its_layer(scenario: Scenario) -> None:
     # so what was predicted and demanded is a share of it: no policy that ships predicts farther or repeats itself
-    chosen = parse("prefetch", world.settings["prefetch"])
+    chosen = parse("prefetch", scenario.settings["prefetch"])
     reach = chosen.policy.names_ahead(chosen.params)
-    for row in world.replay().layers:
+    for row in scenario.replay().layers:
         assert row["predictable"] == row["accesses"] * min(row["layer"], reach)
         assert 0 <= row["predicted_demanded"] <= row["predictable"]
 
 
 @searched
-@given(worlds())
-def test_time_is_dense_and_expert_compute_and_stall(world: World) -> None:
-    outcome = world.replay()
+@given(scenarios())
+def test_time_is_dense_and_expert_compute_and_stall(scenario: Scenario) -> None:
+    outcome = scenario.replay()
     assert outcome["time_ns"] == sum(outcome.counts("dense_ns", "expert_ns", "stall_ns"))
     assert min(outcome.counts("stall_ns", "link_busy_ns")) >= 0
 
 
 @searched
-@given(worlds())
-def test_rows_per_layer_and_per_request_add_up_to_the_totals(world: World) -> None:
-    outcome = world.replay()
+@given(scenarios())
+def test_rows_per_layer_and_per_request_add_up_to_the_totals(scenario: Scenario) -> None:
+    outcome = scenario.replay()
     totals = {name: outcome[name] for name in COUNTERS}
     assert summed(outcome.layers) == summed(outcome.requests) == totals
     assert outcome["evictions"] == sum(outcome.totals["lifetime"])
 
 
 @searched
-@given(worlds())
-def test_a_replay_of_the_same_is_the_same_to_the_last_event(world: World) -> None:
-    assert world.replay() == world.replay()
+@given(scenarios())
+def test_a_replay_of_the_same_is_the_same_to_the_last_event(scenario: Scenario) -> None:
+    assert scenario.replay() == scenario.replay()
 
 
 @searched
-@given(worlds())
-def test_the_routers_own_mass_is_kept_substituted_or_dropped(world: World) -> None:
-    outcome = world.replay()
+@given(scenarios())
+def test_the_routers_own_mass_is_kept_substituted_or_dropped(scenario: Scenario) -> None:
+    outcome = scenario.replay()
     assert outcome["mass"] == sum(outcome.counts("mass_kept", "mass_substituted", "mass_dropped"))
     assert 0 <= outcome["mass_low_precision"] <= outcome["mass_kept"]
 
@@ -101,8 +101,8 @@ without_side_buffer = st.sampled_from(PREFETCHES)
 class Residency:
     """The cache as the event log moves it: a copy is in flight until t1 of its transfer, then there until evicted."""
 
-    def __init__(self, world: World, tiers: tuple[tuple[int, ...], ...]) -> None:
-        self._pools, self._tiers = world.pools, tiers
+    def __init__(self, scenario: Scenario, tiers: tuple[tuple[int, ...], ...]) -> None:
+        self._pools, self._tiers = scenario.pools, tiers
         self.arrives: dict[tuple[int, int, int], int] = {}
         self.bytes_moved = 0
 
@@ -131,17 +131,19 @@ class Residency:
         return sum(self._size(copy) for copy in self.arrives if copy[0] == layer) <= self._pools[layer]
 
 
-def tiers_of(world: World) -> tuple[tuple[int, ...], ...]:
-    geometry, miss = world.source.geometry, parse("miss", world.settings["miss"])
+def tiers_of(scenario: Scenario) -> tuple[tuple[int, ...], ...]:
+    geometry, miss = scenario.source.geometry, parse("miss", scenario.settings["miss"])
     bits = miss.policy.bits(miss.params)
     return tuple(geometry.bytes_at(tier) for tier in bits) if bits else (geometry.expert_bytes,)
 
 
 @searched
-@given(worlds(reset="never"), st.sampled_from(LOGGED), without_side_buffer)
-def test_gates_find_what_the_log_moved_and_no_pool_ever_overflows(world: World, eviction: str, prefetch: str) -> None:
-    world.settings.update(eviction=eviction, prefetch=prefetch, routing="standard")
-    outcome, residency = world.replay(), Residency(world, tiers_of(world))
+@given(scenarios(reset="never"), st.sampled_from(LOGGED), without_side_buffer)
+def test_gates_find_what_the_log_moved_and_no_pool_ever_overflows(
+    scenario: Scenario, eviction: str, prefetch: str
+) -> None:
+    scenario.settings.update(eviction=eviction, prefetch=prefetch, routing="standard")
+    outcome, residency = scenario.replay(), Residency(scenario, tiers_of(scenario))
     for event in outcome.events:
         residency.follow(event)
     assert residency.bytes_moved == outcome["bytes_demand"] + outcome["bytes_prefetch"]

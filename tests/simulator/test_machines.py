@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from simulator.interface import RunSpec
 from simulator.reference.driven import Driven
 from simulator.reference.engine import run
 from simulator.reference.machine import Machine
 from simulator.reference.placement import Area
 from simulator.reference.transfers import Transfer
-from simulator.setting import Setting
 from tests.kit.cases import (
     Cell,
     ListSource,
@@ -26,11 +26,11 @@ from tests.kit.cases import (
     machine,
     naming,
     outcome_of,
-    setting_of,
     sizes,
+    spec_of,
 )
-from tests.kit.machines import Arena, RealMachine, Scripted, simulation, told_late, with_link
-from tests.kit.worlds import World, worlds
+from tests.kit.machines import Arena, RealMachine, Scripted, known_at_the_end, simulation, with_link
+from tests.kit.scenarios import Scenario, scenarios
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 SLEEP_S = 0.0005  #: every activity of the real machine
@@ -45,42 +45,42 @@ ON_THREADS: tuple[dict[str, Any], ...] = (
 )
 
 
-def setting_for(world: World) -> Setting:
-    return setting_of(world.source.geometry, world.pools, machine(**world.times), **world.settings)
+def spec_for(scenario: Scenario) -> RunSpec:
+    return spec_of(scenario.source.geometry, scenario.pools, machine(**scenario.times), **scenario.settings)
 
 
-def on(world: World, of: Machine) -> tuple[Outcome, list[list[list[int]]]]:
-    world.source.executed.clear()
-    return outcome_of(run(world.source, setting_for(world), of)), list(world.source.executed)
+def on(scenario: Scenario, of: Machine) -> tuple[Outcome, list[list[list[int]]]]:
+    scenario.source.executed.clear()
+    return outcome_of(run(scenario.source, spec_for(scenario), of)), list(scenario.source.executed)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
-@given(worlds())
-def test_times_that_are_known_at_the_end_change_nothing(world: World) -> None:
+@given(scenarios())
+def test_times_that_are_known_at_the_end_change_nothing(scenario: Scenario) -> None:
     """Also of transfers that a reset abandons or that the end of the run cuts off."""
-    setting = setting_for(world)
-    assert on(world, told_late(setting)) == on(world, simulation(setting))
+    spec = spec_for(scenario)
+    assert on(scenario, known_at_the_end(spec)) == on(scenario, simulation(spec))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
-@given(worlds(miss="fetch"))
-def test_a_link_by_script_gives_the_simulated_run(world: World) -> None:
-    world = world._replace(times=world.times | {"depth": 1})
-    setting = setting_for(world)
-    times, precisions = setting.times, setting.shape.precisions
+@given(scenarios(miss="fetch"))
+def test_a_link_by_script_gives_the_simulated_run(scenario: Scenario) -> None:
+    scenario = scenario._replace(times=scenario.times | {"depth": 1})
+    spec = spec_for(scenario)
+    times, precisions = spec.times, spec.layout.precisions
 
     def lasts(transfer: Transfer) -> int:
         return times.latency_ns + times.wire_ns[transfer.layer][transfer.y % precisions]
 
-    scripted = with_link(simulation(setting), lambda env: Scripted(env, lasts))
-    assert on(world, scripted) == on(world, simulation(setting))
+    scripted = with_link(simulation(spec), lambda env: Scripted(env, lasts))
+    assert on(scenario, scripted) == on(scenario, simulation(spec))
 
 
 def test_a_transfer_that_a_reset_abandons_is_charged_where_it_began() -> None:
     # the prefetch of (1, 1) starts in request 0 at 2 and is in flight when request 1 begins
     cells: list[Token] = [[Cell([0], look=[naming(2, [best])]), Cell([0])] for best in (1, 0)]
     source = ListSource(sizes(2, 2, 1, expert_bytes=10), [Prompted(cells[:1]), Prompted(cells[1:])])
-    setting = setting_of(
+    spec = spec_of(
         source.geometry,
         40,
         machine(dense_ns=1, expert_ns=1),
@@ -88,9 +88,9 @@ def test_a_transfer_that_a_reset_abandons_is_charged_where_it_began() -> None:
         reset="request",
         warm=((0, 0), (1, 0)),
     )
-    late = outcome_of(run(source, setting, told_late(setting)))
+    late = outcome_of(run(source, spec, known_at_the_end(spec)))
     assert late.requests[0]["bytes_prefetch"] == late.requests[0]["link_busy_ns"] == 10
-    assert late == outcome_of(run(source, setting))
+    assert late == outcome_of(run(source, spec))
 
 
 # ---------------------------------------------------------------- real threads
@@ -122,9 +122,9 @@ def real(slots: int) -> Iterator[tuple[Arena, RealMachine]]:
 def test_real_threads_run_under_the_engine(chosen: dict[str, Any]) -> None:
     """Every expert is computed from a slot that holds it; the thread raises otherwise."""
     source, pool = a_source(), 5
-    setting = setting_of(source.geometry, pool, machine(), **chosen)
+    spec = spec_of(source.geometry, pool, machine(), **chosen)
     with real(pool + 3) as (arena, threads):  # two side buffers and the bypass buffer
-        ran = outcome_of(run(source, setting, threads.machine, arena))
+        ran = outcome_of(run(source, spec, threads.machine, arena))
     areas = list(arena.areas.values())
     assert areas.count(Area.POOL) <= pool and areas.count(Area.SIDE) <= 2 and areas.count(Area.BYPASS) <= 1
     assert len(arena.free) + len(arena.slot) == pool + 3
@@ -138,10 +138,10 @@ def test_real_threads_run_under_the_engine(chosen: dict[str, Any]) -> None:
 @pytest.mark.parametrize("chosen", [ON_THREADS[0], ON_THREADS[5]], ids=str)
 def test_without_prefetch_real_threads_decide_as_simulated(chosen: dict[str, Any]) -> None:
     source = a_source()
-    setting = setting_of(source.geometry, 5, machine(), **chosen)
+    spec = spec_of(source.geometry, 5, machine(), **chosen)
     with real(8) as (arena, threads):
-        found = outcome_of(run(source, setting, threads.machine, arena))
-    expected = outcome_of(run(source, setting))
+        found = outcome_of(run(source, spec, threads.machine, arena))
+    expected = outcome_of(run(source, spec))
     assert {name: n for name, n in found.totals.items() if not name.endswith("_ns")} == {
         name: n for name, n in expected.totals.items() if not name.endswith("_ns")
     }
@@ -149,23 +149,23 @@ def test_without_prefetch_real_threads_decide_as_simulated(chosen: dict[str, Any
 
 def test_a_thread_that_fails_ends_the_run() -> None:
     source = a_source()
-    setting = setting_of(source.geometry, 5, machine())
+    spec = spec_of(source.geometry, 5, machine())
     with real(8) as (arena, threads):
         arena.content = [0]  # the loader finds no slot
         with pytest.raises(IndexError):
-            run(source, setting, threads.machine, arena)
+            run(source, spec, threads.machine, arena)
 
 
 def test_a_model_that_waits_at_its_gates_may_have_real_threads() -> None:
     source = a_source()
-    setting = setting_of(source.geometry, 5, machine(), prefetch="top_k")
+    spec = spec_of(source.geometry, 5, machine(), prefetch="top_k")
     with real(8) as (arena, threads):
-        engine, gates = Driven(source, setting, threads.machine, arena), 0
+        engine, gates = Driven(source, spec, threads.machine, arena), 0
         for step_pass in source.passes():
             engine.begin(step_pass)
             for _ in range(source.geometry.layers):
                 gates += 1
                 engine.advance(lambda due=gates: len(source.executed) == due)
         ran = outcome_of(engine.close())
-    assert ran["accesses"] == outcome_of(run(source, replace(setting, log=False)))["accesses"]
+    assert ran["accesses"] == outcome_of(run(source, replace(spec, log=False)))["accesses"]
     assert ran["hits"] + ran["late"] + ran["misses"] == ran["accesses"]

@@ -29,7 +29,7 @@ import json, resource, sys, threading
 from pathlib import Path
 import zarr  # its libraries are mapped before the room is made small
 threading.stack_size(2**20)  # the thread of a replay counts within the room, and would take all of it
-from simulator.compiled.runtime.inputs import feed_of
+from simulator.compiled.runtime.inputs import inputs_of
 from simulator.config import KINDS, configure
 from simulator.replay import replay
 from traces.schema import TraceError
@@ -55,7 +55,7 @@ except TraceError as refused:
     held = None
 chosen = config.policy_set()
 needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
-read = sum(array.nbytes for array in feed_of(large, config, needs, chosen.reads).values())
+read = sum(array.nbytes for array in inputs_of(large, config, needs, chosen.reads).values())
 print(json.dumps({"grown": after - before, "read": read, "accesses": totals["accesses"], "held": held is not None}))
 """
 SETTINGS = ({"prefetch": "none"}, {"prefetch": "top_k"}, {"routing": "cache_prior"})

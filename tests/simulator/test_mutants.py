@@ -16,9 +16,9 @@ from simulator.reference.counters import Counters
 from simulator.reference.link import Link
 from simulator.reference.victims import Victims
 from tests.kit.parity import anything, seen
-from tests.kit.worlds import World
+from tests.kit.scenarios import Scenario
 
-#: Worlds until a mutant counts as survived; the parity test searches more, and without shrinking most die sooner.
+#: Scenarios until a mutant counts as survived; the parity test searches more, and without shrinking most die sooner.
 CASES = 400
 
 
@@ -35,11 +35,11 @@ class DifferentError(Exception):
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(anything())
-def search(world: World) -> None:
+def search(scenario: Scenario) -> None:
     """Raises DifferentError."""
-    correct = seen(world, "compiled")
+    correct = seen(scenario, "compiled")
     try:
-        mutated = seen(world, "reference")
+        mutated = seen(scenario, "reference")
     except Exception as error:
         raise DifferentError from error
     if mutated != correct:

@@ -1,7 +1,7 @@
 """Both engines give the same: every counter, row, time, executed expert and line of the event log.
 
-Worlds have times of a few nanoseconds, so that events collide, and scores so coarse that they tie. `MOEREPLAY_CASES` is
-the number of worlds of each search (make parity).
+Scenarios have times of a few nanoseconds, so that events coincide, and scores so coarse that they tie.
+`MOEREPLAY_CASES` is the number of scenarios of each search (make parity).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tests.kit.parity import (
     anything,
     seen,
 )
-from tests.kit.worlds import CONTRACTS, World
+from tests.kit.scenarios import CONTRACTS, Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = int(os.environ.get("MOEREPLAY_CASES", "0"))
 
 
 def searched(cases: int):
-    """A repeatable search of that many worlds, or a new one of as many as asked for."""
+    """A repeatable search of that many scenarios, or a new one of as many as asked for."""
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(max_examples=CASES or cases, deadline=None, derandomize=not CASES, suppress_health_check=slow)
 
@@ -46,9 +46,9 @@ def searched(cases: int):
 @pytest.mark.parametrize("contract", CONTRACTS)
 @searched(150)
 @given(anything())
-def test_the_engines_agree_to_the_last_event(contract: str, world: World) -> None:
-    world.settings.update(contract=contract)
-    assert seen(world, "compiled") == seen(world, "reference")
+def test_the_engines_agree_to_the_last_event(contract: str, scenario: Scenario) -> None:
+    scenario.settings.update(contract=contract)
+    assert seen(scenario, "compiled") == seen(scenario, "reference")
 
 
 #: Kinds of order: two queues, keys that change by touch, keys that change by layer, and any.
@@ -58,18 +58,16 @@ ORDERS = {"lru": ("lru",), "fifo": ("fifo",), "lfu": ("lfu",), "least_stale": ("
 @pytest.mark.parametrize("evictions", ORDERS.values(), ids=ORDERS)
 @searched(120)
 @given(anything(contract="atomic", miss="fetch", warm=()), st.data())
-def test_the_short_way_through_plain_worlds_leads_to_the_same(
-    evictions: tuple[str, ...], world: World, data: st.DataObject
-) -> None:
+def test_the_fast_path_gives_the_same(evictions: tuple[str, ...], scenario: Scenario, data: st.DataObject) -> None:
     """`replay_lists` compares both ways of the compiled engine with each other, here always two different ones."""
-    world.settings["eviction"] = data.draw(st.sampled_from(evictions))
-    world.settings["prefetch"] = data.draw(st.sampled_from(PLAIN_PREFETCH))
-    if not world.settings["eviction"].startswith("belady"):
-        world.settings["routing"] = data.draw(st.sampled_from(PLAIN_ROUTING))
+    scenario.settings["eviction"] = data.draw(st.sampled_from(evictions))
+    scenario.settings["prefetch"] = data.draw(st.sampled_from(PLAIN_PREFETCH))
+    if not scenario.settings["eviction"].startswith("belady"):
+        scenario.settings["routing"] = data.draw(st.sampled_from(PLAIN_ROUTING))
     with kernels_noted() as used:
-        compiled = seen(world, "compiled")
+        compiled = seen(scenario, "compiled")
     assert used == [kernel, fast_path]
-    assert compiled == seen(world, "reference")
+    assert compiled == seen(scenario, "reference")
 
 
 @contextmanager
@@ -93,11 +91,11 @@ OPTIONS = [
 @pytest.mark.parametrize(("kind", "policy"), OPTIONS, ids=[f"{kind}-{policy}" for kind, policy in OPTIONS])
 @searched(10)
 @given(anything())
-def test_the_engines_agree_under_every_policy(kind: str, policy: str, world: World) -> None:
-    world.settings.update({kind: policy})
-    if world.settings["eviction"].startswith("belady"):
-        world.settings["routing"] = "standard"
-    assert seen(world, "compiled") == seen(world, "reference")
+def test_the_engines_agree_under_every_policy(kind: str, policy: str, scenario: Scenario) -> None:
+    scenario.settings.update({kind: policy})
+    if scenario.settings["eviction"].startswith("belady"):
+        scenario.settings["routing"] = "standard"
+    assert seen(scenario, "compiled") == seen(scenario, "reference")
 
 
 @pytest.mark.skipif(bool(os.environ.get("NUMBA_DISABLE_JIT")), reason="this is the run without a compiler")

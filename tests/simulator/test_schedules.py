@@ -14,7 +14,7 @@ from simulator.compiled.engine import run_source
 from simulator.errors import ConfigError
 from simulator.reference.engine import run, run_scheduled
 from simulator.source import InOrder, Pass, Row, TraceGates, TraceSource
-from tests.kit.cases import Outcome, machine, outcome_of, setting_of
+from tests.kit.cases import Outcome, machine, outcome_of, spec_of
 from tests.kit.policy_runs import Sizes, random_trace
 from traces.demand import UNIT
 from traces.schema import Trace
@@ -132,9 +132,9 @@ class Model:
 
 
 def replay(trace: Trace, scheduler: Batches, **settings: object) -> Outcome:
-    setting = setting_of(trace.geometry, CAPACITY, WHERE, **settings)  # pyright: ignore[reportArgumentType]
-    gates = TraceGates(trace, setting.config.policy_set().prefetch, NEEDS)
-    return outcome_of(run_scheduled(gates, setting, scheduler))
+    spec = spec_of(trace.geometry, CAPACITY, WHERE, **settings)  # pyright: ignore[reportArgumentType]
+    gates = TraceGates(trace, spec.config.policy_set().prefetch, NEEDS)
+    return outcome_of(run_scheduled(gates, spec, scheduler))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -166,10 +166,10 @@ def test_passes_of_several_requests_equal_the_model(
 
 def test_one_request_at_a_time_is_the_default_schedule() -> None:
     trace = random_trace(3, SIZES)
-    setting = setting_of(trace.geometry, CAPACITY, WHERE, prefetch="previous_token", miss="drop:keep=1")
-    source = TraceSource(trace, "recorded", setting.config.policy_set().prefetch, NEEDS)
+    spec = spec_of(trace.geometry, CAPACITY, WHERE, prefetch="previous_token", miss="drop:keep=1")
+    source = TraceSource(trace, "recorded", spec.config.policy_set().prefetch, NEEDS)
     found = replay(trace, Batches(trace, (0, 0, 0), 1), prefetch="previous_token", miss="drop:keep=1")
-    assert found == outcome_of(run(source, setting)) == outcome_of(run_scheduled(source, setting, InOrder(source)))
+    assert found == outcome_of(run(source, spec)) == outcome_of(run_scheduled(source, spec, InOrder(source)))
 
 
 @pytest.mark.parametrize("miss", ["drop:keep=0", "substitute:tolerance=.5", "fetch"])
@@ -208,18 +208,18 @@ def test_a_policy_that_needs_the_future_is_refused(settings: dict[str, str]) -> 
 )
 def test_the_compiled_engine_refuses_a_pass_that_is_no_slice(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     trace = random_trace(3, SIZES)
-    setting = setting_of(trace.geometry, CAPACITY, WHERE)
-    source = TraceSource(trace, "recorded", setting.config.policy_set().prefetch, NEEDS)
+    spec = spec_of(trace.geometry, CAPACITY, WHERE)
+    source = TraceSource(trace, "recorded", spec.config.policy_set().prefetch, NEEDS)
     monkeypatch.setattr(source, "passes", lambda: iter([Pass(0, rows)]))
     with pytest.raises(ConfigError, match="not a slice of one request and phase; replay it with"):
-        run_source(source, setting)
+        run_source(source, spec)
 
 
 def test_gates_of_tokens_that_lie_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulator.source, "BLOCKS", 2)
     trace = random_trace(7, Sizes(layers=1, experts=4, k=2, tokens=700, prompt=0, requests=3))
-    setting = setting_of(trace.geometry, 4, WHERE)
-    gates = TraceGates(trace, setting.config.policy_set().prefetch, NEEDS)
+    spec = spec_of(trace.geometry, 4, WHERE)
+    gates = TraceGates(trace, spec.config.policy_set().prefetch, NEEDS)
     rows = [Row(token // 700, token, DECODE) for token in (1500, 3, 1400, 2, 800)]
     found = gates.gate(Pass(0, rows), 0)
     assert np.array_equal(found.ids, trace.read("chosen", 0, 2100)[[row.token for row in rows], 0])

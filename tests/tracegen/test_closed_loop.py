@@ -17,9 +17,9 @@ from simulator.replay import replay
 from tests.kit.live_runs import live, loaded, tokens
 from tracegen.checkpoint import load
 from tracegen.decoding import Decoding
-from tracegen.live.run import Ask, Live, run
+from tracegen.live.run import Live, LiveRequest, run
 
-PROMPTS = (Ask(tokens(5, 1), 5), Ask(tokens(3, 2), 3))
+PROMPTS = (LiveRequest(tokens(5, 1), 5), LiveRequest(tokens(3, 2), 3))
 SAMPLED = Decoding(max_new_tokens=8, temperature=1.0)
 
 FAMILIES = ("olmoe", "deepseek_v3", "gpt_oss", "qwen3_moe", "phimoe")
@@ -134,5 +134,5 @@ def two_threads() -> Iterator[None]:
 def assert_miniature_closes(settings: dict[str, Any], tokens: int = 24) -> None:
     model = load("miniature", device="cpu", dtype="float32")
     ids = model.tokenizer("The experts that do not fit fast memory are cached there.")["input_ids"][:tokens]
-    ran = run(model, [Ask(tuple(ids), 8)], configure(capacity="25%", **settings), log=True)
+    ran = run(model, [LiveRequest(tuple(ids), 8)], configure(capacity="25%", **settings), log=True)
     assert_closed(ran, {"capacity": "25%", **settings})

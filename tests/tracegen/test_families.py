@@ -41,13 +41,13 @@ class Seen(NamedTuple):
 
 
 @cache
-def anatomy_of(name: str, dtype: str) -> MoeModules:
+def modules_of(name: str, dtype: str) -> MoeModules:
     return discover(shared_model(name, DTYPES[dtype]))
 
 
 @cache
 def seen(name: str, dtype: str) -> Seen:
-    modules, ids = anatomy_of(name, dtype), some_ids(TOKENS)
+    modules, ids = modules_of(name, dtype), some_ids(TOKENS)
     norms: list[Any] = []
     executed: list[Any] = []
     with torch.inference_mode():
@@ -83,7 +83,7 @@ def test_no_two_families_claim_a_model_type() -> None:
 @EVERY
 @BOTH
 def test_the_self_check_passes(name: str, dtype: str) -> None:
-    modules = anatomy_of(name, dtype)
+    modules = modules_of(name, dtype)
     found = check(modules)
     assert found.family == name
     assert found.rows == 32 * modules.geometry.layers
@@ -109,7 +109,7 @@ def test_recorded_logits_are_those_the_model_declares(name: str, dtype: str) -> 
 @BOTH
 def test_recorded_logits_are_the_gate_on_the_normed_residual(name: str, dtype: str) -> None:
     """The gate's matrix by hand, in its own precision or (DeepSeek, GLM, Ernie) in f32."""
-    modules, seeing = anatomy_of(name, dtype), seen(name, dtype)
+    modules, seeing = modules_of(name, dtype), seen(name, dtype)
     for number, (site, (_, state)) in enumerate(zip(modules.sites, seeing.norms, strict=True)):
         recorded = torch.from_numpy(seeing.rows.logits[:, number])
         assert any(torch.equal(each, recorded) for each in by_hand(site.gate, state.reshape(TOKENS, -1)))
@@ -140,7 +140,7 @@ def test_the_experts_run_are_the_recorded_ones_with_the_recorded_weights(name: s
 @BOTH
 def test_the_rule_makes_every_choice_in_rank_order(name: str, dtype: str) -> None:
     """In fp32 row for row; in bf16 two equal logits may change places or, at rank k, sets."""
-    modules, rows = anatomy_of(name, dtype), seen(name, dtype).rows
+    modules, rows = modules_of(name, dtype), seen(name, dtype).rows
     scores = routers.choice_scores(modules.geometry.router, rows.logits, modules.bias)
     differing = (routers.choose(scores, modules.geometry.k) != rows.chosen).any(-1)
     assert differing.sum() == 0 or dtype == "bf16"
@@ -155,7 +155,7 @@ def test_the_rule_makes_every_choice_in_rank_order(name: str, dtype: str) -> Non
 @BOTH
 def test_lookahead_is_the_target_gate_on_the_target_norm_of_this_residual(name: str, dtype: str) -> None:
     """Called as modules, outside any watching."""
-    modules, seeing = anatomy_of(name, dtype), seen(name, dtype)
+    modules, seeing = modules_of(name, dtype), seen(name, dtype)
     layers = len(modules.sites)
     for number, distance in ((n, d) for n in range(layers) for d in range(1, DEPTH + 1)):
         recorded = torch.from_numpy(seeing.rows.lookahead[distance - 1][:, number])
@@ -173,7 +173,7 @@ def test_lookahead_is_the_target_gate_on_the_target_norm_of_this_residual(name: 
 @BOTH
 def test_generated_rows_are_those_of_the_same_tokens_stepped(name: str, dtype: str) -> None:
     """The prompt in one pass, then token by token with the cache: the path that generate() takes."""
-    modules, prompt = anatomy_of(name, dtype), some_ids(10, seed=3)
+    modules, prompt = modules_of(name, dtype), some_ids(10, seed=3)
     model: Any = modules.model
     with torch.inference_mode(), Capture(modules, 1) as capture:
         tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NEW, do_sample=False)
@@ -197,7 +197,7 @@ def stepped(model: PreTrainedModel, ids: Tensor, at: int, cache: Any) -> Any:
 @BOTH
 def test_sizes_add_up_to_the_model(name: str, dtype: str) -> None:
     """dense_params is an average over MoE layers and rounds down; the embedding is neither expert, dense nor head."""
-    modules = anatomy_of(name, dtype)
+    modules = modules_of(name, dtype)
     sizes, model = modules.geometry, modules.model
     assert sizes.expert_params and sizes.dense_params and sizes.head_params
     per_layer = sizes.experts * sizes.expert_params + sizes.dense_params
@@ -215,7 +215,7 @@ def test_a_tied_embedding_is_the_head() -> None:
 
 @EVERY
 def test_layers_without_experts_are_not_sites(name: str) -> None:
-    modules = anatomy_of(name, "fp32")
+    modules = modules_of(name, "fp32")
     gates = [path for path, module in modules.model.named_modules() if isinstance(module, type(modules.sites[0].gate))]
     assert [site.layer for site in modules.sites] == [int(path.split(".")[2]) for path in gates]
     assert modules.geometry.layers == len(gates) >= 2
@@ -223,7 +223,7 @@ def test_layers_without_experts_are_not_sites(name: str) -> None:
 
 @EVERY
 def test_sigmoid_routers_and_ernie_have_their_bias(name: str) -> None:
-    modules = anatomy_of(name, "fp32")
+    modules = modules_of(name, "fp32")
     biased = modules.geometry.router.family == "sigmoid_groups" or name == "ernie4_5_moe"
     assert (modules.bias is not None) == biased
     assert modules.bias is None or modules.bias.any(axis=1).all()

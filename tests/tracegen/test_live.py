@@ -20,16 +20,16 @@ from simulator.errors import ConfigError
 from simulator.reference.counters import Counters
 from simulator.reference.fidelity import count_fidelity
 from simulator.source import Gate, Mixture, Pass
-from tests.kit.live_runs import ASKS, DTYPES, live, loaded, modules, tokens
+from tests.kit.live_runs import DTYPES, TO_RUN, live, loaded, modules, tokens
 from tests.kit.tiny_models import FAMILIES
 from tracegen.decoding import Decoding, continued, seed_of
 from tracegen.errors import RecordError
 from tracegen.live.quality import Score, score
-from tracegen.live.run import Ask, Live, check_same_model, prepare, requests_of, run
+from tracegen.live.run import Live, LiveRequest, check_same_model, prepare, requests_of, run
 from tracegen.live.source import Emulation
 from tracegen.steps import Stepper
 from traces import routers
-from traces.demand import unite
+from traces.demand import union_of
 from traces.schema import memory_trace
 
 #: Nothing is changed: fetch runs what the router chose, and a lift of nothing lifts nothing.
@@ -43,7 +43,7 @@ def logits_of(family: str, dtype: torch.dtype, settings: dict[str, Any] | None) 
     if settings is None:
         return [stepper.step(part) for part in _parts(ids)]
     config = configure(capacity="30%", **settings)
-    ready = prepare(model, [Ask(ids, 6)], config, modules=modules(family, dtype))
+    ready = prepare(model, [LiveRequest(ids, 6)], config, modules=modules(family, dtype))
     emulation = Emulation(ready.modules, ready.plan, log=False, lookahead=ready.header.lookahead_depth)
     return [emulation.forward(partial(stepper.step, part), len(part), 0, len(part) > 1) for part in _parts(ids)]
 
@@ -176,7 +176,7 @@ def test_the_same_arguments_give_the_same_run() -> None:
 
 def test_a_mixture_in_another_order_is_the_same_mixture() -> None:
     # a routing policy may rank the router's own experts anew; half of |w - w'| is then 0
-    gate = Gate([[0, 1]], unite([[0, 1]], [[75, 25]]), [[75, 25]], choice=[[2.0, 1.0, 0.0]])
+    gate = Gate([[0, 1]], union_of([[0, 1]], [[75, 25]]), [[75, 25]], choice=[[2.0, 1.0, 0.0]])
     counters = Counters(1)
     here = Pass.of_slice(0, 0, 1, 1, 0)
     counters.begin_pass(0, here)
@@ -196,12 +196,12 @@ def test_a_mixture_in_another_order_is_the_same_mixture() -> None:
     ids=["greedy", "sampled"],
 )
 def test_under_policies_that_change_nothing_it_writes_what_generate_writes(decoding: Decoding) -> None:
-    model, asks = loaded("olmoe"), [Ask(tokens(6, seed), 6) for seed in range(3)]
-    ran = run(model, asks, configure(capacity="30%", seed=4), decoding=decoding, quality=False)
-    for number, (ask, request) in enumerate(zip(asks, ran.requests, strict=True)):
-        written = continued(model.model, ask.token_ids, decoding, seed_of(4, number))
+    model, to_run = loaded("olmoe"), [LiveRequest(tokens(6, seed), 6) for seed in range(3)]
+    ran = run(model, to_run, configure(capacity="30%", seed=4), decoding=decoding, quality=False)
+    for number, (given, request) in enumerate(zip(to_run, ran.requests, strict=True)):
+        written = continued(model.model, given.token_ids, decoding, seed_of(4, number))
         assert request.token_ids is not None
-        assert request.token_ids.tolist() == [*ask.token_ids, *written[:-1]]
+        assert request.token_ids.tolist() == [*given.token_ids, *written[:-1]]
         assert request.prompt_length == 6
 
 
@@ -211,7 +211,7 @@ def test_a_text_ends_where_the_model_ends_it() -> None:
     third = written[2]
     model.model.generation_config.eos_token_id = third
     try:
-        ran = run(model, [Ask(tokens(6), 6)], configure(capacity="30%"), decoding=decoding)
+        ran = run(model, [LiveRequest(tokens(6), 6)], configure(capacity="30%"), decoding=decoding)
     finally:
         model.model.generation_config.eos_token_id = None
     assert len(ran.requests[0].chosen) == 6 + written.index(third)
@@ -226,7 +226,7 @@ def test_an_unmodified_model_agrees_with_itself_exactly() -> None:
     found = total(ran)
     assert found.nll == found.nll_base and found.kl == 0 and found.top1 == 1
     # every token but the first of each request is predicted
-    assert [each.tokens for each in ran.quality.per_request] == [len(ask.token_ids) - 1 for ask in ASKS]
+    assert [each.tokens for each in ran.quality.per_request] == [len(given.token_ids) - 1 for given in TO_RUN]
 
 
 def test_perplexity_is_that_of_the_recorded_nll() -> None:
@@ -272,7 +272,7 @@ def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
     def fail(*arguments: object) -> None:
         raise kind("once")
 
-    ready = prepare(loaded("olmoe"), ASKS, configure(capacity="30%", miss="drop", prefetch="top_k"))
+    ready = prepare(loaded("olmoe"), TO_RUN, configure(capacity="30%", miss="drop", prefetch="top_k"))
     if where != "caller":
         monkeypatch.setattr(f"simulator.reference.gate.{where}", fail)
     with pytest.raises(kind, match="once"):
@@ -298,28 +298,28 @@ def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
 )
 def test_configurations_that_cannot_run_live_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises((PolicyError, ConfigError), match=said):
-        prepare(loaded("olmoe"), ASKS, configure(**settings))
+        prepare(loaded("olmoe"), TO_RUN, configure(**settings))
 
 
 @pytest.mark.parametrize(
-    ("asks", "said"),
+    ("to_run", "said"),
     [
         ([], "nothing to run"),
-        ([Ask((), 0)], "request 0: 0 prompt tokens of 0"),
-        ([ASKS[0], Ask((1, 2), 3)], "request 1: 3 prompt tokens of 2"),
-        ([Ask(tokens(257), 4)], "257 tokens exceed the model's context of 256"),
-        ([Ask((1, 96), 1)], "request 0 has token 96, the model knows 96"),
+        ([LiveRequest((), 0)], "request 0: 0 prompt tokens of 0"),
+        ([TO_RUN[0], LiveRequest((1, 2), 3)], "request 1: 3 prompt tokens of 2"),
+        ([LiveRequest(tokens(257), 4)], "257 tokens exceed the model's context of 256"),
+        ([LiveRequest((1, 96), 1)], "request 0 has token 96, the model knows 96"),
     ],
 )
-def test_requests_that_the_model_cannot_run_are_refused(asks: list[Ask], said: str) -> None:
+def test_requests_that_the_model_cannot_run_are_refused(to_run: list[LiveRequest], said: str) -> None:
     with pytest.raises(RecordError, match=said):
-        prepare(loaded("olmoe"), asks, configure())
+        prepare(loaded("olmoe"), to_run, configure())
 
 
 def test_requests_come_back_from_the_trace_of_a_run() -> None:
     trace = live("olmoe").trace()
-    assert requests_of(trace) == list(ASKS)
-    assert requests_of(trace, 2) == list(ASKS[:2])
+    assert requests_of(trace) == list(TO_RUN)
+    assert requests_of(trace, 2) == list(TO_RUN[:2])
 
 
 def test_traces_without_text_or_of_another_model_are_refused() -> None:
@@ -341,5 +341,5 @@ def test_a_live_result_says_what_it_is() -> None:
     about = live("olmoe", miss="drop").result.about
     assert about["label"] == "LIVE, emulated"
     assert about["trace"].startswith("live-") and about["model"] == "tiny-olmoe"
-    other = run(loaded("olmoe"), ASKS[:1], configure(capacity="30%", miss="drop"), quality=False)
+    other = run(loaded("olmoe"), TO_RUN[:1], configure(capacity="30%", miss="drop"), quality=False)
     assert other.result.about["identity"] != about["identity"]

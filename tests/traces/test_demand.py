@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from traces import blocks, growing, routers
 from traces import demand as demand_module
-from traces.demand import NEVER, Demand, Union, demand_of, next_passes, to_units, unite
+from traces.demand import NEVER, Demand, Union, demand_of, next_passes, to_units, union_of
 from traces.lookahead import predicted
 from traces.passes import schedule
 from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
@@ -49,7 +49,7 @@ def by_hand(trace: Trace, passes: str) -> list[Union]:
     for start, stop in zip(plan.start.tolist(), plan.stop.tolist(), strict=True):
         for layer in range(LAYERS):
             rows = () if mass is None else mass[start:stop, layer].tolist()
-            unions.append(unite(chosen[start:stop, layer].tolist(), rows))
+            unions.append(union_of(chosen[start:stop, layer].tolist(), rows))
     return unions
 
 
@@ -58,19 +58,19 @@ def by_hand(trace: Trace, passes: str) -> list[Union]:
 
 def test_demand_goes_by_largest_weight_and_ties_by_lowest_id() -> None:
     # 3 and 5 both reach .5 (over two tokens), 1 only .25
-    union = unite([[5, 1], [3, 5]], [[8, 4], [8, 2]])
+    union = union_of([[5, 1], [3, 5]], [[8, 4], [8, 2]])
     assert (union.expert, union.mass, union.mass_sum, union.tokens) == ([3, 5, 1], [8, 8, 4], [8, 10, 4], [1, 2, 1])
 
 
 def test_without_weights_demand_goes_by_best_rank_then_token_count_then_id() -> None:
     # 2, 4 and 0 are first somewhere; 4 for two tokens; 1 is second twice, 3 once
-    union = unite([[2, 1, 5], [4, 1, 0], [4, 3, -1], [0, -1, -1]], ())
+    union = union_of([[2, 1, 5], [4, 1, 0], [4, 3, -1], [0, -1, -1]], ())
     assert union.expert == [0, 4, 2, 1, 3, 5]
     assert (union.rank, union.tokens) == ([0, 0, 0, 1, 1, 2], [2, 2, 1, 2, 1, 1])
 
 
 def test_a_step_that_routes_nothing_demands_nothing() -> None:
-    assert unite([[-1, -1]], ()).expert == []
+    assert union_of([[-1, -1]], ()).expert == []
 
 
 def test_weights_become_integers_half_to_even() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.compiled.runtime.inputs import feed_of
+from simulator.compiled.runtime.inputs import inputs_of
 from simulator.config import configure
 from tests.traces.test_demand import HEADER, request
 from traces import shared as sharing
@@ -30,7 +30,7 @@ NOTHING: frozenset[str] = frozenset()
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     trace = write_trace(tmp_path / "a.zarr", HEADER, [request(1, 3, 4, weighted=True), request(2, 2, 9, weighted=True)])
-    feed_of(trace, configure(), NOTHING, NOTHING)
+    inputs_of(trace, configure(), NOTHING, NOTHING)
     time.sleep(SETTLED)
     return trace
 
@@ -40,50 +40,50 @@ def in_memory(seed: int = 1) -> Trace:
 
 
 def test_replays_of_a_stored_trace_share_their_inputs_however_often_it_is_opened(stored: Trace) -> None:
-    first = feed_of(stored, configure(), NOTHING, NOTHING)
+    first = inputs_of(stored, configure(), NOTHING, NOTHING)
     assert stored.path is not None
-    again = feed_of(open_trace(stored.path), configure(capacity="50%"), NOTHING, NOTHING)
+    again = inputs_of(open_trace(stored.path), configure(capacity="50%"), NOTHING, NOTHING)
     assert again is first
 
 
 def test_what_differs_is_not_shared(stored: Trace) -> None:
     looking = {"prefetch": "top_k", "lookahead": "shuffled_tokens"}
     told = [
-        feed_of(stored, configure(), NOTHING, NOTHING),
-        feed_of(stored, configure(passes="token"), NOTHING, NOTHING),
-        feed_of(stored, configure(), NOTHING, frozenset({"next_pass"})),
-        feed_of(in_memory(), configure(), NOTHING, NOTHING),
-        feed_of(in_memory(2), configure(), NOTHING, NOTHING),
+        inputs_of(stored, configure(), NOTHING, NOTHING),
+        inputs_of(stored, configure(passes="token"), NOTHING, NOTHING),
+        inputs_of(stored, configure(), NOTHING, frozenset({"next_pass"})),
+        inputs_of(in_memory(), configure(), NOTHING, NOTHING),
+        inputs_of(in_memory(2), configure(), NOTHING, NOTHING),
     ]
-    assert len({id(feed) for feed in told}) == len(told)
+    assert len({id(inputs) for inputs in told}) == len(told)
     if "lookahead" in stored.capabilities:
-        seeds = [feed_of(stored, configure(**looking, seed=seed), NOTHING, NOTHING) for seed in (1, 2)]
+        seeds = [inputs_of(stored, configure(**looking, seed=seed), NOTHING, NOTHING) for seed in (1, 2)]
         assert seeds[0] is not seeds[1]
 
 
 def test_nobody_can_write_to_what_is_shared(stored: Trace) -> None:
     for trace in (stored, in_memory()):
-        feed = feed_of(trace, configure(), NOTHING, NOTHING)
-        assert [name for name, array in feed.items() if array.flags.writeable] == []
+        inputs = inputs_of(trace, configure(), NOTHING, NOTHING)
+        assert [name for name, array in inputs.items() if array.flags.writeable] == []
         assert not demand_of(trace, "recorded").expert.flags.writeable
 
 
 def test_arrays_given_in_memory_stay_writable_for_their_owner() -> None:
     trace = in_memory()
-    feed_of(trace, configure(), NOTHING, NOTHING)
+    inputs_of(trace, configure(), NOTHING, NOTHING)
     assert trace.arrays["chosen"].flags.writeable
 
 
 @pytest.mark.parametrize("name", ["expert", "next_use", "offsets"])
 def test_a_changed_file_is_noticed_by_the_next_replay(stored: Trace, name: str) -> None:
-    before = {key: array.copy() for key, array in feed_of(stored, configure(), NOTHING, NOTHING).items()}
+    before = {key: array.copy() for key, array in inputs_of(stored, configure(), NOTHING, NOTHING).items()}
     assert stored.path is not None
     (folder,) = stored.path.with_name("a.zarr.derived").glob("*-demand-recorded")
     file = folder / f"{name}.npy"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    after = feed_of(stored, configure(), NOTHING, NOTHING)
+    after = inputs_of(stored, configure(), NOTHING, NOTHING)
     assert all(np.array_equal(before[key], after[key]) for key in before)
 
 
@@ -112,7 +112,7 @@ def test_no_more_is_kept_than_is_said(stored: Trace, monkeypatch: pytest.MonkeyP
 
 def test_what_a_trace_in_memory_shares_goes_with_it() -> None:
     trace = in_memory()
-    kept = weakref.ref(feed_of(trace, configure(), NOTHING, NOTHING)["stream_expert"])
+    kept = weakref.ref(inputs_of(trace, configure(), NOTHING, NOTHING)["stream_expert"])
     assert kept() is not None
     del trace
     gc.collect()

@@ -14,23 +14,23 @@ from traces.schema import Trace
 CAPABILITIES = frozenset({"ids", "weights", "logits", "lookahead"})  #: what a live model provides: all but the future
 
 
-class Ask(NamedTuple):
+class LiveRequest(NamedTuple):
     """One request: tokens to run, the first `prompt_length` in one pass, the rest one by one."""
 
     token_ids: tuple[int, ...]
     prompt_length: int
 
 
-def requests_of(trace: Trace, limit: int | None = None) -> list[Ask]:
+def requests_of(trace: Trace, limit: int | None = None) -> list[LiveRequest]:
     """The requests of a trace (the first `limit`), to run again. Raises RecordError if it holds no token ids."""
     if "token_ids" not in trace.arrays:
         raise RecordError(f"{trace.path or 'this trace'} has no token ids, so its text cannot be run; give --text FILE")
-    asks = []
+    to_run = []
     for number in range(trace.requests if limit is None else min(limit, trace.requests)):
         first, last = (int(offset) for offset in trace.request_offsets[number : number + 2])
         ids = trace.read("token_ids", first, last).tolist()
-        asks.append(Ask(tuple(ids), int(trace.prompt_lengths[number])))
-    return asks
+        to_run.append(LiveRequest(tuple(ids), int(trace.prompt_lengths[number])))
+    return to_run
 
 
 def check_live(config: ReplayConfig) -> None:

@@ -1,7 +1,7 @@
 """The real model under a policy set: the reference engine fed by its gates; capacity, link and time are simulated.
 
-    asks = requests_of(trace)                      # or texts and prompts of your own
-    live = run(loaded, asks, config)               # live.result, live.quality, live.executed
+    to_run = requests_of(trace)                      # or texts and prompts of your own
+    live = run(loaded, to_run, config)               # live.result, live.quality, live.executed
     replay(live.trace(), config)                   # makes the same decisions: the closed loop
 
 Text that is given goes through the model as given (teacher-forced): the prompt in one pass, then one token per pass on
@@ -28,7 +28,7 @@ from tracegen.errors import RecordError
 from tracegen.live.baseline import Readers
 from tracegen.live.experts import check_computable
 from tracegen.live.quality import Quality
-from tracegen.live.requests import CAPABILITIES, Ask, check_live, requests_of
+from tracegen.live.requests import CAPABILITIES, LiveRequest, check_live, requests_of
 from tracegen.live.sampling import Sampler, endings
 from tracegen.live.source import Emulation, changes_experts, depth_needed
 from tracegen.modules import MoeModules, discover
@@ -39,7 +39,7 @@ from tracegen.selfcheck import check
 from tracegen.tokens import Room, Work
 from traces.schema import Header, Request, Trace, canonical, memory_trace
 
-__all__ = ["Ask", "Live", "Prepared", "check_same_model", "prepare", "proven", "requests_of", "run"]
+__all__ = ["Live", "LiveRequest", "Prepared", "check_same_model", "prepare", "proven", "requests_of", "run"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def check_same_model(trace: Trace, loaded: Loaded, modules: MoeModules) -> None:
 
 def run(
     loaded: Loaded,
-    asks: Sequence[Ask],
+    to_run: Sequence[LiveRequest],
     config: ReplayConfig,
     *,
     decoding: Decoding | None = None,
@@ -91,13 +91,13 @@ def run(
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Live:
     """`prepare`, then `Prepared.run`."""
-    ready = prepare(loaded, asks, config, decoding=decoding, lookahead=lookahead, modules=modules)
+    ready = prepare(loaded, to_run, config, decoding=decoding, lookahead=lookahead, modules=modules)
     return ready.run(quality=quality, log=log, progress=progress)
 
 
 def prepare(
     loaded: Loaded,
-    asks: Sequence[Ask],
+    to_run: Sequence[LiveRequest],
     config: ReplayConfig,
     *,
     decoding: Decoding | None = None,
@@ -113,13 +113,13 @@ def prepare(
     """
     check_live(config)
     modules = modules or proven(loaded)
-    _check_asks(asks, room_of(loaded), decoding)
-    plan = plan_for(_origin(loaded, modules, asks, decoding), config)
+    _check_requests(to_run, room_of(loaded), decoding)
+    plan = plan_for(_origin(loaded, modules, to_run, decoding), config)
     if changes_experts(plan, modules.geometry.expert_bits):
         check_computable([site.experts for site in modules.sites])
     depth = max(lookahead, depth_needed(plan))
     header = _header(loaded, modules, plan, Recording(decoding=decoding, look_ahead=depth, seed=config.seed), prompts)
-    return Prepared(loaded, tuple(asks), decoding, modules, plan, header)
+    return Prepared(loaded, tuple(to_run), decoding, modules, plan, header)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Prepared:
     """A live run that can begin."""
 
     loaded: Loaded
-    asks: tuple[Ask, ...]
+    to_run: tuple[LiveRequest, ...]
     decoding: Decoding | None
     modules: MoeModules
     plan: Plan
@@ -148,15 +148,15 @@ class Prepared:
         emulation = Emulation(self.modules, self.plan, log, self.header.lookahead_depth)
         readers = Readers(self.loaded.model, emulation, quality)
         requests, executed, scores = [], [], []
-        for number, ask in enumerate(self.asks):
+        for number, given in enumerate(self.to_run):
             try:
-                ids = self._follow(number, ask, readers, progress)
+                ids = self._follow(number, given, readers, progress)
             except torch.cuda.OutOfMemoryError:
                 fix = "give shorter requests, --device-map auto, or --no-quality"
                 raise RecordError(f"request {number} ran out of GPU memory; {fix}") from None
             rows, ran = emulation.take()
             nll, score = readers.take()
-            request = Request(rows.chosen, ask.prompt_length, rows.weights, rows.logits, rows.lookahead, ids, nll)
+            request = Request(rows.chosen, given.prompt_length, rows.weights, rows.logits, rows.lookahead, ids, nll)
             (keep or requests.append)(request)
             executed.append(ran)
             scores.append(score)
@@ -164,12 +164,12 @@ class Prepared:
         judged = Quality(tuple(scores)) if quality else None
         return Live(result, judged, self.header, self.modules.bias, tuple(requests), tuple(executed))
 
-    def _follow(self, number: int, ask: Ask, readers: Readers, progress: Callable[[int], None]) -> np.ndarray:
+    def _follow(self, number: int, given: LiveRequest, readers: Readers, progress: Callable[[int], None]) -> np.ndarray:
         """One request, given and continued; returns the tokens (T,) that went through the model."""
         readers.begin(number)
-        ids = list(ask.token_ids)
-        for start, stop in _passes(ask):
-            ahead = readers.read(ids[start:stop], stop <= ask.prompt_length)
+        ids = list(given.token_ids)
+        for start, stop in _passes(given):
+            ahead = readers.read(ids[start:stop], stop <= given.prompt_length)
             progress(stop - start)
         if self.decoding is None:
             return np.array(ids, np.int32)
@@ -185,19 +185,19 @@ class Prepared:
         return np.array(ids, np.int32)
 
 
-def _passes(ask: Ask) -> Iterator[tuple[int, int]]:
+def _passes(given: LiveRequest) -> Iterator[tuple[int, int]]:
     """The tokens [start, stop) of each pass over what is given."""
-    if ask.prompt_length:
-        yield 0, ask.prompt_length
-    for start in range(ask.prompt_length, len(ask.token_ids)):
+    if given.prompt_length:
+        yield 0, given.prompt_length
+    for start in range(given.prompt_length, len(given.token_ids)):
         yield start, start + 1
 
 
-def _check_asks(asks: Sequence[Ask], room: Room, decoding: Decoding | None) -> None:
-    if not asks:
+def _check_requests(to_run: Sequence[LiveRequest], room: Room, decoding: Decoding | None) -> None:
+    if not to_run:
         raise RecordError("there is nothing to run: no request is left; raise --limit")
     new = decoding.max_new_tokens if decoding else 1  # the last one does not go through the model
-    for number, (ids, prompt_length) in enumerate(asks):
+    for number, (ids, prompt_length) in enumerate(to_run):
         tokens = len(ids) + new - 1
         if not ids or not 0 <= prompt_length <= len(ids):
             raise RecordError(
@@ -211,10 +211,10 @@ def _check_asks(asks: Sequence[Ask], room: Room, decoding: Decoding | None) -> N
             raise RecordError(f"request {number} has token {wrong}, the model knows {room.vocabulary}: another model's")
 
 
-def _origin(loaded: Loaded, modules: MoeModules, asks: Sequence[Ask], decoding: Decoding | None) -> Origin:
+def _origin(loaded: Loaded, modules: MoeModules, to_run: Sequence[LiveRequest], decoding: Decoding | None) -> Origin:
     """A live model has every capability but the future; its digest names weights, precision and tokens."""
     settings = decoding.model_dump(mode="json") if decoding else None
-    document = [loaded.weights_sha256, loaded.dtype, [list(ask) for ask in asks], settings]
+    document = [loaded.weights_sha256, loaded.dtype, [list(given) for given in to_run], settings]
     return Origin(
         geometry=modules.geometry,
         capabilities=CAPABILITIES,

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from policies.contract import DECODE, NONE, PREFILL, PolicyError
 from simulator.reference.driven import Driven
-from simulator.reference.engine import Ran
+from simulator.reference.engine import FinishedRun
 from simulator.reference.weights import reweighed
 from simulator.replay import Plan
-from simulator.source import Gate, Heard, Mixture, Pass, gate_of, weigh
+from simulator.source import Gate, GateReadings, Mixture, Pass, gate_of, weigh
 from tracegen.capture import Reading, Rows, watching
 from tracegen.errors import RecordError
 from tracegen.live.experts import Orders, check_obeyed, executing
 from tracegen.modules import MoeModules
 from traces import routers
-from traces.demand import to_units, unite
+from traces.demand import to_units, union_of
 from traces.lookahead import Predicted, rank
 from traces.schema import Geometry
 
@@ -56,20 +56,20 @@ class LiveGates:
         """The model's."""
         return self._geometry
 
-    def hear(self, layer: int, said: Said) -> None:
+    def receive(self, layer: int, said: Said) -> None:
         """Take the reading of the gate at which the model waits."""
         self._at, self._said, self.verdict = layer, said, None
 
     def gate(self, step: Pass, layer: int) -> Gate:
         """What the gate has said."""
-        said = self._heard(layer)
+        said = self._received(layer)
         ids = said.chosen.astype(np.int64)
         look = [self._look(layer, distance, said) for distance in range(1, self._depth + 1)]
-        heard = Heard(ids, said.weights, said.logits if self._logits else None, look)
-        demand = unite(ids.tolist(), to_units(said.weights).tolist())
-        return gate_of(heard, demand, self._geometry.router, self._bias_of(layer))
+        readings = GateReadings(ids, said.weights, said.logits if self._logits else None, look)
+        demand = union_of(ids.tolist(), to_units(said.weights).tolist())
+        return gate_of(readings, demand, self._geometry.router, self._bias_of(layer))
 
-    def _heard(self, layer: int) -> Said:
+    def _received(self, layer: int) -> Said:
         if self._said is None or layer != self._at:
             raise AssertionError(f"the engine is at gate {layer}, the model at gate {self._at}")
         return self._said
@@ -85,11 +85,11 @@ class LiveGates:
 
     def weigh(self, step: Pass, layer: int, ids: Sequence[Sequence[int]]) -> list[list[int]]:
         """From the logits that the gate has just given."""
-        return weigh(self._geometry.router, self._heard(layer).logits if self._logits else None, ids)
+        return weigh(self._geometry.router, self._received(layer).logits if self._logits else None, ids)
 
     def used(self, step: Pass, layer: int, mixture: Mixture) -> None:
         """Keep what the policies decided, for the model to run."""
-        self._heard(layer)
+        self._received(layer)
         self.verdict = mixture
 
     def first_uses(self) -> tuple[int, ...]:
@@ -132,9 +132,9 @@ class Emulation:
 
     def __init__(self, modules: MoeModules, ready: Plan, log: bool, lookahead: int) -> None:
         """`lookahead` gates are asked and kept, at least as many as `depth_needed`."""
-        self._anatomy, self._lookahead, stored = modules, lookahead, modules.geometry.expert_bits
+        self._modules, self._lookahead, stored = modules, lookahead, modules.geometry.expert_bits
         self._gates = LiveGates(modules, ready)
-        self._engine = Driven(self._gates, ready.setting(log))
+        self._engine = Driven(self._gates, ready.spec(log))
         self._bits, self._routing = rounding(ready, stored), ready.chosen.routing.policy.name
         self._orders = Orders() if changes_experts(ready, stored) else None
         self._kept: list[list[Said]] = [[] for _ in modules.sites]
@@ -146,12 +146,12 @@ class Emulation:
         phase = PREFILL if prefill else DECODE
         self._engine.begin(Pass.of_slice(self._passes, request, phase, tokens, self._tokens))
         self._passes, self._tokens, self._next = self._passes + 1, self._tokens + tokens, 0
-        with watching(self._anatomy, self._lookahead, self._at_gate), self._obeying():
+        with watching(self._modules, self._lookahead, self._at_gate), self._obeying():
             logits = model_pass()
-        if self._next != len(self._anatomy.sites):
-            raise RecordError(f"{self._anatomy.name}: a pass ran {self._next} of {len(self._anatomy.sites)} gates")
+        if self._next != len(self._modules.sites):
+            raise RecordError(f"{self._modules.name}: a pass ran {self._next} of {len(self._modules.sites)} gates")
         if self._orders is not None:
-            check_obeyed(self._orders, [site.experts for site in self._anatomy.sites])
+            check_obeyed(self._orders, [site.experts for site in self._modules.sites])
         return logits
 
     def take(self) -> tuple[Rows, np.ndarray]:
@@ -167,29 +167,29 @@ class Emulation:
         )
         return rows, _by_token(executed)
 
-    def close(self) -> Ran:
+    def close(self) -> FinishedRun:
         """End the run; returns the engine's counters and events."""
         return self._engine.close()
 
     def _obeying(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._orders is None else executing(self._anatomy.model, self._orders)
+        return nullcontext() if self._orders is None else executing(self._modules.model, self._orders)
 
     def _at_gate(self, layer: int, reading: Reading) -> tuple[Tensor, Tensor] | None:
         if layer != self._next:
-            raise RecordError(f"{self._anatomy.name}: gate {layer} ran where gate {self._next} was due")
+            raise RecordError(f"{self._modules.name}: gate {layer} ran where gate {self._next} was due")
         self._next += 1
         said = _said(reading, self._lookahead)
         if not np.isfinite(said.logits).all():
             raise RecordError(
-                f"{self._anatomy.name}: router logits of MoE layer {layer} are no numbers; try another --dtype"
+                f"{self._modules.name}: router logits of MoE layer {layer} are no numbers; try another --dtype"
             )
         self._kept[layer].append(said)
-        self._gates.hear(layer, said)
+        self._gates.receive(layer, said)
         self._engine.advance(lambda: self._gates.verdict is not None)
         assert self._gates.verdict is not None
         self._executed[layer].append(np.array(self._gates.verdict.run, np.int16).reshape(said.chosen.shape))
         self._order(layer, self._gates.verdict)
-        return obeyed(self._anatomy, reading, said, self._gates.verdict)
+        return obeyed(self._modules, reading, said, self._gates.verdict)
 
     def _order(self, layer: int, mixture: Mixture) -> None:
         pairs = zip(mixture.gate.ids, mixture.run, strict=True)
@@ -197,7 +197,7 @@ class Emulation:
             raise PolicyError(f"routing {self._routing} dropped an expert, which it must declare: drops=True")
         if self._orders is not None and self._bits:
             rounded = {expert: self._bits[tier] for expert, tier in mixture.tiers.items()}
-            self._orders.bits[self._anatomy.sites[layer].experts] = {e: bits for e, bits in rounded.items() if bits}
+            self._orders.bits[self._modules.sites[layer].experts] = {e: bits for e, bits in rounded.items() if bits}
 
 
 def obeyed(modules: MoeModules, reading: Reading, said: Said, mixture: Mixture) -> tuple[Tensor, Tensor] | None:

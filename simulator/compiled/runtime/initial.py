@@ -1,4 +1,4 @@
-"""The simulation state at the start of a run, made from input arrays and a setting."""
+"""The simulation state at the start of a run, made from input arrays and a run specification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.contract import NEVER, NONE, NOW, QUEUES, REKEY, Eviction, Memory
+from policies.contract import KEY_SCOPES, NEVER, NONE, NOW, QUEUES, Eviction, Memory
 from policies.grammar import Chosen
 from policies.hooks import EVENTS
 from simulator.compiled.clock import NEVER_DUE
@@ -21,8 +21,8 @@ from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
 from simulator.compiled.runtime.variants import is_fast
 from simulator.compiled.weights import FAMILIES
 from simulator.config import KINDS, PolicySet, parse_reset
-from simulator.foreknown import Known
-from simulator.setting import Setting
+from simulator.interface import RunSpec
+from simulator.oracle import Oracle
 from simulator.threads import stop_flag
 from traces.routers import is_shared
 from traces.schema import Router
@@ -53,17 +53,15 @@ class SimulationState:
         return self._records[name] if name in self._records else self.numbers[name]
 
 
-def initial_state(
-    inputs: Inputs, known: Known, setting: Setting, lines: int = 0, keep: bool = False
-) -> SimulationState:
+def initial_state(inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0, keep: bool = False) -> SimulationState:
     """As at the start. `lines` of the event log are kept, and what every token ran if `keep`."""
-    chosen = setting.config.policy_set().priced(setting.times)
-    numbers = _setting(setting, chosen) | _lengths(inputs, setting, chosen, lines, keep)
+    chosen = spec.config.policy_set().priced(spec.times)
+    numbers = _scalars(spec, chosen) | _lengths(inputs, spec, chosen, lines, keep)
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"knows_future": numbers["n_demand"] > 0 and not chosen.changes_routing}
     numbers |= {"reads_ids": keep or numbers["precisions"] > 1 or _reads_ids(numbers, chosen.reads)}
     numbers |= _victim_selection(numbers, chosen.eviction)
-    costs = _costs(inputs, setting)
+    costs = _costs(inputs, spec)
     numbers |= {"n_lengths": len(costs["dense_ns"]), "n_sizes": len(costs["expert_ns"])}
     numbers |= {"n_costs": costs["expert_ns"].shape[1], "n_cpu_costs": costs["cpu_ns"].shape[1]}
     arrays = {
@@ -73,9 +71,9 @@ def initial_state(
     state = SimulationState(numbers, arrays | costs | dict(inputs) | records)
     state["clock"]["compute_at"], state["clock"]["cpu_at"] = NEVER_DUE, NEVER_DUE
     state["counters"]["row"], state["cache"]["bypassed"] = NO_ROW, NONE
-    _describe(state, setting)
-    _foresee(state, known)
-    _remember(state, setting, chosen)
+    _describe(state, spec)
+    _foresee(state, oracle)
+    _remember(state, spec, chosen)
     return state
 
 
@@ -86,27 +84,27 @@ def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.nd
 # numbers
 
 
-def _setting(setting: Setting, chosen: PolicySet) -> dict[str, int]:
-    config, shape, eviction = setting.config, setting.shape, chosen.eviction.policy
-    geometry = shape.geometry
+def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
+    config, layout, eviction = spec.config, spec.layout, chosen.eviction.policy
+    geometry = layout.geometry
     return {
         "layers": geometry.layers,
         "experts": geometry.experts,
-        "precisions": shape.precisions,
-        "per_layer": len(setting.pools) > 1,
+        "precisions": layout.precisions,
+        "per_layer": len(spec.pools) > 1,
         "sequential": config.contract == "sequential",
         "after_demand": config.prefetch_at == "after_demand",
         "free_only": config.prefetch_admission == "free_only",
-        "depth": setting.times.depth,
-        "latency_ns": setting.times.latency_ns,
+        "depth": spec.times.depth,
+        "latency_ns": spec.times.latency_ns,
         "reset_every": parse_reset(config.reset),
         "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
         "reach": chosen.prefetch.policy.names_ahead(chosen.prefetch.params),
-        "logs": setting.log,
+        "logs": spec.log,
         "by_key": eviction.victim is None,
-        "rekey": REKEY.index(eviction.scope(chosen.eviction.params)),
-        "row_length": geometry.experts * shape.precisions,
-        "has_cpu": setting.times.has_cpu,
+        "key_scope": KEY_SCOPES.index(eviction.scope(chosen.eviction.params)),
+        "row_length": geometry.experts * layout.precisions,
+        "has_cpu": spec.times.has_cpu,
     } | _given(chosen)
 
 
@@ -156,28 +154,29 @@ def _key_dependencies(eviction: Eviction) -> dict[str, int]:
     return {
         "keys_read_demand": bool(named & {"needed", "mass_ever"}),
         "keys_read_future": bool(named & {"next_use", "next_pass"}),
-        "keys_read_hints": bool(named & {"hint_pass", "last_hint"}) or eviction.on_predict is not None,
+        "keys_read_predictions": bool(named & {"prediction_pass", "last_prediction"})
+        or eviction.on_predict is not None,
         "keys_read_gate": eviction.on_gate is not None,
     }
 
 
-def _lengths(inputs: Inputs, setting: Setting, chosen: PolicySet, lines: int, keep: bool) -> dict[str, int]:
-    shape, geometry = setting.shape, setting.shape.geometry
+def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep: bool) -> dict[str, int]:
+    layout, geometry = spec.layout, spec.layout.geometry
     tokens = len(inputs["token_ids"])
     most = int(inputs["pass_tokens"].max(initial=1))
     numbers = {
         "passes": len(inputs["pass_start"]),
         "width": inputs["token_ids"].shape[2],
-        "n_experts": shape.experts,
-        "n_copies": shape.experts * shape.precisions,
-        "n_pools": len(setting.pools),
-        "n_queued": shape.experts * shape.precisions + len(setting.pools),
-        "n_kinds": geometry.layers * shape.precisions,
+        "n_experts": layout.experts,
+        "n_copies": layout.experts * layout.precisions,
+        "n_pools": len(spec.pools),
+        "n_queued": layout.experts * layout.precisions + len(spec.pools),
+        "n_kinds": geometry.layers * layout.precisions,
         "n_cells": geometry.layers * 2 * WIDTH,
         "n_buckets": geometry.layers * 2 * BUCKETS,
         "n_log": lines,
-        "n_members": shape.experts * shape.precisions,
-        "n_ring": _power_of_two(shape.experts * shape.precisions + 1),
+        "n_members": layout.experts * layout.precisions,
+        "n_ring": _power_of_two(layout.experts * layout.precisions + 1),
         "n_steps": len(inputs["offsets"]),
         "n_demand": len(inputs["stream_expert"]),
         "n_passes": len(inputs["stream_pass"]),
@@ -193,7 +192,7 @@ def _lengths(inputs: Inputs, setting: Setting, chosen: PolicySet, lines: int, ke
         "n_counters": WIDTH,
         "n_times": TIMES,
         "n_par": len(chosen.eviction.par()),
-        "n_warm": len(setting.config.warm),
+        "n_warm": len(spec.config.warm),
     }
     for i, kind in enumerate(KINDS):
         memory: Memory = getattr(chosen, kind).policy.memory
@@ -209,20 +208,20 @@ def _power_of_two(least: int) -> int:
 # times
 
 
-def _costs(inputs: Inputs, setting: Setting) -> dict[str, np.ndarray]:
+def _costs(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
     """Tables of what `simulator.platform.Times` gives, one row per distinct pass and per distinct expert size."""
-    times, shape = setting.times, setting.shape
+    times, layout = spec.times, spec.layout
     tokens = int(inputs["pass_tokens"].max(initial=1))
     counted = np.bincount(inputs["pass_tokens"], minlength=1)  # a sort would take longer than all the rest
     lengths = np.flatnonzero(counted)
     dense_row = (np.cumsum(counted > 0) - 1)[inputs["pass_tokens"]]
-    layers = range(shape.geometry.layers)
+    layers = range(layout.geometry.layers)
     dense = [[times.dense_ns(layer, int(length)) for layer in layers] for length in lengths]
     for row, length in zip(dense, lengths, strict=True):
         row[0] += times.pass_ns(int(length))
-    sizes = [shape.tiers[p][layer] for layer in layers for p in range(shape.precisions)]
+    sizes = [layout.tiers[p][layer] for layer in layers for p in range(layout.precisions)]
     _, first, cost_row = np.unique(sizes, return_index=True, return_inverse=True)
-    kinds = [divmod(int(kind), shape.precisions) for kind in first]
+    kinds = [divmod(int(kind), layout.precisions) for kind in first]
     return {
         "dense_ns": np.array(dense, np.int64).reshape(-1, len(layers)),
         "dense_row": dense_row.astype(np.int64),
@@ -243,50 +242,50 @@ def _per_tokens(of: Callable[[int, int, int], int], kinds: Sequence[tuple[int, i
 # contents
 
 
-def _describe(state: SimulationState, setting: Setting) -> None:
+def _describe(state: SimulationState, spec: RunSpec) -> None:
     """What is what, and where a run starts."""
-    arrays, shape, geometry = state.arrays, setting.shape, setting.shape.geometry
+    arrays, layout, geometry = state.arrays, spec.layout, spec.layout.geometry
     experts, owned, copies, pools = (arrays[name] for name in ("experts", "owned", "copies", "pools"))
     y = np.arange(len(copies))
-    owned["x"], owned["evicted_pass"] = y // shape.precisions, NEVER_LEFT
+    owned["x"], owned["evicted_pass"] = y // layout.precisions, NEVER_LEFT
     owned["layer"] = owned["x"] // geometry.experts
-    owned["kind"] = owned["layer"] * shape.precisions + y % shape.precisions
-    copies["bytes"] = np.array(shape.tiers, np.int64).T.ravel()[owned["kind"]]
+    owned["kind"] = owned["layer"] * layout.precisions + y % layout.precisions
+    copies["bytes"] = np.array(layout.tiers, np.int64).T.ravel()[owned["kind"]]
     copies["pool"] = owned["layer"] if len(pools) > 1 else 0
     experts["layer"] = np.arange(len(experts)) // geometry.experts
-    experts["last_pass"] = experts["hint_pass"] = -1
-    pools["capacity"], pools["scope"] = setting.pools, NEVER_LEFT
+    experts["last_pass"] = experts["prediction_pass"] = -1
+    pools["capacity"], pools["scope"] = spec.pools, NEVER_LEFT
     arrays["union_at"][:], arrays["access_of"][:] = NONE, NONE
     arrays["layer_key"][:], arrays["layer_order"][:] = NO_KEY, NO_KEY
     for name in ("behind", "in_front"):
         arrays[name][:] = np.arange(len(arrays[name]))
-    arrays["keyed_scope"][:] = 0 if state["rekey"] == TOUCH else NEVER_LEFT
+    arrays["keyed_scope"][:] = 0 if state["key_scope"] == TOUCH else NEVER_LEFT
     arrays["keyed_pass"][:] = NEVER_LEFT
-    warm = [(layer * geometry.experts + expert) * shape.precisions for layer, expert in setting.config.warm]
+    warm = [(layer * geometry.experts + expert) * layout.precisions for layer, expert in spec.config.warm]
     arrays["warm"][:] = warm
 
 
-def _foresee(state: SimulationState, known: Known) -> None:
+def _foresee(state: SimulationState, oracle: Oracle) -> None:
     """What is known of the future and of the past before a run."""
     experts, copies = state.arrays["experts"], state.arrays["copies"]
-    experts["next_use"] = np.asarray(known.first_uses, np.int64) if len(known.first_uses) else NEVER
-    experts["next_pass"] = np.asarray(known.first_passes, np.int64) if len(known.first_passes) else NEVER
+    experts["next_use"] = np.asarray(oracle.first_uses, np.int64) if len(oracle.first_uses) else NEVER
+    experts["next_pass"] = np.asarray(oracle.first_passes, np.int64) if len(oracle.first_passes) else NEVER
     experts["profile"], taken = NEVER, np.zeros(len(state.arrays["pools"]), np.int64)
-    for x in known.ranking:
+    for x in oracle.ranking:
         copy = copies[x * int(state["precisions"])]
         experts["profile"][x] = taken[copy["pool"]]
         taken[copy["pool"]] += copy["bytes"]
 
 
-def _remember(state: SimulationState, setting: Setting, chosen: PolicySet) -> None:
+def _remember(state: SimulationState, spec: RunSpec, chosen: PolicySet) -> None:
     """What policies and routers are told once."""
-    geometry, here = setting.shape.geometry, state.arrays["now"]
+    geometry, here = spec.layout.geometry, state.arrays["now"]
     here["layers"], here["experts"], here["k"] = geometry.layers, geometry.experts, geometry.k
-    here["precisions"], here["seed"] = setting.shape.precisions, setting.config.seed
+    here["precisions"], here["seed"] = spec.layout.precisions, spec.config.seed
     for i, kind in enumerate(KINDS):
         of: Chosen = getattr(chosen, kind)
         state.arrays[f"own_par_{i}"][:] = of.par()
-        state.arrays[f"own_capacity_{i}"][:] = setting.pools
+        state.arrays[f"own_capacity_{i}"][:] = spec.pools
     _write_rule(state.arrays["rule"], geometry.router)
 
 

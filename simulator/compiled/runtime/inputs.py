@@ -41,7 +41,7 @@ class Demanded(NamedTuple):
     control: tuple[str, int]  #: of the look-ahead, and its seed
 
 
-def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Inputs:
+def inputs_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: frozenset[str]) -> Inputs:
     """Only the arrays that the policies need; `reads` is what they declare to read. Raises TraceError.
 
     All replays of this process that want the same share them.
@@ -49,10 +49,10 @@ def feed_of(trace: Trace, config: ReplayConfig, needs: frozenset[str], reads: fr
     depths = _depths(config)
     control = (config.lookahead, config.seed if config.lookahead != "recorded" else 0) if depths else ("", 0)
     wanted = Demanded(config.passes, "logits" in needs, "next_pass" in reads, depths, control)
-    return shared(trace, wanted, lambda: _feed_of(trace, wanted))
+    return shared(trace, wanted, lambda: _inputs_of(trace, wanted))
 
 
-def _feed_of(trace: Trace, wanted: Demanded) -> Inputs:
+def _inputs_of(trace: Trace, wanted: Demanded) -> Inputs:
     passes = wanted.passes
     plan, geometry, demand = schedule(trace, passes), trace.geometry, demand_of(trace, passes)
     scores = _scores_of(trace) if wanted.scores else {}
@@ -61,7 +61,7 @@ def _feed_of(trace: Trace, wanted: Demanded) -> Inputs:
     demanded = _demand(demand)
     if wanted.next_pass:
         demanded["stream_pass"] = next_passes(trace, passes)
-    return _feed(
+    return _filled(
         geometry, _plan(plan) | demanded | {"token_ids": plain.rows(trace, "chosen")} | weights | scores | looks
     )
 
@@ -107,7 +107,7 @@ def _depths(config: ReplayConfig) -> tuple[int, ...]:
     return (0,) * depth if prefetch.policy.own_scores(prefetch.params) else tuple(range(1, depth + 1))
 
 
-def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
+def _filled(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
     """Every array of `layout.FEED`; one that is absent has no tokens."""
     width = arrays["token_ids"].shape[2]
     lengths = {"layers": geometry.layers, "experts": geometry.experts, "width": width}
@@ -121,7 +121,7 @@ def _feed(geometry: Geometry, arrays: dict[str, np.ndarray]) -> Inputs:
 # any source
 
 
-def feed_from(source: Source) -> Inputs:
+def inputs_from(source: Source) -> Inputs:
     """A source asked for everything in advance; it must not react to what is made of its gates.
 
     Raises ConfigError for a pass that is not a slice of one request.
@@ -134,7 +134,7 @@ def feed_from(source: Source) -> Inputs:
     arrays |= _tokens_from(gates, geometry) | _looks_from(gates, geometry)
     if "token_logits" in arrays:
         arrays["token_shares"] = routers.shares(geometry.router, arrays["token_logits"])
-    return _feed(geometry, arrays)
+    return _filled(geometry, arrays)
 
 
 def _plan_from(passes: Sequence[Pass]) -> dict[str, np.ndarray]:

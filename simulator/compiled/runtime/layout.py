@@ -23,8 +23,8 @@ def record(names: str) -> np.dtype:
 #: eviction policy's keys depend on, `reads_*` what any hook reads.
 SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only depth latency_ns reset_every "
-    "side_slots reach logs keeps weighted scored knows_future by_key queue rekey ranks row_length "
-    "keys_read_demand keys_read_future keys_read_hints keys_read_gate reads_passes reads_weights reads_logits "
+    "side_slots reach logs keeps weighted scored knows_future by_key queue key_scope ranks row_length "
+    "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
     + "".join(f"listeners_{event} " for event in EVENTS)
@@ -42,7 +42,7 @@ RECORDS = {
     "substitution": record("substituted"),
     "cache": record("pinned_now done_now bypassed arrivals"),
     "space": record("aside_now"),
-    "uses": record("stamps"),
+    "uses": record("timestamps"),
     "ranking": record("invalid_now layers_marked"),
     "side_buffer": record("in_side"),
     "link": record("demand_first demand_end ask_first ask_end flight_first flight_end ready_end last_done"),
@@ -89,7 +89,7 @@ POOL = record("capacity used open scope")
 ACCESS = record("n x y tokens served")
 EVENT = record("t0 t1 kind pass layer expert precision cause")
 #: Whether a run has been told to stop (simulator/threads.py): another thread writes it while machine code reads it.
-STOP = record("asked")
+STOP = record("requested")
 #: How a router makes weights of shares (traces/routers.py).
 RULE = np.dtype([("family", np.int64), ("shared", np.int64), ("scale", np.float64), ("band", np.float32)], align=True)
 

@@ -12,12 +12,12 @@ ROUTING, PREFETCH, EVICTION, MISS = 1, 2, 4, 8
 
 
 @cache
-def teller(event: str) -> Callable:
+def notifier(event: str) -> Callable:
     """A function of the state, the bound hooks and what the event's hook takes: it calls the hook of each listener."""
     listeners, pointers = f"listeners_{event}", list(HOOKS).index(event)
 
     @called
-    def tell(s, hooks, *numbers):
+    def notify(s, hooks, *numbers):
         listening = s[listeners]
         if listening & ROUTING:
             hooks[pointers][0](s, *numbers)
@@ -28,4 +28,4 @@ def teller(event: str) -> Callable:
         if listening & MISS:
             hooks[pointers][3](s, *numbers)
 
-    return tell
+    return notify

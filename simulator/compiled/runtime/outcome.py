@@ -26,7 +26,7 @@ from simulator.compiled.runtime.errors import (
 from simulator.compiled.runtime.initial import SimulationState
 from simulator.config import PolicySet
 from simulator.errors import ConfigError
-from simulator.setting import Setting
+from simulator.interface import RunSpec
 
 
 class FinishedCounters:
@@ -84,18 +84,18 @@ def _times(columns: list[int]) -> Row:
     }
 
 
-def events_of(state: SimulationState, setting: Setting) -> list[Event]:
+def events_of(state: SimulationState, spec: RunSpec) -> list[Event]:
     """The event log in words."""
     lines = state.arrays["log"][: int(state["log"]["lines"])].tolist()
     return [
-        Event(t0, t1, KINDS[kind], step_pass, layer, expert, precision, _cause(cause, setting))
+        Event(t0, t1, KINDS[kind], step_pass, layer, expert, precision, _cause(cause, spec))
         for t0, t1, kind, step_pass, layer, expert, precision, cause in lines
     ]
 
 
-def _cause(cause: int, setting: Setting) -> str:
+def _cause(cause: int, spec: RunSpec) -> str:
     if cause == BY_RESET:
-        return setting.config.reset
+        return spec.config.reset
     return f"for {cause}" if cause >= 0 else CAUSES[-cause]
 
 

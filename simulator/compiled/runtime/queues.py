@@ -1,8 +1,8 @@
 """Victim selection by the oldest logical timestamp: queues in place of keys.
 
 Each pool has a ring of its copies through a node of its own, which stands behind the last and before the first; a copy
-in no queue is a ring of itself. By last use, a copy is queued at the gate that stamps it, so before it has arrived:
-it is pinned until then.
+in no queue is a ring of itself. By last use, a copy is queued at the gate that sets its timestamp, which may be before
+it arrives: it is pinned until then.
 """
 
 from __future__ import annotations

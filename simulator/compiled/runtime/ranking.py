@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.contract import REKEY
+from policies.contract import KEY_SCOPES
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.state import (
     NEVER_LEFT,
@@ -43,7 +43,7 @@ from simulator.compiled.runtime.state import (
     row_order,
 )
 
-TOUCH, LAYER, STEP, PASS = range(len(REKEY))
+TOUCH, LAYER, STEP, PASS = range(len(KEY_SCOPES))
 
 
 # invalid keys
@@ -82,7 +82,7 @@ def invalidate(s, y):
 @called
 def add_member(s, y):
     """Its key counts from now on, if it is a candidate."""
-    if s["rekey"] != TOUCH:
+    if s["key_scope"] != TOUCH:
         layer = layer_of(s, y)
         owned(s)[y]["member_at"] = member_count(s)[layer]
         members(s)[layer * s["row_length"] + member_count(s)[layer]] = y
@@ -94,7 +94,7 @@ def add_member(s, y):
 @called
 def remove_member(s, y):
     """Its key does not count any more."""
-    if s["rekey"] != TOUCH:
+    if s["key_scope"] != TOUCH:
         forget_member(s, y)
     leave_row(s, y)
 
@@ -116,7 +116,7 @@ def forget_member(s, y):
 @called
 def smallest(s, keys, pool):
     """The candidate of the pool that leaves first; there must be one."""
-    if s["rekey"] != TOUCH:
+    if s["key_scope"] != TOUCH:
         renew(s, keys, pool, scope_of(s))
     if s["ranking"]["invalid_now"] > 0:
         rank_invalid(s, keys)
@@ -130,7 +130,7 @@ def smallest(s, keys, pool):
 @fast
 def scope_of(s):
     """A number that changes when the key of an untouched copy may."""
-    if s["rekey"] == PASS:
+    if s["key_scope"] == PASS:
         return now(s)["pass"]
     return now(s)["step"] * 2 + now(s)["gated"]
 
@@ -254,7 +254,7 @@ def renew_layers(s, keys, first, last, scope):
     """New keys for layers [first, last), or by how much they all moved."""
     count = 0
     for layer in range(first, last):
-        stays = s["rekey"] == LAYER and keyed_pass(s)[layer] == now(s)["pass"]
+        stays = s["key_scope"] == LAYER and keyed_pass(s)[layer] == now(s)["pass"]
         if keyed_scope(s)[layer] != scope and not stays:
             renew_layer(s, keys, layer, scope)
     for layer in range(first, last):
@@ -350,6 +350,6 @@ def clear_ranking(s):
     for layer in range(s["layers"]):
         layer_key(s)[layer], layer_order(s)[layer], layer_marked(s)[layer] = NO_KEY, NO_KEY, 0
         member_count(s)[layer], row_count(s)[layer], keyed_pass(s)[layer] = 0, 0, NEVER_LEFT
-        keyed_scope(s)[layer] = 0 if s["rekey"] == TOUCH else NEVER_LEFT
+        keyed_scope(s)[layer] = 0 if s["key_scope"] == TOUCH else NEVER_LEFT
     for pool in range(s["n_pools"]):
         pools(s)[pool]["scope"] = NEVER_LEFT

@@ -1,4 +1,4 @@
-"""What a user's eviction policy promises of its keys (`queue`, `rekey`), checked on some copies at every choice."""
+"""What a user's eviction policy promises of its keys (`queue`, `key_scope`), checked on some copies at every choice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Order = tuple[int, int, int]  #: key, timestamp, copy
 
 
 class KeyChecks:
-    """Checks `queue` and `rekey` against the keys."""
+    """Checks `queue` and `key_scope` against the keys."""
 
     def __init__(self, eviction: BoundPolicy[Eviction], tables: Tables) -> None:
         self._eviction, self._tables = eviction, tables
@@ -30,7 +30,7 @@ class KeyChecks:
     def check_new(self, y: int, key: int) -> None:
         """Raises PolicyError unless the key is the promised timestamp, and small enough to be moved."""
         if self._scope == "layer" and abs(key) > MOST_BY_LAYER:
-            raise self._broken(f"is {key} for copy {y}: rekey='layer' promises that it stays within 2**61")
+            raise self._broken(f"is {key} for copy {y}: key_scope='layer' promises that it stays within 2**61")
         copy, expert = self._tables.copies[y], self._tables.experts[y // self._tables.now["precisions"]]
         promised = {"": key, "last_use": expert["last_use"], "entered": copy["entered"]}[self._queue]
         if key != promised:
@@ -39,13 +39,13 @@ class KeyChecks:
             )
 
     def check_kept(self, kept: Mapping[int, Order], candidates: Sequence[int]) -> None:
-        """Raises PolicyError if a key has changed that `rekey` says cannot have; candidates take turns."""
+        """Raises PolicyError if a key has changed that `key_scope` says cannot have; candidates take turns."""
         for at in range(self._turn, self._turn + min(TRIED, len(candidates))):
             y = candidates[at % len(candidates)]
             key = self._ask(y) if y in kept else None
             if y in kept and key != kept[y][0]:
                 what = f"was {kept[y][0]} and is {key} for copy {y}, which nothing has happened to"
-                raise self._broken(f"{what}: rekey={self._scope!r} promises that it stays")
+                raise self._broken(f"{what}: key_scope={self._scope!r} promises that it stays")
         self._turn += TRIED
 
     def move_on(self, kept: Mapping[int, Order], same_pass: bool) -> None:
@@ -64,7 +64,7 @@ class KeyChecks:
             by = kept[y][0] - self._before[y][0]
             if moved.setdefault(layer, by) != by:
                 what = f"moved by {moved[layer]} and by {by} for two copies of layer {layer}"
-                raise self._broken(f"{what}: rekey='layer' promises that it is the same")
+                raise self._broken(f"{what}: key_scope='layer' promises that it is the same")
 
     def _ask(self, y: int) -> int:
         return self._eviction.call("key", y)

@@ -14,7 +14,7 @@ from traces.schema import Geometry
 
 
 @dataclass(frozen=True)
-class Shape:
+class CopyLayout:
     """The dense numbering of experts x = layer * E + e and copies y = x * P + p, and the bytes of a copy."""
 
     geometry: Geometry
@@ -32,17 +32,17 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Everything that a run needs beside its source, checked."""
+class RunSpec:
+    """Everything that a run needs beside its source."""
 
     config: ReplayConfig
-    shape: Shape
+    layout: CopyLayout
     times: Times
     pools: tuple[int, ...]  #: bytes of each
     log: bool = False  #: whether events are kept
 
 
-class Books(Protocol):
+class RunCounters(Protocol):
     """The counters of a finished run."""
 
     def totals(self, end: int) -> Row:
@@ -58,10 +58,10 @@ class Books(Protocol):
         ...
 
 
-class Ran(NamedTuple):
+class FinishedRun(NamedTuple):
     """The counters, the end and the events of a finished run."""
 
-    ledger: Books
+    counters: RunCounters
     end_ns: int
     events: Sequence[Event]
 
@@ -69,6 +69,6 @@ class Ran(NamedTuple):
 class EndState(NamedTuple):
     """A finished run with the state that it ended in, for comparing engines."""
 
-    ran: Ran
+    ran: FinishedRun
     residents: Sequence[int]  #: copies y
     memories: Sequence[Sequence[Any]]  #: own.rows, own.regs and own.reals of the four policies, in the order of KINDS

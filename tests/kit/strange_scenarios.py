@@ -10,8 +10,8 @@ import numpy as np
 
 from simulator.config import ReplayConfig, configure
 from tests.kit.cases import machine, sizes
+from tests.kit.scenarios import CONTRACTS
 from tests.kit.strange_files import File
-from tests.kit.worlds import CONTRACTS
 from traces.routers import weigh
 from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 

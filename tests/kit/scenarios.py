@@ -1,4 +1,4 @@
-"""Random small worlds for the laws: demand, sizes, pools, times and every policy, drawn by Hypothesis."""
+"""Random small scenarios for the laws: demand, sizes, pools, times and every policy, drawn by Hypothesis."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ROUTINGS += ("reuse_distance:keep=1:phase=any",)
 CONTRACTS = ("atomic", "sequential")
 
 
-class World(NamedTuple):
+class Scenario(NamedTuple):
     """Everything that a replay needs; replaying it twice must give the same."""
 
     source: ListSource
@@ -69,11 +69,11 @@ class World(NamedTuple):
 
 
 @st.composite
-def worlds(draw: st.DrawFn, **fixed: Any) -> World:
-    """Any world; `fixed` settings hold in all of them."""
+def scenarios(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Any scenario; `fixed` settings hold in all of them."""
     settings = draw(_settings()) | fixed
     geometry = draw(_geometries())
-    return World(draw(_sources(geometry, settings.pop("passes"))), draw(_pools(geometry)), draw(_times()), settings)
+    return Scenario(draw(_sources(geometry, settings.pop("passes"))), draw(_pools(geometry)), draw(_times()), settings)
 
 
 def _settings() -> st.SearchStrategy[dict[str, Any]]:

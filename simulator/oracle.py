@@ -13,7 +13,7 @@ from traces.schema import Trace
 from traces.shared import shared
 
 
-class Known(NamedTuple):
+class Oracle(NamedTuple):
     """What policies may know before a run; a field is empty where it is unknown or no policy needs it."""
 
     first_uses: Sequence[int]  #: position of each expert's first demand
@@ -21,22 +21,22 @@ class Known(NamedTuple):
     ranking: Sequence[int]  #: experts x of the profile, the most valuable first
 
 
-UNKNOWN = Known((), (), ())
+NO_ORACLE = Oracle((), (), ())
 
 
-def known_of_trace(
+def oracle_of_trace(
     trace: Trace, source: Callable[[], Gates], config: ReplayConfig, eviction: Chosen[Eviction]
-) -> Known:
+) -> Oracle:
     """The oracle information of a trace, taken from its `source` once for all replays of this process."""
-    what = ("known", config.passes, eviction.policy.profile(eviction.params), config.profile)
-    return shared(trace, what, lambda: known_of(source(), config, eviction))
+    what = ("oracle", config.passes, eviction.policy.profile(eviction.params), config.profile)
+    return shared(trace, what, lambda: oracle_of(source(), config, eviction))
 
 
-def known_of(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> Known:
+def oracle_of(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> Oracle:
     """The oracle information of a source."""
     first_uses = source.first_uses()
     first_passes = [source.pass_of(position) for position in first_uses]
-    return Known(first_uses, first_passes, ranking(source, config, eviction))
+    return Oracle(first_uses, first_passes, ranking(source, config, eviction))
 
 
 def ranking(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> list[int]:
