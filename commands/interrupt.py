@@ -21,17 +21,17 @@ SECONDS_TO_END = 0.3
 
 
 @contextmanager
-def heard_twice() -> Iterator[None]:
+def second_interrupt_ends() -> Iterator[None]:
     """In this block the first Ctrl-C raises KeyboardInterrupt, and the second ends the process."""
 
-    def hear(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored: in the background of a script
         yield
         return
-    signal.signal(signal.SIGINT, hear)
+    signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ try:
     import typer
 
     import commands
-    from commands.interrupt import INTERRUPTED, heard_twice, leave
+    from commands.interrupt import INTERRUPTED, leave, second_interrupt_ends
     from commands.terminal import mute, say
 
     VERBS = {name: getattr(import_module(f"commands.{name}"), name) for name in commands.NAMES}
@@ -97,7 +97,7 @@ def main() -> None:
     else:
         sys.excepthook = _unexpected
     try:
-        with heard_twice():
+        with second_interrupt_ends():
             command()
     except SystemExit as end:  # typer has said what there was to say, but of Ctrl-C
         if end.code == INTERRUPTED and isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):

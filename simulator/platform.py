@@ -123,7 +123,7 @@ class Platform(Frozen):
 
 
 def _bounded(ns: Time, figure: str) -> Time:
-    """The time itself. Raises ConfigError if nobody waits so long, naming the figure that is too small."""
+    """The time itself. Raises ConfigError if it is too long for any run, naming the figure that is too small."""
     if ns > MOST_NS:
         raise ConfigError(f"the platform takes more than eleven days for one expert or pass; raise its {figure}")
     return ns

@@ -101,7 +101,7 @@ class Gate(NamedTuple):
 
 
 class GateReadings(NamedTuple):
-    """The output of one gate for the pass's T tokens, as arrays; None where the source has none or no policy needs it."""
+    """The output of one gate for a pass's T tokens; None where the source has none or no policy needs it."""
 
     ids: np.ndarray  #: (T, k) in rank order, -1 none
     weights: np.ndarray | None  #: (T, k) f32

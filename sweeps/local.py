@@ -80,7 +80,7 @@ class LocalExecutor:
         by_connection = {worker.connection: worker for worker in self._workers}
         events: list[Event] = []
         for ready in connections.wait(list(by_connection), seconds):
-            events += self._hear(by_connection[ready])  # type: ignore[index] # we waited for connections only
+            events += self._received(by_connection[ready])  # type: ignore[index] # we waited for connections only
         return events
 
     def close(self) -> None:
@@ -94,14 +94,14 @@ class LocalExecutor:
             worker.process.join()
 
     def pids(self) -> list[int]:
-        """The worker processes."""
+        """Process ids of the workers that have started."""
         return [worker.process.pid for worker in self._workers if worker.process.pid]
 
     def _start(self, threads: int) -> Worker:
         with _one_thread():
             return Worker(*started(work, threads, self._out, self._provenance), threads)
 
-    def _hear(self, worker: Worker) -> list[Event]:
+    def _received(self, worker: Worker) -> list[Event]:
         """Everything that a worker has said, and its death if that came after."""
         events: list[Event] = []
         try:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from simulator.errors import ConfigError
 
-SECONDS = 0.2  #: of a wait: a system that cannot interrupt one hears Ctrl-C after it
+SECONDS = 0.2  #: of a wait: a system that cannot interrupt one handles Ctrl-C after it
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -76,7 +76,7 @@ def _in_order(workers: Sequence[Worker], items: Sequence[Any]) -> Iterator[Any]:
 
     def hand_out(worker: Worker) -> None:
         for at, item in todo:
-            with suppress(OSError):  # it has ended; who listens to it hears so
+            with suppress(OSError):  # it has ended, which shows when its answer is read
                 worker.connection.send(item)
             busy[worker.connection] = worker, at
             return
@@ -87,7 +87,7 @@ def _in_order(workers: Sequence[Worker], items: Sequence[Any]) -> Iterator[Any]:
         while wanted not in answers:
             for ready in connections.wait(list(busy), SECONDS):
                 worker, at = busy.pop(ready)
-                answers[at] = _heard(worker)
+                answers[at] = _received(worker)
                 hand_out(worker)
         answer = answers.pop(wanted)
         if answer.error is not None:
@@ -95,7 +95,7 @@ def _in_order(workers: Sequence[Worker], items: Sequence[Any]) -> Iterator[Any]:
         yield answer.result
 
 
-def _heard(worker: Worker) -> _Answer:
+def _received(worker: Worker) -> _Answer:
     try:
         return worker.connection.recv()
     except (EOFError, OSError):
@@ -137,7 +137,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A process that is started in here never hears Ctrl-C; this one hears it when it has started."""
+    """A process that is started in here never gets Ctrl-C; this one handles it once that has started."""
     with _put_off(), _blocked():
         yield
 
@@ -148,14 +148,14 @@ def _put_off() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *given: heard.append(given))
+    caught: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *given: caught.append(given))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if heard and callable(before):
-            before(*heard[0])
+        if caught and callable(before):
+            before(*caught[0])
 
 
 @contextmanager

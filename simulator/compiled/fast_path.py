@@ -167,7 +167,7 @@ def begin_fast_demand(s, hooks):
 
 @fast
 def take_demanded(s, n, at):
-    """The n-th demanded expert, which stands at `at` in the recorded stream; the tables hear of it."""
+    """The n-th demanded expert, which is at `at` in the recorded stream; the tables are updated."""
     if s["has_choose"] == 0:
         recall_one(s, n, at)
     x = demand_expert(s)[n]

@@ -105,7 +105,7 @@ def clear_tiers(s):
 
 @called
 def invalidate_layer(s):
-    """The eviction policy has heard of the demand: keys of this layer's copies may be others now."""
+    """The eviction policy has counted the demand: keys of this layer may have changed."""
     for x in range(now(s)["layer"] * s["experts"], (now(s)["layer"] + 1) * s["experts"]):
         invalidate_expert(s, x)
 
@@ -238,7 +238,7 @@ def tell_absent(s, total):
 
 @fast
 def resolve(s, hooks, first, absent):
-    """Ask the miss policy about all that is absent, then obey in demand order."""
+    """Call the miss policy for all that is absent, then apply its verdicts in demand order."""
     for m in range(absent):
         verdict(s)[m] = 0
     hooks.resolve(s, absent, free_bytes(s, accesses(s)[missing(s)[0] - first]["y"]))
@@ -267,7 +267,7 @@ def obey(s, hooks, access, decided):
 
 @fast
 def use_all(s, hooks):
-    """Stamp, pin and, where absent, queue what runs from the fast tier; returns how many wait for the link."""
+    """Set timestamps, pin and, where absent, queue what runs from the fast tier; returns how many wait for the link."""
     base, coming = now(s)["layer"] * s["experts"], 0
     for i in range(s["gate"]["served"]):
         access = accesses(s)[i]
@@ -311,7 +311,7 @@ def use_one(s, hooks, access):
 
 @fast
 def suggest(s, hooks):
-    """Ask the prefetch policy, and queue what is absent."""
+    """Call the prefetch policy, and queue what is absent."""
     layer = now(s)["layer"]
     for x in range(layer * s["experts"], (layer + 1) * s["experts"]):
         named(s)[x] = 0  # counted at this gate

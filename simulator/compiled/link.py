@@ -171,7 +171,7 @@ def next_landing(s):
 
 @fast
 def complete(s, hooks):
-    """One LINK event: resident, and compute hears of it if it waits for this copy. The caller wakes the link."""
+    """One LINK event: resident, and compute is woken if it waits for this copy. The caller wakes the link."""
     y = take_landed(s)
     land(s, hooks, y)
     if owned(s)[y]["prefetch"] == 0 or owned(s)[y]["awaited"] == 1:

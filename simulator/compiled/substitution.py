@@ -48,7 +48,7 @@ def drop(s, access):
 
 @called
 def substitute(s, hook, access):
-    """Ask token by token; the expert is fetched, most precise, if any token still needs it."""
+    """Call the policy token by token; the expert is fetched, most precise, if any token still needs it."""
     if s["has_substitute"] == 0:
         fail(s, NO_HOOK, 0)
         return

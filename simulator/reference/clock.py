@@ -69,7 +69,7 @@ class Planned(Activity):
 
 
 class Bell(simpy.Event):
-    """What compute waits for; rung from a LINK or CPU event, it is heard as a COMPUTE event of the same time."""
+    """What compute waits for; set by a LINK or CPU event, it wakes compute in a COMPUTE event of the same time."""
 
     def ring(self) -> None:
         """Wake the waiter."""

@@ -168,7 +168,7 @@ class Gatekeeper:
             raise complaint(self._hooks.miss.policy.resolve, f"hook resolve {what}; say there that less is good enough")
 
     def _substitute(self, demanded: Demanded, access: Access) -> None:
-        """Ask token by token; the expert is fetched, most precise, if any token still needs it."""
+        """Call the policy token by token; the expert is fetched, most precise, if any token still needs it."""
         e, still_needed = access.x % self._tables.now["experts"], 0
         for t, row in enumerate(demanded.ids):
             if e not in row:

@@ -356,8 +356,8 @@ def test_ctrl_c_while_a_command_loads_shows_no_traceback():
 
 def test_the_second_ctrl_c_ends_a_process_that_does_not_heed_the_first():
     script = (
-        "import time\nfrom commands.interrupt import heard_twice\n"
-        "with heard_twice():\n try:\n  print(flush=True); time.sleep(60)\n"
+        "import time\nfrom commands.interrupt import second_interrupt_ends\n"
+        "with second_interrupt_ends():\n try:\n  print(flush=True); time.sleep(60)\n"
         " except KeyboardInterrupt:\n  print(flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -370,7 +370,8 @@ def test_the_second_ctrl_c_ends_a_process_that_does_not_heed_the_first():
 
 
 def test_a_command_in_the_background_of_a_script_goes_on_ignoring_it():
-    script = "import signal; from commands.interrupt import heard_twice\nwith heard_twice(): signal.raise_signal(2)"
+    script = "import signal\nfrom commands.interrupt import second_interrupt_ends\n"
+    script += "with second_interrupt_ends(): signal.raise_signal(2)"
     command = ["sh", "-c", f'trap "" INT; exec {sys.executable} -c "$0"', script]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 

@@ -146,7 +146,7 @@ def wait_for_parts(process: subprocess.Popen[str], out: Path, more_than: int) ->
 def test_ctrl_c_finishes_what_is_in_flight_and_says_how_to_resume(long, tmp_path):
     process = start("sweep", "run", long / "long.toml", "--out", tmp_path / "out", "--workers", 2, *SLOWLY)
     wait_for_parts(process, tmp_path / "out", 1)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group hears it
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "finishing what is in flight" in said

@@ -42,5 +42,5 @@ def live(family: str, to_run: Sequence[LiveRequest] = TO_RUN, quality: bool = Fa
 
 @cache
 def modules(family: str, dtype: torch.dtype = torch.float32) -> MoeModules:
-    """Dissected and checked once."""
+    """Discovered and checked once."""
     return proven(loaded(family, dtype))

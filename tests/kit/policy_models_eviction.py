@@ -140,10 +140,10 @@ class Pool(Model):
         """x is not any more."""
 
 
-Namings = Callable[[DemandStep], Sequence[int]]
+Suggestions = Callable[[DemandStep], Sequence[int]]
 
 
-def play_ahead(steps: Sequence[DemandStep], pools: Sequence[Pool], names: Namings) -> list[bool]:
+def play_ahead(steps: Sequence[DemandStep], pools: Sequence[Pool], names: Suggestions) -> list[bool]:
     """Hit or miss of every access under contract atomic; every transfer, also of a prefetch, arrives at once."""
     hits = []
     for step in steps:

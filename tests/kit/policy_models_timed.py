@@ -45,12 +45,12 @@ class Ticking:
 
     def play(self, steps: Sequence[Step]) -> int:
         """Returns when the last step ended."""
-        story = self.story(steps)
+        process = self.process(steps)
         go_on: GoOn | None = self.after(0)
         while True:
             self.land()
             while go_on():
-                go_on = next(story, None)
+                go_on = next(process, None)
                 if go_on is None:
                     return self.cache.now
                 self.start()  # the link looks at its queue whenever compute has done something
@@ -87,7 +87,7 @@ class Ticking:
 
     # compute
 
-    def story(self, steps: Sequence[Step]) -> Iterator[GoOn]:
+    def process(self, steps: Sequence[Step]) -> Iterator[GoOn]:
         """Dense part, gate, experts, and so on."""
         for step in steps:
             self.cache.begin(step)

@@ -38,7 +38,7 @@ from traces.schema import Trace
 
 #: Shares of cases of which promises may be broken, of which integers may leave 64 bits, and of which no hook listens.
 DISHONEST, WILD, SILENT = 0.1, 0.15, 0.35
-WORLDS = {True: 6, False: 3}  #: replays of a case, with the compiler and without
+SCENARIOS = {True: 6, False: 3}  #: replays of a case, with the compiler and without
 
 
 class Case(NamedTuple):
@@ -214,7 +214,7 @@ def hunt(seed: int, seconds: float, cases: int, jit: bool, only: int | None = No
             case = drawn_case(seed, number, short=jit)
             if show:
                 print("\n".join(file.text for file in case.given), flush=True)
-            for ending, what in run_case(case, Path(folder), WORLDS[jit]):
+            for ending, what in run_case(case, Path(folder), SCENARIOS[jit]):
                 endings[ending] += 1
                 _note(found, ending, f"--seed {seed} --only {number}", what)
             done += 1

@@ -215,7 +215,7 @@ def test_substitution_in_a_band_runs_as_its_model(
     served.equals(replayed(trace, SLOTS, times, miss=f"substitute_band:alpha={alpha}:phase={phase}{rest}"))
 
 
-def test_the_worlds_above_exercise_every_verdict():
+def test_the_scenarios_above_exercise_every_verdict():
     """Substitutes, CPU, drops, low precision and evictions all happen, or the models prove nothing."""
     totals = [
         replayed(random_trace(4, SIZES), SLOTS, miss=miss).totals

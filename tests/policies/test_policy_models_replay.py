@@ -225,7 +225,7 @@ def test_over_a_slow_link_a_replay_is_its_model_to_the_nanosecond(text: str, sce
     assert outcome.totals["time_ns"] == end
 
 
-def test_the_small_worlds_have_everything_that_can_happen():
+def test_the_small_scenarios_have_everything_that_can_happen():
     """Otherwise the models would agree for want of anything to disagree about; a pool of one expert is among them."""
     seen, sizes = Counter[str](), Sizes(layers=3, experts=4, k=2, tokens=5, prompt=2, requests=2, depth=DEPTH)
     settings_ = product(MODELS.values(), MISSES, SCOPES, CONTRACTS, MOMENTS)

@@ -246,7 +246,7 @@ def test_there_are_as_many_pairs_as_there_should_be() -> None:
     assert sum(bool(is_refused(given)) for given in every) == len(READS_THE_FUTURE) * (sizes["routing"] - 1)
 
 
-def test_the_small_world_has_everything_that_can_happen(machine: str) -> None:
+def test_the_small_scenario_has_everything_that_can_happen(machine: str) -> None:
     """Otherwise its counters would agree for want of events."""
     seen = Counter[str]()
     for given in (*pairs("prefetch", "miss"), {"eviction": "belady:bypass=true"}):
@@ -259,7 +259,7 @@ def test_the_small_world_has_everything_that_can_happen(machine: str) -> None:
     assert [kind for kind in kinds if not seen[kind]] == []
 
 
-def test_books_refuse_a_pool_that_overflows(machine: str) -> None:
+def test_the_recount_refuses_a_pool_that_overflows(machine: str) -> None:
     """The checks above would notice: without its evictions a log fills the pool beyond its capacity."""
     config = configuration(machine, "atomic", {})
     result, recount = replay(small_trace(), config, log=True), Recount(plan(small_trace(), config))

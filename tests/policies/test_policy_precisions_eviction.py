@@ -90,7 +90,7 @@ class Tiered:
             self.book.left(x)
 
     def order(self, copy: tuple[int, int]) -> tuple:
-        return self.book.rank(self.book, copy[0]), self.book.stamped.index(copy[0]), copy
+        return self.book.rank(self.book, copy[0]), self.book.by_timestamp.index(copy[0]), copy
 
 
 @pytest.mark.parametrize("name", MODELS)

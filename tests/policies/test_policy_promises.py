@@ -70,7 +70,7 @@ def moved_on(drawn: Drawn, later: Drawn, y: int, key_scope: str) -> Drawn:
 @with_key
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(rng=st.randoms(use_true_random=True))
-def test_a_queue_is_promised_only_where_the_key_is_that_stamp(policy: Eviction, rng: Random):
+def test_a_queue_is_promised_only_where_the_key_is_that_timestamp(policy: Eviction, rng: Random):
     drawn = random_tables(rng.randrange, policy)
     for chosen in variants(policy):
         queue = policy.queue(chosen.params)

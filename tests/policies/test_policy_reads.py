@@ -177,11 +177,11 @@ def test_without_a_declaration_everything_is_kept_current(strange: Callable[[str
 
 # -- promises that are not kept ----------------------------------------------------------------------------------------
 
-STAMP = 'experts[expert_of(now, y)]["last_use"]'
+TIMESTAMP = 'experts[expert_of(now, y)]["last_use"]'
 ADMIT = "\n\n\ndef admit(now, experts, copies, own, y_in, prefetched, y_out):\n    return y_in % 3 > 0"
 LIES = {
     "touch": (
-        f'{KEY}{STAMP} % (2 + now["layer"])',
+        f'{KEY}{TIMESTAMP} % (2 + now["layer"])',
         "",
         "hook key was .* nothing has happened to: key_scope='touch' promises",
     ),
@@ -201,13 +201,13 @@ LIES = {
         "moved by .* for two copies of layer .*: key_scope='layer'",
     ),
     "queue": (
-        f"{KEY}-{STAMP}",
+        f"{KEY}-{TIMESTAMP}",
         ", queue=lambda p: 'last_use'",
         "whose last_use is .*: `queue` promises that they agree",
     ),
-    "queue by entry": (f"{KEY}{STAMP}", ", queue=lambda p: 'entered'", "whose entered is .*: `queue` promises"),
+    "queue by entry": (f"{KEY}{TIMESTAMP}", ", queue=lambda p: 'entered'", "whose entered is .*: `queue` promises"),
     "declines": (
-        KEY + STAMP + ADMIT,
+        KEY + TIMESTAMP + ADMIT,
         ", admit=admit, declines=lambda p: False",
         "hook admit declined copy .* never does",
     ),
@@ -252,7 +252,7 @@ WRITES = {
 def test_what_machine_code_would_write_otherwise_is_refused(what: str, strange: Callable[[str], Policy]) -> None:
     statement, said = WRITES[what]
     event = f"def on_use(now, experts, copies, own, y):\n    {statement}\n\n\n"
-    strange(event + KEY + STAMP + EVICTION.format(", on_use=on_use, memory=Memory(rows=1)"))
+    strange(event + KEY + TIMESTAMP + EVICTION.format(", on_use=on_use, memory=Memory(rows=1)"))
     with pytest.raises(PolicyError, match=rf"mine\.py:5: {said}"):
         replay(TRACE, configure(capacity="25%", eviction="strange"))
 
@@ -260,7 +260,7 @@ def test_what_machine_code_would_write_otherwise_is_refused(what: str, strange: 
 @pytest.mark.skipif(IS_PYTHON, reason="integers are Python's")
 def test_what_nobody_can_check_is_refused_if_the_engines_disagree(strange: Callable[[str], Policy]) -> None:
     """Machine code loses the bits above 64 in passing, Python does not."""
-    strange(f"{KEY}({STAMP} << 62) >> 62{EVICTION.format('')}")
+    strange(f"{KEY}({TIMESTAMP} << 62) >> 62{EVICTION.format('')}")
     said = r"mine\.py: eviction strange@\w+ promises key_scope='touch', reads everything; the engines disagree, "
     with pytest.raises(PolicyError, match=said):
         replay(TRACE, configure(capacity="25%", eviction="strange"))
@@ -289,7 +289,7 @@ def test_something_leaves_in_the_opening_even_of_a_cache_that_holds_it_all(
 def test_a_grid_over_capacities_and_seeds_has_one_dry_run(
     strange: Callable[[str], Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strange(KEY + STAMP + EVICTION.format(""))
+    strange(KEY + TIMESTAMP + EVICTION.format(""))
     runs = []
     monkeypatch.setattr(reference, "run_with_state", lambda *given: runs.append(given) or compared(*given))
     for capacity, seed in (("25%", 0), ("50%", 0), ("50%", 1)):
@@ -333,9 +333,9 @@ POLICY = Miss(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (f"{KEY}{STAMP} if y < 1000 else 0.5", r"it answers with float64, where an integer is expected"),
+        (f"{KEY}{TIMESTAMP} if y < 1000 else 0.5", r"it answers with float64, where an integer is expected"),
         ("def on_gate(now, step, experts, copies, own):\n    if y_is_large(now):\n        step.expert[0] = 1\n\n\n"
-         f"def y_is_large(now):\n    return now['pass'] > 1000\n\n\n{KEY}{STAMP}", "Cannot modify readonly array"),
+         f"def y_is_large(now):\n    return now['pass'] > 1000\n\n\n{KEY}{TIMESTAMP}", "Cannot modify readonly array"),
     ],
     ids=["a float", "a write to the demand"],
 )  # fmt: skip

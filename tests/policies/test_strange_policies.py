@@ -26,7 +26,7 @@ from traces.schema import Trace, memory_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = Sizes(layers=3, experts=6, tokens=30, prompt=4, requests=2, depth=1, size=8)
-STAMP = 'experts[expert_of(now, y)]["last_use"]'
+TIMESTAMP = 'experts[expert_of(now, y)]["last_use"]'
 KEY = "def key(now, experts, copies, own, y):\n    return "
 SUGGEST = "def suggest(now, step, experts, copies, own, out):\n    "
 RESOLVE = "def resolve(now, step, experts, copies, own, missing, free, verdict):\n    "
@@ -73,7 +73,7 @@ def check_refused(said: str, **chosen: str) -> None:
 def test_parameters_and_capacities_are_only_read(written: str, take: Callable[..., Policy]) -> None:
     """The reference's pools would grow: it counted 52 hits where there are 5."""
     event = f"def on_use(now, experts, copies, own, y):\n    {written}\n\n\n"
-    take("Eviction", f"{event}{KEY}{STAMP}", key="key", on_use="on_use")
+    take("Eviction", f"{event}{KEY}{TIMESTAMP}", key="key", on_use="on_use")
     check_refused(r"mine\.py:\d+: own\.par and own\.capacity are only read; keep numbers in", eviction="strange")
 
 
@@ -144,7 +144,7 @@ def test_keys_that_move_by_layer_stay_where_no_sum_of_them_overflows(take: Calla
 
 
 HOOKS = {
-    "Eviction": (f"{KEY}{STAMP}", "key"),
+    "Eviction": (f"{KEY}{TIMESTAMP}", "key"),
     "Prefetch": (f"{SUGGEST}return 0", "suggest"),
     "Miss": (f"{RESOLVE}verdict[0] = 0", "resolve"),
 }

@@ -299,7 +299,7 @@ def test_belady_with_a_short_sight():
 # -- predictions ------------------------------------------------------------------------------------------------------
 
 
-def test_a_naming_refreshes_a_resident_if_it_counts():
+def test_a_prediction_refreshes_a_resident_if_it_counts():
     """Timestamps 3 and 5, and the older was suggested by a prefetch at 7."""
     for touch, leaves in (("false", 0), ("true", 1)):
         harness = PolicyHarness("eviction", f"lru:touch_on_predict={touch}")

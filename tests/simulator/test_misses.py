@@ -140,7 +140,7 @@ def test_a_substitute_outside_the_tolerance_is_refused() -> None:
     assert (near, far) == ([[[2, 1]]], [[[0, 1]]])
 
 
-def test_a_substitute_is_pinned_and_stamped_but_no_access() -> None:
+def test_a_substitute_is_pinned_and_gets_a_timestamp_but_no_access() -> None:
     # two slots hold 3 and 2. Token 0 runs 3 for 0 and fetches 1, so 2 is evicted although 3 was not demanded
     source = prefill(TWO_TOKENS[:1])
     outcome = replay_lists(source, 2, SLOW, miss="substitute", warm=((0, 3), (0, 2)))

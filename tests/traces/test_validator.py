@@ -1,4 +1,4 @@
-"""Doctor: each defect is found, and sound traces pass."""
+"""The validator: each defect is found, and sound traces pass."""
 
 from __future__ import annotations
 
