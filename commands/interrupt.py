@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -79,6 +80,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 def leave(code: Any) -> NoReturn:
     """End the process even while a thread compiles, which nothing can interrupt."""
+    logging.getLogger("asyncio").disabled = True  # it reports reads of zarr's that an interruption has abandoned
     if threading.active_count() > 1:
         from simulator.threads import end_all
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 from policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
 from simulator.interface import CopyLayout
 from simulator.reference.counters import Counters
@@ -47,7 +50,7 @@ class Cache:
         self._side.clear()
         self._used = [0] * len(self._capacity)
         self._residents: list[set[int]] = [set() for _ in self._capacity]
-        self._protected: list[int] = []
+        self._pinned: set[int] = set()
         self._done: set[int] = set()  # demanded in this step and already computed
         self._ever = [False] * copies
         self._evicted_pass = [NOT_YET] * copies
@@ -120,11 +123,12 @@ class Cache:
     def protect(self, y: int) -> None:
         """Pin a copy: it is no victim until it is released or the step ends."""
         self.tables.copies[y]["protected"] = 1
-        self._protected.append(y)
+        self._pinned.add(y)
 
     def release(self, y: int) -> None:
         """Unpin a copy."""
         self.tables.copies[y]["protected"] = 0
+        self._pinned.discard(y)
 
     def computed(self, y: int) -> None:
         """Its compute has ended: a demand may evict it as a last resort; the bypass buffer is free."""
@@ -138,9 +142,8 @@ class Cache:
 
     def end_step(self) -> None:
         """Unpin everything: nothing is pinned between a step's start and its gate."""
-        for y in self._protected:
+        for y in list(self._pinned):
             self.release(y)
-        self._protected.clear()
         self._done.clear()
 
     # transfers
@@ -167,8 +170,8 @@ class Cache:
         if prefetch and self._free_only:
             return Claim.REFUSED
         candidates = self._candidates(pool)
-        last_resort = [] if prefetch else self._last_resort(pool)
-        if not self._would_free(short, [*candidates, *last_resort]):
+        last_resort = set[int]() if prefetch else self._last_resort(pool)
+        if not self._would_free(short, chain(candidates, last_resort)):
             return Claim.REFUSED
         if self._victims.asks_of_each:
             return self._evict_if_all_may(y, pool, prefetch, layer)
@@ -186,34 +189,32 @@ class Cache:
 
     def _agreed(self, y: int, pool: int, prefetch: bool) -> list[int]:
         """The copies to evict for y, in this order; none if the policy declines one of them. Pins are as before."""
-        copies, aside, was = self.tables.copies, list[int](), list[int]()
+        copies, aside, pinned = self.tables.copies, list[int](), set(self._pinned)
         short, agreed = self._used[pool] + copies[y]["bytes"] - self._capacity[pool], True
         while agreed and short > 0:
             candidates = self._candidates(pool)
-            victim = self._victims.choose(pool, y, candidates or [z for z in self._last_resort(pool) if z not in aside])
+            victim = self._victims.choose(pool, y, candidates or self._last_resort(pool).difference(aside))
             agreed = self._victims.admits(y, prefetch, victim)
             aside.append(victim)
-            was.append(copies[victim]["protected"])
-            copies[victim]["protected"] = 1  # the next choice is among the others
+            self.protect(victim)  # the next choice is among the others
             short -= copies[victim]["bytes"]
-        for victim, protected in zip(aside, was, strict=True):
-            copies[victim]["protected"] = protected
+        for victim in self._pinned - pinned:
+            self.release(victim)
         return aside if agreed else []
 
-    def _would_free(self, short: int, copies: list[int]) -> bool:
+    def _would_free(self, short: int, copies: Iterable[int]) -> bool:
         for y in copies:
             short -= self.tables.copies[y]["bytes"]
             if short <= 0:
                 return True
         return False
 
-    def _candidates(self, pool: int) -> list[int]:
-        return [y for y in self._residents[pool] if not self.tables.copies[y]["protected"]]
+    def _candidates(self, pool: int) -> set[int]:
+        return self._residents[pool] - self._pinned
 
-    def _last_resort(self, pool: int) -> list[int]:
+    def _last_resort(self, pool: int) -> set[int]:
         """Demanded by this step and already computed: evicted only for a demand, and only if nothing else can be."""
-        copies = self.tables.copies
-        return [y for y in self._done if copies[y]["pool"] == pool and copies[y]["protected"]]
+        return self._residents[pool] & self._done & self._pinned
 
     def _declined(self, prefetch: bool) -> Claim:
         return Claim.BYPASSED if not prefetch and self._bypass_buffer is None else Claim.REFUSED
@@ -231,6 +232,7 @@ class Cache:
         self._residents[copy["pool"]].discard(y)
         self._used[copy["pool"]] -= copy["bytes"]
         self._done.discard(y)
+        self._pinned.discard(y)
         self._record_eviction(y, layer, cause)
         self._hooks.notify("on_evict", y)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from policies.contract import Eviction
 from policies.files import complaint
 from simulator.reference.checks.keys import KeyChecks
@@ -38,7 +36,7 @@ class Victims:
             if self._promises:
                 self._promises.forget(y)
 
-    def choose(self, pool: int, y_in: int, candidates: Sequence[int]) -> int:
+    def choose(self, pool: int, y_in: int, candidates: set[int]) -> int:
         """The copy among `candidates` to evict for y_in. Raises PolicyError if the policy names another."""
         if self._eviction.policy.victim is None:
             return self._smallest(candidates)
@@ -58,14 +56,13 @@ class Victims:
             raise complaint(admit, f"hook admit declined copy {y_in}; `declines` promises that it never does")
         return False
 
-    def _smallest(self, candidates: Sequence[int]) -> int:
+    def _smallest(self, candidates: set[int]) -> int:
         """The smallest key is evicted; ties by least recent logical timestamp, then by lowest id."""
         self._drop_stale_keys()
         if self._promises:
-            self._promises.check_kept(self._orders, candidates)
-        for y in candidates:
-            if y not in self._orders:
-                self._orders[y] = self._order_of(y)
+            self._promises.check_kept(self._orders, sorted(candidates))
+        for y in sorted(candidates.difference(self._orders)):
+            self._orders[y] = self._order_of(y)
         if self._promises:
             self._promises.check_moved(self._orders)
         least = min(map(self._orders.__getitem__, candidates))[2]
@@ -91,7 +88,7 @@ class Victims:
             self._scope, self._pass = scope, now["pass"]
             self._orders.clear()
 
-    def _by_hook(self, pool: int, y_in: int, candidates: Sequence[int]) -> int:
+    def _by_hook(self, pool: int, y_in: int, candidates: set[int]) -> int:
         """By the hook, which reads `protected`: what this step has computed is unpinned while it is a candidate."""
         copies = self._tables.copies
         unpinned = [y for y in candidates if copies[y]["protected"]]

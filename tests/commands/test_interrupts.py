@@ -413,6 +413,22 @@ def test_what_a_grid_has_written_is_kept_and_said(tmp_path):
     assert all(path.name.startswith("part-") for path in (tmp_path / "out").iterdir())  # none is half written
 
 
+ABANDONED = """
+import asyncio
+from commands.interrupt import leave
+
+loop = asyncio.new_event_loop()
+reading = loop.create_task(asyncio.sleep(60))
+loop.run_until_complete(asyncio.sleep(0))
+leave(130)
+"""
+
+
+def test_a_read_that_is_abandoned_at_the_end_is_no_news():
+    ended = subprocess.run([sys.executable, "-c", ABANDONED], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 @pytest.mark.long
 @pytest.mark.skipif(IS_PYTHON, reason="nothing is compiled")
 @pytest.mark.parametrize("workers", [1, 2])
