@@ -29,7 +29,7 @@ class Divergence(NamedTuple):
     tokens: tuple[int, int] | None = None  #: of the request: first of the pass, and one past its last
 
     def text(self) -> str:
-        """One line."""
+        """One line: the place, what differs, the live value and the replayed one."""
         place = ", ".join(self._place())
         return f"{place}: {self.what} differs: live {self.live}; replayed {self.replayed}"
 

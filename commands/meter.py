@@ -35,7 +35,7 @@ class Meter:
             say(_status(at))
 
     def close(self) -> None:
-        """End the line."""
+        """End the status line, if one is open, so that what follows begins a new one."""
         if self._open:
             say("")
 

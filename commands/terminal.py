@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def say(line: str) -> None:
-    """One line on stderr."""
+    """Print one line to stderr: stdout is for results."""
     print(line, file=sys.stderr)
 
 
@@ -23,7 +23,7 @@ def mute() -> None:
 
 
 def clock(seconds: float) -> str:
-    """1:02:03."""
+    """Seconds as 1:02:03, rounded to whole ones."""
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 

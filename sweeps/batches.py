@@ -35,7 +35,7 @@ class Batch:
 
 
 class Headline(NamedTuple):
-    """What the driver hears of a finished job."""
+    """What the driver gets of a finished job."""
 
     key: tuple[str, str]
     seconds: float
@@ -51,7 +51,7 @@ class Made(NamedTuple):
 
 
 def compute(batch: Batch, began: Callable[[int], None] = lambda position: None) -> Made:
-    """Replay a batch. A job that fails becomes an error row; `began` hears the position of each job as it starts."""
+    """Replay a batch. A job that fails becomes an error row; `began` gets the position of each job as it starts."""
     tables: Rows = {}
     headlines = []
     for position, job in enumerate(batch.jobs):

@@ -44,7 +44,7 @@ class Standing:
         return (self.total - self.done) / self.per_second if self.done else None
 
     def count(self, headline: Headline) -> None:
-        """One more job."""
+        """Count a finished job, and its error or its figures."""
         self.done += 1
         kind, identity = headline.key
         if headline.error:
@@ -71,7 +71,7 @@ class Dispatcher:
         self.standing = Standing(len(self._queue))
 
     def run(self, watch: Callable[[Standing], None], stopping: Callable[[], bool]) -> Standing:
-        """`watch` hears of every change and about once a second.
+        """`watch` is called at every change and about once a second.
 
         Raises ConfigError if a part cannot be written, once the others in flight are.
         """

@@ -14,7 +14,7 @@ from sweeps.jobs import Job
 
 
 class Estimate(NamedTuple):
-    """Of all jobs together."""
+    """What a sweep will take, summed over its jobs."""
 
     sampled: int  #: replays that were timed
     replay_seconds: float  #: mean over all jobs

@@ -65,7 +65,7 @@ class Folder:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def names(self) -> list[str]:
-        """Of all parts, sorted."""
+        """File names of all parts, sorted."""
         return sorted(path.name for path in self.path.glob(PARTS))
 
     def parts(self) -> Iterator[StoredPart]:

@@ -75,7 +75,7 @@ class Run(NamedTuple):
     engine: str
 
     def __call__(self, config: ReplayConfig) -> Result:
-        """One replay."""
+        """Replay the trace under `config`."""
         return replay(self.trace, config, self.log, self.engine)
 
 

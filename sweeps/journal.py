@@ -21,7 +21,7 @@ BINARY = getattr(os, "O_BINARY", 0)  # Windows would end lines in two characters
 
 
 class Drawn(NamedTuple):
-    """A finished trial."""
+    """A finished trial: what the sampler drew, and what came of it."""
 
     params: Mapping[str, Any]  #: as the sampler drew them
     values: Sequence[float] | None  #: of the objectives; None if it failed

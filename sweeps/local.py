@@ -94,7 +94,7 @@ class LocalExecutor:
             worker.process.join()
 
     def pids(self) -> list[int]:
-        """The worker processes."""
+        """Process ids of the workers that have started."""
         return [worker.process.pid for worker in self._workers if worker.process.pid]
 
     def _start(self, threads: int) -> Worker:

@@ -17,7 +17,7 @@ from sweeps.tables import frame_bytes
 
 
 class Merged(NamedTuple):
-    """What was written."""
+    """Where a merge was written, and how much."""
 
     where: str
     configurations: int

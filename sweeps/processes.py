@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from simulator.errors import ConfigError
 
-SECONDS = 0.2  #: of a wait: a system that cannot interrupt one hears Ctrl-C after it
+SECONDS = 0.2  #: of a wait: a system that cannot interrupt one handles Ctrl-C after it
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -76,7 +76,7 @@ def _in_order(workers: Sequence[Worker], items: Sequence[Any]) -> Iterator[Any]:
 
     def hand_out(worker: Worker) -> None:
         for at, item in todo:
-            with suppress(OSError):  # it has ended; who listens to it hears so
+            with suppress(OSError):  # it has ended, which shows when its answer is read
                 worker.connection.send(item)
             busy[worker.connection] = worker, at
             return
@@ -137,7 +137,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A process that is started in here never hears Ctrl-C; this one hears it when it has started."""
+    """A process that is started in here never gets Ctrl-C; this one handles it once that has started."""
     with _put_off(), _blocked():
         yield
 

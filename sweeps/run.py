@@ -28,7 +28,7 @@ Start = Callable[[Place, Mapping[str, Any]], Executor]
 
 
 class Sweep(NamedTuple):
-    """An experiment, checked whole."""
+    """An experiment file, read and checked, before anything is replayed."""
 
     file: Path
     experiment: Experiment

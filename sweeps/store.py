@@ -25,7 +25,7 @@ class Place(Protocol):
         ...
 
     def names(self) -> list[str]:
-        """Of all parts, sorted."""
+        """File names of all parts, sorted."""
         ...
 
     def provenances(self) -> Iterable[Mapping[str, Any]]:

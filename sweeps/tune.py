@@ -73,8 +73,8 @@ def tune(
 ) -> list[Found]:
     """Search until there are `trials`, resuming the journal in `out`; every replay is kept there as a part.
 
-    `advance` hears of trials as they are done. The same seed, sampler and number of slots give the same search, killed
-    and resumed or not: what was drawn is drawn again, and told what came of it.
+    `advance` is called with trials as they are done. The same seed, sampler and number of slots give the same search,
+    killed and resumed or not: the trials of the journal are drawn again, and the sampler gets their values.
     """
     study, across, name = _study(search), axes(search.experiment, search.file), identity(search)
     with open_journal(out / JOURNAL) as journal:

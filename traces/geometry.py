@@ -54,7 +54,7 @@ class Attention(Frozen):
     kv_projections: int = 2
 
     def params(self, hidden: int) -> int:
-        """Parameters of one layer."""
+        """Number of weights of one layer at that hidden size."""
         return hidden * self.head_dim * (2 * self.heads + self.kv_projections * self.kv_heads)
 
 
@@ -70,7 +70,7 @@ class LatentAttention(Frozen):
     value: int
 
     def params(self, hidden: int) -> int:
-        """Parameters of one layer."""
+        """Number of weights of one layer at that hidden size."""
         query = self.heads * (self.plain + self.rotary)
         queries = (hidden + query) * self.query_rank if self.query_rank else hidden * query
         keys_values = hidden * (self.key_rank + self.rotary) + self.key_rank * self.heads * (self.plain + self.value)
@@ -88,7 +88,7 @@ class Mamba2(Frozen):
     kernel: int
 
     def params(self, hidden: int) -> int:
-        """Parameters of one layer."""
+        """Number of weights of one layer at that hidden size."""
         inner = self.heads * self.head_dim
         convolved = inner + 2 * self.groups * self.state
         return hidden * (inner + convolved + self.heads) + convolved * self.kernel + inner * hidden

@@ -92,7 +92,7 @@ class InMemory:
 
     @property
     def array(self) -> np.ndarray:
-        """All rows."""
+        """The rows so far, (rows, *shape)."""
         return self._held[: self.rows]
 
     def put(self, first: int, rows: np.ndarray) -> None:

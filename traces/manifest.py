@@ -32,7 +32,7 @@ SAFELY = sum(getattr(os, flag, 0) for flag in ("O_BINARY", "O_NONBLOCK", "O_NOFO
 
 
 class Described(Frozen):
-    """One array's file."""
+    """An array's file as the manifest records it, to be compared with what is on disk."""
 
     dtype: str
     shape: tuple[int, ...]

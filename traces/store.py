@@ -41,7 +41,7 @@ class Rows:
 
     @property
     def dtype(self) -> np.dtype:
-        """Stored dtype."""
+        """The dtype on disk."""
         return self.array.dtype
 
     def __len__(self) -> int:

@@ -38,7 +38,7 @@ def panel_size(rows: int, columns: int) -> tuple[float, float]:
 
 
 def legend(drawn: dict[str, Look]) -> list[Line2D]:
-    """A handle per policy."""
+    """Legend handles, one per label of `drawn`, with the line and marker of its look."""
     return [Line2D([], [], label=name, **look.line(), lw=1.4, markersize=5) for name, look in drawn.items()]
 
 
