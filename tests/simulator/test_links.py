@@ -15,7 +15,7 @@ from simulator.homes import homes
 from simulator.platform import Link, Platform, Times, platform
 from simulator.reference.engine import run
 from simulator.reference.machine import simulated
-from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, setting_of, sizes, tokens
+from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, spec_of, sizes, tokens
 
 EQUAL = Link(bytes_per_s=1e9)
 
@@ -196,7 +196,7 @@ def test_wrong_rows_are_refused_in_one_line(tmp_path: Path, text: str, change: s
 
 def test_a_machine_with_too_few_links_is_refused() -> None:
     source = ListSource(sizes(1, 2, 1), [Prompted(tokens([[0]]))])
-    setting = setting_of(source.geometry, 2, machine(more=(EQUAL,)))
+    spec = spec_of(source.geometry, 2, machine(more=(EQUAL,)))
     one: Platform = machine()
     with pytest.raises(ValueError, match="the machine has 1 links, the platform 2; give each a channel"):
-        run(source, setting, simulated(Times(one, source.geometry, setting.shape.tiers), 1))
+        run(source, spec, simulated(Times(one, source.geometry, spec.layout.tiers), 1))
