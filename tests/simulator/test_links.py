@@ -15,7 +15,7 @@ from simulator.homes import homes
 from simulator.platform import Link, Platform, Times, platform
 from simulator.reference.engine import run
 from simulator.reference.machine import simulated
-from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, spec_of, sizes, tokens
+from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, sizes, spec_of, tokens
 
 EQUAL = Link(bytes_per_s=1e9)
 
