@@ -98,7 +98,7 @@ def _source(trace: Trace, ready: Plan) -> TraceSource:
 
 def _run_compiled(trace: Trace, ready: Plan, log: bool) -> Ran:
     """In machine code; after a dry run, if there is a user's own policy."""
-    from simulator.compiled import engine as compiled  # numba takes half a second to import
+    from simulator.compiled import engine as compiled  # LLVM takes a moment to import
 
     setting = ready.setting(log)
     if not ready.chosen.own:
