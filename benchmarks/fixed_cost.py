@@ -46,7 +46,12 @@ Row = dict[str, Any]
 def made(folder: Path, tokens: int) -> Trace:
     """A synthetic trace with the OLMoE geometry."""
     drawn = Synthetic(
-        kind="markov", geometry=known("olmoe-1b-7b").geometry, requests=4, prompt_tokens=0, decode_tokens=tokens // 4
+        kind="markov",
+        reuse=0.5,
+        geometry=known("olmoe-1b-7b").geometry,
+        requests=4,
+        prompt_tokens=0,
+        decode_tokens=tokens // 4,
     )
     trace = synthesise(drawn)
     return write_trace(folder / f"{tokens}.zarr", trace.header, map(trace.request, range(4)))

@@ -90,7 +90,7 @@ def remarks(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
 
 def count(trace: Trace, bound: Bound) -> Counted:
     """Hits that no eviction exceeds, null where that is not known; accesses; and misses that no cache avoids."""
-    from simulator.curves import optimum  # numba takes half a second to import
+    from simulator.curves import optimum  # LLVM takes a moment to import
     from simulator.curves.stream import Cut, demands_of
     from traces.demand import demand_of
 

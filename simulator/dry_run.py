@@ -78,7 +78,7 @@ def _compare(short: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
 
 def end_states(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> tuple[EndState, EndState]:
     """A whole run by the reference, then compiled. Raises PolicyError, and what a hook raises in the reference."""
-    from simulator.compiled import engine as compiled  # numba takes half a second to import
+    from simulator.compiled import engine as compiled  # LLVM takes a moment to import
 
     config, chosen = spec.config, spec.config.policy_set()
     source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))

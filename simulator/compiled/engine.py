@@ -109,7 +109,7 @@ def machine_code(of: Callable) -> Callable:
     if IS_PYTHON:
         return of
     if not is_kept(of.__name__):
-        LOG.info("compiling the replay engine's %s part (about a minute, once)", PARTS[of])
+        LOG.info("compiling the replay engine's %s part (about half a minute, once)", PARTS[of])
     address = kept(of.__name__, partial(_built, of))
     return lambda state, pointers: call(address, list(flat((state, pointers))))
 

@@ -172,7 +172,7 @@ def test_a_curve_is_interrupted_between_two_ranges(trace, monkeypatch):
         begun.set()
         time.sleep(0.2)
 
-    monkeypatch.setattr("simulator.curves.lru._walk_compiled", lambda: walk)
+    monkeypatch.setattr("simulator.curves.lru.WALK", walk)
     monkeypatch.setattr("simulator.curves.stream.STEPS_AT_ONCE", 1)
     press_ctrl_c(begun)
     with pytest.raises(KeyboardInterrupt):

@@ -94,13 +94,17 @@ def call(address: int, numbers: list[Any]) -> None:
     result, raised = ctypes.c_void_p(), ctypes.POINTER(Raised)()
     status = code(ctypes.addressof(result), ctypes.addressof(raised), *numbers)
     if status not in (DONE, NOTHING):
-        raise _error(raised.contents)
+        _raise(raised.contents)
 
 
-def _error(raised: Raised) -> BaseException:
-    """The exception, as Numba pickled it when it compiled."""
-    kind, arguments, _ = pickle.loads(ctypes.string_at(raised.pickled, raised.size))
+def _raise(raised: Raised) -> None:
+    """What Numba pickled when it compiled: the exception, and the place that the traceback is to end with."""
+    kind, arguments, place = pickle.loads(ctypes.string_at(raised.pickled, raised.size))
     if raised.dynamic > 0:  # made of values that were known only then
         values = iter(ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(raised.unwrap)(raised.values))
         arguments = [each if isinstance(each, str | int | float | None) else next(values) for each in arguments]
-    return kind(*(arguments or ()))
+    error = kind(*(arguments or ()))
+    if place is None:
+        raise error
+    name, file, line = place
+    exec(compile("\n" * (line - 1) + "raise error", file, "exec").replace(co_name=name), {"error": error})
