@@ -96,15 +96,9 @@ def _source(trace: Trace, ready: Plan) -> TraceSource:
     return TraceSource(trace, config.passes, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
 
 
-<<<<<<< HEAD
 def _run_compiled(trace: Trace, ready: Plan, log: bool) -> FinishedRun:
     """In machine code; with user policies a dry run comes first."""
-    from simulator.compiled import engine as compiled  # numba takes half a second to import
-=======
-def _run_compiled(trace: Trace, ready: Plan, log: bool) -> FinishedRun:
-    """In machine code; after a dry run, if there is a user's own policy."""
     from simulator.compiled import engine as compiled  # LLVM takes a moment to import
->>>>>>> w-code
 
     spec = ready.spec(log)
     if not ready.chosen.own:
