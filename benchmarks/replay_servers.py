@@ -17,8 +17,8 @@ ROOMS = ("policies", "simulator", "traces")
 TAKEN_OUT = {
     "log.py": ['"""Something that starts `after` ns from now and takes `spent`."""'],
     "counters.py": [
-        '"""Charge to the request of this pass from here on."""',
-        '"""The pass\'s part in TTFT or TPOT; it began then, ns."""',
+        '"""Charge to the request of this pass from here on; a request begins with its first row."""',
+        '"""The pass\'s part in TTFT or TPOT of every request in it; it began then, ns."""',
         '"""What the counters gained since the last call is what the request in progress cost."""',
     ],
 }

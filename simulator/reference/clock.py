@@ -75,7 +75,7 @@ class Planned(Activity):
 
 
 class Bell(simpy.Event):
-    """What compute, or the end of a run, waits for: rung from any event, it is heard as a COMPUTE event of its time."""
+    """What compute, or the end of a run, waits for: rung from any event, it is a COMPUTE event of its time."""
 
     def ring(self) -> None:
         """Wake the waiter."""
