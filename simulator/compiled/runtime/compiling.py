@@ -22,7 +22,7 @@ from numba.extending import register_jitable
 from simulator.compiled.runtime.intrinsics import BUILTINS, HookPointer, reader
 from simulator.compiled.runtime.jit import MARKED, Builtin, NotCompiledError, Reader
 from simulator.compiled.runtime.layout import STATE
-from simulator.compiled.runtime.linking import HintedCompiler, PartCompiler, WholeCompiler
+from simulator.compiled.runtime.linking import InlinedCompiler, PartCompiler, WholeCompiler
 from simulator.compiled.runtime.machine_code import Built
 from simulator.compiled.runtime.shapes import Shape
 from simulator.compiled.runtime.variants import frozen
@@ -31,14 +31,20 @@ OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 UNWRAPPED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 #: How what is marked is compiled.
 MARKS: dict[str, Callable] = {
-    "hinted": njit(pipeline_class=HintedCompiler, **UNWRAPPED, **OPTIONS),
+    "inlined": njit(pipeline_class=InlinedCompiler, **UNWRAPPED, **OPTIONS),
     "plain": njit(pipeline_class=PartCompiler, **UNWRAPPED, **OPTIONS),
     "merged": njit(inline="always", **OPTIONS),
 }
 SETTINGS: Any = config  # its attributes are set when it is imported
 
 
-def built(function: FunctionType, signature: Any, constants: Mapping[str, int] | None = None, **options: Any) -> Built:
+def built(
+    function: FunctionType,
+    signature: Any,
+    constants: Mapping[str, int] | None = None,
+    vectorised: bool = True,
+    **options: Any,
+) -> Built:
     """A function and all that it reaches; numbers of the state may be frozen. Raises NotCompiledError."""
     made = FunctionType(
         function.__code__,
@@ -53,7 +59,7 @@ def built(function: FunctionType, signature: Any, constants: Mapping[str, int] |
         raise NotCompiledError(str(error)) from error
     result = next(iter(dispatcher.overloads.values()))
     entry = result.fndesc.llvm_func_name
-    code, undefined = result.library.object_code(entry)
+    code, undefined = result.library.object_code(entry, vectorised)
     return Built(code, entry, undefined)
 
 
@@ -100,7 +106,7 @@ def _reader(of: Reader) -> Any:
 def kernel(entry: FunctionType, hooks: type, shapes: Iterable[Shape], constants: Mapping[str, int]) -> Built:
     """A kernel that takes the state and pointers to these hooks."""
     pointers = types.NamedTuple([_pointers(shape) for shape in shapes], hooks)
-    return built(entry, types.void(numba.from_dtype(STATE), pointers), constants, **OPTIONS)
+    return built(entry, types.void(numba.from_dtype(STATE), pointers), constants, vectorised=False, **OPTIONS)
 
 
 def _signature(shape: Shape) -> Any:

@@ -22,8 +22,8 @@ MARKED: dict[Callable, str] = {}
 
 
 def fast(function: F) -> F:
-    """A line or two, or called from one place only: merged unless it is large."""
-    MARKED[function] = "hinted"
+    """A line or two, or called from one place only: part of what calls it."""
+    MARKED[function] = "inlined"
     return function
 
 

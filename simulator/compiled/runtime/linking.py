@@ -26,7 +26,7 @@ class NotLoaded:
 class Part(JITCodeLibrary):
     """A function that others are made with."""
 
-    hint = ""  #: to LLVM, on every function
+    hint = ""  #: an attribute of LLVM's, on every function
     codegen = NotLoaded  # pyright: ignore[reportAssignmentType]
 
     def add_llvm_module(self, ll_module: Any) -> None:
@@ -46,17 +46,20 @@ class Part(JITCodeLibrary):
         return 0
 
 
-class Hinted(Part):
-    """One that its callers had better take in."""
+class Inlined(Part):
+    """One that its callers take in."""
 
-    hint = "inlinehint"
+    hint = "alwaysinline"
 
 
 class Whole(Part):
     """What is called from outside, with every part that it reaches."""
 
-    def object_code(self, entry: str) -> tuple[bytes, list[str]]:
-        """Machine code, of which only `entry` is seen from outside, and the names of what it does not define."""
+    def object_code(self, entry: str, vectorised: bool) -> tuple[bytes, list[str]]:
+        """Machine code, of which only `entry` is seen from outside, and the names of what it does not define.
+
+        Loops are not to be `vectorised` where most of them have a few turns.
+        """
         for library in _reached_from(self):
             part = library._final_module if isinstance(library, Part) else library._get_module_for_linking()
             self._final_module.link_in(part, preserve=True)
@@ -64,7 +67,9 @@ class Whole(Part):
             if each.name != entry:
                 each.linkage = binding.Linkage.internal
         machine = self._codegen._tm
-        builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=LEVEL))
+        options = binding.create_pipeline_tuning_options(speed_level=LEVEL)
+        options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = vectorised
+        builder = binding.create_pass_builder(machine, options)
         builder.getModulePassManager().run(self._final_module, builder)
         return machine.emit_object(self._final_module), _undefined(self._final_module)
 
@@ -102,10 +107,10 @@ class PartCompiler(CompilerBase):
         return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
 
 
-class HintedCompiler(PartCompiler):
+class InlinedCompiler(PartCompiler):
     """Numba's own passes, into a part that is merged."""
 
-    library = Hinted
+    library = Inlined
 
 
 class WholeCompiler(PartCompiler):
