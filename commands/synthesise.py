@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -12,6 +12,9 @@ from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.options import NewTrace, complaint
 from commands.terminal import say_wrote
+
+if TYPE_CHECKING:
+    from traces.schema import Geometry
 
 MARKOV_REUSE = 0.31  #: of a trained miniature with OLMoE's topology
 
@@ -29,7 +32,9 @@ def synthesise(
     *,
     out: NewTrace,
     model: Annotated[str, typer.Option(help="Known model that gives the geometry.")] = "olmoe-1b-7b",
-    expert_bits: Annotated[float, typer.Option(help="Precision at which the experts are stored.")] = 16,
+    expert_bits: Annotated[
+        float | None, typer.Option(help="Precision at which the experts are stored; as published unsaid.")
+    ] = None,
     kind: Annotated[str, typer.Option(help="zipf | markov | phases | cyclic.")] = "markov",
     length: Length,
     reuse: Annotated[
@@ -53,7 +58,7 @@ def synthesise(
         settings = Synthetic.model_validate(
             {
                 "kind": kind,
-                "geometry": known(model).geometry.stored_at(expert_bits),
+                "geometry": _stored(known(model).geometry, expert_bits),
                 **length._asdict(),
                 "seed": seed,
                 "exponent": exponent,
@@ -70,6 +75,10 @@ def synthesise(
         made = make(settings)
         trace = write_trace(out, made.header, map(made.request, range(made.requests)), made.router_bias)
     say_wrote(out, trace)
+
+
+def _stored(geometry: Geometry, bits: float | None) -> Geometry:
+    return geometry if bits is None else geometry.stored_at(bits)
 
 
 def _discarded(out: Path) -> str:

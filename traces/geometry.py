@@ -16,12 +16,20 @@ from pydantic import Field
 from traces.schema import Frozen, Geometry, Router, TraceError
 
 
+class Published(Frozen):
+    """How a model's own checkpoint stores its experts."""
+
+    format: str = "BF16"  #: as `traces.weight_formats` names it
+    bits: int = 16  #: as `Geometry.expert_bits` names it
+
+
 class KnownModel(Frozen):
-    """A published MoE model: its geometry at 16 bits and where the numbers come from."""
+    """A published MoE model: its geometry in the format of its own checkpoint, and where the numbers come from."""
 
     name: str
     aliases: tuple[str, ...] = ()
     geometry: Geometry
+    published: Published
     context: int  #: tokens
     params: int  #: of the whole text model, embedding included
     source: str
@@ -30,7 +38,7 @@ class KnownModel(Frozen):
     def row(self) -> dict[str, object]:
         """One line of `moereplay models`."""
         geometry = self.geometry
-        sizes = {16: geometry.expert_bytes, **geometry.bytes_by_bits}
+        sizes = {16: geometry.bytes_at(16), **geometry.bytes_by_bits}
         spelled = [f"{bits}-bit {max(each) / 2**20:.4g}" for bits, each in sorted(sizes.items(), reverse=True)]
         return {
             "model": self.name,
@@ -39,6 +47,7 @@ class KnownModel(Frozen):
             "k": geometry.k,
             "shared": geometry.shared_experts,
             "MiB per expert": ", ".join(spelled),
+            "published in": self.published.format,
             "router": geometry.router.family,
             "context": self.context,
         }
@@ -115,6 +124,7 @@ class ModelNumbers(Frozen):
     tied: bool = False
     context: int
     router: Router = Router()
+    published: Published = Published()
     bytes_by_bits: dict[int, int | tuple[int, ...]] = Field(default_factory=dict)
 
     def mlp(self, width: int) -> int:
@@ -142,13 +152,17 @@ class ModelNumbers(Frozen):
         return self.layers * (self.experts * self.mlp(self.width) + self.dense()) + self.head() + embedding
 
     def geometry(self) -> Geometry:
-        """The model's MoE part at 16 bits."""
+        """The model's MoE part, its experts in the published format."""
+        plain = self._per_layer(2 * self.mlp(self.width))
         formats = {bits: self._per_layer(size) for bits, size in self.bytes_by_bits.items()}
+        if self.published.bits != 16:
+            formats[16] = plain
         return Geometry(
             layers=self.layers,
             experts=self.experts,
             k=self.k,
-            expert_bytes=self._per_layer(2 * self.mlp(self.width)),
+            expert_bytes=formats.get(self.published.bits, plain),
+            expert_bits=self.published.bits,
             bytes_by_bits=formats,
             expert_params=self.mlp(self.width),
             dense_params=self.dense(),
@@ -185,6 +199,7 @@ def _known(name: str, numbers: ModelNumbers) -> KnownModel:
         name=name,
         aliases=numbers.aliases,
         geometry=numbers.geometry(),
+        published=numbers.published,
         context=numbers.context,
         params=numbers.total(),
         source=numbers.source,

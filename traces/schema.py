@@ -126,12 +126,15 @@ class Geometry(Frozen):
         return self
 
     def bytes_at(self, bits: float) -> tuple[int, ...]:
-        """Bytes of one expert per layer at `bits`: the sourced figure where known, else scaled from the stored one."""
+        """Bytes of one expert per layer at `bits`: sourced where known, else scaled, from those at 16 bits if known."""
         if bits == self.expert_bits:
             return self.expert_bytes
         if bits in self.bytes_by_bits:
             return self.bytes_by_bits[int(bits)]
-        return tuple(-(-int(size * bits * 1000) // int(self.expert_bits * 1000)) for size in self.expert_bytes)
+        known, sizes = (
+            (16, self.bytes_by_bits[16]) if 16 in self.bytes_by_bits else (self.expert_bits, self.expert_bytes)
+        )
+        return tuple(-(-int(size * bits * 1000) // int(known * 1000)) for size in sizes)
 
     def stored_at(self, bits: float) -> Geometry:
         """The same model with its experts stored at `bits`. Raises TraceError for what is no precision."""

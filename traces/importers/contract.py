@@ -23,6 +23,7 @@ from traces.schema import (
     TraceError,
     check_bits,
 )
+from traces.weight_formats import BITS_PER_WEIGHT, named_in
 
 
 class Options(Frozen):
@@ -106,8 +107,9 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     base = options.geometry or shape.stated
     if base is not None:
         _check_agreement(shape, base, options, origin.source)
-    sizes = _sizes(shape, base, options, origin.source)
-    bits = _bits(shape, base, options, sizes)
+    named = _named_bits(base, origin)
+    sizes = _sizes(shape, base, options, named, origin.source)
+    bits = _bits(shape, base, options, named, sizes)
     fields: dict[str, object] = base.model_dump() if base else {"router": shape.router or Router()}
     fields |= {"layers": shape.layers, "k": shape.k, "expert_bytes": sizes, "expert_bits": bits or 16}
     fields["experts"] = shape.experts or (base.experts if base else shape.highest_id + 1)
@@ -124,7 +126,16 @@ def _check_agreement(shape: Shape, base: Geometry, options: Options, source: Pat
         raise TraceError(f"{source} has {shape}, but {model} has {theirs}; choose the model it was recorded with")
 
 
-def _sizes(shape: Shape, base: Geometry | None, options: Options, source: Path) -> tuple[int, ...]:
+def _named_bits(base: Geometry | None, origin: Origin) -> float | None:
+    """The weight format that the file or its model is named after; the model's own figure of so many whole bits."""
+    named = named_in(origin.model or "") or named_in(origin.source.name)
+    if named is None:
+        return None
+    bits = BITS_PER_WEIGHT[named]
+    return int(bits) if base and int(bits) in base.bytes_by_bits else bits
+
+
+def _sizes(shape: Shape, base: Geometry | None, options: Options, named: float | None, source: Path) -> tuple[int, ...]:
     given = options.expert_bytes
     if isinstance(given, int):
         return (given,) * shape.layers
@@ -132,7 +143,7 @@ def _sizes(shape: Shape, base: Geometry | None, options: Options, source: Path) 
         raise TraceError(
             f"{source} has {shape.layers} layers, --expert-bytes {len(given)} values; give one, or one per layer"
         )
-    sizes = given or shape.expert_bytes or (base and base.bytes_at(options.expert_bits or base.expert_bits))
+    sizes = given or shape.expert_bytes or (base and base.bytes_at(options.expert_bits or named or base.expert_bits))
     if sizes is None:
         known = f"--model NAME (the nearest known is {_nearest(shape)})"
         raise TraceError(f"{source} has no expert sizes ({shape}); add {known} or --expert-bytes BYTES")
@@ -150,12 +161,14 @@ def _nearest(shape: Shape) -> str:
     return min(sorted(MODELS), key=distance)
 
 
-def _bits(shape: Shape, base: Geometry | None, options: Options, sizes: tuple[int, ...]) -> float | None:
+def _bits(
+    shape: Shape, base: Geometry | None, options: Options, named_bits: float | None, sizes: tuple[int, ...]
+) -> float | None:
     """Precision of `sizes`: the option's, else where the model has them, else from its parameter count, else None."""
     if options.expert_bits or base is None:
-        return options.expert_bits
+        return options.expert_bits or named_bits
     if options.expert_bytes is None and (shape.expert_bytes is None or shape.stated is not None):
-        return (shape.stated or base).expert_bits
+        return shape.stated.expert_bits if shape.stated else named_bits or base.expert_bits
     named = [bits for bits, known in base.bytes_by_bits.items() if known == sizes]
     if named or base.expert_params is None:
         return named[0] if named else None
@@ -178,7 +191,15 @@ def _size_notes(shape: Shape, base: Geometry | None, bits: float | None, geometr
         notes.append(f"number of experts not recorded: {geometry.experts} is the highest id + 1")
     if bits is None:
         notes.append("precision of the expert bytes not known: taken as 16 bits; --expert-bits tells it")
-    return notes
+    return [*notes, _size_line(geometry)]
+
+
+def _size_line(geometry: Geometry) -> str:
+    """What every import says of the experts' size, which decides every time of a replay."""
+    total = sum(geometry.expert_bytes) * geometry.experts
+    mean = total / (geometry.layers * geometry.experts)
+    each = f"{mean / 2**20:.4g} MiB at {geometry.expert_bits:g} bits"
+    return f"an expert has {each}, all have {total / 2**30:.4g} GiB; --expert-bits or --expert-bytes change that"
 
 
 def _provenance(origin: Origin, options: Options, notes: list[str]) -> Provenance:
