@@ -83,7 +83,7 @@ def _names(trace: Trace, eviction: str, how: Mapping[str, str], as_json: bool) -
 
 def _check_replays(machine: str, engine: str) -> None:
     """Raises ConfigError for an unknown machine or engine before anything is counted."""
-    from simulator.platform import platform
+    from simulator.platform_files import platform
     from simulator.replay import check_engine
 
     check_engine(engine)

@@ -5,25 +5,18 @@ Without calibration compute is a roofline: max(2 * params * tokens / FLOP/s, byt
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
-from importlib.resources import files
+from collections.abc import Sequence
+from functools import cached_property
 from math import ceil, inf
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from policies.contract import Costs
 from simulator.errors import ConfigError
 from simulator.homes import homes
-from simulator.platforms import NAMES
-from traces.documents import DocumentError, content, from_toml
-from traces.faults import first_fault
 from traces.schema import Frozen, Geometry
-from traces.spelling import hint
 
 NS = 1_000_000_000
 MOST_LINKS = 16
@@ -284,86 +277,3 @@ def times_of(machine: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...]
     made = Times(machine, geometry, tiers)
     _recent.append(made)
     return made
-
-
-def presets() -> list[Platform]:
-    """Every platform that ships with the program."""
-    return [platform(name) for name in NAMES]
-
-
-def platform(name: str) -> Platform:
-    """A preset by name, or a platform file by path (.toml), with changes: `a100-5gbps:link.bytes_per_s=25e9`.
-
-    Raises ConfigError.
-    """
-    base, *changes = name.split(":")
-    return _changed(_unchanged(base), name, changes) if changes else _unchanged(base)
-
-
-def _unchanged(name: str) -> Platform:
-    if name in NAMES:
-        return _preset(name)
-    if name.endswith(".toml"):
-        return _read(Path(name))
-    raise ConfigError(f"no platform called {name!r}: {hint(name, NAMES, 'give a .toml file, or choose from')}")
-
-
-@cache  # a sweep asks for the same preset thousands of times
-def _preset(name: str) -> Platform:
-    return _parse(files("simulator.platforms").joinpath(f"{name}.toml").read_text("utf-8"), name)
-
-
-def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
-    """The machine with other figures: `table.figure=value`, any number of them."""
-    document = machine.document()
-    tables = _tables(document)
-    for change in changes:
-        where, equals, value = change.partition("=")
-        table, _, figure = where.rpartition(".")
-        if not equals or figure not in tables.get(table, ()):
-            known = [f"{table}.{key}=" for table, figures in tables.items() for key in figures]
-            named = hint(where, known, "write one of")
-            raise ConfigError(f"platform {machine.name} has no figure {where!r}: {named}")
-        tables[table][figure] = value
-    return _valid(document | {"name": name}, name)
-
-
-def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A platform's tables of figures by name: `link`, or `links.0` and so on; `compute`, and what else it has."""
-    links = {f"links.{row}": table for row, table in enumerate(document.get("links", ()))}
-    named = {name: document[name] for name in ("link", "compute", "cpu", "contention") if document.get(name)}
-    return links | named
-
-
-def _read(path: Path) -> Platform:
-    try:
-        return _parse(content(path), str(path))
-    except OSError as error:
-        raise ConfigError(f"cannot read platform file {path}: {error.strerror}; check the path") from None
-
-
-def _parse(text: str | bytes, name: str) -> Platform:
-    try:
-        return _valid(from_toml(text), name)
-    except DocumentError as error:
-        raise ConfigError(f"platform {name} is no valid TOML: {error}") from None
-
-
-def _valid(document: Mapping[str, Any], name: str) -> Platform:
-    try:
-        return Platform.model_validate(_with_rows(document, name))
-    except ValidationError as error:
-        fault = first_fault(error)
-        if "links" not in document:  # say it of the table that is there, or should be
-            fault = re.sub(r"^links(\.0)?(?=[.:])", "link", fault)
-        raise ConfigError(f"platform {name}: {fault}") from None
-
-
-def _with_rows(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The document with its links as rows: `[link]` is one."""
-    if "link" not in document:
-        return dict(document)
-    if "links" in document:
-        raise ConfigError(f"platform {name}: it has [link] and [[links]]; remove one of them")
-    others = {key: value for key, value in document.items() if key != "link"}
-    return others | {"links": [document["link"]]}

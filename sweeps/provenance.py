@@ -16,7 +16,7 @@ from typing import Any
 from policies import files
 from results.parts import SWEEP_VERSION
 from simulator.config import SEMANTICS_VERSION
-from simulator.platform import platform
+from simulator.platform_files import platform
 from traces.schema import Trace
 
 PACKAGES = ("moereplay", "numpy", "polars", "numba", "simpy", "zarr")

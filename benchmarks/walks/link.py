@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from results.result import Row
 from simulator.config import configure
-from simulator.platform import platform
+from simulator.platform_files import platform
 from simulator.replay import replay
 from traces.schema import Geometry
 from traces.synthetic import Synthetic, synthesise

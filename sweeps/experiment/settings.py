@@ -10,7 +10,7 @@ from results.settings import KINDS, LISTED
 from results.settings import NAMES as SETTINGS
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
-from simulator.platform import platform
+from simulator.platform_files import platform
 from simulator.preset import preset
 from sweeps.experiment.schema import DOTTED
 from traces.spelling import nearest

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
-from simulator.platform import NAMES
+from simulator.platforms import NAMES
 from tests.kit.command import moereplay_here
 from tests.kit.sweeping import ROOT, store_trace
 

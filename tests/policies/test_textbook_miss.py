@@ -9,7 +9,8 @@ import pytest
 from policies.contract import CPU, DROP, NONE, PER_TOKEN, UNIT, Costs, Step
 from policies.grammar import parse
 from simulator.config import configure
-from simulator.platform import Contention, Link, Measured, Platform, Roofline, Times, platform
+from simulator.platform import Contention, Link, Measured, Platform, Roofline, Times
+from simulator.platform_files import platform
 from simulator.replay import replay
 from tests.kit.bound_policies import BARE, PolicyHarness, units
 from tests.kit.cases import Cell, ListSource, Prompted, Token, machine, replay_lists, sizes

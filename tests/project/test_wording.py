@@ -19,7 +19,7 @@ from policies.grammar import parse
 from simulator.capacity import parse_capacity, surplus
 from simulator.config import configure
 from simulator.errors import ConfigError
-from simulator.platform import platform
+from simulator.platform_files import platform
 from simulator.preset import preset
 from simulator.replay import replay
 from tests.commands.test_cli import ROOT, SAMPLE

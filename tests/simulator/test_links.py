@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
 from simulator.homes import homes
-from simulator.platform import Link, Platform, Times, platform
+from simulator.platform import Link, Platform, Times
+from simulator.platform_files import platform
 from simulator.reference.engine import run
 from simulator.reference.machine import simulated
 from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, sizes, spec_of, tokens

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
 from pathlib import Path
 
 import pytest
 
 from simulator.errors import ConfigError
-from simulator.platform import Link, Measured, Platform, Roofline, Times, platform, presets
+from simulator.platform import Contention, Link, Measured, Platform, Roofline, Times
+from simulator.platform_files import as_toml, platform, presets
 from simulator.platforms import NAMES
 from tests.kit.cases import machine
 from traces.geometry import MODELS
@@ -163,3 +165,70 @@ def test_a_platform_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_platform_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_bytes(b"\xff\xfe")
     assert "is no valid TOML: 'utf-8' codec can't decode byte" in refusal(str(tmp_path / "mine.toml"))
+
+
+# files that extend others, and files that are written
+
+
+def extending(folder: Path, text: str) -> str:
+    (folder / "base.toml").write_text(as_toml(platform("rtx4090-pcie4")))
+    (folder / "mine.toml").write_text(text)
+    return str(folder / "mine.toml")
+
+
+@pytest.mark.parametrize("base", ["rtx4090-pcie4", "base.toml"])
+def test_a_file_lays_its_figures_over_those_of_its_base(base: str, tmp_path: Path) -> None:
+    mine = platform(extending(tmp_path, f'name = "mine"\nbase = "{base}"\n[link]\nbytes_per_s = 1e9\n'))
+    old = platform("rtx4090-pcie4")
+    assert mine.name == "mine"
+    assert mine.links[0] == old.links[0].model_copy(update={"bytes_per_s": 1e9})
+    assert (mine.compute, mine.cpu, mine.source) == (old.compute, old.cpu, old.source)
+
+
+def test_a_table_of_another_kind_replaces_that_of_the_base(tmp_path: Path) -> None:
+    text = 'name = "mine"\nbase = "phone-ufs4"\n[compute]\nkind = "measured"\nexpert_ns = 7\n'
+    assert platform(extending(tmp_path, text)).compute == Measured(expert_ns=7)
+
+
+def test_several_links_replace_the_one_of_the_base(tmp_path: Path) -> None:
+    rows = "[[links]]\nbytes_per_s = 1e9\n[[links]]\nbytes_per_s = 2e9\n"
+    mine = platform(extending(tmp_path, f'name = "mine"\nbase = "phone-ufs4"\n{rows}'))
+    assert [link.bytes_per_s for link in mine.links] == [1e9, 2e9]
+
+
+def test_a_file_that_extends_itself_is_refused_by_its_chain(tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text('name = "o"\nbase = "mine.toml"\n')
+    mine = extending(tmp_path, 'name = "m"\nbase = "other.toml"\n')
+    with pytest.raises(ConfigError, match=r"extends itself: .*mine\.toml -> .*other\.toml -> .*mine\.toml; remove one"):
+        platform(mine)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('base = "phone-ufs4"\n', "name: it is missing"),
+        ('name = "m"\nbase = "fone-ufs4"\n', "no platform called 'fone-ufs4': did you mean phone-ufs4?"),
+        ('name = "m"\nbase = "absent.toml"\n', "cannot read platform file"),
+        ('name = "m"\nbase = 3\n', "base is 3; expected the name of a preset or a .toml file"),
+        ('name = "m"\nbase = "phone-ufs4"\n[link]\nspeed = 1\n', "link.speed"),
+    ],
+)
+def test_what_is_wrong_with_a_base_is_said(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        platform(extending(tmp_path, text))
+
+
+@pytest.mark.parametrize("machine", presets(), ids=lambda machine: machine.name)
+def test_what_is_written_reads_back_as_the_same_machine(machine: Platform, tmp_path: Path) -> None:
+    (tmp_path / "written.toml").write_text(as_toml(machine))
+    assert platform(str(tmp_path / "written.toml")) == machine
+
+
+def test_several_links_and_strange_names_are_written_too(tmp_path: Path) -> None:
+    rows = (
+        Link(bytes_per_s=float("inf"), share=1),
+        Link.model_validate({"bytes_per_s": 5e9, "share": 0.5, "from": "NVMe"}),
+    )
+    machine = Platform(name='a "b"\x7f\n\u00e9', links=rows, compute=Measured(), contention=Contention(cpu=0.5))
+    (tmp_path / "written.toml").write_text(as_toml(machine))
+    assert platform(str(tmp_path / "written.toml")) == machine

@@ -13,7 +13,7 @@ import pytest
 from moereplay import command as entry
 from policies import files
 from results.read import load
-from simulator.platform import platform
+from simulator.platform_files import platform
 from sweeps import provenance as origins
 from sweeps.experiment.expand import platforms
 from sweeps.experiment.file import read

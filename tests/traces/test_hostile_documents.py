@@ -14,7 +14,7 @@ from policies.contract import PolicyError
 from policies.files import register
 from simulator.config import configure
 from simulator.errors import ConfigError
-from simulator.platform import platform
+from simulator.platform_files import platform
 from simulator.replay import plan
 from sweeps.experiment.file import read
 from sweeps.experiment.schema import Range

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
-from simulator.platform import platform
+from simulator.platform_files import platform
 from tracegen.errors import RecordError
 from traces.schema import Trace
 

@@ -1,0 +1,157 @@
+"""Platforms as files: presets by name, files of a user's own, what they extend, and figures changed in place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from simulator.errors import ConfigError
+from simulator.platform import Platform
+from simulator.platforms import NAMES
+from traces.documents import DocumentError, content, from_toml
+from traces.faults import first_fault
+from traces.spelling import hint
+
+
+def presets() -> list[Platform]:
+    """Every platform that ships with the program."""
+    return [platform(name) for name in NAMES]
+
+
+def platform(name: str) -> Platform:
+    """A preset by name, or a platform file by path (.toml), with changes: `a100-5gbps:link.bytes_per_s=25e9`.
+
+    Raises ConfigError.
+    """
+    base, *changes = name.split(":")
+    return _changed(_unchanged(base), name, changes) if changes else _unchanged(base)
+
+
+def _unchanged(name: str) -> Platform:
+    return _preset(name) if name in NAMES else _valid(_document(name, ()), name)
+
+
+@cache  # a sweep asks for the same preset thousands of times
+def _preset(name: str) -> Platform:
+    return _valid(_document(name, ()), name)
+
+
+def _document(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
+    """The tables of a preset or of a file, laid over those of its `base`."""
+    if name in extending:
+        chain = " -> ".join((*extending, name))
+        raise ConfigError(f"platform {extending[0]} extends itself: {chain}; remove one `base`")
+    own = _read(name)
+    base = own.pop("base", None)
+    if base is None:
+        return own
+    if not isinstance(base, str):
+        raise ConfigError(f"platform {name}: base is {base!r}; expected the name of a preset or a .toml file")
+    where = base if base in NAMES else str(Path(name).parent / base)
+    return _laid_over(_document(where, (*extending, name)), own)
+
+
+def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """`own` over `base`, figure by figure; links, and a table of another kind, as a whole. Names are not inherited."""
+    hidden = {"name", "summary"} | ({"link", "links"} - own.keys() if {"link", "links"} & own.keys() else set())
+    both = {key: value for key, value in base.items() if key not in hidden}
+    return both | {key: _over(both.get(key), value) for key, value in own.items()}
+
+
+def _over(old: object, new: object) -> object:
+    """A table's figures over those of a table of its kind; anything else as it is."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return new
+    return {**old, **new} if new.get("kind", old.get("kind")) == old.get("kind") else new
+
+
+def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
+    """The machine with other figures: `table.figure=value`, any number of them."""
+    document = machine.document()
+    tables = _tables(document)
+    for change in changes:
+        where, equals, value = change.partition("=")
+        table, _, figure = where.rpartition(".")
+        if not equals or figure not in tables.get(table, ()):
+            known = [f"{table}.{key}=" for table, figures in tables.items() for key in figures]
+            named = hint(where, known, "write one of")
+            raise ConfigError(f"platform {machine.name} has no figure {where!r}: {named}")
+        tables[table][figure] = value
+    return _valid(document | {"name": name}, name)
+
+
+def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A platform's tables of figures by name: `link`, or `links.0` and so on; `compute`, and what else it has."""
+    links = {f"links.{row}": table for row, table in enumerate(document.get("links", ()))}
+    named = {name: document[name] for name in ("link", "compute", "cpu", "contention") if document.get(name)}
+    return links | named
+
+
+def _read(name: str) -> dict[str, Any]:
+    """What the file of a platform says."""
+    if name not in NAMES and not name.endswith(".toml"):
+        called = Path(name).name
+        raise ConfigError(f"no platform called {called!r}: {hint(called, NAMES, 'give a .toml file, or choose from')}")
+    try:
+        return dict(from_toml(_text(name)))
+    except OSError as error:
+        raise ConfigError(f"cannot read platform file {name}: {error.strerror}; check the path") from None
+    except DocumentError as error:
+        raise ConfigError(f"platform {name} is no valid TOML: {error}") from None
+
+
+def _text(name: str) -> str | bytes:
+    if name in NAMES:
+        return files("simulator.platforms").joinpath(f"{name}.toml").read_text("utf-8")
+    return content(Path(name))
+
+
+def _valid(document: Mapping[str, Any], name: str) -> Platform:
+    try:
+        return Platform.model_validate(_with_rows(document, name))
+    except ValidationError as error:
+        fault = first_fault(error)
+        if "links" not in document:  # say it of the table that is there, or should be
+            fault = re.sub(r"^links(\.0)?(?=[.:])", "link", fault)
+        raise ConfigError(f"platform {name}: {fault}") from None
+
+
+def _with_rows(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The document with its links as rows: `[link]` is one."""
+    if "link" not in document:
+        return dict(document)
+    if "links" in document:
+        raise ConfigError(f"platform {name}: it has [link] and [[links]]; remove one of them")
+    others = {key: value for key, value in document.items() if key != "link"}
+    return others | {"links": [document["link"]]}
+
+
+# written
+
+
+def as_toml(machine: Platform) -> str:
+    """The platform as a file that can be edited and given back."""
+    document = {key: value for key, value in machine.document().items() if value is not None}
+    lines = _figures({key: value for key, value in document.items() if not isinstance(value, dict | list)})
+    for key, value in document.items():
+        for row in value if isinstance(value, list) else ():
+            lines += ["", f"[[{key}]]", *_figures(row)]
+        if isinstance(value, dict):
+            lines += ["", f"[{key}]", *_figures(value)]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(table: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {_figure(value)}" for key, value in table.items()]
+
+
+def _figure(value: object) -> str:
+    """TOML's basic strings are JSON's, but for DEL, which JSON may leave as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
