@@ -27,7 +27,11 @@ def main() -> None:
         assert results[0].to_json() == results[1].to_json()
         assert [row["decode_passes"] for row in results[0].per_request] == [3, 3, 3]
     bound = bound_of(trace, configure(capacity="60%", passes=PASSES))
-    assert bound and count(trace, bound)["accesses"] == replay(trace, configure(passes=PASSES)).totals["accesses"]
+    assert (
+        bound
+        and count(trace, bound)["accesses"]
+        == replay(trace, configure(capacity="60%", passes=PASSES)).totals["accesses"]
+    )
 
 
 if __name__ == "__main__":
