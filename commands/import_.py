@@ -34,6 +34,7 @@ def import_(
     from simulator.errors import ConfigError
     from traces.geometry import known
     from traces.importers import registry as importers
+    from traces.importers.contract import size_line
     from traces.schema import RowError, TraceError
     from traces.writer import write_trace
 
@@ -56,7 +57,7 @@ def import_(
             trace = write_trace(out, foreign.header, requests, resume=resume)
         except RowError as error:
             raise TraceError(f"{source}: {error}") from error
-    for note in foreign.notes:
+    for note in (*foreign.notes, size_line(trace.geometry)):
         say(f"note: {note}")
     say_wrote(out, trace)
 

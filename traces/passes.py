@@ -80,8 +80,8 @@ def parse_passes(text: str) -> Schedule:
     name, _, number = text.partition(":")
     if name in NUMBERED and (size := whole(number)):
         return partial(NUMBERED[name], size=size)
-    forms = f"{', '.join((*NAMED, *(f'{name}:N' for name in NUMBERED)))} with N of at least 1"
-    raise TraceError(f"passes {text!r} is unknown; use {forms}")
+    *others, last = (*NAMED, *(f"{name}:N" for name in NUMBERED))
+    raise TraceError(f"passes {text!r} is unknown; use {', '.join(others)} or {last}, with N of at least 1")
 
 
 def one_by_one(trace: Trace, size: int) -> Passes:

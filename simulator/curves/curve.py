@@ -19,8 +19,8 @@ from functools import partial
 
 import numpy as np
 
-from simulator.compiled.runtime.machine_code import is_kept
 from simulator.config import ReplayConfig, configure
+from simulator.curves import belady, lru
 from simulator.curves.stream import Cut, Demands, Tally, demands_of, tally
 from simulator.errors import ConfigError
 from simulator.threads import waited_for
@@ -156,7 +156,7 @@ def offered(geometry: Geometry, scope: str) -> tuple[str, ...]:
 
 def is_ready(policy: str) -> bool:
     """Whether the curves of a policy can be counted without compiling first, which takes seconds."""
-    return is_kept(f"{policy.removeprefix('relaxed_')}._walk")
+    return getattr((lru if policy == "lru" else belady).WALK, "is_kept", True)  # plain Python where nothing is compiled
 
 
 def _shares_a_size(geometry: Geometry, scope: str) -> bool:
@@ -177,14 +177,9 @@ def _grid(geometry: Geometry, scope: str, more: Sequence[int]) -> np.ndarray:
 def _count(
     demands: Demands, policy: str, cut: Cut, weights: np.ndarray, into: Tally, done: Callable[[int], None]
 ) -> None:
-    """Kernels are imported when they are needed: the first import of each compiles it."""
     if policy == "lru":
-        from simulator.curves import lru
-
         lru.count(demands, cut, weights, into, done)
     else:
-        from simulator.curves import belady
-
         belady.count(demands, cut, policy == RELAXED, into, done)
 
 

@@ -191,10 +191,10 @@ def _size_notes(shape: Shape, base: Geometry | None, bits: float | None, geometr
         notes.append(f"number of experts not recorded: {geometry.experts} is the highest id + 1")
     if bits is None:
         notes.append("precision of the expert bytes not known: taken as 16 bits; --expert-bits tells it")
-    return [*notes, _size_line(geometry)]
+    return notes
 
 
-def _size_line(geometry: Geometry) -> str:
+def size_line(geometry: Geometry) -> str:
     """What every import says of the experts' size, which decides every time of a replay."""
     total = sum(geometry.expert_bytes) * geometry.experts
     mean = total / (geometry.layers * geometry.experts)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.machine_code import COMPILING, kept
+from simulator.compiled.runtime.machine_code import COMPILING, any_kept, kept
 
 DONE, NOTHING = 0, -2  #: what a function returns that raised nothing
 
@@ -39,6 +39,12 @@ class Compiled:
     def __init__(self, function: FunctionType) -> None:
         """Arguments must be of the same types at every call."""
         self._function, self._addresses = function, dict[str, int]()
+        self._name = f"{function.__module__}{function.__name__}"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it need not be compiled, at least for arguments of some types."""
+        return any_kept(self._name)
 
     def __call__(self, *arguments: Any) -> None:
         """Raises what the function raises."""
@@ -48,7 +54,7 @@ class Compiled:
     def _address(self, arguments: tuple[Any, ...], kind: str) -> int:
         with COMPILING:
             if kind not in self._addresses:
-                name = f"{self._function.__module__}{self._function.__name__}_{sha256(kind.encode()).hexdigest()[:16]}"
+                name = f"{self._name}_{sha256(kind.encode()).hexdigest()[:16]}"
                 self._addresses[kind] = kept(name, lambda: self._built(arguments))
             return self._addresses[kind]
 

@@ -82,8 +82,17 @@ def is_kept(name: str) -> bool:
     return _path(name).is_file()
 
 
+def any_kept(prefix: str) -> bool:
+    """Whether code of a name that begins so lies in the folder."""
+    return any(folder().glob(f"{_plain(prefix)}_*{ENDING}"))
+
+
 def _path(name: str) -> Path:
-    return folder() / (re.sub(r"\W", "_", name) + ENDING)
+    return folder() / (_plain(name) + ENDING)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W", "_", name)
 
 
 def _read(path: Path) -> Built:
