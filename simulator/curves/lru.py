@@ -38,34 +38,45 @@ class Stack(NamedTuple):
     depth: Rows  #: (experts,) int64: of those that are being looked up
 
 
+class TimeLine(NamedTuple):
+    """That of one pool; `Stack` says what each is."""
+
+    used: Rows
+    block: Rows
+    group: Rows
+    weight: Rows
+    owner: Rows
+    slot: Rows
+
+
 @fast
-def _measure(expert, first, stop, base, used, block, group, weight, slot, depth):
+def _measure(line, expert, first, stop, base, depth):
     """The depth of each of those looked up together in the stack as it is."""
     for at in range(first, stop):
-        own = slot[base + expert[at]]
+        own = line.slot[base + expert[at]]
         if own < 0:
             depth[at - first] = FIRST_USE
             continue
         mine, ours, total = own >> BLOCK, own >> BLOCK + GROUP, np.int64(0)
-        if len(weight) == 0:
-            total += bit_count(used[mine] & (ALL << (own & ((1 << BLOCK) - 1))))
+        if len(line.weight) == 0:
+            total += bit_count(line.used[mine] & (ALL << (own & ((1 << BLOCK) - 1))))
         else:
             for n in range(1 << BLOCK):
-                total += weight[(mine << BLOCK) + n] if (mine << BLOCK) + n >= own else 0
+                total += line.weight[(mine << BLOCK) + n] if (mine << BLOCK) + n >= own else 0
         for n in range(1 << GROUP):
-            total += block[(ours << GROUP) + n] if (ours << GROUP) + n > mine else 0
-        for n in range(len(group)):
-            total += group[n] if n > ours else 0
+            total += line.block[(ours << GROUP) + n] if (ours << GROUP) + n > mine else 0
+        for n in range(len(line.group)):
+            total += line.group[n] if n > ours else 0
         depth[at - first] = total
 
 
 @fast
-def _flip(at, heavy, used, block, group):
+def _flip(line, at, heavy):
     """A slot is used that was not, or the other way round with its weight negative."""
     mine = at >> BLOCK
-    used[mine] ^= ONE << (at & ((1 << BLOCK) - 1))
-    block[mine] += heavy
-    group[mine >> GROUP] += heavy
+    line.used[mine] ^= ONE << (at & ((1 << BLOCK) - 1))
+    line.block[mine] += heavy
+    line.group[mine >> GROUP] += heavy
 
 
 @fast
@@ -92,36 +103,36 @@ def _count(depth, together, heavy, found, grid, undecided):
 
 
 @fast
-def _close_gaps(used, block, group, weight, owner, slot, end):
+def _close_gaps(line, end):
     """Push all uses together at the beginning of the time line; returns its new end."""
     kept = 0
     for at in range(end):
-        if used[at >> BLOCK] >> (at & ((1 << BLOCK) - 1)) & 1:
-            x = owner[at]
-            owner[kept], slot[x] = x, kept
-            if len(weight) > 0:
-                weight[kept] = weight[at]
+        if line.used[at >> BLOCK] >> (at & ((1 << BLOCK) - 1)) & 1:
+            x = line.owner[at]
+            line.owner[kept], line.slot[x] = x, kept
+            if len(line.weight) > 0:
+                line.weight[kept] = line.weight[at]
             kept += 1
-    used[:], block[:], group[:], weight[kept:] = 0, 0, 0, 0
+    line.used[:], line.block[:], line.group[:], line.weight[kept:] = 0, 0, 0, 0
     for at in range(kept):
-        _flip(at, weight[at] if len(weight) > 0 else 1, used, block, group)
+        _flip(line, at, line.weight[at] if len(line.weight) > 0 else 1)
     return kept
 
 
 @fast
-def _move_to_top(expert, first, stop, base, used, block, group, weight, owner, slot, end, heavy):
+def _move_to_top(line, expert, first, stop, base, end, heavy):
     """Use those looked up together in demand order; returns the new end of the time line."""
     for at in range(first, stop):
         x = base + expert[at]
-        old = slot[x]
+        old = line.slot[x]
         if old >= 0:
-            _flip(old, -heavy, used, block, group)
-            if len(weight) > 0:
-                weight[old] = 0
-        _flip(end, heavy, used, block, group)
-        if len(weight) > 0:
-            weight[end] = heavy
-        owner[end], slot[x] = x, end
+            _flip(line, old, -heavy)
+            if len(line.weight) > 0:
+                line.weight[old] = 0
+        _flip(line, end, heavy)
+        if len(line.weight) > 0:
+            line.weight[end] = heavy
+        line.owner[end], line.slot[x] = x, end
         end += 1
     return end
 
@@ -135,18 +146,16 @@ def _walk(demands, first, last, cut, weights, stack, into):
             stack.slot[:], stack.end[:] = NOWHERE, 0
         pool, base, heavy = layer if cut.per_layer else 0, 0 if cut.per_layer else layer * cut.experts, weights[layer]
         used, block, group = stack.used[pool], stack.block[pool], stack.group[pool]
-        weight, owner, slot = stack.weight[pool], stack.owner[pool], stack.slot[pool]
+        line = TimeLine(used, block, group, stack.weight[pool], stack.owner[pool], stack.slot[pool])
         begin, stop = demands.offsets[step], demands.offsets[step + 1]
         together = stop - begin if cut.atomic else 1
         for here in range(begin, stop, max(1, together)):
             after, end = here + together, stack.end[pool]
-            _measure(demands.expert, here, after, base, used, block, group, weight, slot, stack.depth)
+            _measure(line, demands.expert, here, after, base, stack.depth)
             _count(stack.depth, together, heavy, into.found[layer], into.grid, into.undecided)
-            if end + together > len(owner):
-                end = _close_gaps(used, block, group, weight, owner, slot, end)
-            stack.end[pool] = _move_to_top(
-                demands.expert, here, after, base, used, block, group, weight, owner, slot, end, heavy
-            )
+            if end + together > len(line.owner):
+                end = _close_gaps(line, end)
+            stack.end[pool] = _move_to_top(line, demands.expert, here, after, base, end, heavy)
 
 
 def _empty(cut: Cut, equal: bool) -> Stack:
