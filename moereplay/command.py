@@ -31,23 +31,25 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SELDOM = (100_000, 50, 100)
 LONGEST = 1000  #: characters of a message
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+def application() -> typer.Typer:
+    """The command with all its verbs, some of them in groups."""
+    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback()(options)
+    groups = {name: typer.Typer(help=about, no_args_is_help=True) for name, about in commands.GROUPS.items()}
+    for name, group in groups.items():
+        app.add_typer(group, name=name)
+    for name, verb in VERBS.items():
+        room, _, rest = name.partition("_")
+        where, typed = (groups[room], rest) if room in groups else (app, room)
+        where.command(typed)(verb)
+    return app
 
 
-@app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (anywhere on the line).")] = False,
 ) -> None:
     """Replay the expert routing of Mixture-of-Experts models against modelled caches, links and policies."""
-
-
-groups = {name: typer.Typer(help=about, no_args_is_help=True) for name, about in commands.GROUPS.items()}
-for name, group in groups.items():
-    app.add_typer(group, name=name)
-for name, verb in VERBS.items():
-    room, _, rest = name.partition("_")
-    where, typed = (groups[room], rest) if room in groups else (app, room)
-    where.command(typed)(verb)
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
@@ -90,7 +92,6 @@ def _unexpected(kind: type[BaseException], error: BaseException, _: object) -> N
 def main() -> None:
     """Run a verb. Exit code 2 and one line for anything that the user can mend; tracebacks only with --debug."""
     gc.set_threshold(*SELDOM)
-    command = typer.main.get_command(app)  # app() would install an excepthook of its own
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
@@ -98,7 +99,9 @@ def main() -> None:
         sys.excepthook = _unexpected
     try:
         with second_interrupt_ends():
-            command()
+            typer.main.get_command(application())()  # application()() would install an excepthook of its own
+    except KeyboardInterrupt:  # before a verb has begun
+        leave(INTERRUPTED)
     except SystemExit as end:  # typer has said what there was to say, but of Ctrl-C
         if end.code == INTERRUPTED and isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
             say("interrupted: what was written is whole")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from moereplay.command import app
+from moereplay.command import application
 from results.read import load
 from results.write import write_part
 from simulator.config import configure
@@ -22,7 +22,7 @@ BEFORE = Path("tests/results/before/replays")
 
 def main() -> None:
     """Raises AssertionError where the setting is not offered, does not act, or is not stored."""
-    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    verbs = typer.main.get_command(application()).commands  # type: ignore[attr-defined]
     assert all(SETTING in {each.name for each in verbs[verb].params} for verb in ("replay", "live", "validate"))
     geometry = Geometry(layers=3, experts=6, k=2, expert_bytes=(1_000_000,) * 3)
     trace = synthesise(Synthetic(kind="zipf", geometry=geometry, requests=2, prompt_tokens=2, decode_tokens=6))

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 import policies
-from moereplay.command import app
+from moereplay.command import application
 from results import settings
 from results.columns import with_config, with_settings
 from results.schema import rows_schema
@@ -26,7 +26,7 @@ every_setting = pytest.mark.parametrize("setting", SETTINGS, ids=NAMES)
 
 def options(verb: str) -> dict[str, object]:
     """The options of a verb in the order of its help, with their defaults."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(application())
     return {each.name: each.default for each in command.commands[verb].params}  # type: ignore[attr-defined]
 
 

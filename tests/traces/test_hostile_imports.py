@@ -30,7 +30,7 @@ NOT_FINITE = ["nan", "inf", "-inf", "1e300"]
 
 def run(*arguments: str) -> str:
     """What a verb said when it refused, with exit code 2 as `moereplay` would give it."""
-    outcome = CliRunner().invoke(entry.app, list(arguments))
+    outcome = CliRunner().invoke(entry.application(), list(arguments))
     assert outcome.exit_code != 0
     if outcome.exception is None or isinstance(outcome.exception, SystemExit):
         return outcome.output
@@ -204,7 +204,7 @@ def test_counts_out_of_range_are_refused_by_their_option(tmp_path: Path, option:
 @pytest.mark.parametrize("option", ["--chunk", "--prompt-length", "--limit"])
 def test_a_count_beyond_every_file_means_all_of_it(tmp_path: Path, option: str) -> None:
     command = ["import", str(SAMPLES / "layers_npz"), "--expert-bytes=9", "--out", str(tmp_path / "a.zarr")]
-    assert CliRunner().invoke(entry.app, [*command, option, str(10**30)]).exit_code == 0
+    assert CliRunner().invoke(entry.application(), [*command, option, str(10**30)]).exit_code == 0
 
 
 # ---------------------------------------------------------------- two imports at once

@@ -109,7 +109,7 @@ def test_a_sample_gives_sizes_and_says_what_was_assumed(sample: Sample) -> None:
 def test_a_sample_becomes_a_trace_on_the_command_line(sample: Sample, tmp_path: Path) -> None:
     command = ["import", str(sample.path), "--out", str(tmp_path / "a.zarr")]
     sizes = ["--expert-bytes", "/".join(map(str, sample.expert_bytes))] if sample.options.expert_bytes else []
-    outcome = CliRunner().invoke(entry.app, [*command, *sizes])
+    outcome = CliRunner().invoke(entry.application(), [*command, *sizes])
     assert outcome.exit_code == 0, outcome.output
     trace = open_trace(tmp_path / "a.zarr")
     verify(trace)
