@@ -345,7 +345,8 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path):
 
 
 def test_ctrl_c_while_a_command_loads_shows_no_traceback():
-    command = [sys.executable, "-v", "-m", "moereplay", "policies"]  # says what it imports
+    replay = ["replay", str(SAMPLE), "--engine", "reference"]  # goes on long enough, should the loading be over
+    command = [sys.executable, "-v", "-m", "moereplay", *replay]  # says what it imports
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
     assert any("import 'typer." in line for line in process.stderr)
