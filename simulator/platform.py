@@ -9,33 +9,30 @@ from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 from math import ceil, inf
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, field_validator
 
 from policies.contract import Costs
+from simulator.capacity import check_readable
 from simulator.errors import ConfigError
 from simulator.homes import homes
 from traces.schema import Frozen, Geometry
 
 NS = 1_000_000_000
 MOST_LINKS = 16
+MOST_TIERS = 4  #: between the fast and the slow one
 MOST_NS = 10**15  #: of one thing, eleven days: engines add times up in int64
 Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
 Time = TypeVar("Time", int, float)
 
 
-class Link(Frozen):
-    """What experts are fetched over: a fixed latency, then bytes at a rate; `depth` transfers may be issued at once."""
-
-    model_config = ConfigDict(populate_by_name=True)
+class Wire(Frozen):
+    """What experts cross: a fixed latency, then bytes at a rate; `depth` transfers may be issued at once."""
 
     bytes_per_s: float = Field(ge=1)
     latency_ns: Ns = 0
     depth: int = Field(default=1, ge=1, lt=2**31)
-    #: How many of each layer's experts lie behind it, in proportion to the shares of the others; equal parts unsaid.
-    share: float | None = Field(default=None, ge=1e-6, le=1e6)
-    tier: str = Field(default="", alias="from")  #: what it reads, a name only; the platform's slow tier unsaid
 
     def wire_ns(self, size: int) -> int:
         """Nanoseconds on the wire, without latency, rounded up."""
@@ -43,9 +40,35 @@ class Link(Frozen):
             return 0
         return -(-size * NS // max(1, int(self.bytes_per_s)))
 
-    def slowed(self, share: float) -> Link:
+    def slowed(self, share: float) -> Self:
         """The same link at a share of its rate."""
         return self.model_copy(update={"bytes_per_s": self.bytes_per_s * share})
+
+
+class Link(Wire):
+    """A link into the fast tier."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    #: How many of each layer's experts lie behind it, in proportion to the shares of the others; equal parts unsaid.
+    share: float | None = Field(default=None, ge=1e-6, le=1e6)
+    tier: str = Field(default="", alias="from")  #: what it reads, a name only; the platform's slow tier unsaid
+
+
+class LowerTier(Wire):
+    """A cache between the fast and the slow tier, and the link that fills it from the tier below."""
+
+    name: str
+    capacity: str
+
+    @field_validator("capacity")
+    @classmethod
+    def _readable(cls, capacity: str) -> str:
+        try:
+            check_readable(capacity)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return capacity
 
 
 class Roofline(Frozen):
@@ -104,6 +127,7 @@ class Platform(Frozen):
     fast_tier: str = "VRAM"
     slow_tier: str = "DRAM"
     links: tuple[Link, ...] = Field(min_length=1, max_length=MOST_LINKS)
+    tiers: tuple[LowerTier, ...] = Field(default=(), max_length=MOST_TIERS)  #: between fast and slow, from the top down
     compute: Compute
     cpu: Compute | None = None
     contention: Contention | None = None
@@ -120,6 +144,11 @@ class Platform(Frozen):
         """Of each link, in one unit."""
         return tuple(1.0 if link.share is None else link.share for link in self.links)
 
+    @property
+    def wires(self) -> tuple[Wire, ...]:
+        """The links into the fast tier, then those that fill the tiers below, from the top down."""
+        return (*self.links, *self.tiers)
+
     def document(self) -> dict[str, Any]:
         """What its file says, defaults filled in: `link` where there is one, else `links`."""
         several = len(self.links) > 1
@@ -130,13 +159,16 @@ class Platform(Frozen):
         ]
         about = {"name", "summary", "source", "fast_tier", "slow_tier"}
         links = {"links": rows} if several else {"link": rows[0]}
-        return self.model_dump(include=about) | links | self.model_dump(exclude={*about, "links"})
+        unsaid = {"links"} if self.tiers else {"links", "tiers"}
+        return self.model_dump(include=about) | links | self.model_dump(exclude=about | unsaid)
 
     def figures(self) -> dict[str, object]:
         """What a replay's times depend on, whatever the machine is called."""
         parts = {"compute", "cpu"} | ({"contention"} if self.contention else set())
         rows: list[dict[str, object]] = [link.model_dump(mode="json", include=LINK_TIMES) for link in self.links]
         others: dict[str, object] = self.model_dump(mode="json", include=parts)
+        if self.tiers:
+            others["tiers"] = [tier.model_dump(mode="json", include=LINK_TIMES | {"capacity"}) for tier in self.tiers]
         if len(rows) == 1:
             return others | {"link": rows[0]}
         for row, share in zip(rows, self.shares, strict=True):
@@ -148,9 +180,9 @@ class Platform(Frozen):
         return {
             "platform": self.name,
             "what": self.summary,
-            "cache": self.fast_tier,
-            "link GB/s": _each([link.bytes_per_s / 1e9 for link in self.links]),
-            "latency us": _each([link.latency_ns / 1000 for link in self.links]),
+            "cache": " < ".join((self.fast_tier, *(tier.name for tier in self.tiers))),
+            "link GB/s": _each([link.bytes_per_s / 1e9 for link in self.wires]),
+            "latency us": _each([link.latency_ns / 1000 for link in self.wires]),
             "CPU": "yes" if self.cpu else "no",
         }
 
@@ -173,12 +205,13 @@ class Times:
     def __init__(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> None:
         """`tiers[p][layer]` is the bytes of an expert at precision p."""
         self._platform, self._geometry, self._tiers = platform, geometry, tiers
-        self.latency_ns = tuple(link.latency_ns for link in platform.links)
-        self.depth = tuple(link.depth for link in platform.links)
+        #: Of each link: those into the fast tier first, then those that fill the tiers below, from the top down.
+        self.latency_ns = tuple(link.latency_ns for link in platform.wires)
+        self.depth = tuple(link.depth for link in platform.wires)
         self.homes = homes(geometry.experts, platform.shares)  #: the link of each expert of a layer
         self._known: dict[tuple[str, int, int, int], int] = {}
         left = platform.contention or Contention()
-        self._slow_links = [link.slowed(left.link) for link in platform.links]
+        self._slow_links = [link.slowed(left.link) for link in platform.wires]
         self._slow_cpu = platform.cpu.slowed(left.cpu) if platform.cpu else None
 
     def is_of(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> bool:
@@ -193,14 +226,14 @@ class Times:
     @cached_property
     def wire_ns(self) -> list[list[list[int]]]:
         """[link][layer][precision] nanoseconds on the wire."""
-        return [self._wire(link) for link in self._platform.links]
+        return [self._wire(link) for link in self._platform.wires]
 
     @cached_property
     def contended_wire_ns(self) -> list[list[list[int]]]:
         """The same for a transfer that starts while the CPU computes."""
         return [self._wire(link) for link in self._slow_links]
 
-    def _wire(self, link: Link) -> list[list[int]]:
+    def _wire(self, link: Wire) -> list[list[int]]:
         each = [[link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
         _bounded(max(map(max, each)), "bytes_per_s")
         return each

@@ -89,7 +89,7 @@ def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
 
 def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """A platform's tables of figures by name: `link`, or `links.0` and so on; `compute`, and what else it has."""
-    links = {f"links.{row}": table for row, table in enumerate(document.get("links", ()))}
+    links = {f"{rows}.{row}": table for rows in ("links", "tiers") for row, table in enumerate(document.get(rows, ()))}
     named = {name: document[name] for name in ("link", "compute", "cpu", "contention") if document.get(name)}
     return links | named
 
