@@ -20,6 +20,7 @@ from traces.weight_formats import check_format
 
 NS = 1_000_000_000
 MIB = 1 << 20
+MILLION = 1_000_000
 MOST_LINKS = 16
 MOST_TIERS = 4  #: between the fast and the slow one
 MOST_NS = 10**15  #: of one thing, eleven days: engines add times up in int64
@@ -49,6 +50,11 @@ class Wire(Sparse):
         return _in_order(points, "sizes")
 
     @property
+    def first_millionths(self) -> int:
+        """Of an expert's bytes, after which its compute may begin."""
+        return MILLION
+
+    @property
     def idle_ns(self) -> int:
         """Latency of a transfer, the sum of its reads'; `start_ns` not counted."""
         return bounded(self.latency_ns * self.reads, "latency_ns times reads", "lower")
@@ -74,6 +80,11 @@ class Link(Wire):
     #: How many of each layer's experts lie behind it, in proportion to the shares of the others; equal parts unsaid.
     share: float | None = Field(default=None, ge=1e-6, le=1e6)
     tier: str = Field(default="", alias="from")  #: what it reads, a name only; the platform's slow tier unsaid
+
+    @property
+    def first_millionths(self) -> int:
+        """Of an expert's bytes, after which its compute may begin."""
+        return round(self.first_piece * MILLION)
 
 
 class LowerTier(Wire):
@@ -303,6 +314,11 @@ def _between(points: Points, at: float) -> float:
         if left <= at <= right:
             return low + (high - low) * (at - left) / (right - left)
     return points[0][1] if at <= points[0][0] else points[-1][1]
+
+
+def part(ns: int, millionths: int) -> int:
+    """So much of a time, rounded up."""
+    return -(-ns * millionths // MILLION)
 
 
 def bounded(ns: Time, figure: str, change: str = "raise") -> Time:
