@@ -66,6 +66,13 @@ def search_prices(scenario: Scenario) -> None:
     compare(scenario)
 
 
+@searched
+@given(priced(miss="fiddler:ratio=2:goal=max:decode=cost"))
+def search_prices_beside_a_cpu(scenario: Scenario) -> None:
+    """Raises DifferentError."""
+    compare(scenario)
+
+
 def compare(scenario: Scenario) -> None:
     """Raises DifferentError."""
     correct = seen(scenario, "compiled")
@@ -191,7 +198,7 @@ def demands_are_queued_before_they_are_loaded(load: Callable) -> Callable:
     return mutant
 
 
-def a_demand_to_be_loaded_is_not_queued(_: property) -> property:
+def a_demand_to_be_loaded_is_not_queued(_: object) -> property:
     return property(lambda self: any(link.busy for link in self._rows))
 
 
@@ -234,7 +241,6 @@ def a_piece_is_enough_for_all_of_the_compute(expert: Callable) -> Callable:
 
 PRICED: list[tuple[type, str, Callable[[Any], Any]]] = [
     (Compute, "_load", demands_are_queued_before_they_are_loaded),
-    (Links, "busy", a_demand_to_be_loaded_is_not_queued),
     (Compute, "_all_here", arrivals_are_computed_as_they_come),
     (SimulatedChannel, "start", a_wire_is_idle_as_soon_as_it_is_free),
     (SimulatedAccelerator, "expert", links_leave_compute_its_rate),
@@ -251,3 +257,9 @@ def test_the_search_of_prices_kills_a_mutant(
     monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
     with pytest.raises(DifferentError):
         search_prices()
+
+
+def test_the_search_beside_a_cpu_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Links, "busy", a_demand_to_be_loaded_is_not_queued(Links.busy))
+    with pytest.raises(DifferentError):
+        search_prices_beside_a_cpu()
