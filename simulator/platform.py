@@ -158,9 +158,10 @@ class Platform(Frozen):
             for link in self.links
         ]
         about = {"name", "summary", "source", "fast_tier", "slow_tier"}
-        links = {"links": rows} if several else {"link": rows[0]}
-        unsaid = {"links"} if self.tiers else {"links", "tiers"}
-        return self.model_dump(include=about) | links | self.model_dump(exclude=about | unsaid)
+        links: dict[str, Any] = {"links": rows} if several else {"link": rows[0]}
+        if self.tiers:
+            links["tiers"] = [tier.model_dump() for tier in self.tiers]
+        return self.model_dump(include=about) | links | self.model_dump(exclude={*about, "links", "tiers"})
 
     def figures(self) -> dict[str, object]:
         """What a replay's times depend on, whatever the machine is called."""

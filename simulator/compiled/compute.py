@@ -20,7 +20,7 @@ from simulator.compiled.counters import (
 )
 from simulator.compiled.fidelity import count_changed, count_unchanged
 from simulator.compiled.gate import close_gate, look_up, open_gate, suggest, use_all
-from simulator.compiled.link import any_link_is_busy, next_landing, nothing_queued
+from simulator.compiled.links import any_link_is_busy, next_landing, nothing_queued
 from simulator.compiled.log import BY_COMPUTE, BY_MISS, IS_CPU, IS_DENSE, IS_EXPERT, NO_COPY, span
 from simulator.compiled.reset import reset_if_due
 from simulator.compiled.rows import row_at

@@ -89,7 +89,7 @@ class Engine:
         free_only = config.prefetch_admission == "free_only"
         shared = self._counters, self._log
         self._cache = Cache(spec.layout, self._tables, self._hooks, *shared, placement or Unobserved(), side, free_only)
-        self._links = Links(machine.links, spec.times, self._cache, *shared, self._arrived)
+        self._links = Links(machine.links, spec.times, spec.lower, self._cache, *shared, self._arrived)
         gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._links, *shared)
         self._compute = Compute(machine, spec, self._tables, self._cache, self._links, gates, *shared)
         self._previous = set[int]()  # requests of the pass before
