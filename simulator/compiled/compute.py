@@ -22,14 +22,8 @@ from simulator.compiled.counters import (
 )
 from simulator.compiled.fidelity import count_changed, count_unchanged
 from simulator.compiled.gate import close_gate, has_come, has_had_its_turn, look_up, open_gate, suggest, use_all
-from simulator.compiled.link import (
-    any_announced,
-    any_in_flight,
-    any_link_is_busy,
-    fetch_announced,
-    next_landing,
-    nothing_queued,
-)
+from simulator.compiled.link import any_announced
+from simulator.compiled.links import any_in_flight, any_link_is_busy, fetch_announced, next_landing, nothing_queued
 from simulator.compiled.loading import begin_loading, load, next_load
 from simulator.compiled.log import BY_COMPUTE, BY_MISS, IS_CPU, IS_DENSE, IS_EXPERT, NO_COPY, span
 from simulator.compiled.reset import reset_if_due

@@ -217,7 +217,10 @@ class Compute:
             transfer.told = True
             self._ready.append(transfer.y)
             self._wake()
-        elif self._waits_for_all:  # it may leave room for nothing more to come
+
+    def moved(self) -> None:
+        """A link has moved something: where compute waits for all, nothing more may come."""
+        if self._waits_for_all:
             self._wake()
 
     def _start_cpu(self, accesses: list[Access], layer: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,16 @@ def test_a_replay_of_today_writes_the_numbers_of_then(before, tmp_path):
     assert ended.returncode == 0, ended.stderr
     today = read.load(tmp_path / "today").select(then.columns)
     for column in ("config", "about", "totals", "bounds", "per_layer", "per_request"):
-        assert today[column].to_list() == then[column].to_list(), column
+        assert known_then(today[column].to_list(), then[column].to_list()) == then[column].to_list(), column
+
+
+def known_then(today: Any, then: Any) -> Any:
+    """What results of then say, as it is today: a counter that has come since is left out."""
+    if isinstance(then, dict):
+        return {name: known_then(today[name], value) for name, value in then.items()}
+    if isinstance(then, list):
+        return [known_then(*pair) for pair in zip(today, then, strict=True)]
+    return today
 
 
 def test_a_sweep_resumes_with_no_replay(before):

@@ -185,6 +185,8 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_experts": layout.experts,
         "n_copies": layout.experts * layout.precisions,
         "n_links": len(spec.times.depth),
+        "n_tiers": len(spec.lower),
+        "n_tiered": len(spec.lower) * layout.experts * layout.precisions,
         "n_pools": len(spec.pools),
         "n_queued": layout.experts * layout.precisions + len(spec.pools),
         "n_kinds": geometry.layers * layout.precisions,
@@ -243,6 +245,8 @@ def _describe(state: SimulationState, spec: RunSpec) -> None:
     links = state["links"][: state["n_links"]]
     links["depth"], links["latency_ns"] = spec.times.depth, spec.times.latency_ns
     links["start_ns"], links["first"], links["last_done"] = spec.times.start_ns, spec.times.first, NOT_YET
+    lower = state["lower"][: state["n_tiers"]]
+    lower["capacity"], lower["oldest"], lower["newest"] = spec.lower, NONE, NONE
     copies["bytes"] = np.array(layout.tiers, np.int64).T.ravel()[owned["kind"]]
     copies["pool"] = owned["layer"] if len(pools) > 1 else 0
     experts["layer"] = np.arange(len(experts)) // geometry.experts

@@ -15,11 +15,12 @@ from typing import Any
 
 from policies.hooks import EVENTS
 
-#: One link, passes of one request each, one precision, contract `atomic`, every miss fetched, no listeners, no log, no
-#: price that is more than a number in a table: a cached copy is all that there is.
+#: Two tiers and one link, passes of one request each, one precision, contract `atomic`, every miss fetched, no
+#: listeners, no log, no price that is more than a number in a table: a cached copy is all that there is.
 FROZEN = {
     "precisions": 1,
     "n_links": 1,
+    "n_tiers": 0,
     "by_key": 1,
     **dict.fromkeys(("sequential", "side_slots", "logs", "keeps", "n_warm", "batched"), 0),
     **dict.fromkeys(("has_want", "has_resolve", "has_substitute", "has_admit", "asks_of_each"), 0),
