@@ -55,7 +55,7 @@ class SimulationState:
 def initial_state(inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0, keep: bool = False) -> SimulationState:
     """As at the start. `lines` of the event log are kept, and what every token ran if `keep`."""
     chosen = spec.config.policy_set().priced(spec.times)
-    numbers = _scalars(spec, chosen) | _lengths(inputs, spec, chosen, lines, keep)
+    numbers = _scalars(spec, chosen) | _prices(spec) | _lengths(inputs, spec, chosen, lines, keep)
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"batched": numbers["n_batched"] > 0}
     numbers |= {"knows_future": numbers["n_demand"] > 0 and not chosen.changes_routing}
@@ -87,27 +87,23 @@ def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.nd
 def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
     config, layout, eviction = spec.config, spec.layout, chosen.eviction.policy
     geometry = layout.geometry
-    return (
-        {
-            "layers": geometry.layers,
-            "experts": geometry.experts,
-            "precisions": layout.precisions,
-            "per_layer": len(spec.pools) > 1,
-            "sequential": config.contract == "sequential",
-            "after_demand": config.prefetch_at == "after_demand",
-            "free_only": config.prefetch_admission == "free_only",
-            "reset_every": parse_reset(config.reset),
-            "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
-            "reach": chosen.prefetch.policy.names_ahead(chosen.prefetch.params),
-            "logs": spec.log,
-            "by_key": eviction.victim is None,
-            "key_scope": KEY_SCOPES.index(eviction.scope(chosen.eviction.params)),
-            "row_length": geometry.experts * layout.precisions,
-            "has_cpu": spec.times.has_cpu,
-        }
-        | _prices(spec)
-        | _given(chosen)
-    )
+    return {
+        "layers": geometry.layers,
+        "experts": geometry.experts,
+        "precisions": layout.precisions,
+        "per_layer": len(spec.pools) > 1,
+        "sequential": config.contract == "sequential",
+        "after_demand": config.prefetch_at == "after_demand",
+        "free_only": config.prefetch_admission == "free_only",
+        "reset_every": parse_reset(config.reset),
+        "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
+        "reach": chosen.prefetch.policy.names_ahead(chosen.prefetch.params),
+        "logs": spec.log,
+        "by_key": eviction.victim is None,
+        "key_scope": KEY_SCOPES.index(eviction.scope(chosen.eviction.params)),
+        "row_length": geometry.experts * layout.precisions,
+        "has_cpu": spec.times.has_cpu,
+    } | _given(chosen)
 
 
 def _prices(spec: RunSpec) -> dict[str, int]:
