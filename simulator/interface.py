@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from results.result import Event, Row
-from simulator.config import ReplayConfig
+from simulator.config import PolicySet, ReplayConfig
 from simulator.platform import Times
 from traces.schema import Geometry
 
@@ -40,6 +40,11 @@ class RunSpec:
     times: Times
     pools: tuple[int, ...]  #: bytes of each
     log: bool = False  #: whether events are kept
+
+    @cached_property
+    def chosen(self) -> PolicySet:
+        """The four policies, parsed once for the whole run."""
+        return self.config.policy_set()
 
 
 class RunCounters(Protocol):
