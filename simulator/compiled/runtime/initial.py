@@ -14,7 +14,7 @@ from policies.hooks import EVENTS
 from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RECORDS, ROWS, RULE, STATE
+from simulator.compiled.runtime.layout import ARRAYS, HEAD, MEMORIES, POSITIONS, RECORDS, ROWS, RULE, STATE
 from simulator.compiled.runtime.queues import NO_QUEUE
 from simulator.compiled.runtime.ranking import TOUCH
 from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
@@ -39,10 +39,7 @@ class SimulationState:
         self._row = np.zeros(1, STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
         self._records = {name: self.numbers[name] for name in (*RECORDS, *ROWS)}
-        for name, value in numbers.items():
-            self.numbers[name] = value
-        for name, array in arrays.items():
-            self.numbers[f"at_{name}"] = array.ctypes.data
+        self._row.view(np.int64)[: len(HEAD)] = _head(numbers, arrays)
 
     @property
     def argument(self) -> Any:
@@ -53,9 +50,19 @@ class SimulationState:
         return self._records[name] if name in self._records else self.numbers[name]
 
 
+def _head(numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> list[int]:
+    """The numbers and addresses of `layout.HEAD`: written one by one, by name, they would take as long as the rest."""
+    head = [0] * len(HEAD)
+    for name, value in numbers.items():
+        head[POSITIONS[name]] = value
+    for name, array in arrays.items():
+        head[POSITIONS[f"at_{name}"]] = array.ctypes.data
+    return head
+
+
 def initial_state(inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0, keep: bool = False) -> SimulationState:
     """As at the start. `lines` of the event log are kept, and what every token ran if `keep`."""
-    chosen = spec.config.policy_set().priced(spec.times)
+    chosen = spec.chosen.priced(spec.times)
     numbers = _scalars(spec, chosen) | _lengths(inputs, spec, chosen, lines, keep)
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"batched": numbers["n_batched"] > 0}
@@ -79,7 +86,7 @@ def initial_state(inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0,
 
 
 def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.ndarray:
-    return np.zeros([int(numbers[axis]) for axis in axes], dtype)
+    return np.zeros([numbers[axis] for axis in axes], dtype)
 
 
 # numbers
@@ -226,13 +233,14 @@ def _costs(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
     dense = [[times.dense_ns(layer, int(length)) for layer in layers] for length in lengths]
     for row, length in zip(dense, lengths, strict=True):
         row[0] += times.pass_ns(int(length))
-    sizes = [layout.tiers[p][layer] for layer in layers for p in range(layout.precisions)]
-    _, first, cost_row = np.unique(sizes, return_index=True, return_inverse=True)
-    kinds = [divmod(int(kind), layout.precisions) for kind in first]
+    copies = [(layer, p) for layer in layers for p in range(layout.precisions)]
+    sizes = [layout.tiers[p][layer] for layer, p in copies]
+    rows = {size: row for row, size in enumerate(dict.fromkeys(sizes))}
+    kinds = [copies[sizes.index(size)] for size in rows]
     return {
         "dense_ns": np.array(dense, np.int64).reshape(-1, len(layers)),
         "dense_row": dense_row.astype(np.int64),
-        "cost_row": cost_row.astype(np.int64),
+        "cost_row": np.array([rows[size] for size in sizes], np.int64),
         "expert_ns": _per_tokens(times.expert_ns, kinds, tokens),
         "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),
         "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
