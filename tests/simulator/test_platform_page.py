@@ -20,16 +20,18 @@ PAGE = (ROOT / "docs" / "platforms.md").read_text()
 FILES = [
     re.sub(r"^    ", "", block, flags=re.M) for block in re.findall(r"(?:^    .*\n|^\n)+", PAGE, re.M) if "=" in block
 ]
-WHOLE, DIFFERENT, ROWS = FILES
-FORMS = re.findall(r"`--platform (\S+)`", PAGE)
+WHOLE, DIFFERENT, ROWS, TIERS = FILES
+FORMS = re.findall(r"`[^`\n]*--platform (\S+)`", PAGE)
 
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files of the page in the working folder: `mine.toml` has one link, `several.toml` its rows instead."""
+    """The files of the page in the working folder: `mine.toml` has one link, `several.toml` its rows instead, and
+    `three.toml` another link and a tier below it."""
     (tmp_path / "mine.toml").write_text(WHOLE)
     (tmp_path / "different.toml").write_text(DIFFERENT)
     (tmp_path / "several.toml").write_text(re.sub(r"\[link\].*\n(?:.+\n)+", lambda _: ROWS, WHOLE))
+    (tmp_path / "three.toml").write_text(f'name = "three"\nbase = "mine.toml"\n{TIERS}')
     monkeypatch.chdir(tmp_path)
 
 
@@ -39,17 +41,19 @@ def replayed(name: str) -> int:
 
 
 def test_each_file_replays_as_it_says() -> None:
-    mine, different, several = (platform(f"{name}.toml") for name in ("mine", "different", "several"))
+    names = ("mine", "different", "several", "three")
+    mine, different, several, three = (platform(f"{name}.toml") for name in names)
     assert (mine.name, mine.links[0].bytes_per_s, mine.contention is None) == ("mine", 25e9, False)
     assert (different.name, different.links[0].bytes_per_s) == ("my-phone", 2.1e9)
     assert different.links[0].latency_ns == platform("phone-ufs4").links[0].latency_ns
     assert [link.tier for link in several.links] == ["DRAM", "NVMe"]
-    assert len({replayed(f"{name}.toml") for name in ("mine", "different", "several")}) == 3
+    assert [tier.capacity for tier in three.tiers] == ["64GiB"]
+    assert len({replayed(f"{name}.toml") for name in names}) == 4
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_way_to_name_a_platform_replays(form: str) -> None:
-    name = form.replace("mine", "several") if "links." in form else form
+    name = form.replace("mine", "several" if "links." in form else "three" if "tiers." in form else "mine")
     file, *changes = name.split(":")
     assert replayed(name) > 0
     assert (platform(name).figures() != platform(file).figures()) == bool(changes)
