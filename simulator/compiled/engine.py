@@ -21,7 +21,7 @@ from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.compiled.runtime.machine_code import COMPILING, is_kept, kept
 from simulator.compiled.runtime.outcome import check, counters_of, events_of
 from simulator.compiled.runtime.variants import FROZEN
-from simulator.config import KINDS, PolicySet, ReplayConfig
+from simulator.config import KINDS, PolicySet
 from simulator.interface import EndState, FinishedRun, RunSpec
 from simulator.oracle import Oracle, oracle_of, oracle_of_trace
 from simulator.source import Source, TraceSource
@@ -38,20 +38,20 @@ LOG = logging.getLogger(__name__)
 
 def run(trace: Trace, spec: RunSpec) -> FinishedRun:
     """Replay a trace. Raises TraceError, PolicyError or ConfigError."""
-    return run_inputs(*_given(trace, spec.config), spec).ran
+    return run_inputs(*_given(trace, spec), spec).ran
 
 
 def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
     """The same, with the state at the end."""
-    state = waited_for(partial(_finished, *_given(trace, spec.config), spec))
+    state = waited_for(partial(_finished, *_given(trace, spec), spec))
     memories = [[state.arrays[f"own_{of}_{i}"] for of in ("rows", "regs", "reals")] for i in range(len(KINDS))]
     residents = np.flatnonzero(state.arrays["copies"]["state"] == RESIDENT).tolist()
     return EndState(_ran(state, spec), residents, memories)
 
 
-def _given(trace: Trace, config: ReplayConfig) -> tuple[Inputs, Oracle]:
+def _given(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
     """What there is to replay, and what is known of it beforehand."""
-    chosen = config.policy_set()
+    config, chosen = spec.config, spec.chosen
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
     source = partial(TraceSource, trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
     return inputs_of(trace, config, needs, chosen.reads), oracle_of_trace(trace, source, config, chosen.eviction)
@@ -66,7 +66,7 @@ class Run(NamedTuple):
 
 def run_source(source: Source, spec: RunSpec, keep: bool = True) -> Run:
     """Replay a source that does not react to what is made of its gates."""
-    oracle = oracle_of(source, spec.config, spec.config.policy_set().eviction)
+    oracle = oracle_of(source, spec.config, spec.chosen.eviction)
     return run_inputs(inputs_from(source), oracle, spec, keep)
 
 
@@ -82,7 +82,7 @@ def _run(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool) -> Run:
 
 def _finished(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False) -> SimulationState:
     """The state after its run; if the event log did not fit, after another with room for all of it."""
-    chosen = spec.config.policy_set()
+    chosen = spec.chosen
     state = initial_state(inputs, oracle, spec, LINES if spec.log else 0, keep)
     _start(state, chosen)
     if state["log"]["lines"] > state["n_log"]:

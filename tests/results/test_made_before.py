@@ -61,9 +61,10 @@ def test_a_replay_of_today_writes_the_numbers_of_then(before, tmp_path):
 
 
 def known_then(today: Any, then: Any) -> Any:
-    """What results of then say, as it is today: a counter that has come since is left out."""
+    """What results of then say, as it is today: a counter that has come since is null in them."""
     if isinstance(then, dict):
-        return {name: known_then(today[name], value) for name, value in then.items()}
+        since = {name for name, value in then.items() if name in COUNTERS and value is None}
+        return {name: None if name in since else known_then(today[name], value) for name, value in then.items()}
     if isinstance(then, list):
         return [known_then(*pair) for pair in zip(today, then, strict=True)]
     return today

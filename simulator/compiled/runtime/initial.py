@@ -15,7 +15,7 @@ from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.runtime.costs import Inputs, costs_of
 from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RECORDS, ROWS, RULE, STATE
+from simulator.compiled.runtime.layout import ARRAYS, HEAD, MEMORIES, POSITIONS, RECORDS, ROWS, RULE, STATE
 from simulator.compiled.runtime.queues import NO_QUEUE
 from simulator.compiled.runtime.ranking import TOUCH
 from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
@@ -38,10 +38,7 @@ class SimulationState:
         self._row = np.zeros(1, STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
         self._records = {name: self.numbers[name] for name in (*RECORDS, *ROWS)}
-        for name, value in numbers.items():
-            self.numbers[name] = value
-        for name, array in arrays.items():
-            self.numbers[f"at_{name}"] = array.ctypes.data
+        self._row.view(np.int64)[: len(HEAD)] = _head(numbers, arrays)
 
     @property
     def argument(self) -> Any:
@@ -52,9 +49,19 @@ class SimulationState:
         return self._records[name] if name in self._records else self.numbers[name]
 
 
+def _head(numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> list[int]:
+    """The numbers and addresses of `layout.HEAD`: written one by one, by name, they would take as long as the rest."""
+    head = [0] * len(HEAD)
+    for name, value in numbers.items():
+        head[POSITIONS[name]] = value
+    for name, array in arrays.items():
+        head[POSITIONS[f"at_{name}"]] = array.ctypes.data
+    return head
+
+
 def initial_state(inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0, keep: bool = False) -> SimulationState:
     """As at the start. `lines` of the event log are kept, and what every token ran if `keep`."""
-    chosen = spec.config.policy_set().priced(spec.times)
+    chosen = spec.chosen.priced(spec.times)
     numbers = _scalars(spec, chosen) | _prices(spec) | _lengths(inputs, spec, chosen, lines, keep)
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"batched": numbers["n_batched"] > 0}
@@ -78,7 +85,7 @@ def initial_state(inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0,
 
 
 def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.ndarray:
-    return np.zeros([int(numbers[axis]) for axis in axes], dtype)
+    return np.zeros([numbers[axis] for axis in axes], dtype)
 
 
 # numbers

@@ -294,10 +294,12 @@ OWNS = {
     "adapters": "answers wants suggested",
 }
 
+#: What a state begins with: its numbers and the addresses of its arrays, all int64, each with its position.
+HEAD = (*(SETTING + LENGTHS).split(), *(f"at_{name}" for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)))
+POSITIONS = {name: position for position, name in enumerate(HEAD)}
 STATE = np.dtype(
     [
-        *((name, np.int64) for name in (SETTING + LENGTHS).split()),
-        *((f"at_{name}", np.int64) for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)),
+        *((name, np.int64) for name in HEAD),
         *RECORDS.items(),
         *((name, dtype, (most,)) for name, (dtype, most) in ROWS.items()),
     ],
