@@ -14,7 +14,7 @@ Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.FEED`
 
 
 def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
-    """Tables of what `simulator.times.Times` gives, one row per distinct pass and per distinct expert size."""
+    """Tables of what `simulator.times.Times` gives, a row for each distinct pass, and expert size and format."""
     times, layout = spec.times, spec.layout
     tokens = int(inputs["pass_tokens"].max(initial=1))
     counted = np.bincount(inputs["pass_tokens"], minlength=1)  # a sort would take longer than all the rest
@@ -22,7 +22,7 @@ def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
     dense_row = (np.cumsum(counted > 0) - 1)[inputs["pass_tokens"]]
     layers = range(layout.geometry.layers)
     copies = [(layer, p) for layer in layers for p in range(layout.precisions)]
-    sizes = [layout.tiers[p][layer] for layer, p in copies]
+    sizes = [(layout.tiers[p][layer], times.weight_format(p)) for layer, p in copies]
     rows = {size: row for row, size in enumerate(dict.fromkeys(sizes))}
     kinds = [copies[sizes.index(size)] for size in rows]
     slow = times.slows_compute
