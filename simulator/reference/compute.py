@@ -172,8 +172,8 @@ class Compute:
 
     def _load(self, transfers: list[Transfer], layer: int) -> Process:
         """What compute itself does before each of these is fetched, which is then queued."""
-        assert self._machine.priced is not None or not transfers
         for transfer in transfers:
+            assert self._machine.priced is not None  # or nothing is to be loaded
             load = self._machine.priced.load(layer, transfer.y)
             self._counters.charge(load, "loading_ns", layer)
             load.measured(self._add_to_step)

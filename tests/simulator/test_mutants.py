@@ -208,7 +208,7 @@ def demands_are_queued_before_they_are_loaded(load: Callable) -> Callable:
     def mutant(self: Compute, transfers: list[Transfer], layer: int) -> Iterator[Any]:
         for transfer in transfers:
             self._links.fetch_announced(transfer)
-        self._links.fetch_announced = lambda _: None
+        self._links.fetch_announced = lambda transfer: None
         yield from load(self, transfers, layer)
         del self._links.fetch_announced
 

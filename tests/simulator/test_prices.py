@@ -109,7 +109,7 @@ def test_without_overlap_and_prefetch_link_and_compute_take_turns() -> None:
 
 
 def test_sequentially_there_is_nothing_to_overlap() -> None:
-    settings = {"contract": "sequential", "prefetch": "frequent"}
+    settings: dict[str, Any] = {"contract": "sequential", "prefetch": "frequent"}
     plain, priced = (replay_lists(scattered(), 12, machine(dense_ns=2, expert_ns=3, prices=each), **settings)
                      for each in ({}, NO_OVERLAP))  # fmt: skip
     assert priced == plain
