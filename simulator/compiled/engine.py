@@ -1,4 +1,4 @@
-"""The compiled engine: the reference's results, from two kernels of machine code, the second for most replays."""
+"""The compiled engine: the reference's results, from kernels of machine code, the fast path for most replays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from policies.contract import RESIDENT
 from simulator.compiled.fast_path import FastHooks, fast_path
-from simulator.compiled.kernel import kernel
+from simulator.compiled.kernel import kernel, priced_kernel
 from simulator.compiled.runtime import hooks
 from simulator.compiled.runtime.calls import call, flat
 from simulator.compiled.runtime.costs import Inputs
@@ -20,7 +20,7 @@ from simulator.compiled.runtime.inputs import inputs_from, inputs_of
 from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.compiled.runtime.machine_code import COMPILING, is_kept, kept
 from simulator.compiled.runtime.outcome import check, counters_of, events_of
-from simulator.compiled.runtime.variants import FROZEN
+from simulator.compiled.runtime.variants import FROZEN, PLAIN
 from simulator.config import KINDS, PolicySet
 from simulator.interface import EndState, FinishedRun, RunSpec
 from simulator.oracle import Oracle, oracle_of, oracle_of_trace
@@ -31,8 +31,10 @@ from traces.schema import Trace
 #: Lines of the event log that a first run has room for; a second one has exactly enough.
 LINES = 1 << 16
 #: What each kernel takes beside the state: a named tuple of pointers to hooks.
-POINTERS = {kernel: hooks.BoundHooks, fast_path: FastHooks}
-PARTS = {kernel: "general", fast_path: "usual"}
+POINTERS = {kernel: hooks.BoundHooks, priced_kernel: hooks.BoundHooks, fast_path: FastHooks}
+#: The numbers of a state that each takes for constants.
+CONSTANTS = {kernel: PLAIN, priced_kernel: {}, fast_path: FROZEN}
+PARTS = {kernel: "general", priced_kernel: "most general", fast_path: "usual"}
 LOG = logging.getLogger(__name__)
 
 
@@ -97,7 +99,7 @@ def _ran(state: SimulationState, spec: RunSpec) -> FinishedRun:
 
 
 def _start(state: SimulationState, chosen: PolicySet) -> None:
-    of = fast_path if state.is_fast else kernel
+    of = fast_path if state.is_fast else kernel if state.is_plain else priced_kernel
     with COMPILING:  # runs of other threads go on meanwhile
         code = machine_code(of)
         pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
@@ -119,4 +121,4 @@ def _built(of: Callable) -> Any:
     from simulator.compiled.runtime import compiling  # numba takes half a second to import
 
     shapes = hooks.shapes_of(POINTERS[of]._fields)
-    return compiling.kernel(of, POINTERS[of], shapes, FROZEN if of is fast_path else {})
+    return compiling.kernel(of, POINTERS[of], shapes, CONSTANTS[of])

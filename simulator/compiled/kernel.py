@@ -19,6 +19,11 @@ def kernel(s: Any, hooks: Any) -> None:
     replay(s, hooks)
 
 
+def priced_kernel(s: Any, hooks: Any) -> None:
+    """The same for machines that `variants.is_plain` is not true of: with lower tiers, or prices of their own."""
+    replay(s, hooks)
+
+
 @fast
 def replay(s, hooks):
     """The loop over events, from the start to the end of a run."""

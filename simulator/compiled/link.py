@@ -93,7 +93,7 @@ def take_announced(s):
 @fast
 def any_announced(s):
     """Whether compute has yet to hand over a demand."""
-    return s["link"]["announced"] > 0
+    return s["has_loading"] == 1 and s["link"]["announced"] > 0
 
 
 @fast

@@ -187,7 +187,7 @@ def rise(s, y, onward):
 @fast
 def any_link_is_busy(s):
     """Whether something is on its way, or a demand is about to be."""
-    if s["has_loading"] == 1 and any_announced(s):
+    if any_announced(s):
         return True
     for link in range(s["n_links"]):
         if is_busy(s, link):

@@ -267,7 +267,8 @@ def test_prices_that_are_numbers_of_a_table_stay_on_the_fast_path(prices: dict[s
     source = scattered()
     spec = spec_of(source.geometry, 12, machine(prices=prices), log=False)
     oracle = oracle_of(source, spec.config, spec.config.policy_set().eviction)
-    assert initial_state(inputs_from(source), oracle, spec).is_fast is fast
+    state = initial_state(inputs_from(source), oracle, spec)
+    assert (state.is_fast, state.is_plain) == (fast, fast)
 
 
 def test_experts_of_equal_bytes_in_two_formats_have_two_rows_of_times() -> None:

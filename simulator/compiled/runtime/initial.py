@@ -19,7 +19,7 @@ from simulator.compiled.runtime.layout import ARRAYS, HEAD, MEMORIES, POSITIONS,
 from simulator.compiled.runtime.queues import NO_QUEUE
 from simulator.compiled.runtime.ranking import TOUCH
 from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
-from simulator.compiled.runtime.variants import is_fast
+from simulator.compiled.runtime.variants import is_fast, is_plain
 from simulator.compiled.weights import FAMILIES
 from simulator.config import KINDS, PolicySet, parse_reset
 from simulator.interface import RunSpec
@@ -34,7 +34,7 @@ class SimulationState:
 
     def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
         """`numbers` and `arrays` by the names of `layout.STATE`; what is not given is 0."""
-        self.is_fast = is_fast(numbers)
+        self.is_fast, self.is_plain = is_fast(numbers), is_plain(numbers)
         self._row = np.zeros(1, STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
         self._records = {name: self.numbers[name] for name in (*RECORDS, *ROWS)}
