@@ -14,8 +14,8 @@ from results.settings import KINDS, older
 from simulator.capacity import check_readable
 from simulator.errors import ConfigError
 from simulator.origin import FUTURE, Origin
-from simulator.platform import Times
 from simulator.platform_files import platform
+from simulator.times import Times
 from traces.faults import first_fault
 from traces.passes import parse_passes
 from traces.schema import Frozen, Trace, TraceError, canonical

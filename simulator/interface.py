@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from results.result import Event, Row
 from simulator.config import ReplayConfig
-from simulator.platform import Times
+from simulator.times import Times
 from traces.schema import Geometry
 
 

@@ -1,112 +1,204 @@
-"""The machine: tiers, links and compute. Rates become integer nanoseconds here, once.
+"""The machine: tiers, links and compute, and the integer nanoseconds that their rates amount to.
 
 Without calibration compute is a roofline: max(2 * params * tokens / FLOP/s, bytes / memory bandwidth) + launch.
+`simulator/times.py` asks for the times of a model.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from functools import cached_property
+from itertools import pairwise
 from math import ceil, inf
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, field_validator
 
-from policies.contract import Costs
 from simulator.errors import ConfigError
-from simulator.homes import homes
-from traces.schema import Frozen, Geometry
+from traces.frozen import Frozen, Sparse
+from traces.weight_formats import check_format
 
 NS = 1_000_000_000
+MIB = 1 << 20
 MOST_LINKS = 16
 MOST_NS = 10**15  #: of one thing, eleven days: engines add times up in int64
 Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
+Share = Annotated[float, Field(ge=1e-6, le=1)]
+Rate = Annotated[float, Field(ge=1)]
 Time = TypeVar("Time", int, float)
+#: A measured curve: points (x, y) with x rising, linear in between.
+Points = tuple[tuple[Annotated[int, Field(ge=1, lt=2**63)], Annotated[float, Field(gt=0, allow_inf_nan=False)]], ...]
 
 
-class Link(Frozen):
+class Link(Sparse):
     """What experts are fetched over: a fixed latency, then bytes at a rate; `depth` transfers may be issued at once."""
 
     model_config = ConfigDict(populate_by_name=True)
+    later: ClassVar = frozenset({"start_ns", "reads", "by_size", "first_piece"})
 
-    bytes_per_s: float = Field(ge=1)
-    latency_ns: Ns = 0
+    bytes_per_s: Rate
+    latency_ns: Ns = 0  #: of a read
     depth: int = Field(default=1, ge=1, lt=2**31)
+    start_ns: Ns = 0  #: more latency for a transfer that starts on an idle wire
+    reads: int = Field(default=1, ge=1, le=4096)  #: of an expert, equal ones, one after the other
+    by_size: Points = ()  #: bytes/s by the size of a read, in place of `bytes_per_s`; constant beyond both ends
+    first_piece: Share = 1.0  #: of an expert's bytes: when these are there its compute may begin
     #: How many of each layer's experts lie behind it, in proportion to the shares of the others; equal parts unsaid.
     share: float | None = Field(default=None, ge=1e-6, le=1e6)
     tier: str = Field(default="", alias="from")  #: what it reads, a name only; the platform's slow tier unsaid
 
+    @field_validator("by_size")
+    @classmethod
+    def _rising(cls, points: Points) -> Points:
+        return _in_order(points, "sizes")
+
+    @property
+    def idle_ns(self) -> int:
+        """Latency of a transfer, the sum of its reads'; `start_ns` not counted."""
+        return bounded(self.latency_ns * self.reads, "latency_ns times reads", "lower")
+
     def wire_ns(self, size: int) -> int:
         """Nanoseconds on the wire, without latency, rounded up."""
-        if self.bytes_per_s == inf:
-            return 0
-        return -(-size * NS // max(1, int(self.bytes_per_s)))
+        rate = _between(self.by_size, size / self.reads) if self.by_size else self.bytes_per_s
+        return 0 if rate == inf else -(-size * NS // max(1, int(rate)))
 
     def slowed(self, share: float) -> Link:
         """The same link at a share of its rate."""
-        return self.model_copy(update={"bytes_per_s": self.bytes_per_s * share})
+        by_size = tuple((size, rate * share) for size, rate in self.by_size)
+        return self.model_copy(update={"bytes_per_s": self.bytes_per_s * share, "by_size": by_size})
 
 
-class Roofline(Frozen):
+class Roofline(Sparse):
     """A processor by its two ceilings, and what it costs to start a kernel."""
 
-    kind: Literal["roofline"] = "roofline"
-    flops: float = Field(ge=1)
-    memory_bytes_per_s: float = Field(ge=1)
-    launch_ns: Ns = 0
+    later: ClassVar = frozenset({"by_tokens", "formats", "kv_bytes_per_s"})
 
-    def ns(self, params: int, size: int, tokens: int) -> int:
-        """Nanoseconds for `tokens` through `params` weights of `size` bytes."""
+    kind: Literal["roofline"] = "roofline"
+    flops: Rate
+    memory_bytes_per_s: Rate
+    launch_ns: Ns = 0
+    by_tokens: Points = ()  #: what many tokens take, in times of what one takes; in proportion beyond the last
+    formats: dict[str, Rate] = Field(default_factory=dict)  #: bytes/s of weights in a format, not `memory_bytes_per_s`
+    kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; no time unsaid
+
+    @field_validator("by_tokens")
+    @classmethod
+    def _from_one(cls, points: Points) -> Points:
+        if points and points[0] != (1, 1.0):
+            raise ValueError("the first point is one token, which takes 1 times itself: write [1, 1.0] first")
+        if any(after < before for (_, before), (_, after) in pairwise(points)):
+            raise ValueError("more tokens take no less time; expected times that do not fall")
+        return _in_order(points, "tokens")
+
+    @field_validator("formats")
+    @classmethod
+    def _known(cls, formats: dict[str, float]) -> dict[str, float]:
+        return {check_format(name): rate for name, rate in formats.items()}
+
+    def ns(self, params: int, size: int, tokens: int, weights: str = "") -> int:
+        """Nanoseconds for `tokens` through `params` weights of `size` bytes in that format."""
         if params == 0 or tokens == 0:
             return 0
-        seconds = max(2 * params * tokens / self.flops, size / self.memory_bytes_per_s)
-        return round(_bounded(seconds * NS, "flops and memory_bytes_per_s")) + self.launch_ns
+        rate = self.formats.get(weights, self.memory_bytes_per_s)
+        if not self.by_tokens:
+            return round(self._once(params, size, tokens, rate)) + self.launch_ns
+        one = self._once(params, size, 1, rate) + self.launch_ns
+        return round(bounded(one * self._times(tokens), "flops and memory_bytes_per_s"))
+
+    def _once(self, params: int, size: int, tokens: int, rate: float) -> float:
+        seconds = max(2 * params * tokens / self.flops, size / rate)
+        return bounded(seconds * NS, "flops and memory_bytes_per_s")
+
+    def _times(self, tokens: int) -> float:
+        last, times = self.by_tokens[-1]
+        return times * tokens / last if tokens > last else _between(self.by_tokens, tokens)
 
     def slowed(self, share: float) -> Roofline:
         """The same processor at a share of its memory's rate."""
-        return self.model_copy(update={"memory_bytes_per_s": self.memory_bytes_per_s * share})
+        slower = {
+            "memory_bytes_per_s": self.memory_bytes_per_s * share,
+            "formats": {name: rate * share for name, rate in self.formats.items()},
+            "kv_bytes_per_s": self.kv_bytes_per_s and self.kv_bytes_per_s * share,
+        }
+        return self.model_copy(update=slower)
 
 
-class Measured(Frozen):
+class Measured(Sparse):
     """Compute by given times: constants and nanoseconds per token."""
+
+    later: ClassVar = frozenset({"kv_bytes_per_s"})
 
     kind: Literal["measured"] = "measured"
     dense_ns: Ns = 0
     expert_ns: Ns = 0
     expert_ns_per_token: Ns = 0
     pass_ns: Ns = 0
+    kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; no time unsaid
 
     def slowed(self, share: float) -> Measured:
-        """The same processor where an expert takes 1 / share of the time."""
-        slower = {name: ceil(getattr(self, name) / share) for name in ("expert_ns", "expert_ns_per_token")}
+        """The same processor where everything takes 1 / share of the time."""
+        times = ("dense_ns", "expert_ns", "expert_ns_per_token", "pass_ns")
+        slower: dict[str, object] = {name: ceil(getattr(self, name) / share) for name in times}
+        slower["kv_bytes_per_s"] = self.kv_bytes_per_s and self.kv_bytes_per_s * share
         return self.model_copy(update=slower)
 
 
-class Contention(Frozen):
-    """What is left of a rate while both work: the CPU reads the memory that the link reads from."""
+class Contention(Sparse):
+    """What is left of a rate while others work: CPU, link and accelerator read the same memory."""
 
-    cpu: float = Field(default=1, ge=1e-6, le=1)
-    link: float = Field(default=1, ge=1e-6, le=1)
+    later: ClassVar = frozenset({"compute"})
+
+    cpu: Share = 1
+    link: Share = 1
+    compute: Share = 1  #: of the accelerator's, for what begins while a link works
+
+
+class Loading(Sparse):
+    """What compute itself spends to have experts loaded."""
+
+    later: ClassVar = frozenset({"gate_ns", "ns_per_expert", "ns_per_mib"})
+
+    gate_ns: Ns = 0  #: per step, part of its dense time: the gate's decisions
+    ns_per_expert: Ns = 0  #: per expert that a demand fetches
+    ns_per_mib: Ns = 0  #: and per MiB of it
+
+    def ns(self, size: int) -> int:
+        """For one expert of so many bytes, rounded up."""
+        return bounded(self.ns_per_expert - (-size * self.ns_per_mib // MIB), "loading", "lower")
+
+
+class Calibration(Frozen):
+    """Where measured figures come from. Nothing here changes a replay."""
+
+    device: str
+    method: str = ""
+    date: str = ""
+    cells: int = Field(default=0, ge=0)  #: runs that the figures were fitted on
+    mape: float | None = Field(default=None, ge=0)  #: of the time per token; `method` says over which runs
 
 
 #: The figures of a link that its times are made from.
-LINK_TIMES = {"bytes_per_s", "latency_ns", "depth"}
+LINK_TIMES = {"bytes_per_s", "latency_ns", "depth", *Link.later}
 Compute = Annotated[Roofline | Measured, Field(discriminator="kind")]
 
 
-class Platform(Frozen):
+class Platform(Sparse):
     """One machine, with the source of its figures."""
+
+    later: ClassVar = frozenset({"overlap", "memory_bytes", "loading", "calibration"})
 
     name: str
     summary: str = ""
     source: str = ""
     fast_tier: str = "VRAM"
     slow_tier: str = "DRAM"
+    overlap: Literal["arrival", "none"] = "arrival"  #: `none`: a step computes when all that it awaits has arrived
+    memory_bytes: float | None = Field(default=None, gt=0)  #: that hold cache and dense weights; for a warning only
     links: tuple[Link, ...] = Field(min_length=1, max_length=MOST_LINKS)
     compute: Compute
     cpu: Compute | None = None
     contention: Contention | None = None
+    loading: Loading = Loading()
+    calibration: Calibration | None = None
 
     @field_validator("links")
     @classmethod
@@ -120,21 +212,27 @@ class Platform(Frozen):
         """Of each link, in one unit."""
         return tuple(1.0 if link.share is None else link.share for link in self.links)
 
+    @property
+    def asks_of_the_model(self) -> bool:
+        """Whether a price depends on the model's KV cache or on the format of its weights."""
+        of = self.compute
+        return of.kv_bytes_per_s is not None or (isinstance(of, Roofline) and bool(of.formats))
+
     def document(self) -> dict[str, Any]:
-        """What its file says, defaults filled in: `link` where there is one, else `links`."""
+        """What its file says, defaults filled in but for later figures: `link` where there is one, else `links`."""
         several = len(self.links) > 1
         rows = [
             link.model_dump(include=LINK_TIMES | ({"share"} if several else set()))
             | ({"from": link.tier} if link.tier else {})
             for link in self.links
         ]
-        about = {"name", "summary", "source", "fast_tier", "slow_tier"}
+        about = {"name", "summary", "source", "fast_tier", "slow_tier", "overlap", "memory_bytes"}
         links = {"links": rows} if several else {"link": rows[0]}
         return self.model_dump(include=about) | links | self.model_dump(exclude={*about, "links"})
 
     def figures(self) -> dict[str, object]:
         """What a replay's times depend on, whatever the machine is called."""
-        parts = {"compute", "cpu"} | ({"contention"} if self.contention else set())
+        parts = {"compute", "cpu", "overlap", "loading"} | ({"contention"} if self.contention else set())
         rows: list[dict[str, object]] = [link.model_dump(mode="json", include=LINK_TIMES) for link in self.links]
         others: dict[str, object] = self.model_dump(mode="json", include=parts)
         if len(rows) == 1:
@@ -160,120 +258,22 @@ def _each(figures: Sequence[float]) -> float | str:
     return figures[0] if len(figures) == 1 else " + ".join(f"{figure:g}" for figure in figures)
 
 
-def _bounded(ns: Time, figure: str) -> Time:
-    """The time itself. Raises ConfigError if it is too long for any run, naming the figure that is too small."""
+def _in_order(points: Points, what: str) -> Points:
+    if any(after <= before for (before, _), (after, _) in pairwise(points)):
+        raise ValueError(f"expected {what} that rise from point to point")
+    return points
+
+
+def _between(points: Points, at: float) -> float:
+    """The curve at a place, linear between points and constant beyond both ends."""
+    for (left, low), (right, high) in pairwise(points):
+        if left <= at <= right:
+            return low + (high - low) * (at - left) / (right - left)
+    return points[0][1] if at <= points[0][0] else points[-1][1]
+
+
+def bounded(ns: Time, figure: str, change: str = "raise") -> Time:
+    """The time itself. Raises ConfigError if it is too long for any run, naming the figure to change."""
     if ns > MOST_NS:
-        raise ConfigError(f"the platform takes more than eleven days for one expert or pass; raise its {figure}")
+        raise ConfigError(f"the platform takes more than eleven days for one expert or pass; {change} its {figure}")
     return ns
-
-
-class Times:
-    """The integer times of one geometry and its precision tiers on one platform, worked out as they are asked for."""
-
-    def __init__(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> None:
-        """`tiers[p][layer]` is the bytes of an expert at precision p."""
-        self._platform, self._geometry, self._tiers = platform, geometry, tiers
-        self.latency_ns = tuple(link.latency_ns for link in platform.links)
-        self.depth = tuple(link.depth for link in platform.links)
-        self.homes = homes(geometry.experts, platform.shares)  #: the link of each expert of a layer
-        self._known: dict[tuple[str, int, int, int], int] = {}
-        left = platform.contention or Contention()
-        self._slow_links = [link.slowed(left.link) for link in platform.links]
-        self._slow_cpu = platform.cpu.slowed(left.cpu) if platform.cpu else None
-
-    def is_of(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> bool:
-        """Whether these are the times of this very model on an equal machine."""
-        return self._geometry is geometry and self._tiers == tiers and self._platform == platform
-
-    @cached_property
-    def _params(self) -> int:
-        stored = self._geometry.expert_bytes[0] * 8 / self._geometry.expert_bits
-        return self._geometry.expert_params or round(stored)
-
-    @cached_property
-    def wire_ns(self) -> list[list[list[int]]]:
-        """[link][layer][precision] nanoseconds on the wire."""
-        return [self._wire(link) for link in self._platform.links]
-
-    @cached_property
-    def contended_wire_ns(self) -> list[list[list[int]]]:
-        """The same for a transfer that starts while the CPU computes."""
-        return [self._wire(link) for link in self._slow_links]
-
-    def _wire(self, link: Link) -> list[list[int]]:
-        each = [[link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
-        _bounded(max(map(max, each)), "bytes_per_s")
-        return each
-
-    @cached_property
-    def costs(self) -> Costs:
-        """What the mean expert takes, rounded down, for policies that weigh its link against the CPU."""
-        load = [self.latency_ns[home] + self.wire_ns[home][layer][0] for layer in self._layers for home in self.homes]
-        compute = [self.expert_ns(layer, 0, 1) for layer in self._layers]
-        cpu = [self.cpu_ns(layer, 0, 1) for layer in self._layers] if self._platform.cpu else [0]
-        return Costs(*(sum(times) // len(times) for times in (load, compute, cpu)))
-
-    @property
-    def has_cpu(self) -> bool:
-        """Whether experts may be computed on the CPU."""
-        return self._platform.cpu is not None
-
-    @property
-    def _layers(self) -> range:
-        return range(self._geometry.layers)
-
-    def dense_ns(self, layer: int, tokens: int) -> int:
-        """Attention, norms, gate and shared experts of one layer."""
-        compute = self._platform.compute
-        if isinstance(compute, Measured):
-            return compute.dense_ns
-        params = self._geometry.dense_params or 0
-        return self._once(("dense", layer, 0, tokens), compute, params, params * 2)
-
-    def pass_ns(self, tokens: int) -> int:
-        """Embedding, head and dense layers; charged before layer 0."""
-        compute = self._platform.compute
-        if isinstance(compute, Measured):
-            return compute.pass_ns
-        params = self._geometry.head_params or 0
-        return self._once(("pass", 0, 0, tokens), compute, params, params * 2)
-
-    def expert_ns(self, layer: int, precision: int, tokens: int) -> int:
-        """One expert over the tokens routed to it."""
-        return self._expert("expert", self._platform.compute, layer, precision, tokens)
-
-    def cpu_ns(self, layer: int, precision: int, tokens: int, contended: bool = False) -> int:
-        """The same on the CPU, from the slow tier; `contended` if the link works beside it.
-
-        Raises ConfigError if the platform has no CPU.
-        """
-        if self._platform.cpu is None or self._slow_cpu is None:
-            raise ConfigError(
-                f"platform {self._platform.name} has no [cpu] table, which miss policies that compute there need"
-            )
-        what, cpu = ("slow cpu", self._slow_cpu) if contended else ("cpu", self._platform.cpu)
-        return self._expert(what, cpu, layer, precision, tokens)
-
-    def _expert(self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int) -> int:
-        if isinstance(compute, Measured):
-            return compute.expert_ns + compute.expert_ns_per_token * tokens
-        return self._once((what, layer, precision, tokens), compute, self._params, self._tiers[precision][layer])
-
-    def _once(self, key: tuple[str, int, int, int], compute: Roofline, params: int, size: int) -> int:
-        if key not in self._known:
-            self._known[key] = compute.ns(params, size, key[3])
-        return self._known[key]
-
-
-#: Of the last replays. Those of a grid are of few machines, and working the times out anew takes as long as the rest.
-_recent: deque[Times] = deque(maxlen=8)
-
-
-def times_of(machine: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> Times:
-    """`Times`, shared by all replays of this process that have the same machine and model."""
-    for times in tuple(_recent):
-        if times.is_of(machine, geometry, tiers):
-            return times
-    made = Times(machine, geometry, tiers)
-    _recent.append(made)
-    return made

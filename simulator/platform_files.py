@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +17,7 @@ from simulator.platform import Platform
 from simulator.platforms import NAMES
 from traces.documents import DocumentError, content, from_toml
 from traces.faults import first_fault
+from traces.frozen import Sparse
 from traces.spelling import hint
 
 
@@ -59,8 +60,12 @@ def _document(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """`own` over `base`, figure by figure; links, and a table of another kind, as a whole. Names are not inherited."""
-    hidden = {"name", "summary"} | ({"link", "links"} - own.keys() if {"link", "links"} & own.keys() else set())
+    """`own` over `base`, figure by figure; links, and a table of another kind, as a whole.
+
+    Names are not inherited, nor is a calibration, which is of the base's figures.
+    """
+    hidden = {"name", "summary", "calibration"}
+    hidden |= {"link", "links"} - own.keys() if {"link", "links"} & own.keys() else set()
     both = {key: value for key, value in base.items() if key not in hidden}
     return both | {key: _over(both.get(key), value) for key, value in own.items()}
 
@@ -69,29 +74,46 @@ def _over(old: object, new: object) -> object:
     """A table's figures over those of a table of its kind; anything else as it is."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return new
-    return {**old, **new} if new.get("kind", old.get("kind")) == old.get("kind") else new
+    if new.get("kind", old.get("kind")) != old.get("kind"):
+        return new
+    return {**old, **{key: _over(old.get(key), value) for key, value in new.items()}}
 
 
 def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
-    """The machine with other figures: `table.figure=value`, any number of them."""
-    document = machine.document()
-    tables = _tables(document)
+    """The machine with other figures: `table.figure=value`, any number of them. Its calibration is not of those."""
+    document = {key: value for key, value in machine.document().items() if key != "calibration"}
+    tables = _tables(machine, document)
     for change in changes:
         where, equals, value = change.partition("=")
         table, _, figure = where.rpartition(".")
         if not equals or figure not in tables.get(table, ()):
-            known = [f"{table}.{key}=" for table, figures in tables.items() for key in figures]
+            known = [f"{table}.{key}=".lstrip(".") for table, figures in tables.items() for key in figures]
             named = hint(where, known, "write one of")
             raise ConfigError(f"platform {machine.name} has no figure {where!r}: {named}")
         tables[table][figure] = value
-    return _valid(document | {"name": name}, name)
+    return _valid(document | tables[""] | {"name": name}, name)
 
 
-def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A platform's tables of figures by name: `link`, or `links.0` and so on; `compute`, and what else it has."""
-    links = {f"links.{row}": table for row, table in enumerate(document.get("links", ()))}
-    named = {name: document[name] for name in ("link", "compute", "cpu", "contention") if document.get(name)}
-    return links | named
+def _tables(machine: Platform, document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A platform's tables of figures by name: `link`, or `links.0` and so on; `compute`, and what else it has.
+
+    They become part of the document, with the figures that it leaves unsaid.
+    """
+    rows = document.get("links") or [document["link"]]
+    links = {f"links.{row}" if "links" in document else "link": table for row, table in enumerate(rows)}
+    for link, row in zip(machine.links, rows, strict=True):
+        row.update(_unsaid(link, row))
+    others = {name: getattr(machine, name) for name in ("compute", "cpu", "contention", "loading")}
+    for name, part in others.items():
+        if part is not None:
+            document[name] = document.get(name, {}) | _unsaid(part, document.get(name, {}))
+    named = {name: document[name] for name, part in others.items() if part is not None}
+    formats = {f"{name}.formats": table["formats"] for name, table in named.items() if table.get("formats")}
+    return {"": {"overlap": machine.overlap, "memory_bytes": machine.memory_bytes}} | links | named | formats
+
+
+def _unsaid(part: Sparse, table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in sorted(part.later) if name not in table}
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -138,20 +160,26 @@ def _with_rows(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def as_toml(machine: Platform) -> str:
     """The platform as a file that can be edited and given back."""
-    document = {key: value for key, value in machine.document().items() if value is not None}
-    lines = _figures({key: value for key, value in document.items() if not isinstance(value, dict | list)})
-    for key, value in document.items():
-        for row in value if isinstance(value, list) else ():
-            lines += ["", f"[[{key}]]", *_figures(row)]
-        if isinstance(value, dict):
-            lines += ["", f"[{key}]", *_figures(value)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(_lines(machine.document(), "")) + "\n"
 
 
-def _figures(table: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_figure(value)}" for key, value in table.items()]
+def _lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
+    """A table's own figures, then the tables in it."""
+    said = {key: value for key, value in table.items() if value is not None}
+    inner = {key: value for key, value in said.items() if isinstance(value, dict) or key == "links"}
+    yield from (f"{_key(key)} = {_figure(value)}" for key, value in said.items() if key not in inner)
+    for key, value in inner.items():
+        path = f"{name}{_key(key)}"
+        for row in [value] if isinstance(value, dict) else value:
+            yield from ("", f"[{path}]" if isinstance(value, dict) else f"[[{path}]]", *_lines(row, f"{path}."))
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _figure(name)
 
 
 def _figure(value: object) -> str:
     """TOML's basic strings are JSON's, but for DEL, which JSON may leave as it is."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_figure, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

@@ -14,9 +14,10 @@ from simulator.errors import ConfigError
 from simulator.interface import CopyLayout, FinishedRun, RunSpec
 from simulator.oracle import check_profile
 from simulator.origin import Origin, origin_of
-from simulator.platform import Platform, times_of
+from simulator.platform import Platform
 from simulator.platform_files import platform
 from simulator.source import Source, TraceSource
+from simulator.times import times_of
 from traces.schema import Geometry, Trace
 from traces.spelling import hint
 

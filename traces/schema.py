@@ -11,10 +11,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from traces.frozen import Frozen, Sparse
+from traces.weight_formats import check_format
 
 FORMAT_VERSION = 1
 
@@ -73,12 +76,6 @@ class RowError(TraceError):
     """Rows of a request that no trace may hold; the message names the request, and not the file they come from."""
 
 
-class Frozen(BaseModel):
-    """Immutable, and no unknown keys: a misspelt setting is an error, not a silence."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class Router(Frozen):
     """How logits become a choice and weights (`traces/routers.py`); every constant the rule needs.
 
@@ -93,8 +90,10 @@ class Router(Frozen):
     jitter: float = Field(default=0.0, ge=0)
 
 
-class Geometry(Frozen):
+class Geometry(Sparse):
     """Sizes of a model's MoE part; bytes are of one expert, per MoE layer, at the stored precision."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"dense_bits", "weight_format", "kv_bytes"})
 
     layers: int = Field(ge=1)
     experts: int = Field(ge=1)
@@ -107,6 +106,14 @@ class Geometry(Frozen):
     head_params: int | None = None
     shared_experts: int = Field(default=0, ge=0)
     router: Router = Router()
+    dense_bits: float = 16  #: per weight of everything that is no routed expert
+    weight_format: str = ""  #: of the experts, as `traces.weight_formats` names it
+    kv_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: of KV cache that one position adds, all layers together
+
+    @field_validator("weight_format")
+    @classmethod
+    def _format(cls, name: str) -> str:
+        return check_format(name) if name else ""
 
     @model_validator(mode="after")
     def _consistent(self) -> Geometry:
@@ -116,6 +123,7 @@ class Geometry(Frozen):
         if self.k > self.experts:
             raise ValueError(f"k = {shown(self.k)} exceeds experts = {self.experts}")
         check_bits(self.expert_bits)
+        check_bits(self.dense_bits)
         for name, sizes in (("expert_bytes", self.expert_bytes), *self.bytes_by_bits.items()):
             if len(sizes) != self.layers:
                 raise ValueError(f"bytes ({name}) has {len(sizes)} entries for {self.layers} layers")

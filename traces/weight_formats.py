@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from traces.spelling import hint
+
 #: Blocks of one format: bytes of a block over its weights (ggml's block structures; OCP MX 1.0 for MXFP4).
 BLOCKS = {
     **dict.fromkeys(("F32",), 32.0),
@@ -46,3 +48,10 @@ def named_in(text: str) -> str | None:
     """The weight format that a model's or file's name ends its description with, as in `gemma-4-26B-Q4_K_M.gguf`."""
     found = _NAMED.findall(text)
     return found[-1].upper() if found else None
+
+
+def check_format(name: str) -> str:
+    """A weight format as it is spelt here, whatever the case. Raises ValueError naming the nearest."""
+    if name.upper() not in BITS_PER_WEIGHT:
+        raise ValueError(f"no weight format {name[:60]!r} is known: {hint(name.upper(), list(BITS_PER_WEIGHT))}")
+    return name.upper()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from simulator.platform import Times
 from simulator.reference.cache import Cache
 from simulator.reference.counters import Counters
 from simulator.reference.link import Link
 from simulator.reference.log import EventLog
 from simulator.reference.machine import Channel
 from simulator.reference.transfers import Transfer
+from simulator.times import Times
 
 
 class Links:

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import simpy
 
-from simulator.platform import Times
 from simulator.reference.clock import COMPUTE, CPU, Activity, Planned, Span, of_link
 from simulator.reference.transfers import Transfer
+from simulator.times import Times
 
 
 class Accelerator(Protocol):

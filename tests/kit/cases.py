@@ -17,9 +17,10 @@ from results.result import Event
 from results.result import Row as Counts
 from simulator.config import configure
 from simulator.interface import CopyLayout, FinishedRun, RunSpec
-from simulator.platform import Contention, Link, Measured, Platform, Times
+from simulator.platform import Contention, Link, Measured, Platform
 from simulator.reference.engine import run
 from simulator.source import Gate, Mixture, Pass, Row
+from simulator.times import Times
 from tests.kit.schedules import laid
 from traces import routers
 from traces.demand import NEVER, Union, to_units, union_of

@@ -15,9 +15,10 @@ from simulator.compiled.runtime.inputs import inputs_of
 from simulator.config import ReplayConfig, configure
 from simulator.interface import CopyLayout, FinishedRun, RunSpec
 from simulator.oracle import oracle_of
-from simulator.platform import Link, Measured, Platform, Times
+from simulator.platform import Link, Measured, Platform
 from simulator.reference.engine import run
 from simulator.source import Mixture, Pass, TraceSource
+from simulator.times import Times
 from traces.routers import weigh
 from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 

@@ -9,9 +9,10 @@ import pytest
 from policies.contract import CPU, DROP, NONE, PER_TOKEN, UNIT, Costs, Step
 from policies.grammar import parse
 from simulator.config import configure
-from simulator.platform import Contention, Link, Measured, Platform, Roofline, Times
+from simulator.platform import Contention, Link, Measured, Platform, Roofline
 from simulator.platform_files import platform
 from simulator.replay import replay
+from simulator.times import Times
 from tests.kit.bound_policies import BARE, PolicyHarness, units
 from tests.kit.cases import Cell, ListSource, Prompted, Token, machine, replay_lists, sizes
 from tests.kit.policy_runs import Sizes, random_trace

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from simulator.errors import ConfigError
-from simulator.platform import Contention, Link, Measured, Platform, Roofline, Times
+from simulator.platform import Contention, Link, Loading, Measured, Platform, Roofline
 from simulator.platform_files import as_toml, platform, presets
 from simulator.platforms import NAMES
+from simulator.times import Times
 from tests.kit.cases import machine
 from traces.geometry import MODELS
 from traces.schema import Geometry
@@ -117,7 +118,182 @@ def test_computing_on_a_cpu_that_is_not_described_is_refused() -> None:
         Times(where, TINY, tiers(TINY)).cpu_ns(0, 0, 1)
 
 
+# ---------------------------------------------------------------- prices that are numbers of a table
+
+DISK = Link(bytes_per_s=1e9, latency_ns=5, by_size=((100, 1e9), (300, 3e9)))
+
+
+@pytest.mark.parametrize(
+    ("size", "reads", "ns"),
+    [
+        (50, 1, 50),  # below the first point its rate, 1 byte/ns
+        (200, 1, 100),  # half way between the points: 2 bytes/ns
+        (300, 1, 100),  # on the last point: 3 bytes/ns
+        (901, 1, 301),  # beyond it the same; 300.3 rounded up
+        (600, 3, 300),  # three reads of 200: 2 bytes/ns
+    ],
+)
+def test_the_rate_of_a_link_may_depend_on_the_size_of_a_read(size: int, reads: int, ns: int) -> None:
+    assert DISK.model_copy(update={"reads": reads}).wire_ns(size) == ns
+
+
+def test_every_read_of_an_expert_has_the_latency() -> None:
+    where = machine().model_copy(update={"links": (DISK.model_copy(update={"reads": 3}),)})
+    assert Times(where, TINY, tiers(TINY)).latency_ns == (15,)
+
+
+def test_a_slower_link_is_slower_at_every_size() -> None:
+    assert DISK.slowed(0.5).wire_ns(200) == 200
+
+
+@pytest.mark.parametrize(("tokens", "ns"), [(1, 1007), (2, 1510), (3, 2014), (4, 3021), (5, 4028), (10, 8056), (0, 0)])
+def test_many_tokens_take_measured_times_of_what_one_takes(tokens: int, ns: int) -> None:
+    # one token: 1000 bytes at 1 byte/ns and the launch, 1007 ns. Two: 1.5 times, 1510.5, half to even; four: 3 times;
+    # ten: 4 * 10 / 5 times
+    curve = ((1, 1.0), (3, 2.0), (5, 4.0))
+    roofline = Roofline(flops=1e18, memory_bytes_per_s=1e9, launch_ns=7, by_tokens=curve)
+    assert roofline.ns(500, 1000, tokens) == ns
+
+
+def test_weights_of_a_format_are_read_at_its_own_rate() -> None:
+    roofline = Roofline(flops=1e18, memory_bytes_per_s=2e9, formats={"mxfp4": 0.5e9})
+    assert [roofline.ns(500, 1000, 1, weights) for weights in ("", "Q8_0", "MXFP4")] == [500, 500, 2000]
+    assert roofline.slowed(0.5).ns(500, 1000, 1, "MXFP4") == 4000
+
+
+def test_only_experts_as_they_are_stored_have_the_models_format() -> None:
+    roofline = Roofline(flops=1e18, memory_bytes_per_s=1e9, formats={"MXFP4": 0.5e9})
+    where = Platform(name="t", links=(Link(bytes_per_s=1e9),), compute=roofline)
+    of = TINY.model_copy(update={"weight_format": "MXFP4"})
+    times = Times(where, of, ((1000, 3000), (250, 750)))
+    assert [times.expert_ns(0, p, 1) for p in (0, 1)] == [2000, 250]
+    assert times.dense_ns(0, 1) == 100
+
+
+def test_dense_weights_may_have_fewer_bits() -> None:
+    # 50 weights of a layer and 70 of the head at 4.5 bits: 28.125 and 39.375 bytes, rounded up
+    where = Platform(name="t", links=(Link(bytes_per_s=1e9),), compute=Roofline(flops=1e18, memory_bytes_per_s=1e9))
+    times = Times(where, TINY.model_copy(update={"dense_bits": 4.5}), tiers(TINY))
+    assert (times.dense_ns(0, 1), times.pass_ns(1)) == (29, 40)
+
+
+def test_the_gates_decisions_are_part_of_every_dense_time() -> None:
+    where = machine(dense_ns=3, pass_ns=4).model_copy(update={"loading": Loading(gate_ns=10)})
+    times = Times(where, TINY, tiers(TINY))
+    assert (times.dense_ns(0, 1), times.dense_ns(1, 1), times.pass_ns(1)) == (13, 13, 4)
+
+
+def test_loading_is_so_much_per_expert_and_per_mib() -> None:
+    # 1.5 MiB at 7 ns per MiB are 10.5 ns, rounded up
+    assert Loading(ns_per_expert=100, ns_per_mib=7).ns(3 << 19) == 111
+
+
+def test_a_layer_reads_its_part_of_the_kv_cache() -> None:
+    # 5 positions of 30 bytes in 2 layers, at 2 bytes/ns: 37.5 ns, rounded up; none where no rate is said
+    of = TINY.model_copy(update={"kv_bytes": 30})
+    where = machine().model_copy(update={"compute": Measured(kv_bytes_per_s=2e9)})
+    assert Times(where, of, tiers(of)).kv_ns(5) == 38
+    assert Times(machine(), of, tiers(of)).kv_ns(5) == 0
+
+
 # ---------------------------------------------------------------- platform files
+
+PRICED = """name = "priced"
+overlap = "none"
+memory_bytes = 11.3e9
+[link]
+bytes_per_s = 2.1e9
+latency_ns = 90_000
+depth = 4
+start_ns = 5
+reads = 3
+by_size = [[65536, 0.9e9], [4194304, 2.1e9]]
+first_piece = 0.667
+[compute]
+kind = "roofline"
+flops = 0.5e12
+memory_bytes_per_s = 21.7e9
+by_tokens = [[1, 1.0], [8, 1.9], [64, 9.5]]
+kv_bytes_per_s = 20e9
+[compute.formats]
+MXFP4 = 14e9
+[contention]
+compute = 0.9
+[loading]
+gate_ns = 7
+ns_per_expert = 8
+ns_per_mib = 126_000
+[calibration]
+device = "a phone"
+method = "means"
+date = "2026-07-14"
+cells = 8
+mape = 0.071
+"""
+
+
+def test_every_price_is_read_written_and_read_back(tmp_path: Path) -> None:
+    machine = platform(written(tmp_path, PRICED))
+    assert (machine.overlap, machine.memory_bytes, machine.loading.ns_per_mib) == ("none", 11.3e9, 126_000)
+    assert platform(written(tmp_path, as_toml(machine))) == machine
+
+
+def test_prices_count_for_identities_and_where_they_come_from_does_not(tmp_path: Path) -> None:
+    whole = platform(written(tmp_path, PRICED))
+    figures = whole.figures()
+    for unsaid in ("calibration", "memory_bytes"):
+        assert whole.model_copy(update={unsaid: None}).figures() == figures
+    changes = ("overlap=arrival", "link.reads=1", "compute.kv_bytes_per_s=1e9", "loading.gate_ns=0")
+    for change in (*changes, "link.first_piece=1", "contention.compute=1", "compute.formats.MXFP4=1e9"):
+        assert platform(f"{tmp_path}/mine.toml:{change}").figures() != figures
+
+
+def test_a_price_that_is_not_said_is_in_no_figures() -> None:
+    bare = platform("phone-ufs4")
+    assert bare.figures() == {
+        "link": {"bytes_per_s": 4.2e9, "latency_ns": 100_000, "depth": 1},
+        "compute": {"kind": "roofline", "flops": 0.5e12, "memory_bytes_per_s": 50e9, "launch_ns": 5000},
+        "cpu": None,
+    }
+    assert platform("phone-ufs4:loading.gate_ns=0:overlap=arrival:link.reads=1").figures() == bare.figures()
+
+
+def test_a_calibration_is_not_of_other_figures(tmp_path: Path) -> None:
+    mine = written(tmp_path, PRICED)
+    (tmp_path / "other.toml").write_text('name = "other"\nbase = "mine.toml"\n[loading]\ngate_ns = 0\n')
+    other = platform(str(tmp_path / "other.toml"))
+    assert platform(mine).calibration is not None
+    assert platform(f"{mine}:link.depth=1").calibration is other.calibration is None
+    assert (other.loading.gate_ns, other.loading.ns_per_expert, other.memory_bytes) == (0, 8, 11.3e9)
+
+
+def test_a_price_that_a_platform_does_not_say_may_be_set_in_place() -> None:
+    mine = platform("phone-ufs4:loading.ns_per_mib=126000:overlap=none:link.start_ns=4:compute.kv_bytes_per_s=1e9")
+    assert (mine.loading.ns_per_mib, mine.overlap, mine.links[0].start_ns) == (126_000, "none", 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"none"', '"some"', "overlap: choose from none, arrival (got 'some')"),
+        ("reads = 3", "reads = 0", "link.reads: expected at least 1 (got 0)"),
+        ("[[65536, 0.9e9], [4194304", "[[65536, 0.9e9], [4096", "link.by_size: expected sizes that rise from point"),
+        ("[[65536, 0.9e9]", "[[65536, inf]", "link.by_size.0.1: expected a finite number"),
+        ("first_piece = 0.667", "first_piece = 1.5", "link.first_piece: expected at most 1 (got 1.5)"),
+        ("[[1, 1.0]", "[[2, 1.0]", "by_tokens: the first point is one token"),
+        ("[64, 9.5]", "[64, 1.5]", "by_tokens: more tokens take no less time"),
+        ("[64, 9.5]", "[8, 9.5]", "by_tokens: expected tokens that rise from point"),
+        ("MXFP4", "MXPF4", "formats: no weight format 'MXPF4' is known: did you mean MXFP4?"),
+        ("compute = 0.9", "compute = 0", "contention.compute: expected at least"),
+        ("gate_ns = 7", "gate_ns = 7.5", "loading.gate_ns: expected a whole number"),
+        ("ns_per_mib", "ns_per_mb", "loading.ns_per_mb: nothing is called so here"),
+        ('device = "a phone"\n', "", "calibration.device: it is missing"),
+    ],
+)
+def test_a_wrong_price_is_refused_in_one_line(old: str, new: str, said: str, tmp_path: Path) -> None:
+    assert old in PRICED
+    assert said in refusal(written(tmp_path, PRICED.replace(old, new)))
+
 
 FILE = """name = "mine"
 [link]

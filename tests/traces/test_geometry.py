@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from pydantic import ValidationError
 
 from tests.kit.recordings import FOLDER, needs_recording
 from traces.geometry import MODELS, Attention, LatentAttention, Mamba2, known
-from traces.schema import TraceError
+from traces.schema import Geometry, TraceError
 
 GIB = 2**30
 
@@ -147,3 +150,25 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 def test_a_name_like_nothing_is_still_one_line() -> None:
     with pytest.raises(TraceError, match=r"^no model '!' is known; the nearest is '[^\n]*$"):
         known("!")
+
+
+def test_what_a_geometry_does_not_say_of_its_prices_is_not_in_its_document() -> None:
+    said = {"dense_bits": 4.5, "weight_format": "MXFP4", "kv_bytes": 98_304}
+    plain = known("gpt-oss-20b").geometry
+    assert not said.keys() & plain.model_dump().keys()
+    priced = Geometry.model_validate(plain.model_dump() | said | {"weight_format": "mxfp4"})
+    assert priced.model_dump() == plain.model_dump() | said
+    assert Geometry.model_validate(plain.model_dump() | {"dense_bits": 16, "kv_bytes": 0}) == plain
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"dense_bits": 0}, "0.0 bits are no precision"),
+        ({"weight_format": "MXPF4"}, "did you mean MXFP4?"),
+        ({"kv_bytes": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_a_wrong_figure_of_a_geometry_is_refused(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        Geometry.model_validate(known("gpt-oss-20b").geometry.model_dump() | wrong)

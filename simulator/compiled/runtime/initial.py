@@ -214,7 +214,7 @@ def _power_of_two(least: int) -> int:
 
 
 def _costs(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
-    """Tables of what `simulator.platform.Times` gives, one row per distinct pass and per distinct expert size."""
+    """Tables of what `simulator.times.Times` gives, one row per distinct pass and per distinct expert size."""
     times, layout = spec.times, spec.layout
     tokens = int(inputs["pass_tokens"].max(initial=1))
     counted = np.bincount(inputs["pass_tokens"], minlength=1)  # a sort would take longer than all the rest

@@ -1,0 +1,176 @@
+"""The integer times of one model on one platform: what engines ask for."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cached_property
+from math import ceil
+
+from policies.contract import Costs
+from simulator.errors import ConfigError
+from simulator.homes import homes
+from simulator.platform import NS, Contention, Link, Measured, Platform, Roofline, bounded
+from traces.schema import Geometry
+
+
+class Times:
+    """The integer times of one geometry and its precision tiers on one platform, worked out as they are asked for."""
+
+    def __init__(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> None:
+        """`tiers[p][layer]` is the bytes of an expert at precision p."""
+        self._platform, self._geometry, self._tiers = platform, geometry, tiers
+        self.latency_ns = tuple(link.idle_ns for link in platform.links)
+        self.start_ns = tuple(link.start_ns for link in platform.links)  #: more of it on an idle wire
+        self.depth = tuple(link.depth for link in platform.links)
+        self.homes = homes(geometry.experts, platform.shares)  #: the link of each expert of a layer
+        self._known: dict[tuple[str, int, int, int], int] = {}
+        left = platform.contention or Contention()
+        self._slow_links = [link.slowed(left.link) for link in platform.links]
+        self._slow_cpu = platform.cpu.slowed(left.cpu) if platform.cpu else None
+        self._slow_compute = platform.compute.slowed(left.compute) if left.compute < 1 else platform.compute
+
+    def is_of(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> bool:
+        """Whether these are the times of this very model on an equal machine."""
+        return self._geometry is geometry and self._tiers == tiers and self._platform == platform
+
+    @cached_property
+    def _params(self) -> int:
+        stored = self._geometry.expert_bytes[0] * 8 / self._geometry.expert_bits
+        return self._geometry.expert_params or round(stored)
+
+    @property
+    def _layers(self) -> range:
+        return range(self._geometry.layers)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What the mean expert takes, rounded down, for policies that weigh its link against the CPU."""
+        load = [
+            self.latency_ns[home] + self.wire_ns[home][layer][0] + self.load_ns[layer][0]
+            for layer in self._layers
+            for home in self.homes
+        ]
+        compute = [self.expert_ns(layer, 0, 1) for layer in self._layers]
+        cpu = [self.cpu_ns(layer, 0, 1) for layer in self._layers] if self._platform.cpu else [0]
+        return Costs(*(sum(times) // len(times) for times in (load, compute, cpu)))
+
+    # links
+
+    @cached_property
+    def wire_ns(self) -> list[list[list[int]]]:
+        """[link][layer][precision] nanoseconds on the wire."""
+        return [self._wire(link) for link in self._platform.links]
+
+    @cached_property
+    def contended_wire_ns(self) -> list[list[list[int]]]:
+        """The same for a transfer that starts while the CPU computes."""
+        return [self._wire(link) for link in self._slow_links]
+
+    def _wire(self, link: Link) -> list[list[int]]:
+        each = [[link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
+        bounded(max(map(max, each)), "bytes_per_s")
+        return each
+
+    @cached_property
+    def load_ns(self) -> list[list[int]]:
+        """[layer][precision] nanoseconds that compute spends to have a demanded expert fetched."""
+        return [[self._platform.loading.ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether a step computes only when all that it awaits has arrived."""
+        return self._platform.overlap == "none"
+
+    # compute; `contended` if a link works when it begins
+
+    @property
+    def slows_compute(self) -> bool:
+        """Whether links take from the accelerator's rate."""
+        return self._slow_compute is not self._platform.compute
+
+    def dense_ns(self, layer: int, tokens: int, contended: bool = False) -> int:
+        """Attention, norms, gate and shared experts of one layer, and the gate's decisions."""
+        what, compute = self._compute("dense", contended)
+        if isinstance(compute, Measured):
+            return compute.dense_ns + self._platform.loading.gate_ns
+        return self._dense(what, compute, layer, self._geometry.dense_params, tokens) + self._platform.loading.gate_ns
+
+    def pass_ns(self, tokens: int, contended: bool = False) -> int:
+        """Embedding, head and dense layers; charged before layer 0."""
+        what, compute = self._compute("pass", contended)
+        if isinstance(compute, Measured):
+            return compute.pass_ns
+        return self._dense(what, compute, 0, self._geometry.head_params, tokens)
+
+    def kv_ns(self, context: int, contended: bool = False) -> int:
+        """One layer's part of reading the KV cache of so many positions, rounded up."""
+        _, compute = self._compute("", contended)
+        if not compute.kv_bytes_per_s:
+            return 0
+        size = self._geometry.kv_bytes * context / self._geometry.layers
+        return ceil(bounded(size / compute.kv_bytes_per_s * NS, "kv_bytes_per_s"))
+
+    @property
+    def reads_kv(self) -> bool:
+        """Whether the dense time depends on how many positions a pass looks back at."""
+        return bool(self._geometry.kv_bytes and self._platform.compute.kv_bytes_per_s)
+
+    def expert_ns(self, layer: int, precision: int, tokens: int, contended: bool = False) -> int:
+        """One expert over the tokens routed to it."""
+        what, compute = self._compute("expert", contended)
+        return self._expert(what, compute, layer, precision, tokens)
+
+    def _compute(self, what: str, contended: bool) -> tuple[str, Roofline | Measured]:
+        return (f"slow {what}", self._slow_compute) if contended else (what, self._platform.compute)
+
+    # the CPU
+
+    @property
+    def has_cpu(self) -> bool:
+        """Whether experts may be computed on the CPU."""
+        return self._platform.cpu is not None
+
+    def cpu_ns(self, layer: int, precision: int, tokens: int, contended: bool = False) -> int:
+        """An expert on the CPU, from the slow tier; `contended` if the link works beside it.
+
+        Raises ConfigError if the platform has no CPU.
+        """
+        if self._platform.cpu is None or self._slow_cpu is None:
+            raise ConfigError(
+                f"platform {self._platform.name} has no [cpu] table, which miss policies that compute there need"
+            )
+        what, cpu = ("slow cpu", self._slow_cpu) if contended else ("cpu", self._platform.cpu)
+        return self._expert(what, cpu, layer, precision, tokens)
+
+    def _expert(self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int) -> int:
+        if isinstance(compute, Measured):
+            return compute.expert_ns + compute.expert_ns_per_token * tokens
+        sizes = self._tiers[precision]
+        weights = self._geometry.weight_format if sizes == self._geometry.expert_bytes else ""
+        key = (what, layer, precision, tokens)
+        return self._once(key, compute, self._params, sizes[layer], weights)
+
+    def _dense(self, what: str, compute: Roofline, layer: int, params: int | None, tokens: int) -> int:
+        size = ceil((params or 0) * self._geometry.dense_bits / 8)
+        return self._once((what, layer, 0, tokens), compute, params or 0, size)
+
+    def _once(
+        self, key: tuple[str, int, int, int], compute: Roofline, params: int, size: int, weights: str = ""
+    ) -> int:
+        if key not in self._known:
+            self._known[key] = compute.ns(params, size, key[3], weights)
+        return self._known[key]
+
+
+#: Of the last replays. Those of a grid are of few machines, and working the times out anew takes as long as the rest.
+_recent: deque[Times] = deque(maxlen=8)
+
+
+def times_of(machine: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> Times:
+    """`Times`, shared by all replays of this process that have the same machine and model."""
+    for times in tuple(_recent):
+        if times.is_of(machine, geometry, tiers):
+            return times
+    made = Times(machine, geometry, tiers)
+    _recent.append(made)
+    return made
