@@ -33,7 +33,7 @@ class Link(Sparse):
     """What experts are fetched over: a fixed latency, then bytes at a rate; `depth` transfers may be issued at once."""
 
     model_config = ConfigDict(populate_by_name=True)
-    later: ClassVar = frozenset({"start_ns", "reads", "by_size", "first_piece"})
+    later: ClassVar = frozenset({"start_ns", "reads", "by_size", "first_piece", "lane_bytes_per_s"})
 
     bytes_per_s: Rate
     latency_ns: Ns = 0  #: of a read
@@ -41,6 +41,7 @@ class Link(Sparse):
     start_ns: Ns = 0  #: more latency for a transfer that starts on an idle wire
     reads: int = Field(default=1, ge=1, le=4096)  #: of an expert, equal ones, one after the other
     by_size: Points = ()  #: bytes/s by the size of a read, in place of `bytes_per_s`; constant beyond both ends
+    lane_bytes_per_s: Rate | None = None  #: of one lane: `depth` of them move no more than depth times that
     first_piece: Share = 1.0  #: of an expert's bytes: when these are there its compute may begin
     #: How many of each layer's experts lie behind it, in proportion to the shares of the others; equal parts unsaid.
     share: float | None = Field(default=None, ge=1e-6, le=1e6)
@@ -59,12 +60,17 @@ class Link(Sparse):
     def wire_ns(self, size: int) -> int:
         """Nanoseconds on the wire, without latency, rounded up."""
         rate = _between(self.by_size, size / self.reads) if self.by_size else self.bytes_per_s
+        rate = min(rate, self.depth * (self.lane_bytes_per_s or inf))
         return 0 if rate == inf else -(-size * NS // max(1, int(rate)))
 
     def slowed(self, share: float) -> Link:
         """The same link at a share of its rate."""
-        by_size = tuple((size, rate * share) for size, rate in self.by_size)
-        return self.model_copy(update={"bytes_per_s": self.bytes_per_s * share, "by_size": by_size})
+        slower = {
+            "bytes_per_s": self.bytes_per_s * share,
+            "by_size": tuple((size, rate * share) for size, rate in self.by_size),
+            "lane_bytes_per_s": self.lane_bytes_per_s and self.lane_bytes_per_s * share,
+        }
+        return self.model_copy(update=slower)
 
 
 class Roofline(Sparse):
