@@ -1,7 +1,7 @@
 """The link's figures, from how long runs waited for how many bytes.
 
-Between runs of different budgets the start of a transfer is told from its rate. Where all runs have one, a run that logged
-its tokens gives up to four observations: its tokens in parts by bytes read, each with its mean wait.
+A run that logged its tokens gives up to four observations: its tokens in parts by bytes read, each with its mean wait.
+So the start of a transfer is told from its rate within one run, and between runs of different budgets.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class Waits:
 def waits_of(runs: Sequence[Run]) -> list[Waits]:
     """What the runs say of their link; those that do not say how long they waited, or never did, are left out."""
     waited = [run for run in runs if run.mean(_column(run))]
-    alike = True
-    return [_waits(run, alike) for run in waited]
+    return [_waits(run) for run in waited]
 
 
 def _column(run: Run) -> str:
@@ -53,9 +52,9 @@ def _column(run: Run) -> str:
     return "io_ms" if run.serial else "stall_ms"
 
 
-def _waits(run: Run, in_parts: bool) -> Waits:
+def _waits(run: Run) -> Waits:
     rows = getattr(run.series, _column(run), None)
-    if not in_parts or rows is None or len(run.missed_bytes) != len(rows):
+    if rows is None or len(run.missed_bytes) != len(rows):
         return Waits(run, (np.arange(len(run.missed_bytes)),), (run.mean(_column(run)) or 0,))
     parts = _parts(run.missed_bytes)
     means = [float(rows[part].mean()) for part in parts]

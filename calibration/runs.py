@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,13 +11,16 @@ from calibration.refusal import Refusal
 from calibration.rows import Line
 from calibration.series import Series
 from calibration.sizes import MIB, Sizes, sizes_of
+from simulator.errors import ConfigError
 
 #: What `clean` says of rows whose time means nothing.
 NO_TIME = "hits and bytes only"
 #: What it says of rows whose time is not the machine's: page faults, throttling, paging.
 FOREIGN_TIME = ("use hits, bytes", "compute is mostly fault service", "paging", "machine pages", "do not compare")
+TIMES = ("tpot_median_ms", "tpot_ms", "tok_s")
 OFF = "cache off"
-SKIPPED = "skipped"  #: what notes say where misses are dropped
+#: Columns that are of a whole run, and not of some of its tokens.
+AMOUNTS_OF_ALL = (*TIMES, "compute_ms", "io_ms", "stall_ms", "mgmt_ms", "hit_pct", "read_mib_per_token")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,14 @@ class Run:
         said = self.cell.text("clean")
         return said if any(words in said for words in FOREIGN_TIME) else None
 
+    def part(self, kept: slice) -> Run:
+        """Some of the logged tokens as a run of their own; its published figures go. Raises ConfigError without a log."""
+        if self.series is None:
+            raise ConfigError(f"{self.name} has no log of its tokens")
+        cells = {name: text for name, text in self.cell.cells.items() if name not in AMOUNTS_OF_ALL}
+        series = self.series.part(kept)
+        return replace(self, series=series, missed_bytes=series.read_bytes, cell=replace(self.cell, cells=cells))
+
     def mean(self, column: str) -> float | None:
         """Milliseconds per token of a column, from the log where there is one, else as published."""
         rows = getattr(self.series, column, None)
@@ -59,9 +70,13 @@ class Run:
 
 def run_of(evidence: Evidence, cell: Line) -> Run:
     """The cell as a run. Raises Refusal with the reason, ConfigError for a file that is wrong."""
-    _refuse_untimed(cell)
-    sizes = sizes_of(cell, evidence.model(cell))
-    series = evidence.series(cell)
+    return run_from(cell, evidence.model(cell), evidence.series(cell))
+
+
+def run_from(cell: Line, model: Line | None, series: Series | None) -> Run:
+    """The same of a row, its model's row and its log."""
+    _refuse_untimed(cell, series)
+    sizes = sizes_of(cell, model)
     demand = cell.amount("token_demand_mib")
     return Run(
         name=cell.text("cell"),
@@ -77,10 +92,10 @@ def run_of(evidence: Evidence, cell: Line) -> Run:
     )
 
 
-def _refuse_untimed(cell: Line) -> None:
+def _refuse_untimed(cell: Line, series: Series | None) -> None:
     if NO_TIME in cell.text("clean"):
         raise Refusal(f"its row says {NO_TIME!r}")
-    if cell.amount("tpot_ms") is None and cell.amount("tpot_median_ms") is None and cell.amount("tok_s") is None:
+    if series is None and not any(cell.amount(name) for name in TIMES):
         raise Refusal("no time per decoded token is published")
     if "CPU" in cell.text("policy"):
         raise Refusal(f"misses are computed on the CPU ({cell.text('policy')}), which needs a replay")

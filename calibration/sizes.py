@@ -13,8 +13,6 @@ from traces.weight_formats import BITS_PER_WEIGHT, named_in
 MIB = 1 << 20
 #: Bits per weight of an embedding table that is left out of what a token reads: Q4_K, which Q4_K_M files use for it.
 EMBEDDING_BITS = 4.5
-#: What a row says of experts that lie in one piece.
-ONE_READ = "one contiguous read per expert"
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,6 @@ class Sizes:
     expert_bytes: float  #: mean over layers
     dense_bytes: float | None  #: that a token reads and that are no routed expert; None if nobody says
     dense_from: str  #: where the dense bytes are from
-    reads: int  #: of the disk per expert
     weight_format: str  #: of the experts
 
     @property
@@ -45,8 +42,7 @@ def sizes_of(cell: Line, model: Line | None) -> Sizes:
     k = _whole(cell, "k", geometry and geometry.k)
     each = _expert_bytes(cell, geometry)
     dense, said = _dense(cell, model, like, layers * experts * each, each)
-    reads = 1 if ONE_READ in cell.text("clean") else int((model and model.amount("reads_per_expert")) or 1)
-    return Sizes(layers, experts, k, each, dense, said, reads, named_in(cell.text("quant")) or "")
+    return Sizes(layers, experts, k, each, dense, said, named_in(cell.text("quant")) or "")
 
 
 def _known(name: str) -> KnownModel | None:

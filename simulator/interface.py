@@ -40,6 +40,7 @@ class RunSpec:
     times: Times
     pools: tuple[int, ...]  #: bytes of each
     log: bool = False  #: whether events are kept
+    lower: tuple[int, ...] = ()  #: bytes of each tier between the fast and the slow one, from the top down
 
 
 class RunCounters(Protocol):

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, inf
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, field_validator
 
+from simulator.capacity import check_readable
 from simulator.errors import ConfigError
 from traces.frozen import Frozen, Sparse
 from traces.weight_formats import check_format
@@ -20,6 +21,7 @@ from traces.weight_formats import check_format
 NS = 1_000_000_000
 MIB = 1 << 20
 MOST_LINKS = 16
+MOST_TIERS = 4  #: between the fast and the slow one
 MOST_NS = 10**15  #: of one thing, eleven days: engines add times up in int64
 Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]
@@ -29,11 +31,10 @@ Time = TypeVar("Time", int, float)
 Points = tuple[tuple[Annotated[int, Field(ge=1, lt=2**63)], Annotated[float, Field(gt=0, allow_inf_nan=False)]], ...]
 
 
-class Link(Sparse):
-    """What experts are fetched over: a fixed latency, then bytes at a rate; `depth` transfers may be issued at once."""
+class Wire(Sparse):
+    """What experts cross: a fixed latency, then bytes at a rate; `depth` transfers may be issued at once."""
 
-    model_config = ConfigDict(populate_by_name=True)
-    later: ClassVar = frozenset({"start_ns", "reads", "by_size", "first_piece", "lane_bytes_per_s"})
+    later: ClassVar = frozenset({"start_ns", "reads", "by_size", "lane_bytes_per_s"})
 
     bytes_per_s: Rate
     latency_ns: Ns = 0  #: of a read
@@ -42,10 +43,6 @@ class Link(Sparse):
     reads: int = Field(default=1, ge=1, le=4096)  #: of an expert, equal ones, one after the other
     by_size: Points = ()  #: bytes/s by the size of a read, in place of `bytes_per_s`; constant beyond both ends
     lane_bytes_per_s: Rate | None = None  #: of one lane: `depth` of them move no more than depth times that
-    first_piece: Share = 1.0  #: of an expert's bytes: when these are there its compute may begin
-    #: How many of each layer's experts lie behind it, in proportion to the shares of the others; equal parts unsaid.
-    share: float | None = Field(default=None, ge=1e-6, le=1e6)
-    tier: str = Field(default="", alias="from")  #: what it reads, a name only; the platform's slow tier unsaid
 
     @field_validator("by_size")
     @classmethod
@@ -63,7 +60,7 @@ class Link(Sparse):
         rate = min(rate, self.depth * (self.lane_bytes_per_s or inf))
         return 0 if rate == inf else -(-size * NS // max(1, int(rate)))
 
-    def slowed(self, share: float) -> Link:
+    def slowed(self, share: float) -> Self:
         """The same link at a share of its rate."""
         slower = {
             "bytes_per_s": self.bytes_per_s * share,
@@ -71,6 +68,34 @@ class Link(Sparse):
             "lane_bytes_per_s": self.lane_bytes_per_s and self.lane_bytes_per_s * share,
         }
         return self.model_copy(update=slower)
+
+
+class Link(Wire):
+    """A link into the fast tier."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    later: ClassVar = Wire.later | {"first_piece"}
+
+    first_piece: Share = 1.0  #: of an expert's bytes: when these are there its compute may begin
+    #: How many of each layer's experts lie behind it, in proportion to the shares of the others; equal parts unsaid.
+    share: float | None = Field(default=None, ge=1e-6, le=1e6)
+    tier: str = Field(default="", alias="from")  #: what it reads, a name only; the platform's slow tier unsaid
+
+
+class LowerTier(Wire):
+    """A cache between the fast and the slow tier, and the link that fills it from the tier below."""
+
+    name: str
+    capacity: str
+
+    @field_validator("capacity")
+    @classmethod
+    def _readable(cls, capacity: str) -> str:
+        try:
+            check_readable(capacity)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return capacity
 
 
 class Roofline(Sparse):
@@ -190,7 +215,7 @@ Compute = Annotated[Roofline | Measured, Field(discriminator="kind")]
 class Platform(Sparse):
     """One machine, with the source of its figures."""
 
-    later: ClassVar = frozenset({"overlap", "memory_bytes", "loading", "calibration"})
+    later: ClassVar = frozenset({"overlap", "memory_bytes", "tiers", "loading", "calibration"})
 
     name: str
     summary: str = ""
@@ -200,6 +225,7 @@ class Platform(Sparse):
     overlap: Literal["arrival", "none"] = "arrival"  #: `none`: a step computes when all that it awaits has arrived
     memory_bytes: float | None = Field(default=None, gt=0)  #: that hold cache and dense weights; for a warning only
     links: tuple[Link, ...] = Field(min_length=1, max_length=MOST_LINKS)
+    tiers: tuple[LowerTier, ...] = Field(default=(), max_length=MOST_TIERS)  #: between fast and slow, from the top down
     compute: Compute
     cpu: Compute | None = None
     contention: Contention | None = None
@@ -217,6 +243,11 @@ class Platform(Sparse):
     def shares(self) -> tuple[float, ...]:
         """Of each link, in one unit."""
         return tuple(1.0 if link.share is None else link.share for link in self.links)
+
+    @property
+    def wires(self) -> tuple[Wire, ...]:
+        """The links into the fast tier, then those that fill the tiers below, from the top down."""
+        return (*self.links, *self.tiers)
 
     @property
     def asks_of_the_model(self) -> bool:
@@ -241,6 +272,8 @@ class Platform(Sparse):
         parts = {"compute", "cpu", "overlap", "loading"} | ({"contention"} if self.contention else set())
         rows: list[dict[str, object]] = [link.model_dump(mode="json", include=LINK_TIMES) for link in self.links]
         others: dict[str, object] = self.model_dump(mode="json", include=parts)
+        if self.tiers:
+            others["tiers"] = [tier.model_dump(mode="json", include=LINK_TIMES | {"capacity"}) for tier in self.tiers]
         if len(rows) == 1:
             return others | {"link": rows[0]}
         for row, share in zip(rows, self.shares, strict=True):
@@ -252,9 +285,9 @@ class Platform(Sparse):
         return {
             "platform": self.name,
             "what": self.summary,
-            "cache": self.fast_tier,
-            "link GB/s": _each([link.bytes_per_s / 1e9 for link in self.links]),
-            "latency us": _each([link.latency_ns / 1000 for link in self.links]),
+            "cache": " < ".join((self.fast_tier, *(tier.name for tier in self.tiers))),
+            "link GB/s": _each([link.bytes_per_s / 1e9 for link in self.wires]),
+            "latency us": _each([link.latency_ns / 1000 for link in self.wires]),
             "CPU": "yes" if self.cpu else "no",
         }
 

@@ -101,7 +101,8 @@ def _tables(machine: Platform, document: dict[str, Any]) -> dict[str, dict[str, 
     """
     rows = document.get("links") or [document["link"]]
     links = {f"links.{row}" if "links" in document else "link": table for row, table in enumerate(rows)}
-    for link, row in zip(machine.links, rows, strict=True):
+    tiers = {f"tiers.{row}": table for row, table in enumerate(document.get("tiers", ()))}
+    for link, row in zip(machine.wires, [*rows, *tiers.values()], strict=True):
         row.update(_unsaid(link, row))
     others = {name: getattr(machine, name) for name in ("compute", "cpu", "contention", "loading")}
     for name, part in others.items():
@@ -109,7 +110,7 @@ def _tables(machine: Platform, document: dict[str, Any]) -> dict[str, dict[str, 
             document[name] = document.get(name, {}) | _unsaid(part, document.get(name, {}))
     named = {name: document[name] for name, part in others.items() if part is not None}
     formats = {f"{name}.formats": table["formats"] for name, table in named.items() if table.get("formats")}
-    return {"": {"overlap": machine.overlap, "memory_bytes": machine.memory_bytes}} | links | named | formats
+    return {"": {"overlap": machine.overlap, "memory_bytes": machine.memory_bytes}} | links | tiers | named | formats
 
 
 def _unsaid(part: Sparse, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def as_toml(machine: Platform) -> str:
 def _lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
     """A table's own figures, then the tables in it."""
     said = {key: value for key, value in table.items() if value is not None}
-    inner = {key: value for key, value in said.items() if isinstance(value, dict) or key == "links"}
+    inner = {key: value for key, value in said.items() if isinstance(value, dict) or key in ("links", "tiers")}
     yield from (f"{_key(key)} = {_figure(value)}" for key, value in said.items() if key not in inner)
     for key, value in inner.items():
         path = f"{name}{_key(key)}"

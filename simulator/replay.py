@@ -35,6 +35,7 @@ class Plan:
     machine: Platform
     capacity: Capacity
     layout: CopyLayout
+    lower: tuple[int, ...]  #: bytes of the tiers between the fast and the slow one
 
     @property
     def needs(self) -> frozenset[str]:
@@ -51,7 +52,7 @@ class Plan:
     def spec(self, log: bool) -> RunSpec:
         """What an engine needs beside its source."""
         times = times_of(self.machine, self.layout.geometry, self.layout.tiers)
-        return RunSpec(self.config, self.layout, times, self.capacity.pools, log)
+        return RunSpec(self.config, self.layout, times, self.capacity.pools, log, self.lower)
 
 
 def plan(trace: Trace, config: ReplayConfig) -> Plan:
@@ -75,7 +76,8 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     _check_experts("profile", config.profile, origin.geometry)
     _check_experts("warm", config.warm, origin.geometry)
     _check_warm(config, capacity, tiers[0])
-    return Plan(origin, config, chosen, machine, capacity, CopyLayout(origin.geometry, tiers))
+    lower = _lower_tiers(machine, origin.geometry, tiers, chosen)
+    return Plan(origin, config, chosen, machine, capacity, CopyLayout(origin.geometry, tiers), lower)
 
 
 def check_engine(name: str) -> None:
@@ -161,6 +163,24 @@ def _tiers(geometry: Geometry, chosen: PolicySet) -> tuple[tuple[int, ...], ...]
     if list(bits) != sorted(set(bits), reverse=True):
         raise PolicyError(f"miss {chosen.miss.text()}: bits must fall, the most precise first")
     return tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
+
+
+def _lower_tiers(
+    machine: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...], chosen: PolicySet
+) -> tuple[int, ...]:
+    """Bytes of each. Raises ConfigError for one that holds no expert, and where the CPU would read through it."""
+    if machine.tiers and chosen.miss.policy.uses_cpu(chosen.miss.params):
+        raise ConfigError(
+            f"platform {machine.name}: miss {chosen.miss.policy.name} computes from the slow tier, which [[tiers]] "
+            "hide from the CPU; remove them or choose another miss policy"
+        )
+    sizes = []
+    for tier in machine.tiers:
+        try:
+            sizes += parse_capacity(tier.capacity, geometry, "global", tiers).pools
+        except ConfigError as error:
+            raise ConfigError(f"platform {machine.name}, tier {tier.name}: {error}") from None
+    return tuple(sizes)
 
 
 def _check_experts(option: str, listed: tuple[tuple[int, int], ...], geometry: Geometry) -> None:

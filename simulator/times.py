@@ -9,7 +9,7 @@ from math import ceil
 from policies.contract import Costs
 from simulator.errors import ConfigError
 from simulator.homes import homes
-from simulator.platform import NS, Contention, Link, Measured, Platform, Roofline, bounded
+from simulator.platform import NS, Contention, Measured, Platform, Roofline, Wire, bounded
 from traces.schema import Geometry
 
 
@@ -19,13 +19,14 @@ class Times:
     def __init__(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> None:
         """`tiers[p][layer]` is the bytes of an expert at precision p."""
         self._platform, self._geometry, self._tiers = platform, geometry, tiers
-        self.latency_ns = tuple(link.idle_ns for link in platform.links)
-        self.start_ns = tuple(link.start_ns for link in platform.links)  #: more of it on an idle wire
-        self.depth = tuple(link.depth for link in platform.links)
+        #: Of each link: those into the fast tier first, then those that fill the tiers below, from the top down.
+        self.latency_ns = tuple(link.idle_ns for link in platform.wires)
+        self.start_ns = tuple(link.start_ns for link in platform.wires)  #: more of it on an idle wire
+        self.depth = tuple(link.depth for link in platform.wires)
         self.homes = homes(geometry.experts, platform.shares)  #: the link of each expert of a layer
         self._known: dict[tuple[str, int, int, int], int] = {}
         left = platform.contention or Contention()
-        self._slow_links = [link.slowed(left.link) for link in platform.links]
+        self._slow_links = [link.slowed(left.link) for link in platform.wires]
         self._slow_cpu = platform.cpu.slowed(left.cpu) if platform.cpu else None
         self._slow_compute = platform.compute.slowed(left.compute) if left.compute < 1 else platform.compute
 
@@ -59,14 +60,14 @@ class Times:
     @cached_property
     def wire_ns(self) -> list[list[list[int]]]:
         """[link][layer][precision] nanoseconds on the wire."""
-        return [self._wire(link) for link in self._platform.links]
+        return [self._wire(link) for link in self._platform.wires]
 
     @cached_property
     def contended_wire_ns(self) -> list[list[list[int]]]:
         """The same for a transfer that starts while the CPU computes."""
         return [self._wire(link) for link in self._slow_links]
 
-    def _wire(self, link: Link) -> list[list[int]]:
+    def _wire(self, link: Wire) -> list[list[int]]:
         each = [[link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
         bounded(max(map(max, each)), "bytes_per_s")
         return each
@@ -75,6 +76,11 @@ class Times:
     def load_ns(self) -> list[list[int]]:
         """[layer][precision] nanoseconds that compute spends to have a demanded expert fetched."""
         return [[self._platform.loading.ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
+
+    @property
+    def has_loading(self) -> bool:
+        """Whether any of these is more than nothing; if so all are."""
+        return max(map(max, self.load_ns)) > 0
 
     @property
     def waits_for_all(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 
 import simpy
 
@@ -38,16 +39,22 @@ class Compute:
         log: EventLog,
     ) -> None:
         self._machine, self._config, self._layers = machine, spec.config, spec.layout.geometry.layers
+        self._loads = machine.priced is not None and spec.times.has_loading
+        self._waits_for_all = spec.times.waits_for_all and spec.config.contract == "atomic"
         self._tables, self._cache, self._links, self._gates = tables, cache, links, gates
         self._counters, self._log = counters, log
         self._ready: deque[int] = deque()  # copies that arrived and wait for compute
         self._awaited: Bell | None = None
         self._on_cpu = 0  # experts that the CPU has not yet computed
-        self._expert_ns = 0  # of the step in progress
+        self._spent_ns = 0  # since the gate of the step in progress
+        self._context = 0  # positions that the pass in progress looks back at
 
-    def run(self, step_pass: Pass, clock: int, position: int) -> Process:
-        """One pass, every layer, after `clock` tokens; its first row is at `position` of its request."""
-        began = self._now
+    def run(self, step_pass: Pass, clock: int, position: int, context: int) -> Process:
+        """One pass, every layer, after `clock` tokens; its first row is at `position` of its request.
+
+        It looks back at `context` positions.
+        """
+        began, self._context = self._now, context
         self._counters.begin_pass(began, step_pass)
         for layer in range(self._layers):
             self._begin_step(step_pass, layer, clock, position)
@@ -65,17 +72,17 @@ class Compute:
         )
 
     def _step(self, step_pass: Pass, layer: int) -> Process:
-        dense = self._machine.accelerator.dense(layer, step_pass.tokens)
+        dense = self._dense(layer, step_pass.tokens)
         self._counters.charge(dense, "dense_ns", layer)
         yield self._begun(dense, "dense", NO_EXPERT)
-        gated, self._expert_ns = self._now, 0
+        gated, self._spent_ns = self._now, 0
         demanded = self._gates.open(step_pass, layer)
         sequential = self._config.contract == "sequential"
         yield from (self._one_by_one if sequential else self._together)(demanded, step_pass, layer)
         if self._config.prefetch_at == "after_demand":
             self._gates.suggest(demanded)
         self._gates.settle(demanded, step_pass, layer)
-        self._counters.count("stall_ns", layer, self._now - gated - self._expert_ns)
+        self._counters.count("stall_ns", layer, self._now - gated - self._spent_ns)
         self._cache.end_step()
 
     # contract atomic
@@ -84,11 +91,21 @@ class Compute:
         """Everything is looked up at the gate; hits run in demand order, then arrivals as they come."""
         accesses = self._gates.look_up(demanded, range(len(demanded.step.expert)))
         accesses = self._gates.union_again(demanded, accesses, step_pass)
-        self._gates.use(demanded, accesses)
-        if self._config.prefetch_at == "gate":
+        to_load = self._gates.use(demanded, accesses, at_once=not self._loads)
+        suggests = self._config.prefetch_at == "gate"
+        if suggests and not to_load:
             self._gates.suggest(demanded)
         self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
         self._links.wake()
+        if to_load:
+            yield from self._load(to_load, layer)
+            if suggests:
+                self._gates.suggest(demanded)
+            self._links.wake()
+        yield from (self._all_together if self._waits_for_all else self._as_they_come)(accesses, layer)
+        yield from self._until(lambda: not self._on_cpu)
+
+    def _as_they_come(self, accesses: list[Access], layer: int) -> Process:
         for access in accesses:
             if access.served is Served.HIT:
                 yield from self._run_expert(access, layer)
@@ -96,7 +113,25 @@ class Compute:
         while coming:
             yield from self._until(lambda: bool(self._ready))
             yield from self._run_expert(coming.pop(self._ready.popleft()), layer)
-        yield from self._until(lambda: not self._on_cpu)
+
+    def _all_together(self, accesses: list[Access], layer: int) -> Process:
+        """Nothing runs before all is there, or, where not all has room, before no link moves; then in demand order."""
+        left = [access for access in accesses if access.served.runs_here]
+        while left:
+            coming = sum(access.served.waits for access in left)
+            yield from self._until(partial(self._all_here, coming, coming == len(left)))
+            here = set(self._ready)
+            self._ready.clear()
+            runs = [access for access in left if not access.served.waits or access.y in here]
+            for access in runs:
+                yield from self._run_expert(access, layer)
+            left = [access for access in left if access not in runs]
+            self._links.wake()
+
+    def _all_here(self, due: int, nothing_else: bool) -> bool:
+        """Whether all `due` have arrived, or none can before something that is there is computed."""
+        stuck = not self._links.moving and (self._ready or not nothing_else)
+        return len(self._ready) == due or bool(stuck)
 
     # contract sequential
 
@@ -107,8 +142,9 @@ class Compute:
         for n in range(len(demanded.step.expert)):
             accesses = self._gates.look_up(demanded, [n])
             accesses += self._gates.substitutes(accesses[0])
-            self._gates.use(demanded, accesses)
+            to_load = self._gates.use(demanded, accesses, at_once=not self._loads)
             self._start_cpu([access for access in accesses if access.served is Served.CPU], layer)
+            yield from self._load(to_load, layer)
             # substitutes first: they need not wait, and may have to leave before the expert is fetched for other tokens
             for access in sorted(accesses, key=lambda access: access.served is not Served.HIT):
                 if access.served.waits:
@@ -121,9 +157,29 @@ class Compute:
 
     # activities
 
+    def _dense(self, layer: int, tokens: int) -> Activity:
+        if self._machine.priced is None:
+            return self._machine.accelerator.dense(layer, tokens)
+        return self._machine.priced.dense(layer, tokens, self._context, self._links.busy)
+
+    def _expert(self, layer: int, access: Access) -> Activity:
+        if self._machine.priced is None:
+            return self._machine.accelerator.expert(layer, access.y, access.tokens)
+        return self._machine.priced.expert(layer, access.y, access.tokens, self._links.busy)
+
+    def _load(self, transfers: list[Transfer], layer: int) -> Process:
+        """What compute itself does before each of these is fetched, which is then queued."""
+        assert self._machine.priced is not None or not transfers
+        for transfer in transfers:
+            load = self._machine.priced.load(layer, transfer.y)
+            self._counters.charge(load, "loading_ns", layer)
+            load.measured(self._add_to_step)
+            yield self._begun(load, "load", transfer.y)
+            self._links.fetch_announced(transfer)
+
     def _run_expert(self, access: Access, layer: int) -> Process:
         """One expert over its tokens."""
-        expert = self._machine.accelerator.expert(layer, access.y, access.tokens)
+        expert = self._expert(layer, access)
         self._counters.charge(expert, "expert_ns", layer)
         expert.measured(self._add_to_step)
         yield self._begun(expert, "expert", access.y)
@@ -131,11 +187,11 @@ class Compute:
         self._cache.computed(access.y)
 
     def _add_to_step(self, span: Span) -> None:
-        self._expert_ns += span.spent
+        self._spent_ns += span.spent
 
     def _begun(self, activity: Activity, kind: str, y: int) -> Activity:
         """Compute has started its next activity: the links are woken."""
-        self._log.begin(kind, y, activity, "compute")
+        self._log.begin(kind, y, activity, "demand" if kind == "load" else "compute")
         self._links.wake()
         return activity
 
@@ -156,6 +212,8 @@ class Compute:
         """A transfer is complete; compute goes on if a demand waits for it."""
         if not transfer.unused:
             self._ready.append(transfer.y)
+            self._wake()
+        elif self._waits_for_all:  # it may leave room for nothing more to come
             self._wake()
 
     def _start_cpu(self, accesses: list[Access], layer: int) -> None:

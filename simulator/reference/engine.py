@@ -114,11 +114,19 @@ class Engine:
             self._reset()
         for row in step_pass.rows:
             self._began.setdefault(row.request, row.token)
-        yield from self._compute.run(step_pass, self._tokens, step_pass.start - self._began[step_pass.request])
+        position = step_pass.start - self._began[step_pass.request]
+        yield from self._compute.run(step_pass, self._tokens, position, self._context(step_pass))
         self._previous = requests
         self._passes += 1
         self._tokens += step_pass.tokens
         self._tokens_since_reset += step_pass.tokens
+
+    def _context(self, step_pass: Pass) -> int:
+        """Positions of its requests, each up to its last row in this pass."""
+        last = dict[int, int]()
+        for row in step_pass.rows:
+            last[row.request] = max(last.get(row.request, 0), row.token - self._began[row.request] + 1)
+        return sum(last.values())
 
     def warm_up(self) -> None:
         """What is resident before the first pass."""

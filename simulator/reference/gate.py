@@ -201,8 +201,11 @@ class Gatekeeper:
 
     # 6: use
 
-    def use(self, demanded: Demanded, accesses: list[Access]) -> None:
-        """Count uses, pin and, where absent, queue what will be executed from the fast tier."""
+    def use(self, demanded: Demanded, accesses: list[Access], at_once: bool = True) -> list[Transfer]:
+        """Count uses, pin and, where absent, queue what will be executed from the fast tier.
+
+        Unless `at_once`: returns the transfers that compute is to queue, in demand order.
+        """
         for access in accesses:
             if access.served.runs:
                 demanded.tiers[access.x % self._tables.now["experts"]] = access.y % self._precisions
@@ -215,12 +218,15 @@ class Gatekeeper:
                     self._count("low_precision", access.x)
             else:
                 self._cache.learn(access.x, needed=0)
-        now = self._tables.now
+        now, later = self._tables.now, list[Transfer]()
         for access in accesses:
             if access.served is Served.FETCH:
-                self._links.fetch(Transfer(access.y, now["layer"], prefetch=False, target_step=now["step"]))
+                transfer = Transfer(access.y, now["layer"], prefetch=False, target_step=now["step"])
+                (self._links.fetch if at_once else self._links.announce)(transfer)
+                later += [] if at_once else [transfer]
             if access.served is Served.HIT:
                 self._cache.promote(access.y)
+        return later
 
     def union_again(self, demanded: Demanded, accesses: list[Access], step_pass: Pass) -> list[Access]:
         """The union after substitution: substitutes are used, but are no accesses."""

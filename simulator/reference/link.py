@@ -57,6 +57,11 @@ class Link:
         """Whether something is in flight, or a demand is queued."""
         return bool(self._in_flight or self._demands)
 
+    @property
+    def moving(self) -> bool:
+        """Whether something is in flight."""
+        return bool(self._in_flight)
+
     def fetch(self, transfer: Transfer) -> None:
         """Queue a demand, behind other demands and ahead of all prefetches."""
         self._cache.queue(transfer.y)

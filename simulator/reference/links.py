@@ -31,7 +31,8 @@ class Links:
                 f"the machine has {len(channels)} links, the platform {len(times.depth)}; give each a channel"
             )
         self._rows = [Link(channel, cache, counters, log, self._landed) for channel in channels]
-        self._homes, self._now, self._arrived = times.homes, cache.tables.now, arrived
+        self._homes, self._cache, self._now, self._arrived = times.homes, cache, cache.tables.now, arrived
+        self._announced = 0  # demands that compute has yet to hand over
 
     def _of(self, y: int) -> Link:
         x = y // self._now["precisions"]
@@ -40,6 +41,16 @@ class Links:
     def fetch(self, transfer: Transfer) -> None:
         """Queue a demand, behind other demands of its link and ahead of all prefetches."""
         self._of(transfer.y).fetch(transfer)
+
+    def announce(self, transfer: Transfer) -> None:
+        """A demand that will be fetched: it counts as queued, but does not start before `fetch_announced`."""
+        self._cache.queue(transfer.y)
+        self._announced += 1
+
+    def fetch_announced(self, transfer: Transfer) -> None:
+        """Queue a demand that was announced."""
+        self._announced -= 1
+        self.fetch(transfer)
 
     def prefetch(self, transfer: Transfer) -> None:
         """Queue a prefetch, behind older ones of its link."""
@@ -70,8 +81,13 @@ class Links:
 
     @property
     def busy(self) -> bool:
-        """Whether something is in flight on any link, or a demand is queued."""
-        return any(link.busy for link in self._rows)
+        """Whether something is in flight on any link, or a demand is queued or about to be."""
+        return self._announced > 0 or any(link.busy for link in self._rows)
+
+    @property
+    def moving(self) -> bool:
+        """Whether something is in flight on any link."""
+        return any(link.moving for link in self._rows)
 
     @property
     def unmeasured(self) -> bool:

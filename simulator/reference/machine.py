@@ -15,6 +15,8 @@ from simulator.reference.clock import COMPUTE, CPU, Activity, Planned, Span, of_
 from simulator.reference.transfers import Transfer
 from simulator.times import Times
 
+NEVER = -1  #: before the first nanosecond
+
 
 class Accelerator(Protocol):
     """Computes one thing at a time. Activities are of phase COMPUTE."""
@@ -25,6 +27,22 @@ class Accelerator(Protocol):
 
     def expert(self, layer: int, y: int, tokens: int) -> Activity:
         """Start copy y over the tokens routed to it."""
+        ...
+
+
+class Priced(Protocol):
+    """An accelerator whose times depend on more than what it computes. Only a simulated one has to be told."""
+
+    def dense(self, layer: int, tokens: int, context: int, contended: bool) -> Activity:
+        """`context` positions of KV cache are read; `contended` if a link works."""
+        ...
+
+    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+        """`contended` if a link works."""
+        ...
+
+    def load(self, layer: int, y: int) -> Activity:
+        """Start what compute itself does before copy y is fetched."""
         ...
 
 
@@ -58,6 +76,7 @@ class Machine:
     accelerator: Accelerator
     cpu: Processor
     links: tuple[Channel, ...]  #: in the order of the platform's rows
+    priced: Priced | None = None  #: the accelerator, if it is to be told what its times depend on
 
 
 def simulated(times: Times, precisions: int) -> Machine:
@@ -65,7 +84,7 @@ def simulated(times: Times, precisions: int) -> Machine:
     env = simpy.Environment()
     compute, cpu = SimulatedAccelerator(env, times, precisions), SimulatedProcessor(env, times, precisions)
     links = tuple(SimulatedChannel(env, times, precisions, row) for row in range(len(times.depth)))
-    return Machine(env, compute, cpu, links)
+    return Machine(env, compute, cpu, links, priced=compute)
 
 
 class SimulatedAccelerator:
@@ -74,14 +93,20 @@ class SimulatedAccelerator:
     def __init__(self, env: simpy.Environment, times: Times, precisions: int) -> None:
         self._env, self._times, self._precisions = env, times, precisions
 
-    def dense(self, layer: int, tokens: int) -> Activity:
+    def dense(self, layer: int, tokens: int, context: int = 0, contended: bool = False) -> Activity:
         """Known when it begins."""
-        before = self._times.pass_ns(tokens) if layer == 0 else 0
-        return self._busy(self._times.dense_ns(layer, tokens) + before)
+        before = self._times.pass_ns(tokens, contended) if layer == 0 else 0
+        return self._busy(
+            self._times.dense_ns(layer, tokens, contended) + self._times.kv_ns(context, contended) + before
+        )
 
-    def expert(self, layer: int, y: int, tokens: int) -> Activity:
+    def expert(self, layer: int, y: int, tokens: int, contended: bool = False) -> Activity:
         """Known when it begins."""
-        return self._busy(self._times.expert_ns(layer, y % self._precisions, tokens))
+        return self._busy(self._times.expert_ns(layer, y % self._precisions, tokens, contended))
+
+    def load(self, layer: int, y: int) -> Activity:
+        """Known when it begins."""
+        return self._busy(self._times.load_ns[layer][y % self._precisions])
 
     def _busy(self, spent: int) -> Activity:
         now = int(self._env.now)
@@ -109,17 +134,19 @@ class SimulatedChannel:
     def __init__(self, env: simpy.Environment, times: Times, precisions: int, row: int) -> None:
         self._env, self._times, self._precisions, self._row = env, times, precisions, row
         self.depth = times.depth[row]
-        self._last_done = 0
+        self._last_done = NEVER
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
         """Ends at max(now + latency, end of the one before) + its bytes on the wire."""
         now = int(self._env.now)
         wire_ns = (self._times.contended_wire_ns if contended else self._times.wire_ns)[self._row]
-        free = max(now + self._times.latency_ns[self._row], self._last_done)
+        idle = self._last_done < now
+        latency = self._times.latency_ns[self._row] + (self._times.start_ns[self._row] if idle else 0)
+        free = max(now + latency, self._last_done)
         begins = max(now, self._last_done)
         self._last_done = free + wire_ns[transfer.layer][transfer.y % self._precisions]
         return Planned(self._env, of_link(self._row), Span(now, self._last_done, self._last_done - begins))
 
     def abandon(self) -> None:
         """The next transfer waits for nothing."""
-        self._last_done = 0
+        self._last_done = NEVER
