@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def fit_loading(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str
         return base, {}
 
     def fitted(some: Sequence[Run]) -> dict[str, float]:
-        return {"ns_per_mib": float(np.median([_ns_per_mib(run) for run in some]))}
+        return {"ns_per_mib": _median(_ns_per_mib(run) for run in some)}
 
     figures = jackknifed(telling, fitted)
     loading = base.loading.model_copy(update={"ns_per_mib": round(figures["ns_per_mib"].value), "ns_per_expert": 0})
@@ -41,15 +41,21 @@ def fit_compute(runs: Sequence[Run], base: Platform, warnings: list[str]) -> tup
     usual = [run for run in chosen if _format(run) is None] or chosen
     if not usual:
         return base, {}
-    figures = jackknifed(usual, lambda some: {"memory_bytes_per_s": float(np.median([_rate(run, base) for run in some]))})
+    figures = jackknifed(usual, lambda some: {"memory_bytes_per_s": _median(_rate(run, base) for run in some)})
     fitted = _with_rates(base, figures["memory_bytes_per_s"].value, {})
     formats = {name for run in chosen if run not in usual and (name := _format(run))}
     for name in sorted(formats):
-        theirs = [run for run in chosen if _format(run) == name]
-        found = jackknifed(theirs, lambda some: {name: float(np.median([_format_rate(run, fitted) for run in some]))})  # noqa: B023
-        figures[f"formats.{name}"] = found[name]
+        figures |= _format_figure(name, [run for run in chosen if _format(run) == name], fitted)
     rates = {name: figures[f"formats.{name}"].value for name in formats}
     return _with_rates(base, figures["memory_bytes_per_s"].value, rates), figures
+
+
+def _format_figure(name: str, runs: Sequence[Run], fitted: Platform) -> dict[str, Figure]:
+    return jackknifed(runs, lambda some: {f"formats.{name}": _median(_format_rate(run, fitted) for run in some)})
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))
 
 
 def _apart(run: Run) -> bool:

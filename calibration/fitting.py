@@ -9,7 +9,7 @@ from calibration.compute_fit import fit_compute, fit_loading
 from calibration.figures import Figure
 from calibration.line_fit import fit_line
 from calibration.link_fit import fit_link, waits_of
-from calibration.prediction import Prediction, measured, predicted, summary
+from calibration.prediction import PUBLISHED, Prediction, measured, predicted, summary
 from calibration.runs import Run
 from simulator.errors import ConfigError
 from simulator.platform import Calibration, Platform
@@ -39,17 +39,20 @@ class Fitted:
 
 
 def fit(runs: Sequence[Run], base: Platform, method: str) -> Fitted:
-    """Fit the figures of a platform on runs of one device. Raises ConfigError if the runs cannot tell them."""
+    """Fit the figures of a platform on runs of one device; `method` is kept. Raises ConfigError if they cannot tell."""
     _check(runs, base)
     warnings: list[str] = []
     machine, figures = _fitted(runs, base, warnings)
     warnings += _warnings(runs)
     about = Calibration(device=runs[0].device, method=method, date=_date(runs), cells=len(runs))
-    made = machine.model_copy(update={"name": runs[0].device, "summary": _summary(runs), "calibration": about})
+    lanes = max(run.lanes or machine.links[0].depth for run in runs)
+    links = tuple(link.model_copy(update={"depth": lanes}) for link in machine.links)
+    known = {"name": runs[0].device, "summary": _summary(runs), "source": "", "links": links, "calibration": about}
+    made = machine.model_copy(update=known)
     found = Fitted(made, figures, tuple(runs), tuple(warnings))
     error = summary(found.on_itself)["mape"]
-    known = about.model_copy(update={"mape": error})
-    return Fitted(made.model_copy(update={"calibration": known}), figures, tuple(runs), tuple(warnings))
+    told = about.model_copy(update={"mape": error})
+    return Fitted(made.model_copy(update={"calibration": told}), figures, tuple(runs), tuple(warnings))
 
 
 def _check(runs: Sequence[Run], base: Platform) -> None:
@@ -57,7 +60,9 @@ def _check(runs: Sequence[Run], base: Platform) -> None:
     if not devices:
         raise ConfigError("no run is left to fit on; name runs with a time per token and their hits or bytes")
     if len(devices) > 1:
-        raise ConfigError(f"the runs to fit are of {', '.join(devices)}; a calibration is of one device: fit each apart")
+        raise ConfigError(
+            f"the runs to fit are of {', '.join(devices)}; a calibration is of one device: fit each apart"
+        )
     if len(base.links) > 1:
         raise ConfigError(f"platform {base.name} has several links; a calibration needs a base with one")
 
@@ -89,12 +94,14 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         mean, median = run.mean("wall_ms"), run.median("wall_ms")
         if mean and median and mean > STORM * median:
-            said.append(f"{run.name}: the mean token took {mean / median:.2f} times the median one; storms are not priced")
+            said.append(
+                f"{run.name}: the mean token took {mean / median:.2f} times the median one; no price is of storms"
+            )
         if run.sizes.dense_bytes is None:
-            said.append(f"{run.name}: nobody says what it reads beside experts; the rate of compute holds for it alone")
+            said.append(f"{run.name}: nobody says what it reads beside experts; compute's rate holds for it alone")
     lengths = {run.sizes.expert_bytes for run in runs}
     if len(lengths) == 1:
-        said.append("all runs read experts of one size: rate and start of the link are told from how many, not how large")
+        said.append("all runs read experts of one size: what smaller or larger ones take is not known")
     return said
 
 
@@ -105,7 +112,7 @@ def prediction(platform: Platform, run: Run, role: str) -> Prediction:
         cell=run.name,
         device=run.device,
         role=role,
-        basis="published",
+        basis=PUBLISHED,
         reason=f"its time is not compared: {run.foreign_time}" if run.foreign_time else "",
         predicted=found,
         measured=measured(run, found),

@@ -1,7 +1,7 @@
 """Two figures from runs that published a time per token and nothing of what it is made of: a line over missed bytes.
 
-What a token takes without a miss is read as bytes of weights at a rate, what misses add as bytes of the link. Whether both
-overlap such runs do not say: here nothing does.
+What a token takes without a miss is read as bytes of weights at a rate, what misses add as bytes of the link. Whether
+both overlap such runs do not say: here nothing does.
 """
 
 from __future__ import annotations

@@ -15,10 +15,9 @@ MS = 1e6  #: nanoseconds
 
 def as_run(platform: Platform, run: Run) -> Platform:
     """The machine with the lanes and the overlap of the run; without a cache nothing is spent on loading."""
-    link = platform.links[0]
     lanes = {} if run.lanes is None else {"depth": run.lanes}
-    changed = {
-        "links": (link.model_copy(update=lanes), *platform.links[1:]),
+    changed: dict[str, object] = {
+        "links": tuple(link.model_copy(update=lanes) for link in platform.links),
         "overlap": "none" if run.serial else platform.overlap if not run.cell.text("overlap") else "arrival",
         "calibration": None,
     }

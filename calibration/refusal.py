@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     """A cell that cannot be predicted, or not fitted on; the message is the reason, in words."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibration.folder import Evidence
-from calibration.refusal import Refusal
+from calibration.refusal import RefusalError
 from calibration.rows import Line
 from calibration.series import Series
 from calibration.sizes import MIB, Sizes, sizes_of
@@ -16,7 +16,15 @@ from simulator.errors import ConfigError
 #: What `clean` says of rows whose time means nothing.
 NO_TIME = "hits and bytes only"
 #: What it says of rows whose time is not the machine's: page faults, throttling, paging.
-FOREIGN_TIME = ("use hits, bytes", "compute is mostly fault service", "paging", "machine pages", "do not compare")
+FOREIGN_TIME = (
+    "use hits, bytes",
+    "compute is mostly fault service",
+    "paging",
+    "machine pages",
+    "do not compare",
+    "compute inflated",
+    "compute is throttled",
+)
 TIMES = ("tpot_median_ms", "tpot_ms", "tok_s")
 OFF = "cache off"
 #: Columns that are of a whole run, and not of some of its tokens.
@@ -50,7 +58,7 @@ class Run:
         return said if any(words in said for words in FOREIGN_TIME) else None
 
     def part(self, kept: slice) -> Run:
-        """Some of the logged tokens as a run of their own; its published figures go. Raises ConfigError without a log."""
+        """Some of the logged tokens as a run of their own; without published figures. Raises ConfigError if none is."""
         if self.series is None:
             raise ConfigError(f"{self.name} has no log of its tokens")
         cells = {name: text for name, text in self.cell.cells.items() if name not in AMOUNTS_OF_ALL}
@@ -69,7 +77,7 @@ class Run:
 
 
 def run_of(evidence: Evidence, cell: Line) -> Run:
-    """The cell as a run. Raises Refusal with the reason, ConfigError for a file that is wrong."""
+    """The cell as a run. Raises RefusalError with the reason, ConfigError for a file that is wrong."""
     return run_from(cell, evidence.model(cell), evidence.series(cell))
 
 
@@ -94,13 +102,13 @@ def run_from(cell: Line, model: Line | None, series: Series | None) -> Run:
 
 def _refuse_untimed(cell: Line, series: Series | None) -> None:
     if NO_TIME in cell.text("clean"):
-        raise Refusal(f"its row says {NO_TIME!r}")
+        raise RefusalError(f"its row says {NO_TIME!r}")
     if series is None and not any(cell.amount(name) for name in TIMES):
-        raise Refusal("no time per decoded token is published")
+        raise RefusalError("no time per decoded token is published")
     if "CPU" in cell.text("policy"):
-        raise Refusal(f"misses are computed on the CPU ({cell.text('policy')}), which needs a replay")
+        raise RefusalError(f"misses are computed on the CPU ({cell.text('policy')}), which needs a replay")
     if "page cache" in cell.text("engine") + cell.text("policy"):
-        raise Refusal("the kernel's page cache is its cache, which no price describes")
+        raise RefusalError("the kernel's page cache is its cache, which no price describes")
 
 
 def _missed(cell: Line, sizes: Sizes, series: Series | None) -> np.ndarray:
@@ -113,7 +121,7 @@ def _missed(cell: Line, sizes: Sizes, series: Series | None) -> np.ndarray:
         return np.array([sizes.demand_bytes])
     hits = cell.amount("hit_pct")
     if hits is None:
-        raise Refusal("neither its hits nor its bytes are published")
+        raise RefusalError("neither its hits nor its bytes are published")
     if cell.text("prefetch") not in ("", "none"):
-        raise Refusal(f"it prefetches ({cell.text('prefetch')}): its hits do not tell what it waits for")
+        raise RefusalError(f"it prefetches ({cell.text('prefetch')}): its hits do not tell what it waits for")
     return np.array([sizes.demand_bytes * (1 - hits / 100)])

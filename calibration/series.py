@@ -1,7 +1,6 @@
 """The per-token log of one run: what each decoded token took, and what it read.
 
-Columns are found by name: `token` (or `step`) from 1, `wall_ms`, `io_ms`, `compute_ms`, `stall_ms`, `mgmt_ms`, `read_bytes`
-and others that are left alone. That is the layout of `tokens/` in a folder of evidence, and BigMoeOnEdge's own
+Columns are found by name: `wall_ms`, `io_ms`, `compute_ms`, `stall_ms`, `mgmt_ms`, `read_bytes`; others are left alone. That is the layout of `tokens/` in a folder of evidence, and BigMoeOnEdge's own
 `--csv` file as it is, whose later builds add columns at the end.
 """
 
@@ -16,6 +15,7 @@ from calibration.rows import Line, read_lines
 from simulator.errors import ConfigError
 
 NEEDED = ("wall_ms", "read_bytes")
+PARTS = ("compute_ms", "io_ms", "stall_ms", "mgmt_ms")
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,12 @@ def read_series(file: Path) -> Series:
     lines = read_lines(file, NEEDED)
     if not lines:
         raise ConfigError(f"{file}: no tokens; expected a row for each")
-    found = {name: _column(lines, name) for name in Series.__dataclass_fields__}
-    for name in NEEDED:
-        if found[name] is None:
+    needed = [_column(lines, name) for name in NEEDED]
+    for name, rows in zip(NEEDED, needed, strict=True):
+        if rows is None:
             raise ConfigError(f"{file}: {name} is empty; expected a number for each token")
-    return Series(**found)  # type: ignore[arg-type]
+    wall, read = (np.zeros(0) if rows is None else rows for rows in needed)
+    return Series(wall, read, *(_column(lines, name) for name in PARTS))
 
 
 def _column(lines: list[Line], name: str) -> np.ndarray | None:

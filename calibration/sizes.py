@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calibration.refusal import Refusal
+from calibration.refusal import RefusalError
 from calibration.rows import Line
 from traces.geometry import KnownModel, known
 from traces.schema import Geometry, TraceError
@@ -34,7 +34,7 @@ class Sizes:
 
 
 def sizes_of(cell: Line, model: Line | None) -> Sizes:
-    """The sizes of a cell's model, from its row, models.csv and known models. Raises Refusal for what nobody says."""
+    """The sizes of a cell's model, from its row, models.csv and known models. Raises RefusalError."""
     like = _known(cell.text("model"))
     geometry = like.geometry if like else None
     layers = _whole(cell, "moe_layers", geometry and geometry.layers)
@@ -55,7 +55,7 @@ def _known(name: str) -> KnownModel | None:
 def _whole(cell: Line, column: str, otherwise: int | None) -> int:
     value = cell.amount(column) or otherwise
     if not value:
-        raise Refusal(f"{column} is not said, and {cell.text('model')} is no known model")
+        raise RefusalError(f"{column} is not said, and {cell.text('model')} is no known model")
     return int(value)
 
 
@@ -65,7 +65,9 @@ def _expert_bytes(cell: Line, geometry: Geometry | None) -> float:
         return said
     stored = named_in(cell.text("quant"))
     if geometry is None or geometry.expert_params is None or stored is None:
-        raise Refusal("expert_bytes_mean is not said, and model and quant do not tell it")
+        raise RefusalError("expert_bytes_mean is not said, and model and quant do not tell it")
+    if known_bytes := geometry.bytes_by_bits.get(int(BITS_PER_WEIGHT[stored])):
+        return sum(known_bytes) / len(known_bytes)
     return geometry.expert_params * BITS_PER_WEIGHT[stored] / 8
 
 
