@@ -20,6 +20,7 @@ from traces.weight_formats import check_format
 
 NS = 1_000_000_000
 MIB = 1 << 20
+MILLION = 1_000_000
 MOST_LINKS = 16
 MOST_TIERS = 4  #: between the fast and the slow one
 MOST_NS = 10**15  #: of one thing, eleven days: engines add times up in int64
@@ -48,6 +49,11 @@ class Wire(Sparse):
     @classmethod
     def _rising(cls, points: Points) -> Points:
         return _in_order(points, "sizes")
+
+    @property
+    def first_millionths(self) -> int:
+        """Of an expert's bytes, after which its compute may begin."""
+        return MILLION
 
     @property
     def idle_ns(self) -> int:
@@ -80,6 +86,11 @@ class Link(Wire):
     #: How many of each layer's experts lie behind it, in proportion to the shares of the others; equal parts unsaid.
     share: float | None = Field(default=None, ge=1e-6, le=1e6)
     tier: str = Field(default="", alias="from")  #: what it reads, a name only; the platform's slow tier unsaid
+
+    @property
+    def first_millionths(self) -> int:
+        """Of an expert's bytes, after which its compute may begin."""
+        return round(self.first_piece * MILLION)
 
 
 class LowerTier(Wire):
@@ -309,6 +320,11 @@ def _between(points: Points, at: float) -> float:
         if left <= at <= right:
             return low + (high - low) * (at - left) / (right - left)
     return points[0][1] if at <= points[0][0] else points[-1][1]
+
+
+def part(ns: int, millionths: int) -> int:
+    """So much of a time, rounded up."""
+    return -(-ns * millionths // MILLION)
 
 
 def bounded(ns: Time, figure: str, change: str = "raise") -> Time:

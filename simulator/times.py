@@ -9,7 +9,7 @@ from math import ceil
 from policies.contract import Costs
 from simulator.errors import ConfigError
 from simulator.homes import homes
-from simulator.platform import NS, Contention, Measured, Platform, Roofline, Wire, bounded
+from simulator.platform import MILLION, NS, Contention, Measured, Platform, Roofline, Wire, bounded
 from traces.schema import Geometry
 
 
@@ -22,6 +22,7 @@ class Times:
         #: Of each link: those into the fast tier first, then those that fill the tiers below, from the top down.
         self.latency_ns = tuple(link.idle_ns for link in platform.wires)
         self.start_ns = tuple(link.start_ns for link in platform.wires)  #: more of it on an idle wire
+        self.first = tuple(link.first_millionths for link in platform.wires)  #: of an expert, before its compute begins
         self.depth = tuple(link.depth for link in platform.wires)
         self.homes = homes(geometry.experts, platform.shares)  #: the link of each expert of a layer
         self._known: dict[tuple[str, int, int, int], int] = {}
@@ -71,6 +72,11 @@ class Times:
         each = [[link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
         bounded(max(map(max, each)), "bytes_per_s")
         return each
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether compute may begin with an expert that has arrived in part."""
+        return min(self.first) < MILLION and not self.waits_for_all
 
     @cached_property
     def load_ns(self) -> list[list[int]]:

@@ -6,8 +6,10 @@ machine code once.
 
 from __future__ import annotations
 
+from policies.contract import NONE
 from simulator.compiled.cache import end_step, has_run, unpin
 from simulator.compiled.clock import advance, busy, cpu_busy, cpu_is_busy, stop, wait, wake_links
+from simulator.compiled.costs import cost_of, dense_cost, lasts
 from simulator.compiled.counters import (
     DENSE_NS,
     EXPERT_NS,
@@ -19,8 +21,16 @@ from simulator.compiled.counters import (
     open_page,
 )
 from simulator.compiled.fidelity import count_changed, count_unchanged
-from simulator.compiled.gate import close_gate, look_up, open_gate, suggest, use_all
-from simulator.compiled.link import any_link_is_busy, next_landing, nothing_queued
+from simulator.compiled.gate import close_gate, has_come, has_had_its_turn, look_up, open_gate, suggest, use_all
+from simulator.compiled.link import (
+    any_announced,
+    any_in_flight,
+    any_link_is_busy,
+    fetch_announced,
+    next_landing,
+    nothing_queued,
+)
+from simulator.compiled.loading import begin_loading, load, next_load
 from simulator.compiled.log import BY_COMPUTE, BY_MISS, IS_CPU, IS_DENSE, IS_EXPERT, NO_COPY, span
 from simulator.compiled.reset import reset_if_due
 from simulator.compiled.rows import row_at
@@ -31,9 +41,6 @@ from simulator.compiled.runtime.state import (
     accesses,
     cost_row,
     cpu_ns,
-    dense_ns,
-    dense_row,
-    expert_ns,
     expert_of,
     kept,
     kind_of,
@@ -50,8 +57,8 @@ from simulator.compiled.runtime.state import (
     stop_flag,
 )
 
-STEP, GATE, LOOK, SUGGEST, SHARE, TURN, RAN, END, OVER = range(9)
-NO_TURN, WAIT = -1, -2
+STEP, GATE, LOOK, SUGGEST, SHARE, LOAD, LOADED, START, TURN, RAN, END, OVER = range(12)
+NO_TURN, WAIT, ROUND = -1, -2, -3
 
 
 @fast
@@ -75,6 +82,14 @@ def run_compute(s, hooks):
         suggest_if(s, s["sequential"] == 1 and s["after_demand"] == 0, LOOK)
     elif at == END:
         finish_step(s)
+    elif at == LOAD:
+        begin_load(s)
+    elif at == LOADED:
+        fetch_announced(s, accesses(s)[s["compute"]["running"]]["y"])
+        go_to(s, LOAD)
+    elif at == START:
+        go_to(s, TURN)
+        wake_links(s)
     else:
         begin_step(s)
 
@@ -124,7 +139,7 @@ def begin_step(s):
     if layer == 0:
         begin_forward(s)
     point(s, index, layer)
-    dense = dense_ns(s)[dense_row(s)[index], layer]
+    dense = dense_cost(s, index, layer)
     count_here(s, DENSE_NS, dense)
     span(s, IS_DENSE, NO_COPY, 0, dense, BY_COMPUTE)
     busy_until(s, dense, GATE)
@@ -158,7 +173,7 @@ def begin_gate(s):
     """Nothing of the step has been looked up or computed."""
     compute = s["compute"]
     compute["gated_at"], compute["spent"], compute["coming"] = s["clock"]["time"], 0, 0
-    compute["turn"], compute["looked_up"] = 0, 0
+    compute["turn"], compute["looked_up"], compute["gathered"] = 0, 0, 0
 
 
 @fast
@@ -220,7 +235,7 @@ def look(s, hooks):
     compute["looked_up"], compute["turn"] = last, 0
     look_up(s, hooks, first, last)
     compute["coming"] += use_all(s, hooks)
-    suggest_if(s, not sequential and s["after_demand"] == 0, SHARE)
+    suggest_if(s, not sequential and s["after_demand"] == 0 and not any_announced(s), SHARE)
 
 
 @called
@@ -228,9 +243,26 @@ def share(s):
     """The CPU's share begins, and after the gate of contract `atomic` the links are woken."""
     if s["has_resolve"] == 1:
         start_cpu(s)
-    go_to(s, TURN)
+    begin_loading(s)
+    go_to(s, LOAD if any_announced(s) else TURN)
     if s["sequential"] == 0:
         wake_links(s)
+
+
+@called
+def begin_load(s):
+    """The next demand is loaded; after the last, contract `atomic`, the prefetch policy has its time."""
+    turn = next_load(s)
+    if turn == NONE:
+        if s["sequential"] == 1:
+            go_to(s, TURN)
+        else:
+            suggest_if(s, s["after_demand"] == 0, START)
+        return
+    spent = load(s, turn)
+    spend(s, spent)
+    s["compute"]["running"] = turn
+    busy_until(s, spent, LOADED)
 
 
 @called
@@ -254,12 +286,14 @@ def start_cpu(s):
 def take_turn(s):
     """The next expert to compute, a wait, the next look-up, or the step's end."""
     turn = next_turn(s)
-    while turn >= 0 and nothing_else_until(s, s["clock"]["time"] + cost_of(s, turn)):
+    while turn >= 0 and nothing_else_until(s, s["clock"]["time"] + lasts(s, turn)):
         advance(s, s["clock"]["time"] + run_expert(s, turn))
         finish_expert(s)
         turn = next_turn(s)
     if turn == WAIT:
         wait(s)
+    elif turn == ROUND:
+        wake_links(s)
     elif turn != NO_TURN:
         busy_until(s, run_expert(s, turn), RAN)
     else:
@@ -273,15 +307,44 @@ def take_turn(s):
 def next_turn(s):
     """The access to compute, WAIT or NO_TURN: hits in order, then arrivals as they come, then the CPU's share."""
     compute = s["compute"]
+    if s["waits_for_all"] == 1 and compute["gathered"] == 0:
+        if not all_here(s):
+            return WAIT
+        gather(s)
     while compute["turn"] < s["gate"]["served"]:
         compute["turn"] += 1
         if accesses(s)[compute["turn"] - 1]["served"] == HIT:
             return compute["turn"] - 1
+    if s["waits_for_all"] == 1 and compute["coming"] > 0:
+        compute["gathered"] = 0
+        return ROUND
     if compute["coming"] == 0:
         return WAIT if cpu_is_busy(s) else NO_TURN
     if not has_arrived(s):
         return WAIT
     return slot(s)[expert_of(s, take_arrived(s)) - now(s)["layer"] * s["experts"]]
+
+
+@called
+def all_here(s):
+    """Whether all that is awaited has arrived, or none can before something that is there is computed."""
+    here = s["link"]["ready_end"] - s["compute"]["ready_first"]
+    if here == s["compute"]["coming"]:
+        return True
+    if any_in_flight(s):
+        return False
+    for i in range(s["gate"]["served"]):
+        if accesses(s)[i]["served"] == HIT:
+            return True
+    return here > 0
+
+
+@called
+def gather(s):
+    """What has arrived is computed with what was there, in demand order."""
+    while has_arrived(s):
+        has_come(s, slot(s)[expert_of(s, take_arrived(s)) - now(s)["layer"] * s["experts"]])
+    s["compute"]["turn"], s["compute"]["gathered"] = 0, 1
 
 
 @fast
@@ -300,19 +363,6 @@ def take_arrived(s):
 
 
 @fast
-def cost_of(s, turn):
-    """What computing one expert over its tokens takes, ns."""
-    access = accesses(s)[turn]
-    return expert_cost(s, access["y"], access["tokens"])
-
-
-@fast
-def expert_cost(s, y, tokens):
-    """What computing a copy over so many tokens takes, ns."""
-    return expert_ns(s)[cost_row(s)[kind_of(s, y)], tokens]
-
-
-@fast
 def nothing_else_until(s, end):
     """Whether compute alone has events up to then, and the links nothing to start: no need to ask who is next."""
     return nothing_queued(s) and next_landing(s) > end and s["clock"]["cpu_at"] > end
@@ -321,12 +371,14 @@ def nothing_else_until(s, end):
 @called
 def run_expert(s, turn):
     """One expert starts; returns for how long, ns."""
-    spent = cost_of(s, turn)
+    spent, length = cost_of(s, turn), lasts(s, turn)
     s["compute"]["running"] = turn
     spend(s, spent)
     count(s, EXPERT_NS, now(s)["layer"], spent)
-    span(s, IS_EXPERT, accesses(s)[turn]["y"], 0, spent, BY_COMPUTE)
-    return spent
+    span(s, IS_EXPERT, accesses(s)[turn]["y"], 0, length, BY_COMPUTE)
+    if s["waits_for_all"] == 1:
+        has_had_its_turn(s, turn)
+    return length
 
 
 @fast

@@ -14,7 +14,8 @@ from simulator.compiled.fast_path import FastHooks, fast_path
 from simulator.compiled.kernel import kernel
 from simulator.compiled.runtime import hooks
 from simulator.compiled.runtime.calls import call, flat
-from simulator.compiled.runtime.initial import Inputs, SimulationState, initial_state
+from simulator.compiled.runtime.costs import Inputs
+from simulator.compiled.runtime.initial import SimulationState, initial_state
 from simulator.compiled.runtime.inputs import inputs_from, inputs_of
 from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.compiled.runtime.machine_code import COMPILING, is_kept, kept

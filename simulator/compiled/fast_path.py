@@ -17,7 +17,6 @@ from simulator.compiled.compute import (
     begin_gate,
     begin_step,
     expect,
-    expert_cost,
     has_arrived,
     is_over,
     move_on,
@@ -25,6 +24,7 @@ from simulator.compiled.compute import (
     stalled,
     take_arrived,
 )
+from simulator.compiled.costs import expert_cost
 from simulator.compiled.counters import (
     ACCESSES,
     ASSIGNMENTS,

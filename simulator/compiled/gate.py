@@ -23,13 +23,13 @@ from simulator.compiled.counters import (
 )
 from simulator.compiled.demand import route
 from simulator.compiled.fidelity import count_assignments
-from simulator.compiled.link import cancel, fetch, meet, prefetch, prefetches_wait
+from simulator.compiled.link import announce, cancel, fetch, meet, prefetch, prefetches_wait
 from simulator.compiled.log import BY_GATE, IS_CAPACITY, IS_COLLISION, IS_COMPULSORY, IS_HIT, IS_LATE, note
 from simulator.compiled.runtime import listeners
 from simulator.compiled.runtime.errors import BAD_NAME, BAD_VERDICT, BAD_WANT, fail
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.ranking import invalidate_expert
-from simulator.compiled.runtime.served import DELAYED, FETCH, HIT, ON_CPU, runs, runs_here, waits
+from simulator.compiled.runtime.served import DELAYED, FETCH, HAS_RUN, HIT, ON_CPU, runs, runs_here, waits
 from simulator.compiled.runtime.state import (
     accesses,
     copies,
@@ -279,7 +279,9 @@ def use_all(s, hooks):
         access = accesses(s)[i]
         if waits(access["served"]):
             coming += 1
-        if access["served"] == FETCH:
+        if access["served"] == FETCH and s["has_loading"] == 1:
+            announce(s, access["y"])
+        elif access["served"] == FETCH:
             fetch(s, access["y"])
         elif access["served"] == HIT and owned(s)[access["y"]]["side"] == 1:
             promote(s, hooks, access["y"])
@@ -304,6 +306,18 @@ def use_one(s, hooks, access):
     pin(s, access["y"])
     if access["y"] != access["x"] * s["precisions"]:
         count(s, LOW_PRECISION, now(s)["layer"], 1)
+
+
+@fast
+def has_come(s, i):
+    """The i-th access is there as a hit is."""
+    accesses(s)[i]["served"] = HIT
+
+
+@fast
+def has_had_its_turn(s, i):
+    """The i-th access is computed in this round and in no other."""
+    accesses(s)[i]["served"] = HAS_RUN
 
 
 # prefetch

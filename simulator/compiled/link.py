@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from policies.contract import ABSENT, QUEUED
 from simulator.compiled.cache import set_state
-from simulator.compiled.channel import free, send
+from simulator.compiled.channel import MILLION, first_piece, free, send
 from simulator.compiled.clock import NEVER_DUE, resume
 from simulator.compiled.counters import (
     BYTES_DEMAND,
@@ -30,6 +30,7 @@ from simulator.compiled.runtime.state import (
     lands,
     layer_of,
     owned,
+    piece_at,
     ready,
 )
 from simulator.compiled.space import BYPASSED, REFUSED
@@ -60,6 +61,26 @@ def fetch(s, y):
     link = home_of(s, y)
     demands(s)[place(s, link, s["links"][link]["demand_end"])] = y
     s["links"][link]["demand_end"] += 1
+
+
+@fast
+def announce(s, y):
+    """A demand that will be fetched: it counts as queued, but does not start before `fetch_announced`."""
+    set_state(s, y, QUEUED)
+    s["link"]["announced"] += 1
+
+
+@fast
+def fetch_announced(s, y):
+    """Queue a demand that was announced."""
+    s["link"]["announced"] -= 1
+    fetch(s, y)
+
+
+@fast
+def any_announced(s):
+    """Whether compute has yet to hand over a demand."""
+    return s["link"]["announced"] > 0
 
 
 @called
@@ -165,6 +186,8 @@ def begin(s, link, y, claimed):
         owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
     at = place(s, link, mine["flight_end"])
     flight(s)[at], lands(s)[at] = y, NEVER_DUE if s["link"]["closed"] == 1 else ends
+    if s["has_pieces"] == 1:
+        piece_at(s)[at] = NEVER_DUE if s["link"]["closed"] == 1 else first_piece(s, link, y)
     mine["flight_end"] += 1
     if owned(s)[y]["prefetch"] == 1:
         mine["ask_first"] += 1
@@ -192,7 +215,7 @@ def next_landing(s):
 
 @fast
 def next_to_land(s):
-    """The link whose transfer is complete next."""
+    """The link whose transfer, or a first piece of one, is complete next."""
     if s["n_links"] == 1:
         return 0
     next_one = 0
@@ -204,17 +227,51 @@ def next_to_land(s):
 
 @fast
 def landing(s, link):
-    """When the next transfer of a link is complete."""
+    """When the next transfer of a link is complete, or its first piece if that has not arrived."""
     if s["links"][link]["flight_first"] == s["links"][link]["flight_end"]:
         return NEVER_DUE
+    at = place(s, link, s["links"][link]["flight_first"])
+    if s["has_pieces"] == 1 and awaits_piece(s, link):
+        return piece_at(s)[at]
+    return lands(s)[at]
+
+
+@fast
+def awaits_piece(s, link):
+    """Whether the next event of a link is a first piece."""
+    return s["links"][link]["first"] < MILLION and s["links"][link]["pieced"] == 0
+
+
+@fast
+def lands_at(s, y):
+    """When y is complete, of which compute has the first piece, ns."""
+    link = home_of(s, y)
     return lands(s)[place(s, link, s["links"][link]["flight_first"])]
 
 
 @fast
 def complete(s, hooks):
     """One LINK event: resident, and compute is woken if it waits for this copy. The caller wakes the links."""
-    y = take_landed(s, next_to_land(s))
+    link = next_to_land(s)
+    if s["has_pieces"] == 1 and awaits_piece(s, link):
+        show_piece(s, link)
+        return
+    told = s["has_pieces"] == 1 and s["links"][link]["pieced"] == 1
+    y = take_landed(s, link)
     land(s, hooks, y)
+    if owned(s)[y]["prefetch"] == 0 or owned(s)[y]["awaited"] == 1:
+        if not told:
+            call_up(s, y)
+            resume(s)
+    elif s["waits_for_all"] == 1:  # it may leave room for nothing more to come
+        resume(s)
+
+
+@called
+def show_piece(s, link):
+    """One LINK event: compute is woken if it waits for this copy, as if it were complete."""
+    y = flight(s)[place(s, link, s["links"][link]["flight_first"])]
+    s["links"][link]["pieced"] = 1
     if owned(s)[y]["prefetch"] == 0 or owned(s)[y]["awaited"] == 1:
         call_up(s, y)
         resume(s)
@@ -225,6 +282,8 @@ def take_landed(s, link):
     """The oldest transfer of a link, which is complete."""
     y = flight(s)[place(s, link, s["links"][link]["flight_first"])]
     s["links"][link]["flight_first"] += 1
+    if s["has_pieces"] == 1:
+        s["links"][link]["pieced"] = 0
     return y
 
 
@@ -241,8 +300,19 @@ def call_up(s, y):
 @fast
 def any_link_is_busy(s):
     """Whether something is on its way, or a demand is about to be."""
+    if s["has_loading"] == 1 and any_announced(s):
+        return True
     for link in range(s["n_links"]):
         if s["links"][link]["flight_first"] < s["links"][link]["flight_end"] or demand_waits(s, link):
+            return True
+    return False
+
+
+@called
+def any_in_flight(s):
+    """Whether something is on its way."""
+    for link in range(s["n_links"]):
+        if s["links"][link]["flight_first"] < s["links"][link]["flight_end"]:
             return True
     return False
 
@@ -278,6 +348,15 @@ def meet(s, y):
     if mine["prefetch"] == 1 and mine["awaited"] == 0:
         mine["awaited"] = 1
         count(s, PREFETCH_USED, layer_of(s, y), 1)
+        if s["has_pieces"] == 1 and its_piece_is_here(s, y):
+            call_up(s, y)
+
+
+@fast
+def its_piece_is_here(s, y):
+    """Whether y is the next to land, and its first piece has arrived."""
+    mine = s["links"][home_of(s, y)]
+    return mine["pieced"] == 1 and flight(s)[place(s, home_of(s, y), mine["flight_first"])] == y
 
 
 @called
@@ -290,6 +369,7 @@ def clear_links(s):
             mine["ask_end"],
             mine["flight_end"],
         )
+        mine["pieced"] = 0
         free(s, link)
     for y in range(s["n_copies"]):
         owned(s)[y]["bypasses"] = 0

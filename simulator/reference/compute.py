@@ -40,6 +40,7 @@ class Compute:
     ) -> None:
         self._machine, self._config, self._layers = machine, spec.config, spec.layout.geometry.layers
         self._loads = machine.priced is not None and spec.times.has_loading
+        self._pieces = spec.times.has_pieces
         self._waits_for_all = spec.times.waits_for_all and spec.config.contract == "atomic"
         self._tables, self._cache, self._links, self._gates = tables, cache, links, gates
         self._counters, self._log = counters, log
@@ -126,7 +127,8 @@ class Compute:
             for access in runs:
                 yield from self._run_expert(access, layer)
             left = [access for access in left if access not in runs]
-            self._links.wake()
+            if left:
+                self._links.wake()
 
     def _all_here(self, due: int, nothing_else: bool) -> bool:
         """Whether all `due` have arrived, or none can before something that is there is computed."""
@@ -165,7 +167,8 @@ class Compute:
     def _expert(self, layer: int, access: Access) -> Activity:
         if self._machine.priced is None:
             return self._machine.accelerator.expert(layer, access.y, access.tokens)
-        return self._machine.priced.expert(layer, access.y, access.tokens, self._links.busy)
+        lands = self._links.lands(access.y) if self._pieces else 0
+        return self._machine.priced.expert(layer, access.y, access.tokens, self._links.busy, lands)
 
     def _load(self, transfers: list[Transfer], layer: int) -> Process:
         """What compute itself does before each of these is fetched, which is then queued."""
@@ -209,8 +212,9 @@ class Compute:
             self._awaited = None
 
     def arrived(self, transfer: Transfer) -> None:
-        """A transfer is complete; compute goes on if a demand waits for it."""
-        if not transfer.unused:
+        """A transfer, or its first piece, is here; compute goes on if a demand waits for it."""
+        if not transfer.unused and not transfer.told:
+            transfer.told = True
             self._ready.append(transfer.y)
             self._wake()
         elif self._waits_for_all:  # it may leave room for nothing more to come

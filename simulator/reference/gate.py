@@ -142,6 +142,7 @@ class Gatekeeper:
         if transfer.prefetch and not transfer.awaited:
             transfer.awaited = True
             self._counters.count("prefetch_used", transfer.layer)
+            self._links.meet(transfer)
 
     def _resolve(self, demanded: Demanded, missing: list[Access]) -> None:
         miss, verdict = self._hooks.miss, [0] * len(missing)

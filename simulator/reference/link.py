@@ -121,10 +121,23 @@ class Link:
         activity.measured(self._measured)
         if not self._closed:
             epoch = self._epoch
+            if activity.first_piece is not None and activity.span is not None:
+                transfer.lands = activity.span.ended
+                activity.first_piece.then(lambda: self._first_piece(transfer, epoch))
             activity.then(lambda: self._complete(transfer, epoch))
 
     def _measured(self, _: Span) -> None:
         self._unmeasured -= 1
+
+    def _first_piece(self, transfer: Transfer, epoch: int) -> None:
+        """One LINK event: compute is woken if it waits for this, as if it were complete."""
+        if epoch == self._epoch:
+            transfer.piece_here = True
+            self._landed(transfer)
+
+    def lands(self, y: int) -> int:
+        """When the transfer that is bringing y will be complete, if compute may begin before; else 0."""
+        return next((transfer.lands for transfer in self._in_flight if transfer.y == y), 0)
 
     def _complete(self, transfer: Transfer, epoch: int) -> None:
         """One LINK event: resident, next transfers started, compute woken."""

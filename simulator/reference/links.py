@@ -60,6 +60,15 @@ class Links:
         """The transfer that is bringing y."""
         return self._of(y).in_flight(y)
 
+    def lands(self, y: int) -> int:
+        """When the transfer that is bringing y will be complete, if compute may begin before; else 0."""
+        return self._of(y).lands(y)
+
+    def meet(self, transfer: Transfer) -> None:
+        """A demand waits for this transfer, of which a first piece may have arrived."""
+        if transfer.piece_here:
+            self._arrived(transfer)
+
     def cancel(self, step: int) -> None:
         """Drop every queued prefetch aimed at this step or an earlier one."""
         for link in self._rows:

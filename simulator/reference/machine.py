@@ -11,11 +11,12 @@ from typing import Protocol
 
 import simpy
 
+from simulator.platform import MILLION, part
 from simulator.reference.clock import COMPUTE, CPU, Activity, Planned, Span, of_link
 from simulator.reference.transfers import Transfer
 from simulator.times import Times
 
-NEVER = -1  #: before the first nanosecond
+NOT_YET = -1  #: before the first nanosecond
 
 
 class Accelerator(Protocol):
@@ -37,8 +38,8 @@ class Priced(Protocol):
         """`context` positions of KV cache are read; `contended` if a link works."""
         ...
 
-    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
-        """`contended` if a link works."""
+    def expert(self, layer: int, y: int, tokens: int, contended: bool, lands: int) -> Activity:
+        """`contended` if a link works; only a first piece is here if it `lands` later."""
         ...
 
     def load(self, layer: int, y: int) -> Activity:
@@ -100,17 +101,20 @@ class SimulatedAccelerator:
             self._times.dense_ns(layer, tokens, contended) + self._times.kv_ns(context, contended) + before
         )
 
-    def expert(self, layer: int, y: int, tokens: int, contended: bool = False) -> Activity:
+    def expert(self, layer: int, y: int, tokens: int, contended: bool = False, lands: int = 0) -> Activity:
         """Known when it begins."""
-        return self._busy(self._times.expert_ns(layer, y % self._precisions, tokens, contended))
+        spent = self._times.expert_ns(layer, y % self._precisions, tokens, contended)
+        home = self._times.homes[y // self._precisions % len(self._times.homes)]
+        rest = part(spent, MILLION - self._times.first[home])
+        return self._busy(spent, until=lands + rest if lands else 0)
 
     def load(self, layer: int, y: int) -> Activity:
         """Known when it begins."""
         return self._busy(self._times.load_ns[layer][y % self._precisions])
 
-    def _busy(self, spent: int) -> Activity:
+    def _busy(self, spent: int, until: int = 0) -> Activity:
         now = int(self._env.now)
-        return Planned(self._env, COMPUTE, Span(now, now + spent, spent))
+        return Planned(self._env, COMPUTE, Span(now, max(now + spent, until), spent))
 
 
 class SimulatedProcessor:
@@ -134,7 +138,7 @@ class SimulatedChannel:
     def __init__(self, env: simpy.Environment, times: Times, precisions: int, row: int) -> None:
         self._env, self._times, self._precisions, self._row = env, times, precisions, row
         self.depth = times.depth[row]
-        self._last_done = NEVER
+        self._last_done = NOT_YET
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
         """Ends at max(now + latency, end of the one before) + its bytes on the wire."""
@@ -144,9 +148,20 @@ class SimulatedChannel:
         latency = self._times.latency_ns[self._row] + (self._times.start_ns[self._row] if idle else 0)
         free = max(now + latency, self._last_done)
         begins = max(now, self._last_done)
-        self._last_done = free + wire_ns[transfer.layer][transfer.y % self._precisions]
-        return Planned(self._env, of_link(self._row), Span(now, self._last_done, self._last_done - begins))
+        whole = wire_ns[transfer.layer][transfer.y % self._precisions]
+        piece = self._first_piece(now, free, whole)
+        self._last_done = free + whole
+        activity = Planned(self._env, of_link(self._row), Span(now, self._last_done, self._last_done - begins))
+        activity.first_piece = piece
+        return activity
+
+    def _first_piece(self, now: int, free: int, whole: int) -> Activity | None:
+        """Planned before the whole: where both end at once, it is first."""
+        first = self._times.first[self._row]
+        if not self._times.has_pieces or first == MILLION:
+            return None
+        return Planned(self._env, of_link(self._row), Span(now, free + part(whole, first), 0))
 
     def abandon(self) -> None:
         """The next transfer waits for nothing."""
-        self._last_done = NEVER
+        self._last_done = NOT_YET

@@ -6,9 +6,11 @@ scores are in UNITs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from results.result import Event
 from results.result import Row as Counts
 from simulator.config import configure
 from simulator.interface import CopyLayout, FinishedRun, RunSpec
-from simulator.platform import Contention, Link, Measured, Platform
+from simulator.platform import Contention, Link, Loading, Measured, Platform
 from simulator.reference.engine import run
 from simulator.source import Gate, Mixture, Pass, Row
 from simulator.times import Times
@@ -76,16 +78,26 @@ def machine(
     left: float = 1,
     share: float | None = None,
     more: Sequence[Link] = (),
+    prices: Mapping[str, Any] = MappingProxyType({}),
     **spent: int,
 ) -> Platform:
     """A platform of constant times: `dense_ns`, `expert_ns`, `expert_ns_per_token`, `pass_ns`; `cpu_ns` per expert.
 
     `left` is the share of their rates that CPU and link keep while both work. `more` are the links after the first,
-    behind which lies `share` of the experts.
+    behind which lies `share` of the experts. `prices` are `overlap`, and figures by the name of their table.
     """
-    link = Link(bytes_per_s=bytes_per_ns * 1e9, latency_ns=latency_ns, depth=depth, share=share)
-    compute, cpu, both = Measured.model_validate(spent), Measured(expert_ns=cpu_ns), Contention(cpu=left, link=left)
-    return Platform(name="by hand", links=(link, *more), compute=compute, cpu=cpu, contention=both)
+    of = {table: dict(prices.get(table, {})) for table in ("link", "compute", "contention")}
+    link = Link(bytes_per_s=bytes_per_ns * 1e9, latency_ns=latency_ns, depth=depth, share=share, **of["link"])
+    compute, cpu = Measured.model_validate({**spent, **of["compute"]}), Measured(expert_ns=cpu_ns)
+    return Platform(
+        name="by hand",
+        links=(link, *more),
+        compute=compute,
+        cpu=cpu,
+        contention=Contention(cpu=left, link=left, **of["contention"]),
+        loading=Loading.model_validate(prices.get("loading", {})),
+        overlap=prices.get("overlap", "arrival"),
+    )
 
 
 class ListSource:

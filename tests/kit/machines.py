@@ -13,7 +13,7 @@ from simpy.events import EventPriority
 
 from simulator.interface import RunSpec
 from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span, of_link
-from simulator.reference.machine import Channel, Machine, simulated
+from simulator.reference.machine import Channel, Machine, Priced, simulated
 from simulator.reference.placement import Area
 from simulator.reference.transfers import Transfer
 
@@ -33,7 +33,7 @@ def known_at_the_end(spec: RunSpec) -> Machine:
     env = simpy.Environment()
     known = simulated(spec.times, spec.layout.precisions)
     links = tuple(LateChannel(env, known, row) for row in range(len(known.links)))
-    return Machine(env, Late(env, known), Late(env, known), links)
+    return Machine(env, Late(env, known), Late(env, known), links, LatePriced(env, known))
 
 
 class Late:
@@ -58,6 +58,24 @@ class Late:
         timer = self._env.timeout(span.ended - int(self._env.now))
         timer.callbacks.append(lambda _: activity.finish(span))
         return activity
+
+
+class LatePriced(Late):
+    """The accelerator, as it is told what its times depend on."""
+
+    def dense(self, layer: int, tokens: int, context: int = 0, contended: bool = False) -> Activity:
+        return self._later(COMPUTE, lambda: self._priced.dense(layer, tokens, context, contended))
+
+    def expert(self, layer: int, y: int, tokens: int, contended: bool | None = None, lands: int = 0) -> Activity:
+        return self._later(COMPUTE, lambda: self._priced.expert(layer, y, tokens, bool(contended), lands))
+
+    def load(self, layer: int, y: int) -> Activity:
+        return self._later(COMPUTE, lambda: self._priced.load(layer, y))
+
+    @property
+    def _priced(self) -> Priced:
+        assert self._known.priced is not None
+        return self._known.priced
 
 
 class LateChannel(Late):

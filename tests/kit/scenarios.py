@@ -104,7 +104,8 @@ def _allowed(settings: dict[str, Any]) -> dict[str, Any]:
 def _geometries(draw: st.DrawFn) -> Geometry:
     layers, experts = draw(st.integers(1, 3)), draw(st.integers(2, 6))
     k = draw(st.integers(1, min(3, experts)))
-    return sizes(layers, experts, k, draw(st.lists(st.integers(1, 7), min_size=layers, max_size=layers)))
+    each = draw(st.lists(st.integers(1, 7), min_size=layers, max_size=layers))
+    return sizes(layers, experts, k, each, kv_bytes=draw(st.integers(0, 3)))
 
 
 @st.composite
@@ -152,8 +153,26 @@ def _times() -> st.SearchStrategy[dict[str, Any]]:
             "pass_ns": few,
             "share": st.just(1.0),
             "more": st.one_of(st.just(()), st.lists(_links(), min_size=1, max_size=2)),
+            "prices": st.one_of(st.just({}), _prices()),
         }
     )
+
+
+def _prices() -> st.SearchStrategy[dict[str, Any]]:
+    """Prices that are more than numbers in a table, one or several; a byte of loading is half a nanosecond or one."""
+    few, shares = st.integers(1, 7), st.sampled_from((0.3, 0.5, 0.9))
+    each = {
+        "overlap": st.just("none"),
+        "link": st.fixed_dictionaries(
+            {}, optional={"start_ns": few, "first_piece": shares, "reads": st.integers(1, 2)}
+        ),
+        "compute": st.fixed_dictionaries({"kv_bytes_per_s": st.sampled_from((0.5e9, 1e9, 3e9))}),
+        "contention": st.fixed_dictionaries({"compute": shares}),
+        "loading": st.fixed_dictionaries(
+            {}, optional={"gate_ns": few, "ns_per_expert": few, "ns_per_mib": st.sampled_from((1 << 19, 1 << 20))}
+        ),
+    }
+    return st.fixed_dictionaries({}, optional=each)
 
 
 def _links() -> st.SearchStrategy[Link]:
@@ -163,5 +182,7 @@ def _links() -> st.SearchStrategy[Link]:
         bytes_per_s=st.sampled_from((0.5e9, 1e9, 3e9, float("inf"))),
         latency_ns=st.integers(0, 7),
         depth=st.integers(1, 3),
+        start_ns=st.sampled_from((0, 0, 3)),
+        first_piece=st.sampled_from((1.0, 1.0, 0.5)),
         share=st.sampled_from((0.3, 1.0, 2.0)),
     )

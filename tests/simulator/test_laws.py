@@ -62,7 +62,7 @@ def test_an_expert_could_be_named_once_at_every_gate_that_reaches_its_layer(scen
 @given(scenarios())
 def test_time_is_dense_and_expert_compute_and_stall(scenario: Scenario) -> None:
     outcome = scenario.replay()
-    assert outcome["time_ns"] == sum(outcome.counts("dense_ns", "expert_ns", "stall_ns"))
+    assert outcome["time_ns"] == sum(outcome.counts("dense_ns", "expert_ns", "loading_ns", "stall_ns"))
     assert min(outcome.counts("stall_ns", "link_busy_ns")) >= 0
 
 

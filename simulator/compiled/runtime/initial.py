@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,10 @@ import numpy as np
 from policies.contract import KEY_SCOPES, NEVER, NONE, NOW, QUEUES, Eviction, Memory
 from policies.grammar import Chosen
 from policies.hooks import EVENTS
+from simulator.compiled.channel import NOT_YET
 from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
+from simulator.compiled.runtime.costs import Inputs, costs_of
 from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RECORDS, ROWS, RULE, STATE
 from simulator.compiled.runtime.queues import NO_QUEUE
@@ -26,8 +27,6 @@ from simulator.oracle import Oracle
 from simulator.threads import stop_flag
 from traces.routers import is_shared
 from traces.schema import Router
-
-Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.FEED`
 
 
 class SimulationState:
@@ -62,7 +61,7 @@ def initial_state(inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0,
     numbers |= {"knows_future": numbers["n_demand"] > 0 and not chosen.changes_routing}
     numbers |= {"reads_ids": keep or numbers["precisions"] > 1 or _reads_ids(numbers, chosen.reads)}
     numbers |= _victim_selection(numbers, chosen.eviction)
-    costs = _costs(inputs, spec)
+    costs = costs_of(inputs, spec)
     numbers |= {"n_lengths": len(costs["dense_ns"]), "n_sizes": len(costs["expert_ns"])}
     numbers |= {"n_costs": costs["expert_ns"].shape[1], "n_cpu_costs": costs["cpu_ns"].shape[1]}
     arrays = {
@@ -88,23 +87,40 @@ def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.nd
 def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
     config, layout, eviction = spec.config, spec.layout, chosen.eviction.policy
     geometry = layout.geometry
+    return (
+        {
+            "layers": geometry.layers,
+            "experts": geometry.experts,
+            "precisions": layout.precisions,
+            "per_layer": len(spec.pools) > 1,
+            "sequential": config.contract == "sequential",
+            "after_demand": config.prefetch_at == "after_demand",
+            "free_only": config.prefetch_admission == "free_only",
+            "reset_every": parse_reset(config.reset),
+            "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
+            "reach": chosen.prefetch.policy.names_ahead(chosen.prefetch.params),
+            "logs": spec.log,
+            "by_key": eviction.victim is None,
+            "key_scope": KEY_SCOPES.index(eviction.scope(chosen.eviction.params)),
+            "row_length": geometry.experts * layout.precisions,
+            "has_cpu": spec.times.has_cpu,
+        }
+        | _prices(spec)
+        | _given(chosen)
+    )
+
+
+def _prices(spec: RunSpec) -> dict[str, int]:
+    """Those that are more than numbers in a table."""
+    times = spec.times
     return {
-        "layers": geometry.layers,
-        "experts": geometry.experts,
-        "precisions": layout.precisions,
-        "per_layer": len(spec.pools) > 1,
-        "sequential": config.contract == "sequential",
-        "after_demand": config.prefetch_at == "after_demand",
-        "free_only": config.prefetch_admission == "free_only",
-        "reset_every": parse_reset(config.reset),
-        "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
-        "reach": chosen.prefetch.policy.names_ahead(chosen.prefetch.params),
-        "logs": spec.log,
-        "by_key": eviction.victim is None,
-        "key_scope": KEY_SCOPES.index(eviction.scope(chosen.eviction.params)),
-        "row_length": geometry.experts * layout.precisions,
-        "has_cpu": spec.times.has_cpu,
-    } | _given(chosen)
+        "has_loading": times.has_loading,
+        "waits_for_all": times.waits_for_all and spec.config.contract == "atomic",
+        "has_start": max(times.start_ns) > 0,
+        "slows_compute": times.slows_compute,
+        "reads_kv": times.reads_kv,
+        "has_pieces": times.has_pieces,
+    }
 
 
 def _reads_ids(numbers: Mapping[str, int], named: frozenset[str]) -> bool:
@@ -199,6 +215,8 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
     numbers |= {
         name: numbers["n_links"] * numbers[each] for name, each in (("n_rings", "n_ring"), ("n_wires", "n_kinds"))
     }
+    numbers |= {"n_pieces": numbers["n_rings"] if spec.times.has_pieces else 0}
+    numbers |= {"n_contexts": numbers["passes"] if spec.times.reads_kv else 0}
     for i, kind in enumerate(KINDS):
         memory: Memory = getattr(chosen, kind).policy.memory
         rows = memory.rows + memory.rows_per_expert * geometry.experts
@@ -208,40 +226,6 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
 
 def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
-
-
-# times
-
-
-def _costs(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
-    """Tables of what `simulator.times.Times` gives, one row per distinct pass and per distinct expert size."""
-    times, layout = spec.times, spec.layout
-    tokens = int(inputs["pass_tokens"].max(initial=1))
-    counted = np.bincount(inputs["pass_tokens"], minlength=1)  # a sort would take longer than all the rest
-    lengths = np.flatnonzero(counted)
-    dense_row = (np.cumsum(counted > 0) - 1)[inputs["pass_tokens"]]
-    layers = range(layout.geometry.layers)
-    dense = [[times.dense_ns(layer, int(length)) for layer in layers] for length in lengths]
-    for row, length in zip(dense, lengths, strict=True):
-        row[0] += times.pass_ns(int(length))
-    sizes = [layout.tiers[p][layer] for layer in layers for p in range(layout.precisions)]
-    _, first, cost_row = np.unique(sizes, return_index=True, return_inverse=True)
-    kinds = [divmod(int(kind), layout.precisions) for kind in first]
-    return {
-        "dense_ns": np.array(dense, np.int64).reshape(-1, len(layers)),
-        "dense_row": dense_row.astype(np.int64),
-        "cost_row": cost_row.astype(np.int64),
-        "expert_ns": _per_tokens(times.expert_ns, kinds, tokens),
-        "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),
-        "slow_cpu_ns": _per_tokens(partial(times.cpu_ns, contended=True), kinds, tokens if times.has_cpu else -1),
-        "wire_ns": np.array(times.wire_ns, np.int64).ravel(),
-        "slow_wire_ns": np.array(times.contended_wire_ns, np.int64).ravel(),
-    }
-
-
-def _per_tokens(of: Callable[[int, int, int], int], kinds: Sequence[tuple[int, int]], tokens: int) -> np.ndarray:
-    table = [[of(layer, precision, count) for count in range(tokens + 1)] for layer, precision in kinds]
-    return np.array(table, np.int64).reshape(len(kinds), tokens + 1)
 
 
 # contents
@@ -258,6 +242,7 @@ def _describe(state: SimulationState, spec: RunSpec) -> None:
     owned["link"] = np.array(spec.times.homes)[owned["x"] % geometry.experts]
     links = state["links"][: state["n_links"]]
     links["depth"], links["latency_ns"] = spec.times.depth, spec.times.latency_ns
+    links["start_ns"], links["first"], links["last_done"] = spec.times.start_ns, spec.times.first, NOT_YET
     copies["bytes"] = np.array(layout.tiers, np.int64).T.ravel()[owned["kind"]]
     copies["pool"] = owned["layer"] if len(pools) > 1 else 0
     experts["layer"] = np.arange(len(experts)) // geometry.experts

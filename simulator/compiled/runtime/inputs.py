@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.contract import NONE, UNIT
-from simulator.compiled.runtime.initial import Inputs
+from simulator.compiled.runtime.costs import Inputs
 from simulator.compiled.runtime.layout import FEED
 from simulator.config import ReplayConfig
 from simulator.source import Gate, Pass, Source

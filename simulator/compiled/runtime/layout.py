@@ -28,6 +28,7 @@ SETTING = (
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
+    "has_loading waits_for_all has_start slows_compute reads_kv has_pieces "
     + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: What changes, in records: each is written by the file of its name only (tests/simulator/test_state_owners.py).
@@ -35,8 +36,10 @@ SETTING = (
 RECORDS = {
     "clock": record("time compute_at cpu_at go wake waiting"),
     "compute": record(
-        "program_counter then index layer start tokens began gated_at looked_up turn coming running spent ready_first"
+        "program_counter then index layer start tokens began gated_at looked_up turn coming running spent ready_first "
+        "gathered"
     ),
+    "loading": record("next"),
     "demand": record("demanded assignments mass changed"),
     "gate": record("served"),
     "substitution": record("substituted"),
@@ -45,22 +48,25 @@ RECORDS = {
     "uses": record("timestamps"),
     "ranking": record("invalid_now layers_marked"),
     "side_buffer": record("in_side"),
-    "link": record("ready_end closed"),  # of all links; what each has is a row of ROWS["links"]
+    "link": record("ready_end closed announced"),  # of all links; what each has is a row of ROWS["links"]
     "counters": record("row page"),
     "log": record("lines"),
     "reset": record("tokens"),
     "errors": record("error culprit"),
 }
 #: Records of which there are several, the most that there may be. They are part of the state, so that the first row is
-#: reached without a pointer. A link: its figures, its rings, and when its last transfer is complete.
-LINK = record("depth latency_ns demand_first demand_end ask_first ask_end flight_first flight_end last_done")
+#: reached without a pointer. A link: its figures, its rings, when its last transfer is complete (before the first:
+#: -1), and whether the first piece of the next to land has arrived.
+LINK = record(
+    "depth latency_ns start_ns first demand_first demand_end ask_first ask_end flight_first flight_end last_done pieced"
+)
 ROWS = {"links": (LINK, MOST_LINKS)}
 
 #: Lengths of arrays, where none of the above is one.
 LENGTHS = (
     "n_experts n_copies n_links n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand "
     "n_rings n_wires n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held "
-    "n_accesses n_kept n_rows n_counters n_times n_par n_warm n_batched n_batch "
+    "n_pieces n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_batched n_batch "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -138,6 +144,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "asks": (np.int64, ("n_rings",)),
     "flight": (np.int64, ("n_rings",)),
     "lands": (np.int64, ("n_rings",)),
+    "piece_at": (np.int64, ("n_pieces",)),  # when their first pieces arrive
     "ready": (np.int64, ("n_ring",)),
     # lists of this step, and side buffers in order of their transfers' start
     "pinned": (np.int64, ("n_copies",)),
@@ -146,9 +153,14 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "buffered": (np.int64, ("n_copies",)),
     # times
     "dense_ns": (np.int64, ("n_lengths", "layers")),
+    "slow_dense_ns": (np.int64, ("n_lengths", "layers")),  # while a link works
     "dense_row": (np.int64, ("passes",)),
+    "kv_ns": (np.int64, ("n_contexts",)),  # of every pass, a layer's part
+    "slow_kv_ns": (np.int64, ("n_contexts",)),
+    "load_ns": (np.int64, ("n_kinds",)),
     "cost_row": (np.int64, ("n_kinds",)),
     "expert_ns": (np.int64, ("n_sizes", "n_costs")),
+    "slow_expert_ns": (np.int64, ("n_sizes", "n_costs")),
     "cpu_ns": (np.int64, ("n_sizes", "n_cpu_costs")),
     "slow_cpu_ns": (np.int64, ("n_sizes", "n_cpu_costs")),  # while the link works
     # the step in progress: its tokens, what routing and misses make of them, and weights of given ids
@@ -250,7 +262,7 @@ OWNS = {
     "uses": "experts",
     "space": "chosen_victims owned.aside",
     "channel": "links.last_done",
-    "link": "links asks demands flight lands ready owned.awaited owned.bypasses owned.prefetch owned.target",
+    "link": "links asks demands flight lands piece_at ready owned.awaited owned.bypasses owned.prefetch owned.target",
     "side_buffer": "buffered owned.side",
     "ranking": (
         "asked invalid_copies keyed_pass keyed_scope layer_key layer_marked layer_order layer_shift marked_layers "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from simulator.compiled.runtime.jit import fast
 
-HIT, DELAYED, FETCH, DROPPED, ON_CPU, REPLACED = range(6)  #: REPLACED by substitutes, for every token
+#: REPLACED by substitutes, for every token. HAS_RUN where compute takes several rounds.
+HIT, DELAYED, FETCH, DROPPED, ON_CPU, REPLACED, HAS_RUN = range(7)
 
 
 @fast

@@ -15,14 +15,15 @@ from typing import Any
 
 from policies.hooks import EVENTS
 
-#: One link, passes of one request each, one precision, contract `atomic`, every miss fetched, no listeners, no log: a
-#: cached copy is all that there is.
+#: One link, passes of one request each, one precision, contract `atomic`, every miss fetched, no listeners, no log, no
+#: price that is more than a number in a table: a cached copy is all that there is.
 FROZEN = {
     "precisions": 1,
     "n_links": 1,
     "by_key": 1,
     **dict.fromkeys(("sequential", "side_slots", "logs", "keeps", "n_warm", "batched"), 0),
     **dict.fromkeys(("has_want", "has_resolve", "has_substitute", "has_admit", "asks_of_each"), 0),
+    **dict.fromkeys(("has_loading", "waits_for_all", "has_start", "slows_compute", "reads_kv", "has_pieces"), 0),
     **dict.fromkeys((f"listeners_{event}" for event in EVENTS), 0),
 }
 

@@ -1,0 +1,67 @@
+"""What compute's activities take, ns: of the platform's tables, slower while a link works if they share a memory."""
+
+from __future__ import annotations
+
+from policies.contract import IN_FLIGHT
+from simulator.compiled.channel import MILLION, part
+from simulator.compiled.link import any_link_is_busy, lands_at
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.state import (
+    accesses,
+    copies,
+    cost_row,
+    dense_ns,
+    dense_row,
+    expert_ns,
+    home_of,
+    kind_of,
+    kv_ns,
+    slow_dense_ns,
+    slow_expert_ns,
+    slow_kv_ns,
+)
+
+
+@fast
+def dense_cost(s, index, layer):
+    """The dense part of one layer in a pass."""
+    row = dense_row(s)[index]
+    if s["slows_compute"] == 1 and any_link_is_busy(s):
+        return slow_dense_ns(s)[row, layer] + (slow_kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
+    return dense_ns(s)[row, layer] + (kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
+
+
+@fast
+def cost_of(s, turn):
+    """What computing one expert over its tokens takes, ns."""
+    access = accesses(s)[turn]
+    return expert_cost(s, access["y"], access["tokens"])
+
+
+@fast
+def lasts(s, turn):
+    """For how long compute is busy with it, ns."""
+    return lasting(s, accesses(s)[turn]["y"], cost_of(s, turn))
+
+
+@fast
+def expert_cost(s, y, tokens):
+    """One copy over so many tokens."""
+    if s["slows_compute"] == 1 and any_link_is_busy(s):
+        return slow_expert_ns(s)[cost_row(s)[kind_of(s, y)], tokens]
+    return expert_ns(s)[cost_row(s)[kind_of(s, y)], tokens]
+
+
+@fast
+def lasting(s, y, spent):
+    """For how long compute is busy with a copy that takes it `spent`: longer if only a first piece is there."""
+    if s["has_pieces"] == 1 and copies(s)[y]["state"] == IN_FLIGHT:
+        return until_the_rest(s, y, spent)
+    return spent
+
+
+@called
+def until_the_rest(s, y, spent):
+    """The rest of its compute cannot begin before it is complete."""
+    rest = part(spent, MILLION - s["links"][home_of(s, y)]["first"])
+    return max(spent, lands_at(s, y) + rest - s["clock"]["time"])

@@ -1,0 +1,36 @@
+"""Loading: what compute itself spends on each demand before it is fetched."""
+
+from __future__ import annotations
+
+from policies.contract import NONE
+from simulator.compiled.counters import LOADING_NS, count
+from simulator.compiled.log import BY_DEMAND, IS_LOAD, span
+from simulator.compiled.runtime.jit import called, fast
+from simulator.compiled.runtime.served import FETCH
+from simulator.compiled.runtime.state import accesses, kind_of, load_ns, now
+
+
+@fast
+def begin_loading(s):
+    """Nothing of what was looked up has been loaded."""
+    s["loading"]["next"] = 0
+
+
+@called
+def next_load(s):
+    """The next access to be fetched, in demand order, or NONE."""
+    while s["loading"]["next"] < s["gate"]["served"]:
+        s["loading"]["next"] += 1
+        if accesses(s)[s["loading"]["next"] - 1]["served"] == FETCH:
+            return s["loading"]["next"] - 1
+    return NONE
+
+
+@fast
+def load(s, i):
+    """Compute begins to have the i-th access loaded; returns for how long, ns."""
+    y = accesses(s)[i]["y"]
+    spent = load_ns(s)[kind_of(s, y)]
+    count(s, LOADING_NS, now(s)["layer"], spent)
+    span(s, IS_LOAD, y, 0, spent, BY_DEMAND)
+    return spent
