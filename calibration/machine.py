@@ -30,7 +30,8 @@ def step_prices(machine: Platform, sizes: Sizes) -> StepPrices:
     """What one step of the model takes on that machine. Raises ConfigError for several links."""
     if len(machine.links) > 1:
         raise ConfigError(f"platform {machine.name} has several links; published bytes do not say which were used")
-    link, size = machine.links[0], round(sizes.expert_bytes)
+    (link,) = machine.links
+    size = round(sizes.expert_bytes)
     return StepPrices(
         k=sizes.k,
         load=machine.loading.ns(size),

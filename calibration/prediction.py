@@ -84,9 +84,9 @@ def columns(run: Run, compute: float, waiting: np.ndarray, loading: np.ndarray) 
 
 
 def measured(run: Run, names: Iterable[str]) -> dict[str, float]:
-    """What the row has of these columns; the median token's time also from the log."""
+    """What the row has of these columns; the median token's time else from the log."""
     known = {name: run.cell.amount(name) for name in names}
-    if run.series is not None:
+    if run.series is not None and known.get("tpot_median_ms") is None:
         known["tpot_median_ms"] = float(np.median(run.series.wall_ms))
     return {name: value for name, value in known.items() if value is not None}
 

@@ -17,13 +17,8 @@ from simulator.errors import ConfigError
 NO_TIME = "hits and bytes only"
 #: What it says of rows whose time is not the machine's: page faults, throttling, paging.
 FOREIGN_TIME = (
-    "use hits, bytes",
-    "compute is mostly fault service",
-    "paging",
-    "machine pages",
-    "do not compare",
-    "compute inflated",
-    "compute is throttled",
+    *("use hits, bytes", "compute is mostly fault service", "compute inflated", "compute is throttled"),
+    *("paging", "machine pages", "do not compare"),
 )
 TIMES = ("tpot_median_ms", "tpot_ms", "tok_s")
 OFF = "cache off"

@@ -1,7 +1,7 @@
 """The per-token log of one run: what each decoded token took, and what it read.
 
-Columns are found by name: `wall_ms`, `io_ms`, `compute_ms`, `stall_ms`, `mgmt_ms`, `read_bytes`; others are left alone. That is the layout of `tokens/` in a folder of evidence, and BigMoeOnEdge's own
-`--csv` file as it is, whose later builds add columns at the end.
+Columns are found by name: `wall_ms`, `io_ms`, `compute_ms`, `stall_ms`, `mgmt_ms`, `read_bytes`; others are left alone.
+So the series of a folder of evidence are read, and BigMoeOnEdge's own `--csv` files of every build.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Series:
 
     def part(self, kept: slice) -> Series:
         """Some of the tokens."""
-        cut = {name: rows if rows is None else rows[kept] for name, rows in vars(self).items()}
-        return Series(**cut)
+        parts = (rows if rows is None else rows[kept] for rows in (getattr(self, name) for name in PARTS))
+        return Series(self.wall_ms[kept], self.read_bytes[kept], *parts)
 
 
 def read_series(file: Path) -> Series:
