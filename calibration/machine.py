@@ -30,7 +30,7 @@ def step_prices(machine: Platform, sizes: Sizes) -> StepPrices:
     """What one step of the model takes on that machine. Raises ConfigError for several links."""
     if len(machine.links) > 1:
         raise ConfigError(f"platform {machine.name} has several links; published bytes do not say which were used")
-    (link,) = machine.links
+    link = next(iter(machine.links))
     size = round(sizes.expert_bytes)
     return StepPrices(
         k=sizes.k,
