@@ -17,7 +17,8 @@ from simulator.origin import Origin, origin_of
 from simulator.platform import Platform
 from simulator.platform_files import platform
 from simulator.source import Source, TraceSource
-from simulator.times import times_of
+from simulator.times import Times, times_of
+from traces.geometry import as_known
 from traces.schema import Geometry, Trace
 from traces.spelling import hint
 
@@ -44,15 +45,37 @@ class Plan:
 
     @property
     def warning(self) -> str | None:
-        """What a reader should know of the capacity: that it is below one token's demand, or above everything."""
-        geometry = self.layout.geometry
-        tiers = self.layout.tiers
-        return cliff(self.capacity, geometry, tiers[-1]) or surplus(self.capacity, geometry, tiers)
+        """What a reader should know of the capacity: below one token's demand, above everything, above the memory."""
+        geometry, tiers = self.layout.geometry, self.layout.tiers
+        of_capacity = cliff(self.capacity, geometry, tiers[-1]) or surplus(self.capacity, geometry, tiers)
+        said = (of_capacity, self._shortage(), self._unknown_cache())
+        return "; ".join(filter(None, said)) or None
+
+    def _shortage(self) -> str | None:
+        """That the machine's memory does not hold all this, if so."""
+        side = _side_bytes(self.chosen, self.layout.tiers)
+        parts = {"the cache": self.capacity.total, "side buffers": side, "dense weights": self._times.dense_bytes}
+        if self.machine.memory_bytes is None or sum(parts.values()) <= self.machine.memory_bytes:
+            return None
+        spelled = ", ".join(f"{size / 1e9:.4g} GB of {name}" for name, size in parts.items() if size)
+        return (
+            f"{spelled} are more than the memory of {self.machine.name}, {self.machine.memory_bytes / 1e9:.4g} GB: "
+            "a real machine would fault pages, which no price counts"
+        )
+
+    def _unknown_cache(self) -> str | None:
+        """That reading the KV cache has a price, but the model's is not known, if so."""
+        if self.machine.compute.kv_bytes_per_s is None or self.layout.geometry.kv_bytes:
+            return None
+        return "reading the KV cache takes no time: neither the trace nor its model's name says how many bytes it has"
+
+    @property
+    def _times(self) -> Times:
+        return times_of(self.machine, self.layout.geometry, self.layout.tiers)
 
     def spec(self, log: bool) -> RunSpec:
         """What an engine needs beside its source."""
-        times = times_of(self.machine, self.layout.geometry, self.layout.tiers)
-        return RunSpec(self.config, self.layout, times, self.capacity.pools, log, self.lower)
+        return RunSpec(self.config, self.layout, self._times, self.capacity.pools, log, self.lower)
 
 
 def plan(trace: Trace, config: ReplayConfig) -> Plan:
@@ -77,7 +100,8 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     _check_experts("warm", config.warm, origin.geometry)
     _check_warm(config, capacity, tiers[0])
     lower = _lower_tiers(machine, origin.geometry, tiers, chosen)
-    return Plan(origin, config, chosen, machine, capacity, CopyLayout(origin.geometry, tiers), lower)
+    geometry = as_known(origin.geometry, origin.model) if machine.asks_of_the_model else origin.geometry
+    return Plan(origin, config, chosen, machine, capacity, CopyLayout(geometry, tiers), lower)
 
 
 def check_engine(name: str) -> None:

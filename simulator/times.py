@@ -33,7 +33,8 @@ class Times:
 
     def is_of(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> bool:
         """Whether these are the times of this very model on an equal machine."""
-        return self._geometry is geometry and self._tiers == tiers and self._platform == platform
+        same = self._geometry is geometry or self._geometry == geometry
+        return same and self._tiers == tiers and self._platform == platform
 
     @cached_property
     def _params(self) -> int:
@@ -55,6 +56,12 @@ class Times:
         compute = [self.expert_ns(layer, 0, 1) for layer in self._layers]
         cpu = [self.cpu_ns(layer, 0, 1) for layer in self._layers] if self._platform.cpu else [0]
         return Costs(*(sum(times) // len(times) for times in (load, compute, cpu)))
+
+    @property
+    def dense_bytes(self) -> int:
+        """Weights that are always resident, as far as they are known."""
+        known = (self._geometry.dense_params or 0) * self._geometry.layers + (self._geometry.head_params or 0)
+        return ceil(known * self._geometry.dense_bits / 8)
 
     # links
 

@@ -33,6 +33,7 @@ class KnownModel(Frozen):
     context: int  #: tokens
     params: int  #: of the whole text model, embedding included
     embedding_params: int = 0  #: of an embedding table apart from the head
+    kv_bytes: int  #: of KV cache that one position adds at 16 bits, every layer reading all of it
     source: str
     note: str = ""
 
@@ -67,6 +68,11 @@ class Attention(Frozen):
         """Number of weights of one layer at that hidden size."""
         return hidden * self.head_dim * (2 * self.heads + self.kv_projections * self.kv_heads)
 
+    @property
+    def cached(self) -> int:
+        """Numbers that one layer keeps of a position."""
+        return self.head_dim * self.kv_projections * self.kv_heads
+
 
 class LatentAttention(Frozen):
     """DeepSeek's multi-head latent attention (arXiv 2405.04434); queries are compressed if `query_rank` is not 0."""
@@ -86,6 +92,11 @@ class LatentAttention(Frozen):
         keys_values = hidden * (self.key_rank + self.rotary) + self.key_rank * self.heads * (self.plain + self.value)
         return queries + keys_values + self.heads * self.value * hidden
 
+    @property
+    def cached(self) -> int:
+        """Numbers that one layer keeps of a position."""
+        return self.key_rank + self.rotary
+
 
 class Mamba2(Frozen):
     """Input projection to gate, x, B, C and dt, convolution over x, B and C, output projection (arXiv 2405.21060)."""
@@ -102,6 +113,11 @@ class Mamba2(Frozen):
         inner = self.heads * self.head_dim
         convolved = inner + 2 * self.groups * self.state
         return hidden * (inner + convolved + self.heads) + convolved * self.kernel + inner * hidden
+
+    @property
+    def cached(self) -> int:
+        """Its state does not grow with positions."""
+        return 0
 
 
 class ModelNumbers(Frozen):
@@ -136,6 +152,11 @@ class ModelNumbers(Frozen):
         """Parameters of attention per MoE layer, on average where kinds alternate."""
         total = sum(mixer.params(self.hidden) * (mixer.layers or self.layers) for mixer in self.mixers)
         return total // self.layers
+
+    def kv_bytes(self) -> int:
+        """Bytes at 16 bits that one position adds to the KV cache of all layers; windows are not looked at."""
+        cached = sum(mixer.cached * (mixer.layers or self.layers) for mixer in self.mixers)
+        return 2 * cached * (self.layers + self.dense_layers) // self.layers
 
     def dense(self) -> int:
         """Always-resident parameters per MoE layer: attention, two norms, gate and shared experts."""
@@ -188,6 +209,20 @@ def known(name: str) -> KnownModel:
     raise TraceError(f"no model {name!r} is known; the nearest is {spellings[nearest].name!r}, or give --expert-bytes")
 
 
+def as_known(geometry: Geometry, name: str) -> Geometry:
+    """The geometry with what it does not say of its prices, taken from the known model of that name, if it is one.
+
+    The weight format is the checkpoint's, where the experts have its bits.
+    """
+    try:
+        model = known(name)
+    except TraceError:
+        return geometry
+    named = model.published.format if geometry.expert_bits == model.published.bits else ""
+    told = {"kv_bytes": geometry.kv_bytes or model.kv_bytes, "weight_format": geometry.weight_format or named}
+    return geometry.model_copy(update=told)
+
+
 def _spellings(model: KnownModel) -> set[str]:
     full = {spelling.lower() for spelling in (model.name, *model.aliases)}
     return full | {spelling.rpartition("/")[2] for spelling in full}
@@ -207,6 +242,7 @@ def _known(name: str, numbers: ModelNumbers) -> KnownModel:
         context=numbers.context,
         params=numbers.total(),
         embedding_params=numbers.embedding(),
+        kv_bytes=numbers.kv_bytes(),
         source=numbers.source,
         note=numbers.note,
     )

@@ -154,7 +154,10 @@ class Geometry(Sparse):
 
 
 class Provenance(Frozen):
-    """Where the rows come from. Free text where a tool has no better; nothing here changes a replay."""
+    """Where the rows come from. Free text where a tool has no better.
+
+    Nothing here changes a replay, but for a known model's name where a platform prices what the geometry does not say.
+    """
 
     model: str = "unknown"
     revision: str = ""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import policies
 from policies.grammar import Chosen, parse
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists
-from tests.kit.scenarios import CONTRACTS, EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, Scenario, scenarios
+from tests.kit.scenarios import CONTRACTS, EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, Scenario, all_prices, scenarios
 from tests.kit.schedules import mixed
 from traces.schema import Router
 
@@ -120,6 +120,14 @@ def anything(draw: st.DrawFn, **fixed: Any) -> Scenario:
     if scenario.settings["eviction"].startswith("belady"):
         scenario.settings["routing"] = "standard"
     scenario.source.geometry = scenario.source.geometry.model_copy(update={"router": draw(st.sampled_from(ROUTERS))})
+    return scenario
+
+
+@st.composite
+def priced(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Any scenario on a machine that has all prices at once."""
+    scenario = draw(anything(**fixed))
+    scenario.times.update(prices=draw(all_prices()), left=draw(st.sampled_from((0.5, 0.3))))
     return scenario
 
 

@@ -159,20 +159,28 @@ def _times() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _prices() -> st.SearchStrategy[dict[str, Any]]:
-    """Prices that are more than numbers in a table, one or several; a byte of loading is half a nanosecond or one."""
+    """Prices that are more than numbers in a table, one or several."""
+    return st.fixed_dictionaries({}, optional=_price())
+
+
+def all_prices() -> st.SearchStrategy[dict[str, Any]]:
+    """All of them at once; overlap as it comes."""
+    each = _price()
+    return st.fixed_dictionaries(each, optional={"overlap": each.pop("overlap")})
+
+
+def _price() -> dict[str, st.SearchStrategy[Any]]:
+    """By table; a byte of loading is half a nanosecond or one."""
     few, shares = st.integers(1, 7), st.sampled_from((0.3, 0.5, 0.9))
-    each = {
+    link = {"start_ns": few, "first_piece": shares, "reads": st.integers(1, 2)}
+    loading = {"gate_ns": few, "ns_per_expert": few, "ns_per_mib": st.sampled_from((1 << 19, 1 << 20))}
+    return {
         "overlap": st.just("none"),
-        "link": st.fixed_dictionaries(
-            {}, optional={"start_ns": few, "first_piece": shares, "reads": st.integers(1, 2)}
-        ),
+        "link": st.fixed_dictionaries({}, optional=link),
         "compute": st.fixed_dictionaries({"kv_bytes_per_s": st.sampled_from((0.5e9, 1e9, 3e9))}),
         "contention": st.fixed_dictionaries({"compute": shares}),
-        "loading": st.fixed_dictionaries(
-            {}, optional={"gate_ns": few, "ns_per_expert": few, "ns_per_mib": st.sampled_from((1 << 19, 1 << 20))}
-        ),
+        "loading": st.fixed_dictionaries({}, optional=loading),
     }
-    return st.fixed_dictionaries({}, optional=each)
 
 
 def _links() -> st.SearchStrategy[Link]:

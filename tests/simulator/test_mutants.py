@@ -5,21 +5,26 @@ The compiled engine stays as it is, so a fault in one engine alone is what every
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from simulator.reference.cache import Cache
+from simulator.reference.clock import Activity
+from simulator.reference.compute import Compute
 from simulator.reference.counters import Counters
 from simulator.reference.demand import Demanded
+from simulator.reference.engine import Engine
 from simulator.reference.gate import Gatekeeper
 from simulator.reference.link import Link
 from simulator.reference.links import Links
+from simulator.reference.machine import NOT_YET, SimulatedAccelerator, SimulatedChannel
+from simulator.reference.transfers import Transfer
 from simulator.reference.victims import Victims
 from simulator.source import Pass
-from tests.kit.parity import anything, batched, seen
+from tests.kit.parity import anything, batched, priced, seen
 from tests.kit.scenarios import Scenario
 
 #: Scenarios until a mutant counts as survived; the parity test searches more, and without shrinking most die sooner.
@@ -50,6 +55,20 @@ def search(scenario: Scenario) -> None:
 @searched
 @given(batched())
 def search_batches(scenario: Scenario) -> None:
+    """Raises DifferentError."""
+    compare(scenario)
+
+
+@searched
+@given(priced())
+def search_prices(scenario: Scenario) -> None:
+    """Raises DifferentError."""
+    compare(scenario)
+
+
+@searched
+@given(priced(miss="fiddler:ratio=2:goal=max:decode=cost"))
+def search_prices_beside_a_cpu(scenario: Scenario) -> None:
     """Raises DifferentError."""
     compare(scenario)
 
@@ -166,3 +185,81 @@ def test_the_search_of_batches_kills_a_mutant(
     monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
     with pytest.raises(DifferentError):
         search_batches()
+
+
+def demands_are_queued_before_they_are_loaded(load: Callable) -> Callable:
+    def mutant(self: Compute, transfers: list[Transfer], layer: int) -> Iterator[Any]:
+        for transfer in transfers:
+            self._links.fetch_announced(transfer)
+        self._links.fetch_announced = lambda _: None
+        yield from load(self, transfers, layer)
+        del self._links.fetch_announced
+
+    return mutant
+
+
+def a_demand_to_be_loaded_is_not_queued(_: object) -> property:
+    return property(lambda self: any(link.busy for link in self._rows))
+
+
+def arrivals_are_computed_as_they_come(all_here: Callable) -> Callable:
+    def mutant(self: Compute, due: int, nothing_else: bool) -> bool:
+        return bool(self._ready) or all_here(self, due, nothing_else)
+
+    return mutant
+
+
+def a_wire_is_idle_as_soon_as_it_is_free(start: Callable) -> Callable:
+    def mutant(self: SimulatedChannel, transfer: Transfer, contended: bool) -> Activity:
+        self._last_done = NOT_YET if self._last_done == int(self._env.now) else self._last_done
+        return start(self, transfer, contended)
+
+    return mutant
+
+
+def links_leave_compute_its_rate(expert: Callable) -> Callable:
+    def mutant(self: SimulatedAccelerator, layer: int, y: int, tokens: int, contended: bool, lands: int) -> Activity:
+        return expert(self, layer, y, tokens, False, lands)
+
+    return mutant
+
+
+def only_the_first_row_looks_back(context: Callable) -> Callable:
+    return lambda self, step_pass: context(self, step_pass._replace(rows=step_pass.rows[:1]))
+
+
+def a_late_demand_waits_for_the_whole(_: Callable) -> Callable:
+    return lambda self, transfer: None
+
+
+def a_piece_is_enough_for_all_of_the_compute(expert: Callable) -> Callable:
+    def mutant(self: SimulatedAccelerator, layer: int, y: int, tokens: int, contended: bool, lands: int) -> Activity:
+        return expert(self, layer, y, tokens, contended, min(lands, 1))
+
+    return mutant
+
+
+PRICED: list[tuple[type, str, Callable[[Any], Any]]] = [
+    (Compute, "_load", demands_are_queued_before_they_are_loaded),
+    (Compute, "_all_here", arrivals_are_computed_as_they_come),
+    (SimulatedChannel, "start", a_wire_is_idle_as_soon_as_it_is_free),
+    (SimulatedAccelerator, "expert", links_leave_compute_its_rate),
+    (Engine, "_context", only_the_first_row_looks_back),
+    (Links, "meet", a_late_demand_waits_for_the_whole),
+    (SimulatedAccelerator, "expert", a_piece_is_enough_for_all_of_the_compute),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "mutate"), PRICED, ids=[mutate.__name__ for _, _, mutate in PRICED])
+def test_the_search_of_prices_kills_a_mutant(
+    owner: type, name: str, mutate: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
+    with pytest.raises(DifferentError):
+        search_prices()
+
+
+def test_the_search_beside_a_cpu_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Links, "busy", a_demand_to_be_loaded_is_not_queued(Links.busy))
+    with pytest.raises(DifferentError):
+        search_prices_beside_a_cpu()

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.kit.recordings import FOLDER, needs_recording
-from traces.geometry import MODELS, Attention, LatentAttention, Mamba2, known
+from traces.geometry import MODELS, Attention, LatentAttention, Mamba2, as_known, known
 from traces.schema import Geometry, TraceError
 
 GIB = 2**30
@@ -174,3 +174,25 @@ def test_what_a_geometry_does_not_say_of_its_prices_is_not_in_its_document() -> 
 def test_a_wrong_figure_of_a_geometry_is_refused(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(said)):
         Geometry.model_validate(known("gpt-oss-20b").geometry.model_dump() | wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_"),
+    [
+        ("mixtral-8x7b", 32 * 8 * 128 * 2 * 2),
+        ("deepseek-v2-lite", 27 * (512 + 64) * 2),  # latent: 26 MoE layers and a dense one
+        ("gemma-4-26b-a4b", 25 * 8 * 256 * 2 * 2 + 5 * 2 * 512 * 2),  # in 5 layers the key is also the value
+    ],
+)
+def test_a_position_adds_its_keys_and_values_to_the_cache(name: str, bytes_: int) -> None:
+    assert known(name).kv_bytes == bytes_
+
+
+def test_a_geometry_is_told_what_its_model_is_known_for() -> None:
+    plain = known("gpt-oss-20b").geometry
+    told = as_known(plain, "openai/gpt-oss-20b")
+    assert (told.kv_bytes, told.weight_format) == (24 * 8 * 64 * 2 * 2, "MXFP4")
+    assert as_known(plain.stored_at(16), "gpt-oss-20b").weight_format == ""
+    own = plain.model_copy(update={"kv_bytes": 7, "weight_format": "Q8_0"})
+    assert as_known(own, "gpt-oss-20b") == own
+    assert as_known(plain, "a model of my own") is plain

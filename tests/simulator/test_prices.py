@@ -1,0 +1,271 @@
+"""Prices of real machines, to the nanosecond: worked examples on both engines, closed forms, and which kernel runs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from simulator.compiled.runtime.initial import initial_state
+from simulator.compiled.runtime.inputs import inputs_from
+from simulator.oracle import oracle_of
+from simulator.platform import Link, part
+from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, spec_of
+from tests.kit.cases import tokens as rows_of
+
+pytestmark = pytest.mark.usefixtures("engine")
+
+
+def step(demand: list[int], prices: dict[str, Any], pool: int = 64, **settings: Any) -> Outcome:
+    """One token that demands these of 4 experts of 4 bytes, at 1 byte/ns. Dense 2 ns: the gate is at 2; an expert 3."""
+    source = ListSource(sizes(1, 4, len(demand), expert_bytes=4), [Prompted(rows_of([demand]))])
+    return replay_lists(source, pool, machine(dense_ns=2, expert_ns=3, prices=prices), **settings)
+
+
+def scattered(seed: int = 7) -> ListSource:
+    """A request of 9 tokens that demand 2 of 6 experts of 4 bytes in each of 3 layers."""
+    draw = random.Random(seed)
+    rows = [[draw.sample(range(6), 2) for _ in range(3)] for _ in range(9)]
+    return ListSource(sizes(3, 6, 2, expert_bytes=4), [Prompted(rows_of(*rows))])
+
+
+# ---------------------------------------------------------------- loading
+
+LOADING = {"loading": {"ns_per_expert": 1, "ns_per_mib": 1 << 20}}  # 1 ns and 1 ns per byte: 5 ns for an expert
+
+
+def test_compute_loads_each_demand_before_it_is_fetched() -> None:
+    # the gate at 2. 0 is loaded 2-7 and moves 7-11, 1 is loaded 7-12 and moves 12-16; only then the hit, 2: 12-15,
+    # 0, which has come at 11: 15-18, and 1, which has come at 16: 18-21. Compute has waited for nothing
+    outcome = step([0, 1, 2], LOADING, warm=((0, 2),))
+    assert outcome.spans("load") == [(2, 7, 0, 0), (7, 12, 0, 1)]
+    assert outcome.spans("transfer") == [(7, 11, 0, 0), (12, 16, 0, 1)]
+    assert outcome.spans("expert") == [(12, 15, 0, 2), (15, 18, 0, 0), (18, 21, 0, 1)]
+    assert outcome.counts("loading_ns", "stall_ns", "time_ns") == (10, 0, 21)
+
+
+def test_prefetches_are_suggested_when_the_last_demand_is_queued() -> None:
+    # gate at 1; loads 1-6 and 6-11. At 11 demand 1 is queued, then (1, 2) predicted: 1 moves 11-15, (1, 2) 15-19.
+    # compute: 0 at 11-13, 1 at 15-17, dense 17-18, late for (1, 2): 19-21. Waits: 17 - 1 - 4 - 10, and 19 - 18
+    token = [Cell([0, 1], look=[naming(4, [2])]), Cell([2, -1])]
+    source = ListSource(sizes(2, 4, 2, expert_bytes=4), [Prompted([token])])
+    where = machine(dense_ns=1, expert_ns=2, prices=LOADING)
+    outcome = replay_lists(source, 64, where, prefetch="top_k:factor=.5")
+    assert outcome.spans("transfer") == [(6, 10, 0, 0), (11, 15, 0, 1), (15, 19, 1, 2)]
+    assert outcome.counts("late", "loading_ns", "stall_ns", "time_ns") == (1, 10, 2 + 1, 21)
+
+
+def test_sequentially_each_expert_is_loaded_in_its_turn() -> None:
+    # 0: loaded 2-7, moved 7-11, computed 11-14; 1: loaded 14-19, moved 19-23, computed 23-26
+    outcome = step([0, 1], LOADING, contract="sequential")
+    assert outcome.spans("load") == [(2, 7, 0, 0), (14, 19, 0, 1)]
+    assert outcome.spans("expert") == [(11, 14, 0, 0), (23, 26, 0, 1)]
+    assert outcome.counts("loading_ns", "stall_ns", "time_ns") == (10, 8, 26)
+
+
+def test_loading_is_so_much_for_every_demand_that_moves() -> None:
+    outcome = replay_lists(scattered(), 40, machine(float("inf"), dense_ns=2, expert_ns=3, prices=LOADING))
+    assert outcome["loading_ns"] == outcome["misses"] * 5 == outcome["bytes_demand"] // 4 * 5 > 0
+    assert outcome["stall_ns"] == 0  # experts arrive in no time, while the next is loaded
+    assert outcome["time_ns"] == sum(outcome.counts("dense_ns", "expert_ns", "loading_ns"))
+    assert sum(row["loading_ns"] for row in outcome.requests) == outcome["loading_ns"]
+
+
+# ---------------------------------------------------------------- overlap
+
+NO_OVERLAP = {"overlap": "none"}
+
+
+def test_without_overlap_a_step_reads_all_and_then_computes_in_demand_order() -> None:
+    # 0 moves 2-6, 1 moves 6-10; then 0, 1 and the hit 2: 10-13-16-19
+    outcome = step([0, 1, 2], NO_OVERLAP, warm=((0, 2),))
+    assert outcome.spans("expert") == [(10, 13, 0, 0), (13, 16, 0, 1), (16, 19, 0, 2)]
+    assert outcome.counts("stall_ns", "time_ns") == (8, 19)
+
+
+def test_without_overlap_a_step_that_does_not_fit_computes_what_is_there() -> None:
+    # a pool of two: 0 moves 2-6, 1 moves 6-10, 2 finds no room and nothing moves. So 0 is computed 10-13 and 1 13-16;
+    # 2 takes the place of 0 at 13, is there at 17 and computed 17-20
+    outcome = step([0, 1, 2], NO_OVERLAP, pool=8)
+    assert outcome.spans("transfer") == [(2, 6, 0, 0), (6, 10, 0, 1), (13, 17, 0, 2)]
+    assert outcome.spans("expert") == [(10, 13, 0, 0), (13, 16, 0, 1), (17, 20, 0, 2)]
+    assert outcome["time_ns"] == 20
+
+
+def test_without_overlap_and_prefetch_link_and_compute_take_turns() -> None:
+    # a pool of three experts always holds the two of a step, so nothing moves while anything is computed
+    outcome = replay_lists(scattered(), 12, machine(0.5, latency_ns=3, dense_ns=2, expert_ns=3, prices=NO_OVERLAP))
+    assert outcome["time_ns"] == sum(outcome.counts("dense_ns", "expert_ns", "link_busy_ns"))
+    assert outcome["stall_ns"] == outcome["link_busy_ns"] > 0
+
+
+def test_sequentially_there_is_nothing_to_overlap() -> None:
+    settings = {"contract": "sequential", "prefetch": "frequent"}
+    plain, priced = (replay_lists(scattered(), 12, machine(dense_ns=2, expert_ns=3, prices=each), **settings)
+                     for each in ({}, NO_OVERLAP))  # fmt: skip
+    assert priced == plain
+
+
+# ---------------------------------------------------------------- a link's start
+
+
+def test_the_first_transfer_on_an_idle_wire_starts_later() -> None:
+    # latency 1, start 5, two at once. Gate at 2: 0 has its bytes from 8 to 12, 1 its own from 12 to 16, as the wire was
+    # not idle when it was issued. Gate of layer 1 at 21: idle again, bytes from 27 to 31
+    source = ListSource(sizes(2, 4, 2, expert_bytes=4), [Prompted(rows_of([[0, 1], [2, -1]]))])
+    where = machine(latency_ns=1, depth=2, dense_ns=2, expert_ns=3, prices={"link": {"start_ns": 5}})
+    outcome = replay_lists(source, 64, where)
+    assert outcome.spans("transfer") == [(2, 12, 0, 0), (2, 16, 0, 1), (21, 31, 1, 2)]
+    assert outcome.counts("link_busy_ns", "time_ns") == (10 + 4 + 10, 34)
+
+
+def test_a_wire_that_is_free_in_this_nanosecond_is_not_idle() -> None:
+    # one at once: 1 starts at 12, when 0 is complete, and pays the latency alone
+    outcome = step([0, 1], {"link": {"start_ns": 6}})
+    assert outcome.spans("transfer") == [(2, 12, 0, 0), (12, 16, 0, 1)]
+
+
+def test_a_start_costs_as_much_as_there_are_steps_that_miss() -> None:
+    def time(start_ns: int) -> Outcome:
+        prices = NO_OVERLAP | {"link": {"start_ns": start_ns}}
+        return replay_lists(scattered(), 12, machine(0.5, dense_ns=2, expert_ns=3, prices=prices))
+
+    free, priced = time(0), time(100)
+    missed = {(event.step_pass, event.layer) for event in free.events if event.kind == "transfer"}
+    assert priced["time_ns"] - free["time_ns"] == 100 * len(missed) > 0
+
+
+# ---------------------------------------------------------------- compute beside a link
+
+
+def test_what_begins_while_a_link_works_is_slower_to_its_end() -> None:
+    # gate at 2: 0 moves 2-6. The hit 2 begins at 2, at half the rate: 2-8. 0 begins at 8, alone: 8-11
+    outcome = step([0, 2], {"contention": {"compute": 0.5}}, warm=((0, 2),))
+    assert outcome.spans("expert") == [(2, 8, 0, 2), (8, 11, 0, 0)]
+    assert outcome.counts("expert_ns", "stall_ns", "time_ns") == (9, 0, 11)
+
+
+def test_a_dense_part_that_begins_beside_a_prefetch_is_slower_too() -> None:
+    # gate at 2: the hit 0 is computed 2-5, slower as the prefetch of (1, 2) has begun: 2-8. It moves 2-42, so the dense
+    # part of layer 1 takes 4: 8-12. Late: 42-45
+    token = [Cell([0], look=[naming(4, [2])]), Cell([2])]
+    source = ListSource(sizes(2, 4, 1, expert_bytes=40), [Prompted([token])])
+    where = machine(dense_ns=2, expert_ns=3, prices={"contention": {"compute": 0.5}})
+    outcome = replay_lists(source, 400, where, prefetch="top_k", warm=((0, 0),))
+    assert outcome.spans("dense") == [(0, 2, 0, -1), (8, 12, 1, -1)]
+    assert outcome.spans("expert") == [(2, 8, 0, 0), (42, 45, 1, 2)]
+
+
+# ---------------------------------------------------------------- the KV cache
+
+KV = {"compute": {"kv_bytes_per_s": 1e9}}  # 1 byte/ns
+
+
+def cached(requests: list[Prompted], passes: str) -> Outcome:
+    """2 layers, 2 bytes per position: a layer reads a byte of each, 1 ns. Dense 10 ns."""
+    source = ListSource(sizes(2, 4, 1, kv_bytes=2), requests, passes)
+    return replay_lists(source, 64, machine(dense_ns=10, prices=KV))
+
+
+def request(prompt: int, decoded: int) -> Prompted:
+    rows: list[Token] = [[Cell([0]), Cell([1])] for _ in range(prompt + decoded)]
+    return Prompted(rows, prompt)
+
+
+def test_every_pass_reads_the_positions_before_it_and_its_own() -> None:
+    # a prompt of 2 looks at 2 positions, the tokens after it at 3 and at 4
+    outcome = cached([request(2, 2)], "recorded")
+    assert [end - begin for begin, end, layer, _ in outcome.spans("dense") if layer == 0] == [12, 13, 14]
+    assert outcome["dense_ns"] == 2 * (12 + 13 + 14)
+
+
+def test_a_pass_of_several_requests_reads_those_of_all() -> None:
+    # 2 and 1 rows: 2 + 1 positions; a row of each: 3 + 2; the last of the second: 3
+    outcome = cached([request(2, 1), request(1, 2)], "batch:2")
+    assert [end - begin for begin, end, layer, _ in outcome.spans("dense") if layer == 1] == [13, 15, 13]
+
+
+def test_token_by_token_the_positions_are_a_triangle() -> None:
+    outcome = cached([request(0, 20), request(0, 10)], "token")
+    assert outcome["dense_ns"] == 2 * (30 * 10 + 20 * 21 // 2 + 10 * 11 // 2)
+
+
+# ---------------------------------------------------------------- an expert in pieces
+
+HALVES = {"link": {"first_piece": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("expert_ns", "ends"),
+    [
+        (3, 9),  # 5 + 3 is before the landing; what is left of 1.5 ns, rounded up, begins then: 7 + 2
+        (10, 15),  # 5 + 10: the rest has landed long before it is needed
+        (0, 7),  # nothing takes no time, but not before the landing
+    ],
+)
+def test_compute_begins_with_the_first_piece(expert_ns: int, ends: int) -> None:
+    # issued at 2, latency 1: bytes from 3 to 7, half of them by 5
+    source = ListSource(sizes(1, 4, 1, expert_bytes=4), [Prompted(rows_of([[0]]))])
+    outcome = replay_lists(source, 64, machine(latency_ns=1, dense_ns=2, expert_ns=expert_ns, prices=HALVES))
+    assert outcome.spans("transfer") == [(2, 7, 0, 0)]
+    assert outcome.spans("expert") == [(5, ends, 0, 0)]
+    assert outcome.counts("expert_ns", "stall_ns", "time_ns") == (expert_ns, ends - 2 - expert_ns, ends)
+
+
+def test_pieces_arrive_one_transfer_after_the_other() -> None:
+    # 0 moves 2-6, its half at 4, computed 4-8 (6 + 1.5 rounded up); 1 moves 6-10, its half at 8, computed 8-12
+    outcome = step([0, 1], HALVES)
+    assert outcome.spans("expert") == [(4, 8, 0, 0), (8, 12, 0, 1)]
+
+
+def test_a_delayed_hit_whose_first_piece_is_there_is_computed_at_once() -> None:
+    # gate at 4: the prefetch of (1, 2) moves 4-12, its half at 8 when nobody waits for it. Gate of layer 1 at 9: it
+    # begins then, and ends with the rest of its nanosecond after 12
+    token = [Cell([0], look=[naming(4, [2])]), Cell([2])]
+    source = ListSource(sizes(2, 4, 1, expert_bytes=8), [Prompted([token])])
+    where = machine(dense_ns=4, expert_ns=1, prices=HALVES)
+    outcome = replay_lists(source, 64, where, prefetch="top_k", warm=((0, 0),))
+    assert outcome.spans("expert") == [(4, 5, 0, 0), (9, 13, 1, 2)]
+    assert outcome.counts("late", "prefetch_used", "insertions") == (1, 1, 1)
+
+
+def test_without_overlap_a_first_piece_is_of_no_use() -> None:
+    assert step([0, 1], HALVES | NO_OVERLAP).events == step([0, 1], NO_OVERLAP).events
+
+
+def test_parts_of_times_are_exact_and_rounded_up() -> None:
+    assert [part(*each) for each in ((3, 500_000), (10**15, 333_333), (0, 1), (1, 1))] == [2, 333_333 * 10**9, 0, 1]
+
+
+# ---------------------------------------------------------------- which kernel runs
+
+
+@pytest.mark.parametrize(
+    ("prices", "fast"),
+    [
+        ({}, True),
+        ({"loading": {"gate_ns": 7}, "link": {"reads": 2, "by_size": ((1, 1e9),)}}, True),
+        (KV, True),  # of a model that has none
+        (LOADING, False),
+        (NO_OVERLAP, False),
+        ({"link": {"start_ns": 1}}, False),
+        (HALVES, False),
+        ({"contention": {"compute": 0.9}}, False),
+    ],
+    ids=str,
+)
+def test_prices_that_are_numbers_of_a_table_stay_on_the_fast_path(prices: dict[str, Any], fast: bool) -> None:
+    source = scattered()
+    spec = spec_of(source.geometry, 12, machine(prices=prices), log=False)
+    oracle = oracle_of(source, spec.config, spec.config.policy_set().eviction)
+    assert initial_state(inputs_from(source), oracle, spec).is_fast is fast
+
+
+def test_links_after_the_first_have_prices_of_their_own() -> None:
+    # 0 lies behind link 0: 2-6; 2 behind link 1, which starts 5 later: bytes 7-11, half of them by 9
+    where = machine(dense_ns=2, expert_ns=3, more=(Link(bytes_per_s=1e9, start_ns=5, first_piece=0.5),))
+    source = ListSource(sizes(1, 4, 2, expert_bytes=4), [Prompted(rows_of([[0, 2]]))])
+    outcome = replay_lists(source, 64, where)
+    assert outcome.spans("transfer") == [(2, 6, 0, 0), (2, 11, 0, 2)]
+    assert outcome.spans("expert") == [(6, 9, 0, 0), (9, 13, 0, 2)]
