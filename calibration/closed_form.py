@@ -47,7 +47,7 @@ def _arrivals(prices: StepPrices, missed: int) -> list[float]:
         issued = asked * prices.load
         if index >= prices.depth:
             issued = max(issued, ends[index - prices.depth])
-        idle = not ends or issued >= ends[-1]
+        idle = not ends or issued > ends[-1]
         ready = issued + prices.latency + (prices.start if idle else 0)
         ends.append(max(ready, ends[-1] if ends else 0.0) + prices.wire)
     return ends
