@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_a_time_that_is_not_the_machines_is_predicted_and_not_counted(folder):
 
 
 def test_the_document_has_measured_predicted_and_their_error_by_column(folder):
-    told = document(list(found(folder).values()))
+    told: Any = document(list(found(folder).values()))
     cell = next(each for each in told["cells"] if each["cell"] == "made-tenth-ov")
     assert (cell["status"], cell["basis"], cell["role"]) == ("predicted", "published", "held_out")
     assert cell["error"].keys() == {"tpot_ms", "tpot_median_ms"}

@@ -54,7 +54,8 @@ def test_a_calibration_remembers_what_it_was_fitted_on(tmp_path):
     machines = from_files([str(file)])
     roles = {each.cell: each.role for each in predictions(evidence, machines)}
     assert sorted(name for name, role in roles.items() if role == "held_out") == ["made-fifth-ov", "made-tenth-ov"]
-    assert globs_of(machines.platforms["desk"].calibration.method) == FIT
+    about = machines.platforms["desk"].calibration
+    assert about is not None and globs_of(about.method) == FIT
     assert globs_of("an unclosed ' quote") == []
 
 
