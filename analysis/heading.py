@@ -52,12 +52,13 @@ def _seconds(results: Sequence[Result]) -> list[str]:
 
 
 def _each_capacity(results: Sequence[Result]) -> list[str]:
-    forms = {(result.config["capacity"], result.about["capacity_forms"]): result.about["warning"] for result in results}
+    forms = dict[tuple[str, str], dict[str, None]]()  # with each warning once: it may be of one platform alone
+    for result in results:
+        warnings = forms.setdefault((result.config["capacity"], result.about["capacity_forms"]), {})
+        warnings |= {result.about["warning"]: None} if result.about["warning"] else {}
     lines = []
-    for (capacity, text), warning in forms.items():
-        lines.append(f"capacity {capacity}: {text}")
-        if warning:
-            lines.append(f"  warning: {warning}")
+    for (capacity, text), warnings in forms.items():
+        lines += [f"capacity {capacity}: {text}", *(f"  warning: {warning}" for warning in warnings)]
     return lines
 
 

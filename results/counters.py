@@ -70,6 +70,7 @@ _DECLARED = (
     Counter("low_precision", COUNT, "used experts below the highest precision tier"),
     Counter("bytes_demand", BYTES, "bytes of demand transfers, charged when they start"),
     Counter("bytes_prefetch", BYTES, "bytes of prefetch transfers, charged when they start"),
+    Counter("bytes_lower", BYTES, "bytes of transfers into the tiers below the fast one, charged when they start"),
     Counter("bytes_wasted", BYTES, "bytes prefetched and evicted before any use"),
     Counter("bytes_unused_at_end", BYTES, "bytes prefetched and still unused at the end"),
     Counter("link_busy_ns", NS, "time of the transfers, charged when they start; the sum over all links"),

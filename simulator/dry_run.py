@@ -37,7 +37,7 @@ def dry_run(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
 
     Raises PolicyError with file and line for a wrong result or a broken promise, and what a hook raises.
     """
-    chosen = spec.config.policy_set()
+    chosen = spec.chosen
     case = (trace.digest, tuple(chosen.own), spec.config.model_copy(update={"capacity": "", "seed": 0}))
     with _trying:  # threads would only take turns in Python
         if case not in _passed:
@@ -70,7 +70,7 @@ def _rows(trace: Trace, name: str, spans: Sequence[tuple[int, int]]) -> np.ndarr
 
 
 def _compare(short: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
-    chosen = spec.config.policy_set()
+    chosen = spec.chosen
     found = difference(*end_states(short, replace(spec, pools=_tight(short, spec)), needs))
     if found:
         raise PolicyError(_disagreement(chosen, found))
@@ -80,7 +80,7 @@ def end_states(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> tuple[EndS
     """A whole run by the reference, then compiled. Raises PolicyError, and what a hook raises in the reference."""
     from simulator.compiled import engine as compiled  # LLVM takes a moment to import
 
-    config, chosen = spec.config, spec.config.policy_set()
+    config, chosen = spec.config, spec.chosen
     source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
     expected = reference.run_with_state(source, spec)
     with named_by_machine_code(chosen):

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from results.result import Event, Row
-from simulator.config import ReplayConfig
+from simulator.config import PolicySet, ReplayConfig
 from simulator.times import Times
 from traces.schema import Geometry
 
@@ -41,6 +41,11 @@ class RunSpec:
     pools: tuple[int, ...]  #: bytes of each
     log: bool = False  #: whether events are kept
     lower: tuple[int, ...] = ()  #: bytes of each tier between the fast and the slow one, from the top down
+
+    @cached_property
+    def chosen(self) -> PolicySet:
+        """The four policies, parsed once for the whole run."""
+        return self.config.policy_set()
 
 
 class RunCounters(Protocol):

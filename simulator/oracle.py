@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction, PolicyError
 from policies.grammar import Chosen
 from simulator.config import ReplayConfig
 from simulator.source import Gates
 from traces.schema import Trace
-from traces.shared import shared
+from traces.shared import read_only, shared
 
 
 class Oracle(NamedTuple):
     """What policies may know before a run; a field is empty where it is unknown or no policy needs it."""
 
-    first_uses: Sequence[int]  #: position of each expert's first demand
-    first_passes: Sequence[int]  #: and the pass of that
+    first_uses: Sequence[int] | np.ndarray  #: position of each expert's first demand
+    first_passes: Sequence[int] | np.ndarray  #: and the pass of that
     ranking: Sequence[int]  #: experts x of the profile, the most valuable first
 
 
@@ -29,7 +31,13 @@ def oracle_of_trace(
 ) -> Oracle:
     """The oracle information of a trace, taken from its `source` once for all replays of this process."""
     what = ("oracle", config.passes, eviction.policy.profile(eviction.params), config.profile)
-    return shared(trace, what, lambda: oracle_of(source(), config, eviction))
+    return shared(trace, what, lambda: _as_arrays(oracle_of(source(), config, eviction)))
+
+
+def _as_arrays(oracle: Oracle) -> Oracle:
+    """int64 arrays, read-only: every replay copies them."""
+    first_uses, first_passes = (read_only(np.array(uses, np.int64)) for uses in oracle[:2])
+    return Oracle(first_uses, first_passes, oracle.ranking)
 
 
 def oracle_of(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> Oracle:

@@ -202,8 +202,8 @@ def _lower_tiers(
     """Bytes of each. Raises ConfigError for one that holds no expert, and where the CPU would read through it."""
     if machine.tiers and chosen.miss.policy.uses_cpu(chosen.miss.params):
         raise ConfigError(
-            f"platform {machine.name}: miss {chosen.miss.policy.name} computes from the slow tier, which [[tiers]] "
-            "hide from the CPU; remove them or choose another miss policy"
+            f"platform {machine.name}: miss {chosen.miss.policy.name} computes from the slow tier, which no CPU "
+            "reaches through [[tiers]]; remove them or choose another miss policy"
         )
     sizes = []
     for tier in machine.tiers:

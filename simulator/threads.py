@@ -14,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -25,7 +27,7 @@ SECONDS = 0.2  #: of a wait: a system that cannot interrupt one handles Ctrl-C a
 T = TypeVar("T")
 R = TypeVar("R")
 _here = threading.local()
-_started: WeakSet[threading.Thread] = WeakSet()
+_started: WeakSet[threading.Thread] = WeakSet()  #: those that have work
 
 
 def stop_flag() -> np.ndarray:
@@ -43,7 +45,57 @@ def waited_for(work: Callable[[], R]) -> R:
     """What `work` returns or raises. Called in the main thread it runs beside it, and Ctrl-C interrupts the wait."""
     if threading.current_thread() is not threading.main_thread():
         return work()  # the main thread handles Ctrl-C
-    return next(in_threads(lambda called: called(), [work], 1))
+    worker = _idle_worker()
+    _started.add(worker)
+    future = worker.ask(work)
+    try:
+        return _result(future)
+    finally:
+        if future.done():
+            _started.discard(worker)
+            _idle.append(worker)
+        else:
+            worker.end()
+
+
+class Worker(threading.Thread):
+    """A daemon that does one piece of work after another: a thread for each would take as long as a short replay."""
+
+    def __init__(self) -> None:
+        """Idle."""
+        super().__init__(daemon=True)
+        self._flag, self._asked = np.zeros(1, STOP), SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]()
+        self.start()
+
+    def ask(self, work: Callable[[], R]) -> Future[R]:
+        """What `work` will return or raise."""
+        future = Future[R]()
+        self._asked.put((work, future))
+        return future
+
+    def end(self) -> None:
+        """Stop what it does by the flag; the thread ends then."""
+        self._flag["requested"] = 1
+        self._asked.put(None)
+
+    def run(self) -> None:
+        """The thread."""
+        _here.flag = self._flag
+        while asked := self._asked.get():
+            _settle(*asked)
+            del asked  # else it would keep its last result
+
+
+#: Workers without work. Only the main thread takes one, so there is seldom more than one.
+_idle: list[Worker] = []
+
+
+def _idle_worker() -> Worker:
+    while _idle:
+        worker = _idle.pop()
+        if worker.is_alive():  # it is not where this process was forked from the one that started it
+            return worker
+    return Worker()
 
 
 def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iterator[R]:
@@ -67,7 +119,8 @@ def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iter
 def end_all(seconds: float) -> bool:
     """Make every thread of this module end, for a process that is about to; whether all have within `seconds`.
 
-    Machine code ends by its flag. Python is made to raise, so that it removes what it has half written.
+    A worker without work is a daemon, which ends with the process. Machine code ends by its flag. Python is made to
+    raise, so that it removes what it has half written.
     """
     deadline = time.monotonic() + seconds
     running = [thread for thread in _started if thread.is_alive()]
@@ -85,10 +138,14 @@ def _run(work: Callable[[Any], Any], todo: deque[tuple[Any, Future[Any]]], flag:
             item, future = todo.popleft()
         except IndexError:
             return
-        try:
-            future.set_result(work(item))
-        except BaseException as error:  # raised again where the result is waited for
-            future.set_exception(error)
+        _settle(partial(work, item), future)
+
+
+def _settle(work: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:  # raised again where the result is waited for
+        future.set_exception(error)
 
 
 def _result(future: Future[R]) -> R:

@@ -139,6 +139,10 @@ class Times:
         what, compute = self._compute("expert", contended)
         return self._expert(what, compute, layer, precision, tokens)
 
+    def weight_format(self, precision: int) -> str:
+        """The model's, of experts as they are stored; at other precisions it is not known."""
+        return self._geometry.weight_format if self._tiers[precision] == self._geometry.expert_bytes else ""
+
     def _compute(self, what: str, contended: bool) -> tuple[str, Roofline | Measured]:
         return (f"slow {what}", self._slow_compute) if contended else (what, self._platform.compute)
 
@@ -164,10 +168,8 @@ class Times:
     def _expert(self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int) -> int:
         if isinstance(compute, Measured):
             return compute.expert_ns + compute.expert_ns_per_token * tokens
-        sizes = self._tiers[precision]
-        weights = self._geometry.weight_format if sizes == self._geometry.expert_bytes else ""
-        key = (what, layer, precision, tokens)
-        return self._once(key, compute, self._params, sizes[layer], weights)
+        key, size = (what, layer, precision, tokens), self._tiers[precision][layer]
+        return self._once(key, compute, self._params, size, self.weight_format(precision))
 
     def _dense(self, what: str, compute: Roofline, layer: int, params: int | None, tokens: int) -> int:
         size = ceil((params or 0) * self._geometry.dense_bits / 8)

@@ -8,7 +8,7 @@ from traces.spelling import hint
 
 #: Blocks of one format: bytes of a block over its weights (ggml's block structures; OCP MX 1.0 for MXFP4).
 BLOCKS = {
-    **dict.fromkeys(("F32",), 32.0),
+    "F32": 32.0,
     **dict.fromkeys(("F16", "FP16", "BF16"), 16.0),
     **dict.fromkeys(("FP8", "F8_E4M3"), 8.0),
     "Q8_0": 8.5,

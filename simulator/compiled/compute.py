@@ -9,7 +9,7 @@ from __future__ import annotations
 from policies.contract import NONE
 from simulator.compiled.cache import end_step, has_run, unpin
 from simulator.compiled.clock import advance, busy, cpu_busy, cpu_is_busy, stop, wait, wake_links
-from simulator.compiled.costs import cost_of, dense_cost, lasts
+from simulator.compiled.costs import cost_of, dense_cost, lasting, lasts
 from simulator.compiled.counters import (
     DENSE_NS,
     EXPERT_NS,
@@ -22,14 +22,8 @@ from simulator.compiled.counters import (
 )
 from simulator.compiled.fidelity import count_changed, count_unchanged
 from simulator.compiled.gate import close_gate, has_come, has_had_its_turn, look_up, open_gate, suggest, use_all
-from simulator.compiled.link import (
-    any_announced,
-    any_in_flight,
-    any_link_is_busy,
-    fetch_announced,
-    next_landing,
-    nothing_queued,
-)
+from simulator.compiled.link import any_announced
+from simulator.compiled.links import any_in_flight, any_link_is_busy, fetch_announced, next_landing, nothing_queued
 from simulator.compiled.loading import begin_loading, load, next_load
 from simulator.compiled.log import BY_COMPUTE, BY_MISS, IS_CPU, IS_DENSE, IS_EXPERT, NO_COPY, span
 from simulator.compiled.reset import reset_if_due
@@ -82,16 +76,10 @@ def run_compute(s, hooks):
         suggest_if(s, s["sequential"] == 1 and s["after_demand"] == 0, LOOK)
     elif at == END:
         finish_step(s)
-    elif at == LOAD:
-        begin_load(s)
-    elif at == LOADED:
-        fetch_announced(s, accesses(s)[s["compute"]["running"]]["y"])
-        go_to(s, LOAD)
-    elif at == START:
-        go_to(s, TURN)
-        wake_links(s)
-    else:
+    elif at == STEP:
         begin_step(s)
+    elif s["has_loading"] == 1:
+        go_on_loading(s, at)
 
 
 @fast
@@ -243,21 +231,34 @@ def share(s):
     """The CPU's share begins, and after the gate of contract `atomic` the links are woken."""
     if s["has_resolve"] == 1:
         start_cpu(s)
-    begin_loading(s)
-    go_to(s, LOAD if any_announced(s) else TURN)
+    go_to(s, TURN)
+    if any_announced(s):
+        begin_loading(s)
+        go_to(s, LOAD)
     if s["sequential"] == 0:
         wake_links(s)
 
 
 @called
+def go_on_loading(s, at):
+    """Begin to load, queue what is loaded, or wake the links for the step's other experts."""
+    if at == LOAD:
+        begin_load(s)
+    elif at == LOADED:
+        fetch_announced(s, accesses(s)[s["compute"]["running"]]["y"])
+        go_to(s, LOAD)
+    else:
+        go_to(s, TURN)
+        wake_links(s)
+
+
+@fast
 def begin_load(s):
     """The next demand is loaded; after the last, contract `atomic`, the prefetch policy has its time."""
     turn = next_load(s)
     if turn == NONE:
-        if s["sequential"] == 1:
-            go_to(s, TURN)
-        else:
-            suggest_if(s, s["after_demand"] == 0, START)
+        atomic = s["sequential"] == 0
+        suggest_if(s, atomic and s["after_demand"] == 0, START if atomic else TURN)
         return
     spent = load(s, turn)
     spend(s, spent)
@@ -292,7 +293,7 @@ def take_turn(s):
         turn = next_turn(s)
     if turn == WAIT:
         wait(s)
-    elif turn == ROUND:
+    elif s["waits_for_all"] == 1 and turn == ROUND:
         wake_links(s)
     elif turn != NO_TURN:
         busy_until(s, run_expert(s, turn), RAN)
@@ -371,7 +372,8 @@ def nothing_else_until(s, end):
 @called
 def run_expert(s, turn):
     """One expert starts; returns for how long, ns."""
-    spent, length = cost_of(s, turn), lasts(s, turn)
+    spent = cost_of(s, turn)
+    length = lasting(s, accesses(s)[turn]["y"], spent)
     s["compute"]["running"] = turn
     spend(s, spent)
     count(s, EXPERT_NS, now(s)["layer"], spent)

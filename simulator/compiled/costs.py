@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from policies.contract import IN_FLIGHT
 from simulator.compiled.channel import MILLION, part
-from simulator.compiled.link import any_link_is_busy, lands_at
+from simulator.compiled.link import lands_at
+from simulator.compiled.links import any_link_is_busy
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.state import (
     accesses,

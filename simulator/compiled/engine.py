@@ -1,4 +1,4 @@
-"""The compiled engine: the reference's results, from two kernels of machine code, the second for most replays."""
+"""The compiled engine: the reference's results, from kernels of machine code, the fast path for most replays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from policies.contract import RESIDENT
 from simulator.compiled.fast_path import FastHooks, fast_path
-from simulator.compiled.kernel import kernel
+from simulator.compiled.kernel import kernel, priced_kernel
 from simulator.compiled.runtime import hooks
 from simulator.compiled.runtime.calls import call, flat
 from simulator.compiled.runtime.costs import Inputs
@@ -20,8 +20,8 @@ from simulator.compiled.runtime.inputs import inputs_from, inputs_of
 from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.compiled.runtime.machine_code import COMPILING, is_kept, kept
 from simulator.compiled.runtime.outcome import check, counters_of, events_of
-from simulator.compiled.runtime.variants import FROZEN
-from simulator.config import KINDS, PolicySet, ReplayConfig
+from simulator.compiled.runtime.variants import FROZEN, PLAIN
+from simulator.config import KINDS, PolicySet
 from simulator.interface import EndState, FinishedRun, RunSpec
 from simulator.oracle import Oracle, oracle_of, oracle_of_trace
 from simulator.source import Source, TraceSource
@@ -31,27 +31,29 @@ from traces.schema import Trace
 #: Lines of the event log that a first run has room for; a second one has exactly enough.
 LINES = 1 << 16
 #: What each kernel takes beside the state: a named tuple of pointers to hooks.
-POINTERS = {kernel: hooks.BoundHooks, fast_path: FastHooks}
-PARTS = {kernel: "general", fast_path: "usual"}
+POINTERS = {kernel: hooks.BoundHooks, priced_kernel: hooks.BoundHooks, fast_path: FastHooks}
+#: The numbers of a state that each takes for constants.
+CONSTANTS = {kernel: PLAIN, priced_kernel: {}, fast_path: FROZEN}
+PARTS = {kernel: "general", priced_kernel: "most general", fast_path: "usual"}
 LOG = logging.getLogger(__name__)
 
 
 def run(trace: Trace, spec: RunSpec) -> FinishedRun:
     """Replay a trace. Raises TraceError, PolicyError or ConfigError."""
-    return run_inputs(*_given(trace, spec.config), spec).ran
+    return run_inputs(*_given(trace, spec), spec).ran
 
 
 def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
     """The same, with the state at the end."""
-    state = waited_for(partial(_finished, *_given(trace, spec.config), spec))
+    state = waited_for(partial(_finished, *_given(trace, spec), spec))
     memories = [[state.arrays[f"own_{of}_{i}"] for of in ("rows", "regs", "reals")] for i in range(len(KINDS))]
     residents = np.flatnonzero(state.arrays["copies"]["state"] == RESIDENT).tolist()
     return EndState(_ran(state, spec), residents, memories)
 
 
-def _given(trace: Trace, config: ReplayConfig) -> tuple[Inputs, Oracle]:
+def _given(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
     """What there is to replay, and what is known of it beforehand."""
-    chosen = config.policy_set()
+    config, chosen = spec.config, spec.chosen
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
     source = partial(TraceSource, trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))
     return inputs_of(trace, config, needs, chosen.reads), oracle_of_trace(trace, source, config, chosen.eviction)
@@ -66,7 +68,7 @@ class Run(NamedTuple):
 
 def run_source(source: Source, spec: RunSpec, keep: bool = True) -> Run:
     """Replay a source that does not react to what is made of its gates."""
-    oracle = oracle_of(source, spec.config, spec.config.policy_set().eviction)
+    oracle = oracle_of(source, spec.config, spec.chosen.eviction)
     return run_inputs(inputs_from(source), oracle, spec, keep)
 
 
@@ -82,7 +84,7 @@ def _run(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool) -> Run:
 
 def _finished(inputs: Inputs, oracle: Oracle, spec: RunSpec, keep: bool = False) -> SimulationState:
     """The state after its run; if the event log did not fit, after another with room for all of it."""
-    chosen = spec.config.policy_set()
+    chosen = spec.chosen
     state = initial_state(inputs, oracle, spec, LINES if spec.log else 0, keep)
     _start(state, chosen)
     if state["log"]["lines"] > state["n_log"]:
@@ -97,7 +99,7 @@ def _ran(state: SimulationState, spec: RunSpec) -> FinishedRun:
 
 
 def _start(state: SimulationState, chosen: PolicySet) -> None:
-    of = fast_path if state.is_fast else kernel
+    of = fast_path if state.is_fast else kernel if state.is_plain else priced_kernel
     with COMPILING:  # runs of other threads go on meanwhile
         code = machine_code(of)
         pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
@@ -119,4 +121,4 @@ def _built(of: Callable) -> Any:
     from simulator.compiled.runtime import compiling  # numba takes half a second to import
 
     shapes = hooks.shapes_of(POINTERS[of]._fields)
-    return compiling.kernel(of, POINTERS[of], shapes, FROZEN if of is fast_path else {})
+    return compiling.kernel(of, POINTERS[of], shapes, CONSTANTS[of])

@@ -47,15 +47,8 @@ from simulator.compiled.gate import (
     suggest,
     tell_absent,
 )
-from simulator.compiled.link import (
-    close_links,
-    complete,
-    demand_may_start,
-    fetch,
-    meet,
-    next_landing,
-    start_transfers,
-)
+from simulator.compiled.link import close_links, demand_may_start, meet
+from simulator.compiled.links import complete, fetch, next_landing, start_transfers
 from simulator.compiled.reset import count_unused
 from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
 from simulator.compiled.runtime.jit import called, fast

@@ -23,7 +23,8 @@ from simulator.compiled.counters import (
 )
 from simulator.compiled.demand import route
 from simulator.compiled.fidelity import count_assignments
-from simulator.compiled.link import announce, cancel, fetch, meet, prefetch, prefetches_wait
+from simulator.compiled.link import announce, meet
+from simulator.compiled.links import cancel, fetch, prefetch, prefetches_wait
 from simulator.compiled.log import BY_GATE, IS_CAPACITY, IS_COLLISION, IS_COMPULSORY, IS_HIT, IS_LATE, note
 from simulator.compiled.runtime import listeners
 from simulator.compiled.runtime.errors import BAD_NAME, BAD_VERDICT, BAD_WANT, fail

@@ -7,7 +7,8 @@ from typing import Any
 from simulator.compiled.clock import OF_CPU, OF_LINK, OF_NOTHING, go_on, links_are_woken, next_event, resume
 from simulator.compiled.compute import is_over, run_compute
 from simulator.compiled.counters import close_row
-from simulator.compiled.link import close_links, complete, next_landing, start_transfers
+from simulator.compiled.link import close_links
+from simulator.compiled.links import complete, next_landing, start_transfers
 from simulator.compiled.reset import count_unused, warm_up
 from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
 from simulator.compiled.runtime.jit import fast
@@ -15,6 +16,11 @@ from simulator.compiled.runtime.jit import fast
 
 def kernel(s: Any, hooks: Any) -> None:
     """Replay to the end. `engine` compiles it, once for all policies: `hooks` are pointers, see `runtime/hooks.py`."""
+    replay(s, hooks)
+
+
+def priced_kernel(s: Any, hooks: Any) -> None:
+    """The same for machines that `variants.is_plain` is not true of: with lower tiers, or prices of their own."""
     replay(s, hooks)
 
 

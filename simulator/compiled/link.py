@@ -1,6 +1,6 @@
-"""The links: a queue each, demand ahead of prefetch; transfers go first in first out and are never interrupted.
+"""A link: a queue, demand ahead of prefetch; transfers go first in first out and are never interrupted.
 
-`link` is a row of `links`. Where several act at the same time the lower one is first.
+`link` is a row of `links`: those into the fast tier, then one into each lower tier.
 """
 
 from __future__ import annotations
@@ -8,18 +8,33 @@ from __future__ import annotations
 from policies.contract import ABSENT, QUEUED
 from simulator.compiled.cache import set_state
 from simulator.compiled.channel import MILLION, first_piece, free, send
-from simulator.compiled.clock import NEVER_DUE, resume
+from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.counters import (
     BYTES_DEMAND,
+    BYTES_LOWER,
     BYTES_PREFETCH,
     PREFETCH_CANCELLED,
     PREFETCH_DROPPED,
-    PREFETCH_ISSUED,
     PREFETCH_STARTED,
     PREFETCH_USED,
     count,
 )
-from simulator.compiled.log import BY_DEMAND, BY_PREFETCH, BY_STREAM, IS_CANCEL, IS_DROP, IS_TRANSFER, note, span
+from simulator.compiled.log import (
+    BY_DEMAND,
+    BY_PREFETCH,
+    BY_STREAM,
+    IS_CANCEL,
+    IS_DROP,
+    IS_FILL,
+    IS_TRANSFER,
+    note,
+    span,
+)
+from simulator.compiled.lower_tiers import (
+    claim_lower,
+    read,
+    release,
+)
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.state import (
     asks,
@@ -33,8 +48,8 @@ from simulator.compiled.runtime.state import (
     piece_at,
     ready,
 )
-from simulator.compiled.space import BYPASSED, REFUSED
-from simulator.compiled.transfers import claim, land
+from simulator.compiled.space import BYPASSED, GRANTED, REFUSED
+from simulator.compiled.transfers import claim
 
 
 @fast
@@ -54,13 +69,12 @@ def place(s, link, at):
 # the queue
 
 
-@called
-def fetch(s, y):
-    """Queue a demand, behind other demands and ahead of all prefetches."""
-    enqueue(s, y, 0)
-    link = home_of(s, y)
-    demands(s)[place(s, link, s["links"][link]["demand_end"])] = y
-    s["links"][link]["demand_end"] += 1
+@fast
+def enqueue(s, y, is_prefetch):
+    """A new transfer of y waits for its link."""
+    mine = owned(s)[y]
+    set_state(s, y, QUEUED)
+    mine["prefetch"], mine["awaited"], mine["bypasses"] = is_prefetch, 0, 0
 
 
 @fast
@@ -71,50 +85,49 @@ def announce(s, y):
 
 
 @fast
-def fetch_announced(s, y):
-    """Queue a demand that was announced."""
+def take_announced(s):
+    """One that was announced is queued now."""
     s["link"]["announced"] -= 1
-    fetch(s, y)
 
 
 @fast
 def any_announced(s):
     """Whether compute has yet to hand over a demand."""
-    return s["link"]["announced"] > 0
-
-
-@called
-def prefetch(s, y, target):
-    """Queue a prefetch, behind older ones."""
-    enqueue(s, y, 1)
-    owned(s)[y]["target"] = target
-    link = home_of(s, y)
-    asks(s)[place(s, link, s["links"][link]["ask_end"])] = y
-    s["links"][link]["ask_end"] += 1
-    count(s, PREFETCH_ISSUED, layer_of(s, y), 1)
+    return s["has_loading"] == 1 and s["link"]["announced"] > 0
 
 
 @fast
-def enqueue(s, y, is_prefetch):
-    """A new transfer of y waits for its link."""
-    mine = owned(s)[y]
-    set_state(s, y, QUEUED)
-    mine["prefetch"], mine["awaited"], mine["bypasses"] = is_prefetch, 0, 0
+def push(s, link, y, is_prefetch):
+    """The last of a link's queue of its kind."""
+    mine = s["links"][link]
+    if is_prefetch == 1:
+        asks(s)[place(s, link, mine["ask_end"])] = y
+        mine["ask_end"] += 1
+    else:
+        demands(s)[place(s, link, mine["demand_end"])] = y
+        mine["demand_end"] += 1
+
+
+@fast
+def aim(s, y, target):
+    """The step that a prefetch is for."""
+    owned(s)[y]["target"] = target
 
 
 @called
-def cancel(s, step):
+def cancel_on(s, link, step):
     """Drop every queued prefetch aimed at this step or an earlier one; the others keep their order."""
-    for link in range(s["n_links"]):
-        kept = s["links"][link]["ask_first"]
-        for at in range(s["links"][link]["ask_first"], s["links"][link]["ask_end"]):
-            y = asks(s)[place(s, link, at)]
-            if owned(s)[y]["target"] <= step:
-                abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
-            else:
-                asks(s)[place(s, link, kept)] = y
-                kept += 1
-        s["links"][link]["ask_end"] = kept
+    kept = s["links"][link]["ask_first"]
+    for at in range(s["links"][link]["ask_first"], s["links"][link]["ask_end"]):
+        y = asks(s)[place(s, link, at)]
+        if owned(s)[y]["target"] <= step:
+            if s["n_tiers"] > 0:
+                release(s, tier_below(s, link), y)
+            abandon(s, y, PREFETCH_CANCELLED, IS_CANCEL)
+        else:
+            asks(s)[place(s, link, kept)] = y
+            kept += 1
+    s["links"][link]["ask_end"] = kept
 
 
 @called
@@ -129,24 +142,25 @@ def abandon(s, y, counter, line):
 
 
 @fast
-def start_transfers(s, hooks):
-    """Start whatever can start now."""
-    for link in range(s["n_links"]):
-        start_on(s, hooks, link)
-
-
-@fast
 def start_on(s, hooks, link):
     """Start what can start on one link: demands first, and one that finds no room holds this link."""
     while may_start(s, link):
         y = first_queued(s, link)
-        claimed = claim(s, hooks, y)
+        claimed = claim_on(s, hooks, link, y)
         if claimed != REFUSED:
             begin(s, link, y, claimed)
         elif owned(s)[y]["prefetch"] == 0:
             return
         else:
             drop(s, link, y)
+
+
+@fast
+def claim_on(s, hooks, link, y):
+    """Take the bytes of a copy in the tier that a link fills."""
+    if s["n_tiers"] > 0 and link >= first_fill(s):
+        return GRANTED if claim_lower(s, link - first_fill(s), y) else REFUSED
+    return claim(s, hooks, y)
 
 
 @fast
@@ -175,13 +189,15 @@ def first_queued(s, link):
 def drop(s, link, y):
     """The first queued prefetch finds no room, and does not wait for any."""
     s["links"][link]["ask_first"] += 1
+    if s["n_tiers"] > 0:
+        release(s, tier_below(s, link), y)
     abandon(s, y, PREFETCH_DROPPED, IS_DROP)
 
 
 @fast
 def begin(s, link, y, claimed):
     """The first queued is issued."""
-    mine, layer, size, ends = s["links"][link], layer_of(s, y), copies(s)[y]["bytes"], send(s, link, y)
+    mine, ends = s["links"][link], send(s, link, y)
     if s["has_admit"] == 1:
         owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
     at = place(s, link, mine["flight_end"])
@@ -191,12 +207,26 @@ def begin(s, link, y, claimed):
     mine["flight_end"] += 1
     if owned(s)[y]["prefetch"] == 1:
         mine["ask_first"] += 1
+    else:
+        mine["demand_first"] += 1
+    if s["n_tiers"] > 0:
+        read(s, tier_below(s, link), y)
+    note_start(s, link, y, ends)
+
+
+@fast
+def note_start(s, link, y, ends):
+    """Count a transfer that starts, and log it."""
+    layer, size, kind = layer_of(s, y), copies(s)[y]["bytes"], IS_TRANSFER
+    if s["n_tiers"] > 0 and link >= first_fill(s):
+        count(s, BYTES_LOWER, layer, size)
+        kind = IS_FILL
+    elif owned(s)[y]["prefetch"] == 1:
         count(s, PREFETCH_STARTED, layer, 1)
         count(s, BYTES_PREFETCH, layer, size)
     else:
-        mine["demand_first"] += 1
         count(s, BYTES_DEMAND, layer, size)
-    span(s, IS_TRANSFER, y, 0, ends - s["clock"]["time"], cause(s, y))
+    span(s, kind, y, 0, ends - s["clock"]["time"], cause(s, y))
 
 
 @fast
@@ -205,24 +235,6 @@ def cause(s, y):
     if owned(s)[y]["prefetch"] == 1:
         return BY_PREFETCH
     return BY_STREAM if owned(s)[y]["bypasses"] == 1 else BY_DEMAND
-
-
-@fast
-def next_landing(s):
-    """When the next transfer is complete."""
-    return landing(s, next_to_land(s))
-
-
-@fast
-def next_to_land(s):
-    """The link whose transfer, or a first piece of one, is complete next."""
-    if s["n_links"] == 1:
-        return 0
-    next_one = 0
-    for link in range(1, s["n_links"]):
-        if landing(s, link) < landing(s, next_one):
-            next_one = link
-    return next_one
 
 
 @fast
@@ -243,6 +255,13 @@ def awaits_piece(s, link):
 
 
 @fast
+def take_piece(s, link):
+    """The first piece of the oldest transfer of a link is here."""
+    s["links"][link]["pieced"] = 1
+    return flight(s)[place(s, link, s["links"][link]["flight_first"])]
+
+
+@fast
 def lands_at(s, y):
     """When y is complete, of which compute has the first piece, ns."""
     link = home_of(s, y)
@@ -250,31 +269,10 @@ def lands_at(s, y):
 
 
 @fast
-def complete(s, hooks):
-    """One LINK event: resident, and compute is woken if it waits for this copy. The caller wakes the links."""
-    link = next_to_land(s)
-    if s["has_pieces"] == 1 and awaits_piece(s, link):
-        show_piece(s, link)
-        return
-    told = s["has_pieces"] == 1 and s["links"][link]["pieced"] == 1
-    y = take_landed(s, link)
-    land(s, hooks, y)
-    if owned(s)[y]["prefetch"] == 0 or owned(s)[y]["awaited"] == 1:
-        if not told:
-            call_up(s, y)
-            resume(s)
-    elif s["waits_for_all"] == 1:  # it may leave room for nothing more to come
-        resume(s)
-
-
-@called
-def show_piece(s, link):
-    """One LINK event: compute is woken if it waits for this copy, as if it were complete."""
-    y = flight(s)[place(s, link, s["links"][link]["flight_first"])]
-    s["links"][link]["pieced"] = 1
-    if owned(s)[y]["prefetch"] == 0 or owned(s)[y]["awaited"] == 1:
-        call_up(s, y)
-        resume(s)
+def its_piece_is_here(s, y):
+    """Whether y, which is in flight, is the next to land on its link, and its first piece has arrived."""
+    mine = s["links"][home_of(s, y)]
+    return mine["pieced"] == 1 and flight(s)[place(s, home_of(s, y), mine["flight_first"])] == y
 
 
 @fast
@@ -294,27 +292,31 @@ def call_up(s, y):
     s["link"]["ready_end"] += 1
 
 
+@fast
+def first_fill(s):
+    """The first link that fills a lower tier."""
+    return s["n_links"] - s["n_tiers"]
+
+
+@fast
+def tier_below(s, link):
+    """The tier that a link reads: a row of `lower`, or one after them for the slow tier."""
+    return max(0, link - first_fill(s) + 1)
+
+
 # what others ask
 
 
 @fast
-def any_link_is_busy(s):
-    """Whether something is on its way, or a demand is about to be."""
-    if s["has_loading"] == 1 and any_announced(s):
-        return True
-    for link in range(s["n_links"]):
-        if s["links"][link]["flight_first"] < s["links"][link]["flight_end"] or demand_waits(s, link):
-            return True
-    return False
+def is_busy(s, link):
+    """Whether something is in flight, or a demand is queued."""
+    return s["links"][link]["flight_first"] < s["links"][link]["flight_end"] or demand_waits(s, link)
 
 
-@called
-def any_in_flight(s):
-    """Whether something is on its way."""
-    for link in range(s["n_links"]):
-        if s["links"][link]["flight_first"] < s["links"][link]["flight_end"]:
-            return True
-    return False
+@fast
+def is_moving(s, link):
+    """Whether something is in flight."""
+    return s["links"][link]["flight_first"] < s["links"][link]["flight_end"]
 
 
 @fast
@@ -324,21 +326,9 @@ def demand_waits(s, link):
 
 
 @fast
-def prefetches_wait(s):
+def prefetch_waits(s, link):
     """Whether a prefetch waits to start."""
-    for link in range(s["n_links"]):
-        if s["links"][link]["ask_first"] < s["links"][link]["ask_end"]:
-            return True
-    return False
-
-
-@fast
-def nothing_queued(s):
-    """Whether no transfer waits to start."""
-    for link in range(s["n_links"]):
-        if demand_waits(s, link) or s["links"][link]["ask_first"] < s["links"][link]["ask_end"]:
-            return False
-    return True
+    return s["links"][link]["ask_first"] < s["links"][link]["ask_end"]
 
 
 @fast
@@ -352,30 +342,26 @@ def meet(s, y):
             call_up(s, y)
 
 
-@fast
-def its_piece_is_here(s, y):
-    """Whether y is the next to land, and its first piece has arrived."""
-    mine = s["links"][home_of(s, y)]
-    return mine["pieced"] == 1 and flight(s)[place(s, home_of(s, y), mine["flight_first"])] == y
+# start and end
 
 
 @called
-def clear_links(s):
+def clear_link(s, link):
     """Nothing is queued, and what is in flight is abandoned."""
-    for link in range(s["n_links"]):
-        mine = s["links"][link]
-        mine["demand_first"], mine["ask_first"], mine["flight_first"] = (
-            mine["demand_end"],
-            mine["ask_end"],
-            mine["flight_end"],
-        )
-        mine["pieced"] = 0
-        free(s, link)
-    for y in range(s["n_copies"]):
-        owned(s)[y]["bypasses"] = 0
+    mine = s["links"][link]
+    mine["demand_first"], mine["ask_first"] = mine["demand_end"], mine["ask_end"]
+    mine["flight_first"], mine["pieced"] = mine["flight_end"], 0
+    free(s, link)
 
 
 @fast
 def close_links(s):
     """The run is over: what is issued from here on does not land any more."""
     s["link"]["closed"] = 1
+
+
+@called
+def forget_bypasses(s):
+    """No transfer is on its way to the bypass buffer."""
+    for y in range(s["n_copies"]):
+        owned(s)[y]["bypasses"] = 0

@@ -7,11 +7,11 @@ from simulator.compiled.runtime.state import expert_of, layer_of, log, now
 
 KINDS = (
     "dense", "expert", "cpu", "transfer", "hits", "late", "compulsory", "collisions", "capacity", "evict", "promote",
-    "cancel", "drop", "reset", "load",
+    "cancel", "drop", "reset", "fill", "load",
 )  # fmt: skip
 (
     IS_DENSE, IS_EXPERT, IS_CPU, IS_TRANSFER, IS_HIT, IS_LATE, IS_COMPULSORY, IS_COLLISION, IS_CAPACITY, IS_EVICT,
-    IS_PROMOTE, IS_CANCEL, IS_DROP, IS_RESET, IS_LOAD,
+    IS_PROMOTE, IS_CANCEL, IS_DROP, IS_RESET, IS_FILL, IS_LOAD,
 ) = range(len(KINDS))  # fmt: skip
 #: Causes are numbers below zero, or the copy that comes in.
 CAUSES = ("", "compute", "miss", "demand", "prefetch", "streamed", "gate", "reset")

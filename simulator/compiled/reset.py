@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies.contract import RESIDENT
 from simulator.compiled.cache import clear_cache, warm_copy
 from simulator.compiled.counters import BYTES_UNUSED_AT_END, count
-from simulator.compiled.link import clear_links
+from simulator.compiled.links import clear_links
 from simulator.compiled.log import BY_RESET, IS_RESET, NO_COPY, note
 from simulator.compiled.runtime import listeners
 from simulator.compiled.runtime.jit import called

@@ -172,8 +172,8 @@ class Compute:
 
     def _load(self, transfers: list[Transfer], layer: int) -> Process:
         """What compute itself does before each of these is fetched, which is then queued."""
-        assert self._machine.priced is not None or not transfers
         for transfer in transfers:
+            assert self._machine.priced is not None  # or nothing is to be loaded
             load = self._machine.priced.load(layer, transfer.y)
             self._counters.charge(load, "loading_ns", layer)
             load.measured(self._add_to_step)
@@ -217,7 +217,10 @@ class Compute:
             transfer.told = True
             self._ready.append(transfer.y)
             self._wake()
-        elif self._waits_for_all:  # it may leave room for nothing more to come
+
+    def moved(self) -> None:
+        """A link has moved something: where compute waits for all, nothing more may come."""
+        if self._waits_for_all:
             self._wake()
 
     def _start_cpu(self, accesses: list[Access], layer: int) -> None:

@@ -89,7 +89,7 @@ class Engine:
         free_only = config.prefetch_admission == "free_only"
         shared = self._counters, self._log
         self._cache = Cache(spec.layout, self._tables, self._hooks, *shared, placement or Unobserved(), side, free_only)
-        self._links = Links(machine.links, spec.times, self._cache, *shared, self._arrived)
+        self._links = Links(machine.links, spec.times, spec.lower, self._cache, *shared, self._arrived, self._moved)
         gates = Gatekeeper(source, self._tables, self._hooks, self._cache, self._links, *shared)
         self._compute = Compute(machine, spec, self._tables, self._cache, self._links, gates, *shared)
         self._previous = set[int]()  # requests of the pass before
@@ -98,6 +98,9 @@ class Engine:
 
     def _arrived(self, transfer: Transfer) -> None:
         self._compute.arrived(transfer)
+
+    def _moved(self) -> None:
+        self._compute.moved()
 
     def replay(self, scheduler: Scheduler) -> Process:
         """Passes, until the scheduler has no rows left."""

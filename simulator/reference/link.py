@@ -1,4 +1,4 @@
-"""A link between the tiers: a queue, demand ahead of prefetch, transfers first in first out and never interrupted."""
+"""A link between two tiers: a queue, demand ahead of prefetch, transfers first in first out and never interrupted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from simulator.reference.cache import Cache
 from simulator.reference.clock import Span
 from simulator.reference.counters import Counters
 from simulator.reference.log import EventLog
+from simulator.reference.lower_tiers import Below, LowerTier
 from simulator.reference.machine import Channel
 from simulator.reference.transfers import Claim, Transfer
 
@@ -22,10 +23,12 @@ class Link:
         cache: Cache,
         counters: Counters,
         log: EventLog,
+        below: Below,
+        into: LowerTier | None,
         landed: Callable[[Transfer], None],
     ) -> None:
-        """`landed` is told of every transfer that is complete, after the cache."""
-        self._channel, self._cache = channel, cache
+        """It reads the tier `below` and fills `into`, or else the cache; `landed` is told after what was filled."""
+        self._channel, self._cache, self._below, self._into = channel, cache, below, into or cache
         self._counters, self._log, self._landed = counters, log, landed
         self._epoch = self._unmeasured = 0
         self._closed = False
@@ -62,16 +65,10 @@ class Link:
         """Whether something is in flight."""
         return bool(self._in_flight)
 
-    def fetch(self, transfer: Transfer) -> None:
-        """Queue a demand, behind other demands and ahead of all prefetches."""
-        self._cache.queue(transfer.y)
-        self._demands.append(transfer)
-
-    def prefetch(self, transfer: Transfer) -> None:
-        """Queue a prefetch, behind older ones."""
-        self._cache.queue(transfer.y)
-        self._prefetches.append(transfer)
-        self._counters.count("prefetch_issued", transfer.layer)
+    def add(self, transfer: Transfer) -> None:
+        """Queue a transfer: a demand behind other demands and ahead of all prefetches, a prefetch behind older ones."""
+        self._below.hold(transfer.y)
+        (self._prefetches if transfer.prefetch else self._demands).append(transfer)
 
     def in_flight(self, y: int) -> Transfer:
         """The transfer that is bringing y."""
@@ -82,8 +79,13 @@ class Link:
         overtaken = [transfer for transfer in self._prefetches if transfer.target_step <= step]
         self._prefetches = deque(transfer for transfer in self._prefetches if transfer.target_step > step)
         for transfer in overtaken:
-            self._cache.forget(transfer.y)
-            self._note(transfer, "prefetch_cancelled", "cancel")
+            self._below.release(transfer.y)
+            self.abandon(transfer)
+
+    def abandon(self, transfer: Transfer) -> None:
+        """A prefetch comes too late and goes no further."""
+        self._cache.forget(transfer.y)
+        self._note(transfer, "prefetch_cancelled", "cancel")
 
     def wake(self) -> None:
         """Start whatever can start now."""
@@ -95,17 +97,17 @@ class Link:
             return self._start_demand()
         while self._prefetches:
             transfer = self._prefetches.popleft()
-            if self._cache.claim(transfer) is Claim.GRANTED:
-                self._counters.count("prefetch_started", transfer.layer)
+            if self._into.claim(transfer) is Claim.GRANTED:
                 self._begin(transfer)
                 return True
+            self._below.release(transfer.y)
             self._cache.forget(transfer.y)
             self._note(transfer, "prefetch_dropped", "drop")
         return False
 
     def _start_demand(self) -> bool:
         """The head of the queue or nothing: a demand that finds no space blocks the link."""
-        if self._cache.claim(self._demands[0]) is Claim.REFUSED:
+        if self._into.claim(self._demands[0]) is Claim.REFUSED:
             return False
         self._begin(self._demands.popleft())
         return True
@@ -113,9 +115,11 @@ class Link:
     def _begin(self, transfer: Transfer) -> None:
         activity = self._channel.start(transfer, self.beside_cpu)
         self._in_flight.append(transfer)
-        size = self._cache.tables.copies[transfer.y]["bytes"]
-        self._counters.count("bytes_prefetch" if transfer.prefetch else "bytes_demand", transfer.layer, size)
-        self._log.begin("transfer", transfer.y, activity, transfer.cause)
+        self._below.read(transfer.y)
+        kind = "transfer" if self._into is self._cache else "fill"
+        for counter, amount in self._moved(transfer):
+            self._counters.count(counter, transfer.layer, amount)
+        self._log.begin(kind, transfer.y, activity, transfer.cause)
         self._counters.charge(activity, "link_busy_ns", transfer.layer)
         self._unmeasured += 1
         activity.measured(self._measured)
@@ -125,6 +129,15 @@ class Link:
                 transfer.lands = activity.span.ended
                 activity.first_piece.then(lambda: self._first_piece(transfer, epoch))
             activity.then(lambda: self._complete(transfer, epoch))
+
+    def _moved(self, transfer: Transfer) -> list[tuple[str, int]]:
+        """What a transfer that starts adds to the counters."""
+        size = self._cache.tables.copies[transfer.y]["bytes"]
+        if self._into is not self._cache:
+            return [("bytes_lower", size)]
+        if transfer.prefetch:
+            return [("prefetch_started", 1), ("bytes_prefetch", size)]
+        return [("bytes_demand", size)]
 
     def _measured(self, _: Span) -> None:
         self._unmeasured -= 1
@@ -144,7 +157,8 @@ class Link:
         if epoch != self._epoch:  # abandoned by a reset
             return
         self._in_flight.remove(transfer)
-        self._cache.land(transfer)
+        self._below.release(transfer.y)
+        self._into.land(transfer)
         self._landed(transfer)
 
     def _note(self, transfer: Transfer, counter: str, kind: str) -> None:

@@ -1,4 +1,7 @@
-"""All links between the tiers: a transfer goes over the link of its expert's home; lower links act first."""
+"""All links: a transfer crosses one after the other, up from the highest tier that holds its copy to the fast tier.
+
+The link into the fast tier is that of the expert's home. At the same time the lower row acts first.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +11,55 @@ from simulator.reference.cache import Cache
 from simulator.reference.counters import Counters
 from simulator.reference.link import Link
 from simulator.reference.log import EventLog
+from simulator.reference.lower_tiers import LowerTier, SlowTier
 from simulator.reference.machine import Channel
 from simulator.reference.transfers import Transfer
 from simulator.times import Times
 
 
 class Links:
-    """One `Link` per row of the platform."""
+    """A `Link` for each row of the platform: into the fast tier, then one into each lower tier from the top down."""
 
     def __init__(
         self,
         channels: Sequence[Channel],
         times: Times,
+        lower: Sequence[int],
         cache: Cache,
         counters: Counters,
         log: EventLog,
         arrived: Callable[[Transfer], None],
+        moved: Callable[[], None],
     ) -> None:
-        """A channel for each link that the times are of. Raises ValueError where one is missing."""
+        """A channel for each link that the times are of; `lower` are the bytes of the lower tiers.
+
+        `arrived` is told of what compute may begin with, `moved` of every event of a link.
+        Raises ValueError where a channel is missing.
+        """
         if len(channels) != len(times.depth):
             raise ValueError(
                 f"the machine has {len(channels)} links, the platform {len(times.depth)}; give each a channel"
             )
-        self._rows = [Link(channel, cache, counters, log, self._landed) for channel in channels]
-        self._homes, self._cache, self._now, self._arrived = times.homes, cache, cache.tables.now, arrived
+        self._cache, self._counters = cache, counters
+        self._homes, self._now, self._arrived, self._moved = times.homes, cache.tables.now, arrived, moved
         self._announced = 0  # demands that compute has yet to hand over
+        self._lower = [LowerTier(cache.tables, capacity) for capacity in lower]
+        below = [*self._lower, SlowTier()]
+        first = len(channels) - len(lower)
+        shared = cache, counters, log
+        homes = [Link(channel, *shared, below[0], None, self._landed) for channel in channels[:first]]
+        rising = zip(channels[first:], below[1:], self._lower, strict=True)
+        self._fills = [Link(channel, *shared, source, tier, self._filled) for channel, source, tier in rising]
+        self._rows = homes + self._fills
 
-    def _of(self, y: int) -> Link:
+    def _home(self, y: int) -> Link:
         x = y // self._now["precisions"]
         return self._rows[self._homes[x % self._now["experts"]]]
 
     def fetch(self, transfer: Transfer) -> None:
-        """Queue a demand, behind other demands of its link and ahead of all prefetches."""
-        self._of(transfer.y).fetch(transfer)
+        """Queue a demand."""
+        self._cache.queue(transfer.y)
+        self._send(transfer)
 
     def announce(self, transfer: Transfer) -> None:
         """A demand that will be fetched: it counts as queued, but does not start before `fetch_announced`."""
@@ -53,16 +72,28 @@ class Links:
         self.fetch(transfer)
 
     def prefetch(self, transfer: Transfer) -> None:
-        """Queue a prefetch, behind older ones of its link."""
-        self._of(transfer.y).prefetch(transfer)
+        """Queue a prefetch."""
+        self._cache.queue(transfer.y)
+        self._send(transfer)
+        self._counters.count("prefetch_issued", transfer.layer)
+
+    def _send(self, transfer: Transfer) -> None:
+        """To the next link up; a copy that is under way into a lower tier goes on with this transfer."""
+        for tier in self._lower:
+            if transfer.y in tier.coming:
+                tier.coming[transfer.y] = transfer
+                return
+        holder = next((n for n, tier in enumerate(self._lower) if transfer.y in tier), len(self._lower))
+        link = self._fills[holder - 1] if holder else self._home(transfer.y)
+        link.add(transfer)
 
     def in_flight(self, y: int) -> Transfer:
-        """The transfer that is bringing y."""
-        return self._of(y).in_flight(y)
+        """The transfer that is bringing y into the fast tier."""
+        return self._home(y).in_flight(y)
 
     def lands(self, y: int) -> int:
         """When the transfer that is bringing y will be complete, if compute may begin before; else 0."""
-        return self._of(y).lands(y)
+        return self._home(y).lands(y)
 
     def meet(self, transfer: Transfer) -> None:
         """A demand waits for this transfer, of which a first piece may have arrived."""
@@ -70,9 +101,12 @@ class Links:
             self._arrived(transfer)
 
     def cancel(self, step: int) -> None:
-        """Drop every queued prefetch aimed at this step or an earlier one."""
+        """Drop every prefetch aimed at this step or an earlier one that has not started into the fast tier."""
         for link in self._rows:
             link.cancel(step)
+        for link, tier in zip(self._fills, self._lower, strict=True):
+            for transfer in tier.stop(step):
+                link.abandon(transfer)
 
     def renew(self) -> None:
         """Drop every queued prefetch: the policy is about to predict again."""
@@ -104,9 +138,11 @@ class Links:
         return any(link.unmeasured for link in self._rows)
 
     def clear(self) -> None:
-        """Forget the queues, abandon what is in flight; the links are free at once."""
+        """Forget the queues, abandon what is in flight; the links are free at once and the lower tiers empty."""
         for link in self._rows:
             link.clear()
+        for tier in self._lower:
+            tier.clear()
 
     def close(self) -> None:
         """The run is about to end: what is issued from here on does not land any more."""
@@ -117,3 +153,13 @@ class Links:
         """Its bytes may be evictable now, for whichever link waits for room."""
         self.wake()
         self._arrived(transfer)
+        self._moved()
+
+    def _filled(self, transfer: Transfer) -> None:
+        """It is in a lower tier, and goes on if anybody wants it."""
+        for tier in self._lower:
+            onward = tier.coming.pop(transfer.y, None)
+            if onward is not None:
+                self._send(onward)
+        self.wake()
+        self._moved()

@@ -16,7 +16,7 @@ from commands.terminal import say_when_compiling
 from results.counters import COUNTERS
 from simulator.compiled import engine
 from simulator.compiled.fast_path import fast_path
-from simulator.compiled.kernel import kernel
+from simulator.compiled.kernel import kernel, priced_kernel
 from simulator.compiled.runtime import machine_code
 from tests.kit.command import moereplay_here
 from traces.store import open_trace
@@ -288,7 +288,7 @@ def test_both_engines_print_the_same(small):
     assert shown[0] == shown[1] == shown[2]
 
 
-@pytest.mark.parametrize("way", [kernel, fast_path])
+@pytest.mark.parametrize("way", [kernel, priced_kernel, fast_path])
 def test_the_wait_for_the_compiler_has_a_reason(way, tmp_path, monkeypatch, capsys):
     """An empty cache folder, in a process that has not compiled either; then one with that kernel."""
     say_when_compiling()

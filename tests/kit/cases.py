@@ -17,9 +17,10 @@ import numpy as np
 from policies.contract import UNIT, Miss
 from results.result import Event
 from results.result import Row as Counts
+from simulator.capacity import parse_size
 from simulator.config import configure
 from simulator.interface import CopyLayout, FinishedRun, RunSpec
-from simulator.platform import Contention, Link, Loading, Measured, Platform
+from simulator.platform import Contention, Link, Loading, LowerTier, Measured, Platform
 from simulator.reference.engine import run
 from simulator.source import Gate, Mixture, Pass, Row
 from simulator.times import Times
@@ -78,13 +79,15 @@ def machine(
     left: float = 1,
     share: float | None = None,
     more: Sequence[Link] = (),
+    tiers: Sequence[LowerTier] = (),
     prices: Mapping[str, Any] = MappingProxyType({}),
     **spent: int,
 ) -> Platform:
     """A platform of constant times: `dense_ns`, `expert_ns`, `expert_ns_per_token`, `pass_ns`; `cpu_ns` per expert.
 
     `left` is the share of their rates that CPU and link keep while both work. `more` are the links after the first,
-    behind which lies `share` of the experts. `prices` are `overlap`, and figures by the name of their table.
+    behind which lies `share` of the experts; `tiers` are the lower tiers. `prices` are `overlap`, and figures by the
+    name of their table.
     """
     of = {table: dict(prices.get(table, {})) for table in ("link", "compute", "contention")}
     link = Link(bytes_per_s=bytes_per_ns * 1e9, latency_ns=latency_ns, depth=depth, share=share, **of["link"])
@@ -92,6 +95,7 @@ def machine(
     return Platform(
         name="by hand",
         links=(link, *more),
+        tiers=tuple(tiers),
         compute=compute,
         cpu=cpu,
         contention=Contention(cpu=left, link=left, **of["contention"]),
@@ -218,7 +222,8 @@ def spec_of(
     assert isinstance(miss.policy, Miss)
     bits = miss.policy.bits(miss.params)
     tiers = tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
-    return RunSpec(config, CopyLayout(geometry, tiers), Times(where, geometry, tiers), pools, log)
+    lower = tuple(int(parse_size(tier.capacity) or 0) for tier in where.tiers)
+    return RunSpec(config, CopyLayout(geometry, tiers), Times(where, geometry, tiers), pools, log, lower)
 
 
 def outcome_of(ran: FinishedRun) -> Outcome:

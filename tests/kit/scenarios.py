@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policies.contract import UNIT
 from policies.grammar import parse
-from simulator.platform import Link
+from simulator.platform import Link, LowerTier
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
 from traces.schema import Geometry
 
@@ -54,6 +54,7 @@ MISSES = (
 ROUTINGS = ("standard", "cache_prior", "max_rank:m=4:top_j=1", "cumulative:p=.8:top_j=0", "prune:keep=1", "swap:rank=1")
 ROUTINGS += ("reuse_distance:keep=1:phase=any",)
 CONTRACTS = ("atomic", "sequential")
+LARGEST = 7  #: bytes of an expert
 
 
 class Scenario(NamedTuple):
@@ -104,7 +105,7 @@ def _allowed(settings: dict[str, Any]) -> dict[str, Any]:
 def _geometries(draw: st.DrawFn) -> Geometry:
     layers, experts = draw(st.integers(1, 3)), draw(st.integers(2, 6))
     k = draw(st.integers(1, min(3, experts)))
-    each = draw(st.lists(st.integers(1, 7), min_size=layers, max_size=layers))
+    each = draw(st.lists(st.integers(1, LARGEST), min_size=layers, max_size=layers))
     return sizes(layers, experts, k, each, kv_bytes=draw(st.integers(0, 3)))
 
 
@@ -154,6 +155,7 @@ def _times() -> st.SearchStrategy[dict[str, Any]]:
             "share": st.just(1.0),
             "more": st.one_of(st.just(()), st.lists(_links(), min_size=1, max_size=2)),
             "prices": st.one_of(st.just({}), _prices()),
+            "tiers": st.one_of(st.just(()), st.lists(_lower_tiers(), min_size=1, max_size=2)),
         }
     )
 
@@ -193,4 +195,17 @@ def _links() -> st.SearchStrategy[Link]:
         start_ns=st.sampled_from((0, 0, 3)),
         first_piece=st.sampled_from((1.0, 1.0, 0.5)),
         share=st.sampled_from((0.3, 1.0, 2.0)),
+    )
+
+
+def _lower_tiers() -> st.SearchStrategy[LowerTier]:
+    """A tier of the largest expert or more."""
+    return st.builds(
+        LowerTier,
+        name=st.just("lower"),
+        capacity=st.integers(LARGEST, 5 * LARGEST).map("{}B".format),
+        bytes_per_s=st.sampled_from((0.5e9, 1e9, 3e9, float("inf"))),
+        latency_ns=st.integers(0, 7),
+        depth=st.integers(1, 3),
+        start_ns=st.sampled_from((0, 0, 3)),
     )

@@ -53,8 +53,9 @@ def spec_for(scenario: Scenario) -> RunSpec:
 def without_link_prices(scenario: Scenario) -> Scenario:
     """The same where links have no price that depends on what they did before."""
     more = [link.model_copy(update={"start_ns": 0, "first_piece": 1.0}) for link in scenario.times["more"]]
+    tiers = [tier.model_copy(update={"start_ns": 0}) for tier in scenario.times["tiers"]]
     prices = {name: figures for name, figures in scenario.times["prices"].items() if name != "link"}
-    return scenario._replace(times=scenario.times | {"more": more, "prices": prices})
+    return scenario._replace(times=scenario.times | {"more": more, "tiers": tiers, "prices": prices})
 
 
 def on(scenario: Scenario, of: Machine) -> tuple[Outcome, list[list[list[int]]]]:
@@ -66,7 +67,8 @@ def on(scenario: Scenario, of: Machine) -> tuple[Outcome, list[list[list[int]]]]
 @given(scenarios())
 def test_times_that_are_known_at_the_end_change_nothing(scenario: Scenario) -> None:
     """Also of transfers that a reset abandons or that the end of the run cuts off."""
-    spec = spec_for(without_link_prices(scenario))  # of pieces it is known before when they arrive
+    scenario = without_link_prices(scenario)  # of pieces it is known before when they arrive
+    spec = spec_for(scenario)
     assert on(scenario, known_at_the_end(spec)) == on(scenario, simulation(spec))
 
 
@@ -75,7 +77,8 @@ def test_times_that_are_known_at_the_end_change_nothing(scenario: Scenario) -> N
 def test_a_link_by_script_gives_the_simulated_run(scenario: Scenario) -> None:
     scenario = without_link_prices(scenario)
     more = [link.model_copy(update={"depth": 1}) for link in scenario.times["more"]]
-    scenario = scenario._replace(times=scenario.times | {"depth": 1, "more": more})
+    tiers = [tier.model_copy(update={"depth": 1}) for tier in scenario.times["tiers"]]
+    scenario = scenario._replace(times=scenario.times | {"depth": 1, "more": more, "tiers": tiers})
     spec = spec_for(scenario)
     times, precisions = spec.times, spec.layout.precisions
 

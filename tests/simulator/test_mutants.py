@@ -20,6 +20,7 @@ from simulator.reference.engine import Engine
 from simulator.reference.gate import Gatekeeper
 from simulator.reference.link import Link
 from simulator.reference.links import Links
+from simulator.reference.lower_tiers import LowerTier
 from simulator.reference.machine import NOT_YET, SimulatedAccelerator, SimulatedChannel
 from simulator.reference.transfers import Transfer
 from simulator.reference.victims import Victims
@@ -118,6 +119,20 @@ def the_highest_link_starts_first(_: Callable) -> Callable:
     return mutant
 
 
+def a_lower_tier_forgets_who_was_read(_: Callable) -> Callable:
+    def mutant(self: LowerTier, y: int) -> None:
+        """Its place in the order stays."""
+
+    return mutant
+
+
+def what_was_read_stays_held(_: Callable) -> Callable:
+    def mutant(self: LowerTier, y: int) -> None:
+        """It is never evicted."""
+
+    return mutant
+
+
 def pins_end_with_the_compute(computed: Callable) -> Callable:
     def mutant(self: Cache, y: int) -> None:
         computed(self, y)
@@ -138,6 +153,8 @@ MUTANTS: list[tuple[type, str, Callable[[Callable], Callable]]] = [
     (Victims, "_smallest", the_largest_key_leaves),
     (Link, "_start_one", prefetches_go_before_demands),
     (Links, "wake", the_highest_link_starts_first),
+    (LowerTier, "read", a_lower_tier_forgets_who_was_read),
+    (LowerTier, "release", what_was_read_stays_held),
     (Cache, "computed", pins_end_with_the_compute),
     (Counters, "count", stalls_are_a_nanosecond_longer),
 ]
@@ -191,7 +208,7 @@ def demands_are_queued_before_they_are_loaded(load: Callable) -> Callable:
     def mutant(self: Compute, transfers: list[Transfer], layer: int) -> Iterator[Any]:
         for transfer in transfers:
             self._links.fetch_announced(transfer)
-        self._links.fetch_announced = lambda _: None
+        self._links.fetch_announced = lambda transfer: None
         yield from load(self, transfers, layer)
         del self._links.fetch_announced
 

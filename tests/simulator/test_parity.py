@@ -73,7 +73,7 @@ def test_the_fast_path_gives_the_same(evictions: tuple[str, ...], scenario: Scen
     scenario.settings["prefetch"] = data.draw(st.sampled_from(PLAIN_PREFETCH))
     if not scenario.settings["eviction"].startswith("belady"):
         scenario.settings["routing"] = data.draw(st.sampled_from(PLAIN_ROUTING))
-    scenario.times.update(more=(), prices={})
+    scenario.times.update(more=(), tiers=(), prices={})
     with kernels_noted() as used:
         compiled = seen(scenario, "compiled")
     assert used == [kernel, fast_path]

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from simulator.compiled.runtime.costs import costs_of
 from simulator.compiled.runtime.initial import initial_state
 from simulator.compiled.runtime.inputs import inputs_from
+from simulator.config import configure
 from simulator.oracle import oracle_of
-from simulator.platform import Link, part
+from simulator.platform import Link, Roofline, part
+from simulator.replay import plan, replay
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, spec_of
 from tests.kit.cases import tokens as rows_of
+from tests.kit.command import moereplay_here
+from traces.geometry import known
+from traces.schema import Header, Provenance, Request, memory_trace
+from traces.store import open_trace
 
 pytestmark = pytest.mark.usefixtures("engine")
 
@@ -101,7 +110,7 @@ def test_without_overlap_and_prefetch_link_and_compute_take_turns() -> None:
 
 
 def test_sequentially_there_is_nothing_to_overlap() -> None:
-    settings = {"contract": "sequential", "prefetch": "frequent"}
+    settings: dict[str, Any] = {"contract": "sequential", "prefetch": "frequent"}
     plain, priced = (replay_lists(scattered(), 12, machine(dense_ns=2, expert_ns=3, prices=each), **settings)
                      for each in ({}, NO_OVERLAP))  # fmt: skip
     assert priced == plain
@@ -259,7 +268,20 @@ def test_prices_that_are_numbers_of_a_table_stay_on_the_fast_path(prices: dict[s
     source = scattered()
     spec = spec_of(source.geometry, 12, machine(prices=prices), log=False)
     oracle = oracle_of(source, spec.config, spec.config.policy_set().eviction)
-    assert initial_state(inputs_from(source), oracle, spec).is_fast is fast
+    state = initial_state(inputs_from(source), oracle, spec)
+    assert (state.is_fast, state.is_plain) == (fast, fast)
+
+
+def test_experts_of_equal_bytes_in_two_formats_have_two_rows_of_times() -> None:
+    # at 8 of 16 bits an expert of layer 1 has the bytes that one of layer 0 has as it is stored, and no known format
+    of = sizes(2, 4, 1, expert_bytes=(8, 16), weight_format="Q8_0")
+    roofline = Roofline(flops=1e18, memory_bytes_per_s=1e9, formats={"Q8_0": 0.5e9})
+    where = machine().model_copy(update={"compute": roofline})
+    spec = spec_of(of, 64, where, log=False, miss="cascade:bits=16/8:below=.5")
+    costs = costs_of(inputs_from(ListSource(of, [Prompted(rows_of([[0], [1]]))])), spec)
+    kinds = [(layer, p) for layer in (0, 1) for p in (0, 1)]
+    assert [spec.times.expert_ns(*kind, 1) for kind in kinds] == [16, 4, 32, 8]
+    assert [costs["expert_ns"][row, 1] for row in costs["cost_row"]] == [16, 4, 32, 8]
 
 
 def test_links_after_the_first_have_prices_of_their_own() -> None:
@@ -269,3 +291,51 @@ def test_links_after_the_first_have_prices_of_their_own() -> None:
     outcome = replay_lists(source, 64, where)
     assert outcome.spans("transfer") == [(2, 6, 0, 0), (2, 11, 0, 2)]
     assert outcome.spans("expert") == [(6, 9, 0, 0), (9, 13, 0, 2)]
+
+
+# ---------------------------------------------------------------- what a replay says of its machine
+
+SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"
+
+
+def warning(platform: str, prefetch: str = "none") -> str | None:
+    """Of a replay of the sample in a cache of half of all experts, which nothing else is to be said of."""
+    return plan(open_trace(SAMPLE), configure(capacity="50%", platform=platform, prefetch=prefetch)).warning
+
+
+def test_more_than_the_memory_holds_is_said() -> None:
+    # all that is always there: half of the experts, two buffers of one expert, and the dense weights at 16 bits
+    of = open_trace(SAMPLE).geometry
+    cache, buffers = of.experts * sum(of.expert_bytes) // 2, 2 * max(of.expert_bytes)
+    dense = 2 * ((of.dense_params or 0) * of.layers + (of.head_params or 0))
+    name, side = "phone-ufs4:memory_bytes={}", "side_buffer:buffers=2:fetch=2"
+    assert warning(name.format(cache + buffers + dense), side) is None
+    said = warning(name.format(cache + buffers + dense - 1), side)
+    assert said and "of side buffers" in said and "a real machine would fault pages" in said
+    assert warning("phone-ufs4") is None
+
+
+def test_the_table_warns_of_the_one_platform_that_is_too_small() -> None:
+    names = "phone-ufs4:memory_bytes=5,phone-ufs4"
+    shown = moereplay_here("replay", SAMPLE, "--capacity", "50%", "--platform", names, "--engine", "reference").stdout
+    assert shown.count("warning: ") == shown.count("are more than the memory of phone-ufs4:memory_bytes=5") == 1
+
+
+def test_a_cache_that_is_read_at_a_rate_but_has_no_known_bytes_is_said() -> None:
+    said = warning("phone-ufs4:compute.kv_bytes_per_s=20e9")
+    assert (
+        said == "reading the KV cache takes no time: neither the trace nor its model's name says how many bytes it has"
+    )
+
+
+def test_what_a_trace_does_not_say_is_its_models() -> None:
+    geometry = known("olmoe-1b-7b").geometry
+    ids = np.tile(np.arange(8, dtype=np.int16), (3, 16, 1))
+    header = Header(geometry=geometry, provenance=Provenance(model="allenai/OLMoE-1B-7B-0924"))
+    trace = memory_trace(header, [Request(ids, prompt_length=3)])
+
+    def dense_ns(platform: str) -> int:
+        return replay(trace, configure(platform=platform), engine="reference").totals["dense_ns"]
+
+    # 3 positions of 16 layers x 16 heads x 128 x 2 numbers of 2 bytes, at 1 byte/ns
+    assert dense_ns("phone-ufs4:compute.kv_bytes_per_s=1e9") - dense_ns("phone-ufs4") == 3 * 16 * 16 * 128 * 2 * 2

@@ -14,16 +14,17 @@ Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.FEED`
 
 
 def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
-    """Tables of what `simulator.times.Times` gives, one row per distinct pass and per distinct expert size."""
+    """Tables of what `simulator.times.Times` gives, a row for each distinct pass, and expert size and format."""
     times, layout = spec.times, spec.layout
     tokens = int(inputs["pass_tokens"].max(initial=1))
     counted = np.bincount(inputs["pass_tokens"], minlength=1)  # a sort would take longer than all the rest
     lengths = np.flatnonzero(counted)
     dense_row = (np.cumsum(counted > 0) - 1)[inputs["pass_tokens"]]
     layers = range(layout.geometry.layers)
-    sizes = [layout.tiers[p][layer] for layer in layers for p in range(layout.precisions)]
-    _, first, cost_row = np.unique(sizes, return_index=True, return_inverse=True)
-    kinds = [divmod(int(kind), layout.precisions) for kind in first]
+    copies = [(layer, p) for layer in layers for p in range(layout.precisions)]
+    sizes = [(layout.tiers[p][layer], times.weight_format(p)) for layer, p in copies]
+    rows = {size: row for row, size in enumerate(dict.fromkeys(sizes))}
+    kinds = [copies[sizes.index(size)] for size in rows]
     slow = times.slows_compute
     experts = _per_tokens(times.expert_ns, kinds, tokens)
     return {
@@ -31,7 +32,7 @@ def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
         "slow_dense_ns": _dense(times, lengths, len(layers), contended=slow),
         "dense_row": dense_row.astype(np.int64),
         "load_ns": np.array(times.load_ns, np.int64).ravel(),
-        "cost_row": cost_row.astype(np.int64),
+        "cost_row": np.array([rows[size] for size in sizes], np.int64),
         "expert_ns": experts,
         "slow_expert_ns": _per_tokens(partial(times.expert_ns, contended=True), kinds, tokens) if slow else experts,
         "cpu_ns": _per_tokens(times.cpu_ns, kinds, tokens if times.has_cpu else -1),

@@ -89,8 +89,8 @@ def _machine(name: str, given: FunctionType, kind: str, reads: frozenset[str], c
 
 def name_of(name: str, given: FunctionType, kind: str, reads: frozenset[str], checked: bool) -> str:
     """Under which a hook is kept: it changes with everything that goes into its code; empty if that cannot be told."""
-    told = digest(reached_from(given), given.__module__, sorted(reads), checked)
-    return f"{name}_{given.__name__}_{kind}_{told}" if told else ""
+    content = digest(reached_from(given), given.__module__, sorted(reads), checked)
+    return f"{name}_{given.__name__}_{kind}_{content}" if content else ""
 
 
 def _built(name: str, code: FunctionType, reached: list[FunctionType], checked: bool) -> Built:

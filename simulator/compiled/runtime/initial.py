@@ -15,11 +15,11 @@ from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
 from simulator.compiled.runtime.costs import Inputs, costs_of
 from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.layout import ARRAYS, MEMORIES, RECORDS, ROWS, RULE, STATE
+from simulator.compiled.runtime.layout import ARRAYS, HEAD, MEMORIES, POSITIONS, RECORDS, ROWS, RULE, STATE
 from simulator.compiled.runtime.queues import NO_QUEUE
 from simulator.compiled.runtime.ranking import TOUCH
 from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
-from simulator.compiled.runtime.variants import is_fast
+from simulator.compiled.runtime.variants import is_fast, is_plain
 from simulator.compiled.weights import FAMILIES
 from simulator.config import KINDS, PolicySet, parse_reset
 from simulator.interface import RunSpec
@@ -34,14 +34,11 @@ class SimulationState:
 
     def __init__(self, numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> None:
         """`numbers` and `arrays` by the names of `layout.STATE`; what is not given is 0."""
-        self.is_fast = is_fast(numbers)
+        self.is_fast, self.is_plain = is_fast(numbers), is_plain(numbers)
         self._row = np.zeros(1, STATE)
         self.numbers, self.arrays = self._row[0], dict(arrays)
         self._records = {name: self.numbers[name] for name in (*RECORDS, *ROWS)}
-        for name, value in numbers.items():
-            self.numbers[name] = value
-        for name, array in arrays.items():
-            self.numbers[f"at_{name}"] = array.ctypes.data
+        self._row.view(np.int64)[: len(HEAD)] = _head(numbers, arrays)
 
     @property
     def argument(self) -> Any:
@@ -52,10 +49,20 @@ class SimulationState:
         return self._records[name] if name in self._records else self.numbers[name]
 
 
+def _head(numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> list[int]:
+    """The numbers and addresses of `layout.HEAD`: written one by one, by name, they would take as long as the rest."""
+    head = [0] * len(HEAD)
+    for name, value in numbers.items():
+        head[POSITIONS[name]] = value
+    for name, array in arrays.items():
+        head[POSITIONS[f"at_{name}"]] = array.ctypes.data
+    return head
+
+
 def initial_state(inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0, keep: bool = False) -> SimulationState:
     """As at the start. `lines` of the event log are kept, and what every token ran if `keep`."""
-    chosen = spec.config.policy_set().priced(spec.times)
-    numbers = _scalars(spec, chosen) | _lengths(inputs, spec, chosen, lines, keep)
+    chosen = spec.chosen.priced(spec.times)
+    numbers = _scalars(spec, chosen) | _prices(spec) | _lengths(inputs, spec, chosen, lines, keep)
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"batched": numbers["n_batched"] > 0}
     numbers |= {"knows_future": numbers["n_demand"] > 0 and not chosen.changes_routing}
@@ -78,7 +85,7 @@ def initial_state(inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0,
 
 
 def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.ndarray:
-    return np.zeros([int(numbers[axis]) for axis in axes], dtype)
+    return np.zeros([numbers[axis] for axis in axes], dtype)
 
 
 # numbers
@@ -87,27 +94,23 @@ def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.nd
 def _scalars(spec: RunSpec, chosen: PolicySet) -> dict[str, int]:
     config, layout, eviction = spec.config, spec.layout, chosen.eviction.policy
     geometry = layout.geometry
-    return (
-        {
-            "layers": geometry.layers,
-            "experts": geometry.experts,
-            "precisions": layout.precisions,
-            "per_layer": len(spec.pools) > 1,
-            "sequential": config.contract == "sequential",
-            "after_demand": config.prefetch_at == "after_demand",
-            "free_only": config.prefetch_admission == "free_only",
-            "reset_every": parse_reset(config.reset),
-            "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
-            "reach": chosen.prefetch.policy.names_ahead(chosen.prefetch.params),
-            "logs": spec.log,
-            "by_key": eviction.victim is None,
-            "key_scope": KEY_SCOPES.index(eviction.scope(chosen.eviction.params)),
-            "row_length": geometry.experts * layout.precisions,
-            "has_cpu": spec.times.has_cpu,
-        }
-        | _prices(spec)
-        | _given(chosen)
-    )
+    return {
+        "layers": geometry.layers,
+        "experts": geometry.experts,
+        "precisions": layout.precisions,
+        "per_layer": len(spec.pools) > 1,
+        "sequential": config.contract == "sequential",
+        "after_demand": config.prefetch_at == "after_demand",
+        "free_only": config.prefetch_admission == "free_only",
+        "reset_every": parse_reset(config.reset),
+        "side_slots": chosen.prefetch.policy.side_slots(chosen.prefetch.params),
+        "reach": chosen.prefetch.policy.names_ahead(chosen.prefetch.params),
+        "logs": spec.log,
+        "by_key": eviction.victim is None,
+        "key_scope": KEY_SCOPES.index(eviction.scope(chosen.eviction.params)),
+        "row_length": geometry.experts * layout.precisions,
+        "has_cpu": spec.times.has_cpu,
+    } | _given(chosen)
 
 
 def _prices(spec: RunSpec) -> dict[str, int]:
@@ -185,6 +188,8 @@ def _lengths(inputs: Inputs, spec: RunSpec, chosen: PolicySet, lines: int, keep:
         "n_experts": layout.experts,
         "n_copies": layout.experts * layout.precisions,
         "n_links": len(spec.times.depth),
+        "n_tiers": len(spec.lower),
+        "n_tiered": len(spec.lower) * layout.experts * layout.precisions,
         "n_pools": len(spec.pools),
         "n_queued": layout.experts * layout.precisions + len(spec.pools),
         "n_kinds": geometry.layers * layout.precisions,
@@ -243,6 +248,8 @@ def _describe(state: SimulationState, spec: RunSpec) -> None:
     links = state["links"][: state["n_links"]]
     links["depth"], links["latency_ns"] = spec.times.depth, spec.times.latency_ns
     links["start_ns"], links["first"], links["last_done"] = spec.times.start_ns, spec.times.first, NOT_YET
+    lower = state["lower"][: state["n_tiers"]]
+    lower["capacity"], lower["oldest"], lower["newest"] = spec.lower, NONE, NONE
     copies["bytes"] = np.array(layout.tiers, np.int64).T.ravel()[owned["kind"]]
     copies["pool"] = owned["layer"] if len(pools) > 1 else 0
     experts["layer"] = np.arange(len(experts)) // geometry.experts

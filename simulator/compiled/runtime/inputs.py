@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.contract import NONE, UNIT
+from policies.contract import NONE, UNIT, Prefetch
+from policies.grammar import Chosen, parse
 from simulator.compiled.runtime.costs import Inputs
 from simulator.compiled.runtime.layout import FEED
 from simulator.config import ReplayConfig
@@ -119,7 +120,7 @@ def _looks_of(trace: Trace, wanted: Demanded) -> dict[str, np.ndarray]:
 
 def _depths(config: ReplayConfig) -> tuple[int, ...]:
     """How far each row of the look-ahead looks; depth 0 is each layer's own scores."""
-    prefetch = config.policy_set().prefetch
+    prefetch: Chosen[Prefetch] = parse("prefetch", config.prefetch)
     depth = prefetch.policy.depth(prefetch.params)
     return (0,) * depth if prefetch.policy.own_scores(prefetch.params) else tuple(range(1, depth + 1))
 

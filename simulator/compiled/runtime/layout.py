@@ -12,7 +12,7 @@ import numpy as np
 
 from policies.contract import COPY, EXPERT
 from policies.hooks import EVENTS
-from simulator.platform import MOST_LINKS
+from simulator.platform import MOST_LINKS, MOST_TIERS
 
 
 def record(names: str) -> np.dtype:
@@ -56,17 +56,19 @@ RECORDS = {
 }
 #: Records of which there are several, the most that there may be. They are part of the state, so that the first row is
 #: reached without a pointer. A link: its figures, its rings, when its last transfer is complete (before the first:
-#: -1), and whether the first piece of the next to land has arrived.
+#: -1), and whether the first piece of the next to land has arrived; those into the fast tier first, then one into each
+#: lower tier. A lower tier: bytes, and the ends of its list of complete copies.
 LINK = record(
     "depth latency_ns start_ns first demand_first demand_end ask_first ask_end flight_first flight_end last_done pieced"
 )
-ROWS = {"links": (LINK, MOST_LINKS)}
+LOWER_TIER = record("capacity used complete held_bytes oldest newest")
+ROWS = {"links": (LINK, MOST_LINKS + MOST_TIERS), "lower": (LOWER_TIER, MOST_TIERS)}
 
 #: Lengths of arrays, where none of the above is one.
 LENGTHS = (
-    "n_experts n_copies n_links n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring n_steps n_demand "
-    "n_rings n_wires n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs n_cpu_costs n_held "
-    "n_pieces n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_batched n_batch "
+    "n_experts n_copies n_links n_tiers n_tiered n_pools n_queued n_kinds n_cells n_buckets n_log n_members n_ring "
+    "n_steps n_demand n_rings n_wires n_passes n_tokens n_weighted n_scored n_look n_lengths n_sizes n_most n_costs "
+    "n_cpu_costs n_held n_pieces n_contexts n_accesses n_kept n_rows n_counters n_times n_par n_warm n_batched n_batch "
     "rows_0 regs_0 reals_0 rows_1 regs_1 reals_1 rows_2 regs_2 reals_2 rows_3 regs_3 reals_3 "
 )
 
@@ -93,6 +95,8 @@ OWNED = np.dtype(
         ("awaited", np.int8),
         ("bypasses", np.int8),
         ("link", np.int8),  # the one that its expert lies behind
+        ("coming", np.int8),  # 1 while it is under way into a lower tier
+        ("onward", np.int8),  # 1 if its transfer goes on from there
     ],
     align=True,
 )
@@ -146,6 +150,11 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "lands": (np.int64, ("n_rings",)),
     "piece_at": (np.int64, ("n_pieces",)),  # when their first pieces arrive
     "ready": (np.int64, ("n_ring",)),
+    # the lower tiers, one after the other: copies that are complete, from the longest unread to the last read
+    "newer": (np.int64, ("n_tiered",)),
+    "older": (np.int64, ("n_tiered",)),
+    "is_there": (np.int8, ("n_tiered",)),
+    "held": (np.int8, ("n_tiered",)),  # 1 from when its transfer is queued until it has left over the link above
     # lists of this step, and side buffers in order of their transfers' start
     "pinned": (np.int64, ("n_copies",)),
     "done": (np.int64, ("n_copies",)),
@@ -262,6 +271,7 @@ OWNS = {
     "uses": "experts",
     "space": "chosen_victims owned.aside",
     "channel": "links.last_done",
+    "lower_tiers": "lower newer older is_there held owned.coming owned.onward",
     "link": "links asks demands flight lands piece_at ready owned.awaited owned.bypasses owned.prefetch owned.target",
     "side_buffer": "buffered owned.side",
     "ranking": (
@@ -284,10 +294,12 @@ OWNS = {
     "adapters": "answers wants suggested",
 }
 
+#: What a state begins with: its numbers and the addresses of its arrays, all int64, each with its position.
+HEAD = (*(SETTING + LENGTHS).split(), *(f"at_{name}" for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)))
+POSITIONS = {name: position for position, name in enumerate(HEAD)}
 STATE = np.dtype(
     [
-        *((name, np.int64) for name in (SETTING + LENGTHS).split()),
-        *((f"at_{name}", np.int64) for name in ("now", "rule", "stop", *ARRAYS, *FEED, *MEMORIES)),
+        *((name, np.int64) for name in HEAD),
         *RECORDS.items(),
         *((name, dtype, (most,)) for name, (dtype, most) in ROWS.items()),
     ],

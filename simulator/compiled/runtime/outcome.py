@@ -43,13 +43,11 @@ class FinishedCounters:
 
     def per_layer(self) -> list[Row]:
         """A row per layer and phase, phases without any step left out."""
+        layers, phases = (indices.tolist() for indices in np.nonzero(self._cells.any(2)))
+        cells, lifetimes = (counts[layers, phases].tolist() for counts in (self._cells, self._lifetimes))
         return [
-            {"layer": layer, "phase": PHASES[phase]}
-            | reported(self._cells[layer, phase].tolist(), "layer")
-            | {"lifetime": self._lifetimes[layer, phase].tolist()}
-            for layer in range(len(self._cells))
-            for phase in range(len(PHASES))
-            if self._cells[layer, phase].any()
+            {"layer": layer, "phase": PHASES[phase], **reported(counts, "layer"), "lifetime": lifetime}
+            for layer, phase, counts, lifetime in zip(layers, phases, cells, lifetimes, strict=True)
         ]
 
     def per_request(self) -> list[Row]:
@@ -65,9 +63,9 @@ def counters_of(state: SimulationState) -> FinishedCounters:
 
 
 def _requests(state: SimulationState) -> list[Row]:
-    columns = (state.arrays[name] for name in ("requests", "row_times", "rows"))
+    columns = (state.arrays[name].tolist() for name in ("requests", "row_times", "rows"))
     return [
-        {"request": int(request), **_times(times.tolist()), **reported(counts.tolist(), "request")}
+        {"request": request, **_times(times), **reported(counts, "request")}
         for request, times, counts in zip(*columns, strict=True)
     ]
 
@@ -112,7 +110,7 @@ def check(state: SimulationState, chosen: PolicySet) -> None:
         raise PolicyError("a policy that changes the mixture must declare that it needs logits: needs=always('logits')")
     raise AssertionError(
         {
-            BAD_VICTIM: f"{eviction} named {int(state['culprit'])}, which may not leave its pool",
+            BAD_VICTIM: f"{eviction} named {culprit}, which may not leave its pool",
             STUCK: "nothing can happen any more: a demanded expert finds no room",
             BAD_CHOICE: f"routing {chosen.routing.policy.name} chose {culprit}, which is no expert",
             BAD_NAME: f"prefetch {chosen.prefetch.policy.name} named {culprit}, which is no copy",

@@ -100,19 +100,22 @@ def scores(s):
 @merged
 def order(s):
     """(D, T, E)."""
-    first = s["compute"]["start"]
-    if s["batched"] == 1:
-        return all_batch_order(s)[:, : s["compute"]["tokens"]]
-    return all_look_order(s)[:, first : first + s["compute"]["tokens"], now(s)["layer"]]
+    return of_pass(s, all_batch_order(s), all_look_order(s))
 
 
 @merged
 def score(s):
     """(D, T, E)."""
-    first = s["compute"]["start"]
+    return of_pass(s, all_batch_score(s), all_look_score(s))
+
+
+@merged
+def of_pass(s, gathered, recorded):
+    """(D, T, E) of the pass and layer in progress, from its gathered tokens (D, T, E) or from all (D, T, L, E)."""
+    first, tokens = s["compute"]["start"], s["compute"]["tokens"]
     if s["batched"] == 1:
-        return all_batch_score(s)[:, : s["compute"]["tokens"]]
-    return all_look_score(s)[:, first : first + s["compute"]["tokens"], now(s)["layer"]]
+        return gathered[:, :tokens]
+    return recorded[:, first : first + tokens, now(s)["layer"]]
 
 
 # the arrays of OPTIONAL_ARRAYS, by their names there

@@ -1,0 +1,112 @@
+"""The tiers below the fast one: what they hold, and what is evicted there. They know bytes, not time."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from simulator.reference.tables import Tables
+from simulator.reference.transfers import Claim, Transfer
+
+
+class Below(Protocol):
+    """A tier that a link reads from. A copy is held from when its transfer is queued until it has crossed the link."""
+
+    def __contains__(self, y: int) -> bool: ...
+
+    def hold(self, y: int) -> None:
+        """It may not be evicted."""
+        ...
+
+    def release(self, y: int) -> None:
+        """It may be evicted again."""
+        ...
+
+    def read(self, y: int) -> None:
+        """It starts to cross the link."""
+        ...
+
+
+class SlowTier:
+    """Has every expert."""
+
+    def __contains__(self, y: int) -> bool:
+        return True
+
+    def hold(self, y: int) -> None:
+        """Nothing is ever evicted."""
+
+    def release(self, y: int) -> None:
+        """Nothing is ever evicted."""
+
+    def read(self, y: int) -> None:
+        """Nothing is ever evicted."""
+
+
+class LowerTier:
+    """Copies by when they were last read or came in; what was longest ago is evicted."""
+
+    def __init__(self, tables: Tables, capacity: int) -> None:
+        """`capacity` in bytes."""
+        self._tables, self._capacity = tables, capacity
+        self.clear()
+
+    def clear(self) -> None:
+        """Empty."""
+        self._order: dict[int, None] = {}  # copies that are complete, the longest unread first
+        #: Copies on their way in, in the order of their start, each with the transfer that goes on from here, if any.
+        self.coming: dict[int, Transfer | None] = {}
+        self._held: set[int] = set()
+        self._used = 0
+
+    def __contains__(self, y: int) -> bool:
+        return y in self._order
+
+    def hold(self, y: int) -> None:
+        """No victim until it is released."""
+        self._held.add(y)
+
+    def release(self, y: int) -> None:
+        """A victim, when its turn comes."""
+        self._held.discard(y)
+
+    def read(self, y: int) -> None:
+        """The last to be evicted."""
+        del self._order[y]
+        self._order[y] = None
+
+    def claim(self, transfer: Transfer) -> Claim:
+        """Take the bytes of a transfer that is about to start, evicting what must leave, or nothing."""
+        size = self._bytes(transfer.y)
+        victims = self._victims(self._used + size - self._capacity)
+        if victims is None:
+            return Claim.REFUSED
+        for y in victims:
+            del self._order[y]
+            self._used -= self._bytes(y)
+        self._used += size
+        self.coming[transfer.y] = transfer
+        return Claim.GRANTED
+
+    def _victims(self, short: int) -> list[int] | None:
+        """Those that free so many bytes; None if there are not enough."""
+        victims = []
+        for y in self._order:
+            if short <= 0:
+                break
+            if y not in self._held:
+                victims.append(y)
+                short -= self._bytes(y)
+        return victims if short <= 0 else None
+
+    def stop(self, step: int) -> list[Transfer]:
+        """Prefetches aimed at this step or an earlier one stay here when they arrive: those that do not go on."""
+        stopped = [it for it in self.coming.values() if it and it.prefetch and it.target_step <= step]
+        self.coming.update(dict.fromkeys(transfer.y for transfer in stopped))
+        return stopped
+
+    def land(self, transfer: Transfer) -> None:
+        """A transfer is complete."""
+        self._order[transfer.y] = None
+
+    def _bytes(self, y: int) -> int:
+        return self._tables.copies[y]["bytes"]

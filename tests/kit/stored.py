@@ -1,0 +1,55 @@
+"""What tests of stored traces share: headers, requests of random rows, and the comparison with what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from traces.schema import Geometry, Header, Provenance, Request, Trace
+from traces.writer import TraceWriter
+
+LAYERS, EXPERTS, K = 3, 8, 2
+GEOMETRY = Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(100, 200, 300), bytes_by_bits={4: (25, 50, 75)})
+HEADER = Header(geometry=GEOMETRY, provenance=Provenance(model="toy", seed=7, notes=("made up",)), lookahead_depth=2)
+PLAIN = Header(geometry=GEOMETRY)
+BIAS = np.linspace(-1, 1, LAYERS * EXPERTS, dtype=np.float32).reshape(LAYERS, EXPERTS)
+
+
+def ids_only(tokens: int, seed: int = 0) -> Request:
+    """Experts at random, half of the tokens a prompt."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    chosen = rng.random((tokens, LAYERS, EXPERTS)).argsort(-1)[..., :K]
+    return Request(chosen=chosen, prompt_length=tokens // 2)
+
+
+def everything(tokens: int, seed: int = 0) -> Request:
+    """Every array that a trace may hold, at random."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    logits, *lookahead = rng.standard_normal((3, tokens, LAYERS, EXPERTS), np.float32)
+    return Request(
+        chosen=logits.argsort(-1)[..., ::-1][..., :K],
+        prompt_length=1,
+        weights=rng.random((tokens, LAYERS, K), np.float32),
+        logits=logits,
+        lookahead=tuple(lookahead),
+        token_ids=rng.integers(0, 50_000, tokens),
+        nll=rng.random(tokens, np.float32),
+        residency=rng.integers(-1, 3, (tokens, LAYERS, K)),
+    )
+
+
+def assert_holds(trace: Trace, requests: list[Request]) -> None:
+    """Every array equals the appended ones, laid end to end."""
+    given = [request.arrays() for request in requests]
+    assert trace.requests == len(requests)
+    assert trace.arrays.keys() == given[0].keys()
+    for name in given[0]:
+        np.testing.assert_array_equal(trace.read(name), np.concatenate([arrays[name] for arrays in given]))
+
+
+def commit_some(path: Path, requests: list[Request], header: Header = PLAIN, bias: np.ndarray | None = None) -> None:
+    """A partial, as a writer leaves it that was stopped after these requests."""
+    with TraceWriter.create(path, header, bias, shard_tokens=16) as writer:
+        for request in requests:
+            writer.append(request)

@@ -1,0 +1,31 @@
+"""What machine code could not go on with becomes an error that names the policy and the wrong value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator.compiled.runtime import errors
+from simulator.compiled.runtime.outcome import check
+from simulator.config import configure
+
+CHOSEN = configure(eviction="fifo", prefetch="top_k", miss="drop", routing="prune").policy_set()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (errors.BAD_VICTIM, "fifo named 77, which may not leave its pool"),
+        (errors.BAD_CHOICE, "routing prune chose 77, which is no expert"),
+        (errors.BAD_NAME, "prefetch top_k named 77, which is no copy"),
+        (errors.BAD_WANT, "miss drop wants precision 77, which there is not"),
+        (errors.BAD_VERDICT, "miss drop decided 77, which is no verdict"),
+        (errors.BAD_STAND_IN, "miss drop let 77 stand in"),
+        (errors.STUCK, "nothing can happen any more"),
+    ],
+)
+def test_an_error_of_machine_code_names_the_policy_and_the_value(error: int, message: str) -> None:
+    state: Any = {"errors": {"error": error, "culprit": 77}}
+    with pytest.raises(AssertionError, match=message):
+        check(state, CHOSEN)

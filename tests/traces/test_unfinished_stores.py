@@ -1,0 +1,181 @@
+"""What is unfinished can be continued, by one writer at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.kit.stored import BIAS, GEOMETRY, HEADER, LAYERS, PLAIN, K, assert_holds, commit_some, everything, ids_only
+from traces.lock import Lock
+from traces.schema import Header, Provenance, TraceError
+from traces.store import open_trace, verify
+from traces.writer import TraceWriter, write_trace
+
+
+def test_only_committed_rows_of_a_partial_are_visible(tmp_path):
+    with TraceWriter.create(tmp_path / "a.zarr", PLAIN) as writer:
+        writer.append(ids_only(10, 1))
+        writer.commit()
+        writer.append(ids_only(10, 2))
+        assert writer.requests_done == 1
+        trace = open_trace(tmp_path / "a.zarr.partial")
+        assert not trace.complete
+        assert_holds(trace, [ids_only(10, 1)])
+
+
+def test_rows_written_after_the_last_commit_stay_invisible(tmp_path):
+    commit_some(tmp_path / "a.zarr", [ids_only(20, 1)])
+    partial = tmp_path / "a.zarr.partial"
+    committed = (partial / "zarr.json").read_bytes()
+    with TraceWriter.resume(tmp_path / "a.zarr", PLAIN) as writer:
+        writer.append(ids_only(50, 2))
+    (partial / "zarr.json").write_bytes(committed)  # as if killed between the rows and the attributes
+    trace = open_trace(partial)
+    assert_holds(trace, [ids_only(20, 1)])
+    assert trace.arrays["chosen"].shape == (20, LAYERS, K)
+    verify(trace)
+
+
+def test_a_partial_without_its_final_name_says_how_to_go_on(tmp_path):
+    commit_some(tmp_path / "a.zarr", [ids_only(20)])
+    with pytest.raises(TraceError, match=r"a\.zarr is not finished: rerun .* --resume, or open .*a\.zarr\.partial"):
+        open_trace(tmp_path / "a.zarr")
+
+
+def test_an_exception_keeps_what_was_committed(tmp_path):
+    requests = [ids_only(20, seed) for seed in range(3)]  # 512 tokens would commit by themselves, 60 do not
+    with pytest.raises(KeyError), TraceWriter.create(tmp_path / "a.zarr", PLAIN) as writer:
+        writer.append(requests[0])
+        writer.commit()
+        writer.append(requests[1])
+        raise KeyError
+    assert_holds(open_trace(tmp_path / "a.zarr.partial"), requests[:1])
+    assert_holds(write_trace(tmp_path / "a.zarr", PLAIN, requests, resume=True), requests)
+
+
+def test_an_exception_before_the_first_commit_leaves_nothing(tmp_path):
+    with pytest.raises(KeyError), TraceWriter.create(tmp_path / "a.zarr", PLAIN) as writer:
+        writer.append(ids_only(20))
+        raise KeyError
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 5, 6])
+def test_a_resumed_recording_equals_an_undisturbed_one(tmp_path, stop):
+    requests = [everything(11, seed) for seed in range(6)]
+    commit_some(tmp_path / "once", requests, HEADER, BIAS)
+    commit_some(tmp_path / "twice", requests[:stop], HEADER, BIAS)
+    once = write_trace(tmp_path / "once", HEADER, requests, BIAS, resume=True)
+    twice = write_trace(tmp_path / "twice", HEADER, requests, BIAS, resume=True)
+    assert_holds(twice, requests)
+    verify(twice)
+    assert twice.digest == once.digest
+
+
+def test_resuming_reports_the_committed_requests(tmp_path):
+    commit_some(tmp_path / "a.zarr", [ids_only(20, seed) for seed in range(3)])
+    assert TraceWriter.resume(tmp_path / "a.zarr", PLAIN).requests_done == 3
+
+
+def test_a_second_writer_is_refused_by_the_name_of_the_first(tmp_path):
+    with TraceWriter.create(tmp_path / "a.zarr", PLAIN) as first:
+        first.append(ids_only(20))
+        first.commit()
+        for start in (TraceWriter.create, TraceWriter.resume):
+            with pytest.raises(TraceError, match=rf"a\.zarr\.partial is being written by process {os.getpid()} on "):
+                start(tmp_path / "a.zarr", PLAIN)
+        first.append(ids_only(10))
+        assert_holds(first.finish(), [ids_only(20), ids_only(10)])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.zarr"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a kill of this process by itself needs fork")
+def test_the_lock_of_a_killed_writer_is_taken_over(tmp_path):
+    child = os.fork()
+    if not child:
+        writer = TraceWriter.create(tmp_path / "a.zarr", PLAIN)
+        writer.append(ids_only(20))
+        writer.commit()
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert (tmp_path / "a.zarr.partial.lock").exists()
+    write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20), ids_only(10)], resume=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_a_lock_whose_file_was_just_removed_is_no_lock(tmp_path, monkeypatch):
+    first, opened = Lock(tmp_path / "a.zarr.partial"), os.open
+
+    def as_the_first_ends(*arguments):
+        descriptor = opened(*arguments)
+        first.release()  # between opening the file and locking it
+        return descriptor
+
+    monkeypatch.setattr("traces.lock.os.open", as_the_first_ends)
+    second = Lock(tmp_path / "a.zarr.partial")
+    with pytest.raises(TraceError, match="is being written by"):
+        Lock(tmp_path / "a.zarr.partial")
+    second.release()
+
+
+def test_resume_starts_over_when_nothing_was_committed(tmp_path):
+    killed = TraceWriter.create(tmp_path / "a.zarr", PLAIN)
+    killed.append(replace(ids_only(10), nll=np.zeros(10)))  # creates an array the second run has not
+    with pytest.raises(TraceError, match="holds no committed request"):
+        open_trace(tmp_path / "a.zarr.partial")
+    del killed  # and with it the lock, as a kill would
+    assert_holds(write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)], resume=True), [ids_only(20)])
+
+
+def test_resume_starts_over_in_a_folder_without_attributes(tmp_path):
+    (tmp_path / "a.zarr.partial").mkdir()
+    assert_holds(write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)], resume=True), [ids_only(20)])
+
+
+def test_resume_refuses_a_folder_of_something_else(tmp_path):
+    (tmp_path / "a.zarr.partial").mkdir()
+    (tmp_path / "a.zarr.partial" / "thesis.tex").write_text("precious")
+    with pytest.raises(TraceError, match="no Zarr v3 group"):
+        write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)], resume=True)
+    assert (tmp_path / "a.zarr.partial" / "thesis.tex").read_text() == "precious"
+
+
+def test_resume_without_a_partial_is_refused(tmp_path):
+    with pytest.raises(TraceError, match="nothing to resume"):
+        TraceWriter.resume(tmp_path / "a.zarr", PLAIN)
+
+
+OTHER = Header(geometry=GEOMETRY.model_copy(update={"k": 1}))
+RENAMED = Header(geometry=GEOMETRY, provenance=Provenance(versions={"torch": "2.0"}))
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (OTHER, r"header\.geometry\.k is 2 in the store, 1 now"),
+        (RENAMED, r"header\.provenance\.versions\.torch is None in the store, '2\.0' now"),
+    ],
+)
+def test_resume_with_another_header_names_the_field(tmp_path, header, message):
+    commit_some(tmp_path / "a.zarr", [ids_only(20)])
+    with pytest.raises(TraceError, match=message):
+        TraceWriter.resume(tmp_path / "a.zarr", header)
+    assert_holds(open_trace(tmp_path / "a.zarr.partial"), [ids_only(20)])
+
+
+@pytest.mark.parametrize(("stored", "given"), [(BIAS, None), (None, BIAS), (BIAS, BIAS + 1)])
+def test_resume_with_another_router_bias_is_refused(tmp_path, stored, given):
+    commit_some(tmp_path / "a.zarr", [ids_only(20)], bias=stored)
+    with pytest.raises(TraceError, match="router_bias differs"):
+        TraceWriter.resume(tmp_path / "a.zarr", PLAIN, given)
+
+
+def test_resume_holds_later_requests_to_the_same_arrays(tmp_path):
+    commit_some(tmp_path / "a.zarr", [ids_only(20)])
+    writer = TraceWriter.resume(tmp_path / "a.zarr", PLAIN)
+    with pytest.raises(TraceError, match="request 1: nll must be given for every request or for none"):
+        writer.append(replace(ids_only(20), nll=np.zeros(20)))
