@@ -19,6 +19,7 @@ def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
         f"{label}: {trace.header.provenance.model}, {trace.requests:,} requests, {trace.tokens:,} tokens, "
         f"trace {trace.digest[:12]}",
         *settings(results),
+        *_seconds(results),
     ]
     if "open-loop" in label:
         lines.append(
@@ -35,6 +36,19 @@ def settings(results: Sequence[Result]) -> list[str]:
         *_each_capacity(results),
         *_each_side_buffer(results),
     ]
+
+
+def _seconds(results: Sequence[Result]) -> list[str]:
+    """What the times of each platform rest on."""
+    told = {
+        (result.config["platform"], result.about.get("seconds"), result.about.get("calibration")): None
+        for result in results
+    }
+    lines = []
+    for platform, seconds, calibration in told:
+        of = f"calibrated, {calibration}" if seconds == "calibrated" else "an estimate: the platform is not calibrated"
+        lines.append(f"seconds of {platform}: {of}")
+    return lines
 
 
 def _each_capacity(results: Sequence[Result]) -> list[str]:

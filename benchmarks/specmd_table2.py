@@ -10,7 +10,7 @@ routing, with one lift of reuse over chance and one look-ahead recall for all, m
 lengths are unpublished, and taken as 64. What differs between models here is geometry, nothing that they learned. Only
 the miniature's sample is recorded; it has OLMoE's topology, so it stands beside OLMoE's row, outside of the 16 cells.
 SIMULATED: its machine's 5 GB/s, without the 1 to 2.5 ms per expert that its software adds to small experts' loads, so
-percentages can be compared and milliseconds cannot. `make study-specmd` runs it.
+percentages can be compared and milliseconds cannot; `--load-us 1750` adds them. `make study-specmd` runs it.
 """
 
 from __future__ import annotations
@@ -67,9 +67,12 @@ class Cell(NamedTuple):
     preset: str
     capacity: str
 
-    def config(self, suffix: str = "") -> ReplayConfig:
-        """The preset's, at this capacity."""
-        return configure(**preset(self.preset + suffix).values() | {"capacity": self.capacity})
+    def config(self, suffix: str, load_us: int) -> ReplayConfig:
+        """The preset's, at this capacity, its machine's software spending so many microseconds to load an expert."""
+        settings = preset(self.preset + suffix).values() | {"capacity": self.capacity}
+        if load_us:
+            settings["platform"] += f":loading.ns_per_expert={1000 * load_us}"
+        return configure(**settings)
 
     def published(self) -> tuple[float, float]:
         """TTFT in ms without and with Least-Stale; the miniature's is OLMoE's."""
@@ -83,7 +86,7 @@ def main() -> None:
     rows: list[Row] = []
     for model in options.models:
         with TemporaryDirectory() as folder:
-            found = list(_cells(model, _trace(model, options, Path(folder))))
+            found = list(_cells(model, _trace(model, options, Path(folder)), options.load_us))
         kind = "recorded" if model == MINIATURE else "SYNTHETIC routing"
         title = f"{model} ({kind}): SIMULATED, cells are without -> with Least-Stale; open loop where output changes"
         console().print(table([_arrows(row) for row in found], title=title))
@@ -100,6 +103,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a synthetic prompt")
     parser.add_argument("--decode", type=int, default=64, help="tokens after it")
+    parser.add_argument("--load-us", type=int, default=0, help="microseconds of software per load of an expert")
     parser.add_argument("--out", type=Path, default=Path("runs/specmd_table2.json"))
     return parser.parse_args()
 
@@ -129,9 +133,9 @@ def _reuse(geometry: Geometry) -> float:
     return chance + LIFT * (1 - chance)
 
 
-def _cells(model: str, trace: Trace) -> Iterator[Row]:
+def _cells(model: str, trace: Trace, load_us: int) -> Iterator[Row]:
     cells = [Cell(model, name, capacity) for capacity in CAPACITIES for name in PRESETS]
-    configs = [cell.config(suffix) for cell in cells for suffix in ("", LEAST_STALE)]
+    configs = [cell.config(suffix, load_us) for cell in cells for suffix in ("", LEAST_STALE)]
     results = [result for result, _ in run_grid(trace, configs, os.cpu_count() or 1, bounded=False)]
     seen = measured(to_frame(results, [None] * len(results))).to_dicts()
     for cell, before, after in zip(cells, seen[::2], seen[1::2], strict=True):

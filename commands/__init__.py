@@ -20,6 +20,8 @@ NAMES = (
     "tune",
     "live",
     "validate",
+    "calibrate",
+    "evidence",
     "plot",
     "policies",
     "presets",

@@ -11,7 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOMS = ("analysis", "commands", "policies", "results", "simulator", "sweeps", "tracegen", "traces")
+ROOMS = ("analysis", "calibration", "commands", "policies", "results", "simulator", "sweeps", "tracegen", "traces")
 HOME = Path(__file__).resolve().parents[1]
 
 

@@ -22,6 +22,7 @@ from traces.documents import content
 
 MOST_BYTES = 1 << 30  #: of one file of results
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
+ESTIMATE = "an estimate: the platform is not calibrated"
 #: Fields that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
 #: What every part must hold: nested column -> the fields that are read by name. A counter may be missing.
@@ -105,6 +106,18 @@ def label_of(frame: pl.DataFrame) -> str:
     """What all figures of these rows must be read as: SIMULATED, or open-loop if any of them is."""
     labels = set(frame.select(pl.col("about").struct.field("label")).to_series())
     return " / ".join(sorted(labels))
+
+
+def seconds_of(frame: pl.DataFrame) -> str:
+    """What the times of these rows rest on, in words; results of before were estimates."""
+    about = frame.schema["about"]
+    if not isinstance(about, pl.Struct) or "calibration" not in _inner(about):
+        return ESTIMATE
+    told = frame.select(pl.col("about").struct.field("calibration")).to_series()
+    known = ", ".join(sorted(set(told.drop_nulls())))
+    if told.null_count() and known:
+        return f"calibrated in part ({known}), else {ESTIMATE}"
+    return f"calibrated ({known})" if known else ESTIMATE
 
 
 def fields(frame: pl.DataFrame) -> list[str]:

@@ -47,7 +47,7 @@ def load(folder: Path) -> pl.DataFrame:
         "bound",
         pl.lit(ROWS_VERSION, pl.Int64).alias("rows_version"),
         pl.struct(settings_in(table.columns)).alias("config"),
-        pl.struct(*ABOUT_FIELDS, "warning", pl.struct(full).alias("policies")).alias("about"),
+        pl.struct(*ABOUT_FIELDS, "warning", "seconds", "calibration", pl.struct(full).alias("policies")).alias("about"),
         pl.struct(*totals, "time_ns", "lifetime").alias("totals"),
         pl.struct([name for name in LATENCIES if name != "requests"]).alias("latency"),
     )

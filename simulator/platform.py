@@ -35,7 +35,7 @@ Points = tuple[tuple[Annotated[int, Field(ge=1, lt=2**63)], Annotated[float, Fie
 class Wire(Sparse):
     """What experts cross: a fixed latency, then bytes at a rate; `depth` transfers may be issued at once."""
 
-    later: ClassVar = frozenset({"start_ns", "reads", "by_size"})
+    later: ClassVar = frozenset({"start_ns", "reads", "by_size", "lane_bytes_per_s"})
 
     bytes_per_s: Rate
     latency_ns: Ns = 0  #: of a read
@@ -43,6 +43,7 @@ class Wire(Sparse):
     start_ns: Ns = 0  #: more latency for a transfer that starts on an idle wire
     reads: int = Field(default=1, ge=1, le=4096)  #: of an expert, equal ones, one after the other
     by_size: Points = ()  #: bytes/s by the size of a read, in place of `bytes_per_s`; constant beyond both ends
+    lane_bytes_per_s: Rate | None = None  #: of one lane: `depth` of them move no more than depth times that
 
     @field_validator("by_size")
     @classmethod
@@ -62,12 +63,17 @@ class Wire(Sparse):
     def wire_ns(self, size: int) -> int:
         """Nanoseconds on the wire, without latency, rounded up."""
         rate = _between(self.by_size, size / self.reads) if self.by_size else self.bytes_per_s
+        rate = min(rate, self.depth * (self.lane_bytes_per_s or inf))
         return 0 if rate == inf else -(-size * NS // max(1, int(rate)))
 
     def slowed(self, share: float) -> Self:
         """The same link at a share of its rate."""
-        by_size = tuple((size, rate * share) for size, rate in self.by_size)
-        return self.model_copy(update={"bytes_per_s": self.bytes_per_s * share, "by_size": by_size})
+        slower = {
+            "bytes_per_s": self.bytes_per_s * share,
+            "by_size": tuple((size, rate * share) for size, rate in self.by_size),
+            "lane_bytes_per_s": self.lane_bytes_per_s and self.lane_bytes_per_s * share,
+        }
+        return self.model_copy(update=slower)
 
 
 class Link(Wire):
@@ -210,6 +216,12 @@ class Calibration(Frozen):
     date: str = ""
     cells: int = Field(default=0, ge=0)  #: runs that the figures were fitted on
     mape: float | None = Field(default=None, ge=0)  #: of the time per token; `method` says over which runs
+
+    def told(self) -> str:
+        """One line: of which machine, by which runs, how far off, from when."""
+        error = None if self.mape is None else f"mean error {self.mape:.1%}"
+        runs = f"{self.cells} runs" if self.cells else None
+        return ", ".join(filter(None, (self.device, runs, error, self.date)))
 
 
 #: The figures of a link that its times are made from.

@@ -158,6 +158,7 @@ def _about(ready: Plan) -> Row:
     chosen = ready.chosen.priced(times_of(ready.machine, ready.layout.geometry, ready.layout.tiers))
     return {
         "label": _label(ready),
+        **_seconds(ready.machine),
         "identity": ready.config.identity(ready.origin),
         "semantics": SEMANTICS_VERSION,
         "trace": ready.origin.digest,
@@ -169,6 +170,12 @@ def _about(ready: Plan) -> Row:
         "token_cycles": ready.capacity.token_cycles,
         "warning": ready.warning,
     }
+
+
+def _seconds(machine: Platform) -> Row:
+    """Whether its times are of measured prices, and of which."""
+    about = machine.calibration
+    return {"seconds": "calibrated" if about else "estimate", "calibration": about.told() if about else None}
 
 
 def _label(ready: Plan) -> str:

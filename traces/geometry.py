@@ -32,6 +32,7 @@ class KnownModel(Frozen):
     published: Published
     context: int  #: tokens
     params: int  #: of the whole text model, embedding included
+    embedding_params: int = 0  #: of an embedding table apart from the head
     kv_bytes: int  #: of KV cache that one position adds at 16 bits, every layer reading all of it
     source: str
     note: str = ""
@@ -169,8 +170,11 @@ class ModelNumbers(Frozen):
 
     def total(self) -> int:
         """Parameters of the whole model."""
-        embedding = 0 if self.tied else self.vocab * self.hidden
-        return self.layers * (self.experts * self.mlp(self.width) + self.dense()) + self.head() + embedding
+        return self.layers * (self.experts * self.mlp(self.width) + self.dense()) + self.head() + self.embedding()
+
+    def embedding(self) -> int:
+        """Parameters of an embedding table apart from the head."""
+        return 0 if self.tied else self.vocab * self.hidden
 
     def geometry(self) -> Geometry:
         """The model's MoE part, its experts in the published format."""
@@ -237,6 +241,7 @@ def _known(name: str, numbers: ModelNumbers) -> KnownModel:
         published=numbers.published,
         context=numbers.context,
         params=numbers.total(),
+        embedding_params=numbers.embedding(),
         kv_bytes=numbers.kv_bytes(),
         source=numbers.source,
         note=numbers.note,

@@ -16,6 +16,7 @@ from analysis.metrics import measured
 from analysis.palette import looks
 from analysis.ratios import FORMULAS
 from results.errors import ResultError
+from results.read import seconds_of
 
 OPTIONS = {"latency": ("ttft_mean_ms", "ttft_median_ms", "tpot_ms")}
 WORDS = {"ttft_mean_ms": "mean TTFT", "ttft_median_ms": "median TTFT", "tpot_ms": "TPOT"}
@@ -32,7 +33,8 @@ def draw(frame: pl.DataFrame, latency: str) -> Figure:
     _check(found.rows, latency)
     drawn = looks(found.policies)
     word = WORDS[latency]
-    note = f"{word}: {FORMULAS[latency]}. An estimate until the platform is calibrated. Capacity: of all expert bytes."
+    told = f"Seconds: {seconds_of(frame)}."
+    note = f"{word}: {FORMULAS[latency]}. {told} Capacity: of all expert bytes."
     title = f"{word[0].upper()}{word[1:]} against capacity"
     wording = Wording(title, found.shared, found.label, "capacity", f"{word}, ms", note)
     sheet = Sheet(Grid([""], found.settings, panel_size(len(found.settings), 1)), wording, legend(drawn))

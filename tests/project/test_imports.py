@@ -17,7 +17,7 @@ from policies import contract
 from traces import demand, passes
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = ("tracegen", "traces", "policies", "simulator", "sweeps", "results", "analysis")
+STAGES = ("tracegen", "traces", "policies", "simulator", "sweeps", "calibration", "results", "analysis")
 ROOMS = (*STAGES, "commands")
 #: What each room may import.
 MAY_IMPORT = {
@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "results": {"results", "traces"},
     "simulator": {"simulator", "policies", "results", "traces"},
     "sweeps": {"sweeps", "simulator", "policies", "results", "traces"},
+    "calibration": {"calibration", "simulator", "policies", "results", "traces"},
     "tracegen": {"tracegen", "traces"},
     "analysis": {"analysis", "results", "traces"},
     "commands": set(ROOMS),

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("analysis", "benchmarks", "commands", "moereplay", "policies", "results", "simulator", "sweeps", "tests")
+ROOMS = (
+    "analysis",
+    "benchmarks",
+    "calibration",
+    "commands",
+    "moereplay",
+    "policies",
+    "results",
+    "simulator",
+    "sweeps",
+    "tests",
+)
 ROOMS += ("tracegen", "traces")
 
 #: Private words that are gone, with what is in their place. Parts of identifiers count: `one_world` holds `world`.

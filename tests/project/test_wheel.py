@@ -20,7 +20,18 @@ from traces.store import open_trace
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-PACKAGES = ("analysis", "commands", "moereplay", "policies", "results", "simulator", "sweeps", "tracegen", "traces")
+PACKAGES = (
+    "analysis",
+    "calibration",
+    "commands",
+    "moereplay",
+    "policies",
+    "results",
+    "simulator",
+    "sweeps",
+    "tracegen",
+    "traces",
+)
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 UNWANTED = (".*", "runs", "build", "dist", "*.egg-info", "*.derived", "__pycache__")
 #: Names that a user may have in the folder where the program runs.

@@ -10,6 +10,7 @@ import pytest
 
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
+from simulator.platform_files import platform
 from simulator.preset import ALWAYS, NAMES, explain, preset, settings
 from simulator.presets import NAMES as FILES
 from simulator.presets import SPECMD
@@ -37,6 +38,10 @@ KNOWN_FOR = {
     "moe-infinity": {"prefetch": "activation_matrix", "eviction": "activation_ratio", "miss": "fetch"},
     "fiddler": {"prefetch": "none", "eviction": "static", "miss": "fiddler"},
     "llama.cpp": {"prefetch": "none", "eviction": "class_lru", "miss": "fetch"},
+    "bigmoeonedge": {"eviction": "lru", "scope": "global", "contract": "atomic", "passes": "recorded"},
+    "imp": {"eviction": "lru", "scope": "per_layer", "contract": "atomic"},
+    "warp": {"eviction": "lfru", "scope": "global", "contract": "atomic"},
+    "colibri": {"eviction": "pinned", "scope": "per_layer", "contract": "atomic"},
 }
 every_preset = pytest.mark.parametrize("name", NAMES)
 
@@ -112,6 +117,15 @@ def test_cache_prior_holds_half_of_each_layer() -> None:
     trace = random_trace(1, Sizes(layers=3, experts=16, tokens=8))
     about = replay(trace, configure(**preset("cache-prior-paper").values())).about
     assert " = 8/layer" in about["capacity_forms"]
+
+
+@pytest.mark.parametrize(
+    ("name", "overlap", "lanes"),
+    [("bigmoeonedge", "arrival", 4), ("imp", "none", 1), ("warp", "none", 8), ("colibri", "none", 1)],
+)
+def test_an_engines_preset_has_its_overlap_and_its_lanes(name: str, overlap: str, lanes: int) -> None:
+    machine = platform(preset(name).values()["platform"])
+    assert (machine.overlap, machine.links[0].depth) == (overlap, lanes)
 
 
 def test_what_was_assumed_is_said() -> None:

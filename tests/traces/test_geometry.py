@@ -33,6 +33,8 @@ PUBLISHED = {
     "nemotron-3-nano-30b-a3b": 31.6,
     "gemma-4-26b-a4b": 25.2,
     "xverse-moe-a4.2b": 25.78,
+    "qwen3.6-35b-a3b": 34.66,  # as llama.cpp prints of the text model
+    "lfm2-8b-a1b": 8.34,
 }
 
 #: GiB of all experts at 16 bits in SpecMD (arXiv 2602.03921), table 3

@@ -1,0 +1,148 @@
+"""Every run of a folder of evidence: predicted by the calibration of its device, or refused with the reason."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import pairwise
+
+from calibration.fitting import Fitted, fit, prediction
+from calibration.folder import Evidence
+from calibration.prediction import REPLAY, Prediction, measured, summary
+from calibration.refusal import RefusalError
+from calibration.replayed import replayed, routing_of
+from calibration.rows import Line
+from calibration.runs import Run, run_of
+from policies.errors import PolicyError
+from simulator.errors import ConfigError
+from simulator.platform import Platform
+from simulator.platform_files import platform
+from traces.schema import TraceError
+
+FIT, HELD_OUT = "fit", "held_out"
+OPTION = "--fit"
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Calibrated platforms by device, the patterns of what they were fitted on, and devices that could not be."""
+
+    platforms: Mapping[str, Platform]
+    globs: Sequence[str]
+    failures: Mapping[str, str]
+
+    def role(self, cell: Line) -> str:
+        """Whether the cell is one of those that were fitted on."""
+        return FIT if any(fnmatchcase(cell.text("cell"), glob) for glob in self.globs) else HELD_OUT
+
+
+def method_of(globs: Sequence[str], folder: str) -> str:
+    """How a calibration on these runs is made again; `globs_of` reads it."""
+    return shlex.join(["moereplay", "calibrate", folder, *(word for glob in globs for word in (OPTION, glob))])
+
+
+def globs_of(method: str) -> list[str]:
+    """The patterns of a method, none if it is said in other words."""
+    try:
+        words = shlex.split(method)
+    except ValueError:
+        return []
+    return [after for word, after in pairwise(words) if word == OPTION]
+
+
+def from_files(names: Sequence[str]) -> Machines:
+    """Calibrated platforms as files or presets. Raises ConfigError for one without a calibration."""
+    platforms: dict[str, Platform] = {}
+    globs: list[str] = []
+    for name in names:
+        machine = platform(name)
+        about = machine.calibration
+        if about is None:
+            raise ConfigError(f"platform {name} has no [calibration]; make one with `moereplay calibrate`")
+        if about.device in platforms:
+            raise ConfigError(
+                f"{name} is of device {about.device!r}, as another --calibration is; give one of each device"
+            )
+        platforms[about.device] = machine
+        globs += globs_of(about.method)
+    return Machines(platforms, globs, {})
+
+
+def from_fits(evidence: Evidence, globs: Sequence[str], base: Platform) -> Machines:
+    """A calibration of each device that has runs to fit on. Raises ConfigError if none can be made."""
+    platforms: dict[str, Platform] = {}
+    failures: dict[str, str] = {}
+    runs, _ = runs_of(evidence, evidence.chosen(globs))
+    for device in sorted({run.device for run in runs}):
+        try:
+            platforms[device] = fit_of([run for run in runs if run.device == device], globs, base, evidence).platform
+        except ConfigError as wrong:
+            failures[device] = str(wrong)
+    if not platforms:
+        raise ConfigError(next(iter(failures.values()), "no run is left to fit on; name runs with a time per token"))
+    return Machines(platforms, globs, failures)
+
+
+def fit_of(runs: Sequence[Run], globs: Sequence[str], base: Platform, evidence: Evidence) -> Fitted:
+    """The calibration on these runs. Raises ConfigError."""
+    return fit(runs, base, method_of(globs, evidence.path.name))
+
+
+def runs_of(evidence: Evidence, cells: Sequence[Line]) -> tuple[list[Run], dict[str, str]]:
+    """The cells that can be priced, and the reasons of the others by name."""
+    runs: list[Run] = []
+    refused: dict[str, str] = {}
+    for cell in cells:
+        try:
+            runs.append(run_of(evidence, cell))
+        except RefusalError as refusal:
+            refused[cell.text("cell")] = str(refusal)
+    return runs, refused
+
+
+def predictions(evidence: Evidence, machines: Machines) -> Iterator[Prediction]:
+    """One for every cell, in the order of the file. Raises ConfigError for files that are wrong."""
+    fitted = {cell.text("model") for cell in evidence.cells if machines.role(cell) == FIT}
+    for cell in evidence.cells:
+        role = machines.role(cell)
+        try:
+            yield _predicted(evidence, cell, machines, role, fitted)
+        except RefusalError as refusal:
+            yield Prediction(cell.text("cell"), cell.text("device"), role, reason=str(refusal))
+
+
+def _predicted(evidence: Evidence, cell: Line, machines: Machines, role: str, fitted: set[str]) -> Prediction:
+    machine = _machine(cell.text("device"), machines)
+    run = run_of(evidence, cell)
+    if run.sizes.dense_bytes is None and cell.text("model") not in fitted:
+        raise RefusalError(f"nobody says what {cell.text('model')} reads beside its experts")
+    published = prediction(machine, run, role)
+    routing = routing_of(evidence.path, run)
+    if routing is None or not run.cached:
+        return published
+    try:
+        found = replayed(machine, run, routing)
+    except (RefusalError, ConfigError, PolicyError, TraceError) as wrong:
+        return replace(published, more={"not_replayed": str(wrong)})
+    columns = found.columns
+    return replace(published, basis=REPLAY, predicted=columns, measured=measured(run, columns), more=found.more)
+
+
+def _machine(device: str, machines: Machines) -> Platform:
+    if device in machines.platforms:
+        return machines.platforms[device]
+    if device in machines.failures:
+        raise RefusalError(f"device {device} could not be calibrated: {machines.failures[device]}")
+    known = ", ".join(sorted(machines.platforms))
+    raise RefusalError(f"no calibration is of device {device}; there is one of {known}")
+
+
+def document(found: Sequence[Prediction]) -> dict[str, object]:
+    """As `moereplay evidence --json` prints it. The summary is over held-out cells, if there are any with a time."""
+    held = [each for each in found if each.role == HELD_OUT]
+    over = held if any(each.time_error is not None for each in held) else list(found)
+    refused = sum(each.refused for each in found)
+    about = {"predicted": len(found) - refused, "refused": refused, "over": HELD_OUT if over is held else FIT}
+    return {"cells": [each.document() for each in found], "summary": about | summary(over)}

@@ -1,0 +1,86 @@
+"""Per-token logs of one engine as runs: what a row of cells.csv would say of them comes from options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from calibration.refusal import RefusalError
+from calibration.rows import Line
+from calibration.runs import Run, run_from
+from calibration.series import read_series
+from calibration.sizes import MIB
+from simulator.capacity import parse_size
+from simulator.errors import ConfigError
+from traces.geometry import known
+from traces.weight_formats import check_format
+
+FEWEST_TOKENS = 10
+
+
+class Logged(NamedTuple):
+    """What the logs do not say of themselves."""
+
+    model: str
+    memory: str  #: of the expert cache, as 4000MiB; 0: nothing is kept
+    k: int | None
+    lanes: int
+    serial: bool
+    quant: str
+    dense: str | None  #: bytes that every token reads, as 1816MiB
+    device: str
+
+
+def runs_of_logs(files: Sequence[Path], about: Logged) -> list[Run]:
+    """A run for each file. Raises ConfigError."""
+    cells = _cells(about)
+    runs = []
+    for file in files:
+        series = read_series(file)
+        if series.tokens < FEWEST_TOKENS:
+            raise ConfigError(f"{file}: {series.tokens} tokens; a calibration needs at least {FEWEST_TOKENS}")
+        try:
+            runs.append(run_from(Line(file, 0, {**cells, "cell": file.stem}), None, series))
+        except RefusalError as refusal:
+            raise ConfigError(f"{file}: {refusal}") from None
+    return runs
+
+
+def _cells(about: Logged) -> Mapping[str, str]:
+    """The columns of a row. Raises ConfigError, and TraceError for an unknown model."""
+    memory = _mib("--memory", about.memory)
+    try:
+        stored = check_format(about.quant)
+    except ValueError as wrong:
+        raise ConfigError(f"--quant {about.quant}: {wrong}") from None
+    return {
+        "device": about.device,
+        "model": known(about.model).name,
+        "quant": stored,
+        "k": str(about.k or ""),
+        "lanes": str(about.lanes),
+        "overlap": "no" if about.serial else "yes",
+        "cache_mib": str(memory),
+        "policy": "lru" if memory else "none (cache off)",
+        "dense_mib": str(_mib("--dense", about.dense)) if about.dense else "",
+    }
+
+
+def _mib(option: str, text: str) -> float:
+    size = parse_size(text) if text != "0" else 0
+    if size is None:
+        raise ConfigError(f"{option} {text[:40]!r} is no size; write 4000MiB, 2GB or 0")
+    return float(size / MIB)
+
+
+def split(runs: Sequence[Run], hold_out: float) -> tuple[list[Run], list[Run]]:
+    """The first tokens of each log to fit on, the last ones to predict: of each the share that is held out."""
+    firsts, lasts = [], []
+    for run in runs:
+        tokens = run.series.tokens if run.series else 0
+        kept = max(1, tokens - round(tokens * hold_out))
+        firsts.append(run.part(slice(0, kept)))
+        if kept < tokens:
+            lasts.append(run.part(slice(kept, None)))
+    return firsts, lasts

@@ -1,0 +1,109 @@
+"""What a calibrated platform says of a run, in the columns of cells.csv, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from calibration.machine import as_run, compute_ms, loading_ms, waiting_ms
+from calibration.runs import Run
+from simulator.platform import Platform
+
+#: What a run is judged by: the first of these that was measured.
+TIMES = ("tpot_median_ms", "tpot_ms")
+PUBLISHED, REPLAY = "published", "replay"
+Columns = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One cell: predicted, measured and the error of each column, or the reason why it is not predicted."""
+
+    cell: str
+    device: str
+    role: str  #: fit, held_out
+    basis: str = ""  #: published, replay
+    reason: str = ""  #: of a refusal; of a prediction whose time is not compared
+    predicted: Columns = field(default_factory=dict)
+    measured: Columns = field(default_factory=dict)
+    compared: bool = True  #: whether its time counts in summaries
+    more: Mapping[str, object] = field(default_factory=dict)  #: what only this basis tells
+
+    @property
+    def refused(self) -> bool:
+        """Whether nothing is predicted."""
+        return not self.predicted
+
+    @property
+    def error(self) -> dict[str, float]:
+        """predicted / measured - 1 by column, where both are known and something was measured."""
+        both = {name: (value, self.measured[name]) for name, value in self.predicted.items() if name in self.measured}
+        return {name: value / was - 1 for name, (value, was) in both.items() if was}
+
+    @property
+    def time_error(self) -> float | None:
+        """Of the time per token; None if none was measured, or it does not count."""
+        errors = self.error
+        return next((errors[name] for name in TIMES if name in errors), None) if self.compared else None
+
+    def document(self) -> dict[str, object]:
+        """As `moereplay evidence --json` prints it."""
+        return {
+            "cell": self.cell,
+            "device": self.device,
+            "status": "refused" if self.refused else "predicted",
+            "reason": self.reason,
+            "basis": self.basis,
+            "role": self.role,
+            "measured": _rounded(self.measured),
+            "predicted": _rounded(self.predicted),
+            "error": _rounded(self.error),
+            **self.more,
+        }
+
+
+def _rounded(columns: Columns) -> dict[str, float]:
+    return {name: float(f"{value:.6g}") for name, value in columns.items()}
+
+
+def predicted(platform: Platform, run: Run) -> dict[str, float]:
+    """The columns that published hits and bytes tell, each of the mean token but for the median one's time."""
+    machine = as_run(platform, run)
+    compute, waiting, loading = compute_ms(machine, run), waiting_ms(machine, run), loading_ms(machine, run)
+    each = compute + waiting + loading
+    return columns(run, compute, waiting, loading) | {"tpot_median_ms": float(np.median(each))}
+
+
+def columns(run: Run, compute: float, waiting: np.ndarray, loading: np.ndarray) -> dict[str, float]:
+    """Means per token: times in milliseconds, tokens per second."""
+    tpot = compute + float(waiting.mean()) + float(loading.mean())
+    waited = {"io_ms" if run.serial else "stall_ms": float(waiting.mean())}
+    return {"tpot_ms": tpot, "tok_s": 1000 / tpot, "compute_ms": compute, **waited, "mgmt_ms": float(loading.mean())}
+
+
+def measured(run: Run, names: Iterable[str]) -> dict[str, float]:
+    """What the row has of these columns; the median token's time else from the log."""
+    known = {name: run.cell.amount(name) for name in names}
+    if run.series is not None and known.get("tpot_median_ms") is None:
+        known["tpot_median_ms"] = float(np.median(run.series.wall_ms))
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def summary(predictions: Sequence[Prediction]) -> dict[str, object]:
+    """How far predictions are off, over those whose time counts; null where there is none."""
+    errors = {each.cell: each.time_error for each in predictions}
+    known = {cell: error for cell, error in errors.items() if error is not None}
+    if not known:
+        return {"cells": 0, "median_abs_error": None, "mape": None, "bias": None, "worst": None, "worst_cell": None}
+    values = np.array(list(known.values()))
+    worst = max(known, key=lambda cell: abs(known[cell]))
+    return {
+        "cells": len(known),
+        "median_abs_error": float(np.median(np.abs(values))),
+        "mape": float(np.abs(values).mean()),
+        "bias": float(values.mean()),
+        "worst": known[worst],
+        "worst_cell": worst,
+    }

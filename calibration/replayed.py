@@ -1,0 +1,178 @@
+"""A run predicted by replaying its routing: hits and bytes of the very experts, and the times of every token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+
+from calibration.machine import as_run
+from calibration.refusal import RefusalError
+from calibration.runs import Run
+from calibration.sizes import MIB, Sizes
+from results.result import Event, Result
+from simulator.config import configure
+from simulator.errors import ConfigError
+from simulator.platform import Platform
+from simulator.platform_files import as_toml
+from simulator.replay import replay
+from traces.importers import registry as importers
+from traces.importers.contract import Options
+from traces.schema import Geometry, Header, Request, Trace, memory_trace
+from traces.weight_formats import BITS_PER_WEIGHT
+
+MS = 1e6  #: nanoseconds
+#: What rows call their policy, and what it is here.
+POLICIES = {"lru": "lru", "lfu with recency (LFRU), sampled eviction": "lfru", "lfu with recency (LFRU)": "lfru"}
+BITS = 16.0  #: at which dense bytes are stated: weights are half of them
+#: A routing file that a row's notes name where it has none of its own.
+NAMED = re.compile(r"\broutes/[\w.-]+\.(?:csv|jsonl)\b")
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Columns of cells.csv as replayed, and how the tokens' own series compare."""
+
+    columns: Mapping[str, float]
+    more: Mapping[str, object]
+
+
+def routing_of(folder: Path, run: Run) -> Path | None:
+    """The file of the run's routing, or of its model's; None where the row names none that is there."""
+    named = run.cell.text("trace_file")
+    if not named and (found := NAMED.search(run.cell.text("notes"))):
+        named = found[0]
+    path = folder / named if named else None
+    return path if path and path.exists() else None
+
+
+def replayed(platform: Platform, run: Run, routing: Path) -> Replayed:
+    """The run's routing on the platform. Raises RefusalError, TraceError or ConfigError."""
+    trace = _trace(routing, run)
+    with TemporaryDirectory() as folder:
+        machine = Path(folder) / "machine.toml"
+        machine.write_text(as_toml(as_run(platform, run)), "utf-8")
+        config = configure(**_settings(run), platform=str(machine))
+        result = replay(trace, config, log=True)
+    return _compared(result, run, trace.geometry.expert_bytes)
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """Policy, capacity and scope of the run. Raises RefusalError for what is not one of ours."""
+    eviction = POLICIES.get(run.cell.text("policy"))
+    if eviction is None:
+        raise RefusalError(f"policy {run.cell.text('policy')!r} has no replay")
+    scope = "per_layer" if run.cell.text("cache_scope").startswith("per layer") else "global"
+    if memory := run.cell.amount("cache_mib"):
+        return {"eviction": eviction, "capacity": f"{memory:g}MiB", "scope": scope}
+    if slots := run.cell.amount("cache_slots"):
+        return {"eviction": eviction, "capacity": f"{slots:g}experts", "scope": scope}
+    raise RefusalError("its cache's size is not said")
+
+
+def _trace(routing: Path, run: Run) -> Trace:
+    header, requests = _requests(routing, run.sizes)
+    return memory_trace(header, list(requests))
+
+
+@cache
+def _requests(routing: Path, sizes: Sizes) -> tuple[Header, Sequence[Request]]:
+    """The file's rows with the sizes of the run; a folder of evidence names one file for several runs."""
+    per_layer = round(sizes.expert_bytes)
+    given = Geometry(layers=sizes.layers, experts=sizes.experts, k=sizes.k, expert_bytes=(per_layer,) * sizes.layers)
+    foreign = importers.read(routing, Options(geometry=given))
+    header = foreign.header
+    found = header.geometry
+    if (found.layers, found.k) != (sizes.layers, sizes.k):
+        raise ConfigError(
+            f"{routing}: {found.layers} layers of {found.k} experts; its run has {sizes.layers} of {sizes.k}"
+        )
+    requests = list(islice(foreign.requests, 1))
+    return header.model_copy(update={"geometry": _sized(found, sizes)}), requests
+
+
+def _sized(geometry: Geometry, sizes: Sizes) -> Geometry:
+    """The trace's geometry with the dense bytes and the weight format of the run."""
+    mean = sum(geometry.expert_bytes) / geometry.layers
+    dense = round((sizes.dense_bytes or 0) * 8 / BITS / geometry.layers)
+    bits = BITS_PER_WEIGHT.get(sizes.weight_format, BITS)
+    stored = {"dense_params": dense, "head_params": 0, "dense_bits": BITS, "weight_format": sizes.weight_format}
+    return geometry.model_copy(update=stored | {"expert_params": round(mean * 8 / bits)})
+
+
+def _compared(result: Result, run: Run, sizes: Sequence[int]) -> Replayed:
+    decode = [row for row in result.per_layer if row["phase"] == "decode"]
+    passes = sum(row["decode_passes"] for row in result.per_request)
+
+    def total(name: str) -> int:
+        return sum(row[name] for row in decode)
+
+    tpot = sum(row["decode_ns"] for row in result.per_request) / passes / MS
+    tokens = _tokens(result.events, passes, sizes)
+    columns = {
+        "tpot_ms": tpot,
+        "tok_s": 1000 / tpot,
+        "tpot_median_ms": float(np.median(tokens.wall_ms)),
+        "compute_ms": (total("dense_ns") + total("expert_ns")) / passes / MS,
+        "io_ms" if run.serial else "stall_ms": total("stall_ns") / passes / MS,
+        "mgmt_ms": total("loading_ns") / passes / MS,
+        "read_mib_per_token": total("bytes_demand") / passes / MIB,
+        "hit_pct": _hits(result, run),
+    }
+    return Replayed(columns, {"per_token": _correlations(run, tokens)})
+
+
+def _hits(result: Result, run: Run) -> float:
+    """Percent over what the row counts: decoded tokens, or the prompt too."""
+    phases = ("decode",) if run.cell.text("hit_scope").startswith("decode") else ("decode", "prefill")
+    rows = [row for row in result.per_layer if row["phase"] in phases]
+    return 100 * sum(row["hits"] for row in rows) / sum(row["accesses"] for row in rows)
+
+
+class Tokens(NamedTuple):
+    """Of each decoded token, (T,)."""
+
+    wall_ms: np.ndarray  #: from the end of the one before
+    busy_ms: np.ndarray  #: of that, compute of dense parts and experts
+    read_bytes: np.ndarray
+
+
+def _tokens(events: Sequence[Event], passes: int, sizes: Sequence[int]) -> Tokens:
+    """The last passes of the log; `sizes` are bytes of an expert by layer."""
+    last = max(event.step_pass for event in events)
+    ends, busy, read = np.zeros((3, last + 1))
+    for event in events:
+        if event.kind in ("dense", "expert", "cpu"):
+            ends[event.step_pass] = max(ends[event.step_pass], event.t1)
+            busy[event.step_pass] += event.t1 - event.t0
+        elif event.kind == "transfer":
+            read[event.step_pass] += sizes[event.layer]
+    decoded = slice(last - passes + 1, None)
+    return Tokens(np.diff(ends, prepend=0)[decoded] / MS, busy[decoded] / MS, read[decoded])
+
+
+def _correlations(run: Run, tokens: Tokens) -> dict[str, object]:
+    """Pearson's r with the log's tokens, of bytes read, of waiting with loading, and of the whole time.
+
+    Nothing where the log is of another length, null where a series does not vary.
+    """
+    series = run.series
+    if series is None or series.tokens != len(tokens.wall_ms):
+        return {}
+    found = {"read_r": _r(tokens.read_bytes, series.read_bytes), "wall_r": _r(tokens.wall_ms, series.wall_ms)}
+    if series.stall_ms is not None and series.mgmt_ms is not None:
+        found["waiting_r"] = _r(tokens.wall_ms - tokens.busy_ms, series.stall_ms + series.mgmt_ms)
+    return {"tokens": series.tokens, **found}
+
+
+def _r(ours: np.ndarray, theirs: np.ndarray) -> float | None:
+    if ours.std() == 0 or theirs.std() == 0:
+        return None
+    return float(np.corrcoef(ours, theirs)[0, 1])

@@ -1,0 +1,86 @@
+"""What is printed of a calibration and of predictions: documents, and rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from calibration.fitting import Fitted
+from calibration.prediction import Prediction, summary
+
+#: What a figure is shown in, by the end of its name: divisor and unit.
+UNITS = {"bytes_per_s": (1e9, "GB/s"), "ns_per_mib": (1e3, "us/MiB"), "start_ns": (1e3, "us")}
+
+
+def document(found: Fitted, held: Sequence[Prediction]) -> dict[str, object]:
+    """As `moereplay calibrate --json` prints it."""
+    about = found.platform.calibration
+    fitted = found.on_itself
+    return {
+        "method": about.method if about else "",
+        "device": found.device,
+        "platform": found.platform.name,
+        "figures": {name: figure._asdict() for name, figure in found.figures.items()},
+        "fit": {"cells": len(found.runs), "mape": summary(fitted)["mape"], "names": [run.name for run in found.runs]},
+        "held_out": summary(held),
+        "warnings": list(found.warnings),
+        "residuals": [each.document() for each in (*fitted, *held)],
+    }
+
+
+def figure_rows(found: Fitted) -> list[dict[str, object]]:
+    """One row per figure: value and spread in a unit that a reader knows."""
+    return [_figure_row(name, figure.value, figure.spread, figure.n) for name, figure in found.figures.items()]
+
+
+def _figure_row(name: str, value: float, spread: float | None, n: int) -> dict[str, object]:
+    fits = [of for end, of in UNITS.items() if name.endswith(end)]
+    divisor, unit = (fits or [(1e9, "GB/s")])[0]
+    shown = "" if spread is None else f"{spread / divisor:.3g}"
+    return {"figure": name, "value": f"{value / divisor:.4g}", "spread": shown, "unit": unit, "runs": n}
+
+
+def residual_rows(found: Sequence[Prediction]) -> list[dict[str, object]]:
+    """One row per predicted cell: time per token, its error, and the split as predicted / measured."""
+    return [_residual_row(each) for each in found if not each.refused]
+
+
+def _residual_row(each: Prediction) -> dict[str, object]:
+    name = next((name for name in ("tpot_median_ms", "tpot_ms") if name in each.measured), "tpot_ms")
+    error = each.time_error
+    row: dict[str, object] = {
+        "cell": each.cell,
+        "role": each.role,
+        "basis": each.basis,
+        "time": name,
+        "ms": _both(each, name),
+        "error": "not compared" if error is None else f"{error:+.1%}",
+    }
+    waits = "io_ms" if "io_ms" in each.predicted else "stall_ms"
+    return row | {
+        "compute": _both(each, "compute_ms"),
+        "waiting": _both(each, waits),
+        "loading": _both(each, "mgmt_ms"),
+    }
+
+
+def _both(each: Prediction, name: str) -> str:
+    """Predicted / measured."""
+    was = each.measured.get(name)
+    return f"{each.predicted[name]:.4g} / {'-' if was is None else f'{was:.4g}'}"
+
+
+def refusal_rows(found: Sequence[Prediction]) -> list[dict[str, object]]:
+    """One row per refused cell, with the reason."""
+    return [{"cell": each.cell, "device": each.device, "reason": each.reason} for each in found if each.refused]
+
+
+def summary_line(found: Sequence[Prediction]) -> str:
+    """How far these are off, in words."""
+    of = summary(found)
+    if not of["cells"]:
+        return "no run whose time counts"
+    errors = {name: float(str(of[name])) for name in ("median_abs_error", "mape", "bias", "worst")}
+    return (
+        f"{of['cells']} runs: median |error| {errors['median_abs_error']:.1%}, mean |error| {errors['mape']:.1%}, "
+        f"bias {errors['bias']:+.1%}, worst {errors['worst']:+.1%} ({of['worst_cell']})"
+    )

@@ -1,0 +1,92 @@
+"""How large the model of a run is: its experts, and what every token reads beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calibration.refusal import RefusalError
+from calibration.rows import Line
+from traces.geometry import KnownModel, known
+from traces.schema import Geometry, TraceError
+from traces.weight_formats import BITS_PER_WEIGHT, named_in
+
+MIB = 1 << 20
+#: Bits per weight of an embedding table that is left out of what a token reads: Q4_K, which Q4_K_M files use for it.
+EMBEDDING_BITS = 4.5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one model as one run stored it."""
+
+    layers: int
+    experts: int
+    k: int  #: of the run, which may use fewer than the model's own
+    expert_bytes: float  #: mean over layers
+    dense_bytes: float | None  #: that a token reads and that are no routed expert; None if nobody says
+    dense_from: str  #: where the dense bytes are from
+    weight_format: str  #: of the experts
+
+    @property
+    def demand_bytes(self) -> float:
+        """Of all experts that one token is routed to."""
+        return self.layers * self.k * self.expert_bytes
+
+
+def sizes_of(cell: Line, model: Line | None) -> Sizes:
+    """The sizes of a cell's model, from its row, models.csv and known models. Raises RefusalError."""
+    like = _known(cell.text("model"))
+    geometry = like.geometry if like else None
+    layers = _whole(cell, "moe_layers", geometry and geometry.layers)
+    experts = _whole(cell, "experts", geometry and geometry.experts)
+    k = _whole(cell, "k", geometry and geometry.k)
+    each = _expert_bytes(cell, geometry)
+    dense, said = _dense(cell, model, like, layers * experts * each, each)
+    return Sizes(layers, experts, k, each, dense, said, named_in(cell.text("quant")) or "")
+
+
+def _known(name: str) -> KnownModel | None:
+    try:
+        return known(name)
+    except TraceError:
+        return None
+
+
+def _whole(cell: Line, column: str, otherwise: int | None) -> int:
+    value = cell.amount(column) or otherwise
+    if not value:
+        raise RefusalError(f"{column} is not said, and {cell.text('model')} is no known model")
+    return int(value)
+
+
+def _expert_bytes(cell: Line, geometry: Geometry | None) -> float:
+    """Mean bytes of an expert: the row's, else the known model's in the format that the row names."""
+    if said := cell.amount("expert_bytes_mean"):
+        return said
+    stored = named_in(cell.text("quant"))
+    if geometry is None or geometry.expert_params is None or stored is None:
+        raise RefusalError("expert_bytes_mean is not said, and model and quant do not tell it")
+    if known_bytes := geometry.bytes_by_bits.get(int(BITS_PER_WEIGHT[stored])):
+        return sum(known_bytes) / len(known_bytes)
+    return geometry.expert_params * BITS_PER_WEIGHT[stored] / 8
+
+
+def _dense(
+    cell: Line, model: Line | None, like: KnownModel | None, all_experts: float, each: float
+) -> tuple[float | None, str]:
+    """Bytes that a token reads beside its experts, and where the figure is from."""
+    if model and (read := model.amount("dense_read_per_token_mib")):
+        return read * MIB, "models.csv"
+    if model and (whole := model.amount("file_bytes")) and whole > all_experts:
+        return whole - all_experts - _embedding(like), "the file's bytes without its experts"
+    if held := cell.amount("dense_mib"):
+        return held * MIB, "dense_mib"
+    if like and like.geometry.dense_params and like.geometry.expert_params:
+        weights = like.geometry.dense_params * like.geometry.layers + (like.geometry.head_params or 0)
+        return weights * each / like.geometry.expert_params, "its weights, stored as the experts are"
+    return None, "not said"
+
+
+def _embedding(like: KnownModel | None) -> float:
+    """Bytes of an embedding table apart from the head, of which a token reads one row."""
+    return 0.0 if like is None else like.embedding_params * EMBEDDING_BITS / 8

@@ -1,0 +1,117 @@
+"""`moereplay calibrate`: the prices of a real machine from the logs of engines that ran on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from commands.groups import grouped
+from commands.terminal import say, show
+
+if TYPE_CHECKING:
+    from calibration.fitting import Fitted
+    from calibration.prediction import Prediction
+    from simulator.platform import Platform
+
+
+class OfLogs(NamedTuple):
+    """What per-token logs do not say of themselves; a folder says it in cells.csv."""
+
+    model: Annotated[str | None, typer.Option(help="Of LOGs: a known model; `moereplay models` lists them.")] = None
+    memory: Annotated[str | None, typer.Option(help="Of LOGs: the expert cache, as 4000MiB; 0 if off.")] = None
+    k: Annotated[int | None, typer.Option(min=1, help="Of LOGs: experts per token; the model's own unsaid.")] = None
+    lanes: Annotated[int, typer.Option(min=1, help="Of LOGs: reads at once.")] = 4
+    serial: Annotated[bool, typer.Option("--serial", help="Of LOGs: the engine reads, then computes.")] = False
+    quant: Annotated[str, typer.Option(help="Of LOGs: weight format of the file.")] = "Q4_K_M"
+    dense: Annotated[str | None, typer.Option(help="Of LOGs: what a token reads beside experts, as 1816MiB.")] = None
+    device: Annotated[str, typer.Option(help="Of LOGs: what the machine is called.")] = "this machine"
+    hold_out: Annotated[float, typer.Option(min=0, max=0.9, help="Of LOGs: share of tokens, the last.")] = 0.3
+    trace: Annotated[Path | None, typer.Option(help="Of one LOG: its routing, another tool's file.")] = None
+
+
+@grouped
+def calibrate(
+    sources: Annotated[
+        list[Path], typer.Argument(help="A folder with cells.csv, or per-token LOGs (.csv).", show_default=False)
+    ],
+    *,
+    fit: Annotated[
+        list[str] | None, typer.Option(help="Of a folder: cells to fit on, a pattern; again for more.")
+    ] = None,
+    base: Annotated[str, typer.Option(help="Platform whose other figures are kept.")] = "phone-ufs4",
+    out: Annotated[Path | None, typer.Option(help="Write the calibrated platform (.toml).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    logs: OfLogs,
+) -> None:
+    """Fit the prices of a machine to measured runs; print what is off, on them and on runs held out."""
+    from calibration.report import document
+    from results.outputs import check_output
+    from simulator.errors import ConfigError
+    from simulator.platform_files import as_toml, platform
+
+    if out:
+        check_output(out)
+    if sources[0].is_dir() and (len(sources) > 1 or not fit):
+        raise ConfigError("one folder and at least one --fit PATTERN are needed; or name per-token logs")
+    machine = platform(base)
+    found, held, more = _of_folder(sources[0], fit or [], machine) if fit else _of_logs(sources, logs, machine)
+    if out:
+        out.write_text(as_toml(found.platform), "utf-8")
+    if as_json:
+        print(json.dumps(document(found, held) | more, indent=1))
+    else:
+        _report(found, held, more)
+    if out:
+        say(f"wrote {out}: give it as --platform, or to `moereplay evidence --calibration`")
+
+
+def _of_folder(folder: Path, globs: list[str], base: Platform) -> tuple[Fitted, list[Prediction], dict[str, object]]:
+    """Fitted on some of a folder's cells; the others of its device, predicted."""
+    from calibration.evidence import HELD_OUT, Machines, fit_of, predictions, runs_of
+    from calibration.folder import read_folder
+
+    evidence = read_folder(folder)
+    runs, refused = runs_of(evidence, evidence.chosen(globs))
+    found = fit_of(runs, globs, base, evidence)
+    machines = Machines({found.device: found.platform}, globs, {})
+    every = predictions(evidence, machines)
+    held = [each for each in every if each.role == HELD_OUT and each.device == found.device and not each.refused]
+    return found, held, {"left_out": refused}
+
+
+def _of_logs(files: list[Path], about: OfLogs, base: Platform) -> tuple[Fitted, list[Prediction], dict[str, object]]:
+    """Fitted on the first tokens of logs; the others predicted, and the routing of a log replayed."""
+    from calibration.fitting import fit, prediction
+    from calibration.logs import Logged, runs_of_logs, split
+    from calibration.replayed import replayed
+    from simulator.errors import ConfigError
+
+    if about.model is None or about.memory is None:
+        raise ConfigError("logs need --model and --memory; a folder needs --fit PATTERN")
+    if about.trace and len(files) > 1:
+        raise ConfigError("--trace is the routing of one log; name that log alone")
+    said = Logged(about.model, about.memory, *about[2:8])
+    runs = runs_of_logs(files, said)
+    first, last = split(runs, about.hold_out)
+    method = f"{len(files)} logs of {about.model} at {about.memory}, the last {about.hold_out:.0%} of tokens held out"
+    found = fit(first, base, method)
+    held = [prediction(found.platform, run, "held_out") for run in last]
+    if about.trace is None:
+        return found, held, {}
+    again = replayed(found.platform, runs[0], about.trace)
+    return found, held, {"replay": {"columns": dict(again.columns), **again.more}}
+
+
+def _report(found: Fitted, held: list[Prediction], more: dict[str, object]) -> None:
+    from analysis.tables import table
+    from calibration.report import figure_rows, residual_rows, summary_line
+
+    show(f"{found.device}: {found.platform.calibration.method}" if found.platform.calibration else found.device)
+    show(table(figure_rows(found)), table(residual_rows([*found.on_itself, *held])))
+    show(f"fit       {summary_line(found.on_itself)}", f"held out  {summary_line(held)}")
+    show(*(f"warning: {each}" for each in found.warnings))
+    if more.get("replay"):
+        show(f"replay of its routing: {json.dumps(more['replay'])}")

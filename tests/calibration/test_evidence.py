@@ -1,0 +1,164 @@
+"""Cells are predicted or refused by name; the reader takes any file and says what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration.evidence import document, from_fits, predictions
+from calibration.folder import read_folder
+from calibration.prediction import Prediction, summary
+from calibration.rows import read_lines
+from calibration.series import read_series
+from simulator.errors import ConfigError
+from simulator.platform_files import platform
+from tests.kit.evidence_folder import made, row
+
+REFUSED = {
+    "bytes-only": ({"clean": "counters, hits and bytes only"}, "its row says 'hits and bytes only'"),
+    "untimed": ({"hit_pct": 50}, "no time per decoded token is published"),
+    "elsewhere": (
+        {"device": "sofa", "tpot_ms": 9, "hit_pct": 50},
+        "no calibration is of device sofa; there is one of desk",
+    ),
+    "unknown": ({"tpot_ms": 9}, "neither its hits nor its bytes are published"),
+    "ahead": ({"tpot_ms": 9, "hit_pct": 50, "prefetch": "next layer"}, "it prefetches (next layer)"),
+    "on-cpu": ({"tpot_ms": 9, "hit_pct": 50, "policy": "none: CPU executes"}, "misses are computed on the CPU"),
+    "mapped": ({"tpot_ms": 9, "engine": "plain mmap, kernel page cache"}, "the kernel's page cache is its cache"),
+    "sizeless": ({"tpot_ms": 9, "hit_pct": 50, "expert_bytes_mean": ""}, "expert_bytes_mean is not said"),
+    "layerless": (
+        {"tpot_ms": 9, "hit_pct": 50, "moe_layers": ""},
+        "moe_layers is not said, and Made-Up",
+    ),
+    "denseless": ({"tpot_ms": 9, "hit_pct": 50, "model": "Other", "dense_mib": ""}, "nobody says what Other reads"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    more = [row(name, **said) for name, (said, _) in REFUSED.items()]
+    more.append(row("paging", tpot_ms=900, hit_pct=50, clean="the machine pages: paging"))
+    return made(tmp_path / "made", more=more)
+
+
+def found(folder: Path) -> dict[str, Prediction]:
+    evidence = read_folder(folder)
+    machines = from_fits(evidence, ["made-off*", "made-half*"], platform("phone-ufs4"))
+    return {each.cell: each for each in predictions(evidence, machines)}
+
+
+def test_every_cell_is_predicted_or_refused_with_a_reason(folder):
+    cells = found(folder)
+    assert {name for name, each in cells.items() if each.refused} == set(REFUSED)
+    for name, (_, reason) in REFUSED.items():
+        assert reason in cells[name].reason, name
+        assert cells[name].document()["status"] == "refused"
+
+
+def test_a_time_that_is_not_the_machines_is_predicted_and_not_counted(folder):
+    each = found(folder)["paging"]
+    assert each.time_error is None and each.reason.startswith("its time is not compared: the machine pages")
+    assert each.error["tpot_ms"] == pytest.approx(each.predicted["tpot_ms"] / 900 - 1)
+
+
+def test_the_document_has_measured_predicted_and_their_error_by_column(folder):
+    told: Any = document(list(found(folder).values()))
+    cell = next(each for each in told["cells"] if each["cell"] == "made-tenth-ov")
+    assert (cell["status"], cell["basis"], cell["role"]) == ("predicted", "published", "held_out")
+    assert cell["error"].keys() == {"tpot_ms", "tpot_median_ms"}
+    assert cell["predicted"].keys() >= {"tpot_ms", "tok_s", "compute_ms", "stall_ms", "mgmt_ms", "tpot_median_ms"}
+    for name, error in cell["error"].items():
+        assert error == pytest.approx(cell["predicted"][name] / cell["measured"][name] - 1, abs=1e-4)
+    assert told["summary"]["predicted"] + told["summary"]["refused"] == len(told["cells"]) == 7 + len(REFUSED) + 1
+    assert (told["summary"]["over"], told["summary"]["cells"]) == ("held_out", 3)
+
+
+def test_a_summary_is_of_signed_errors():
+    off = [
+        Prediction(str(at), "d", "fit", predicted={"tpot_ms": 10 + at}, measured={"tpot_ms": 10}) for at in (-4, 1, 2)
+    ]
+    told = summary(off)
+    assert told["median_abs_error"] == pytest.approx(0.2) and told["bias"] == pytest.approx(-0.1 / 3)
+    assert (told["worst"], told["worst_cell"], told["mape"]) == (pytest.approx(-0.4), "-4", pytest.approx(0.7 / 3))
+    assert summary([])["mape"] is None
+
+
+def test_the_first_kind_of_time_that_was_measured_counts():
+    times = {"tpot_ms": 10.0, "tpot_median_ms": 9.0}
+    assert Prediction("a", "d", "fit", predicted=times, measured={"tpot_ms": 20.0}).time_error == -0.5
+    assert Prediction("a", "d", "fit", predicted=times, measured=times | {"tpot_ms": 20.0}).time_error == 0
+
+
+WRONG = {
+    "cell,device,model\na,d\n": "line 2: 2 cells; expected 3",
+    "cell,device\n": "no column 'model'",
+    "": "no rows",
+    'cell,device,model\n"a,b,c\n': "line 2: ",
+    "cell,device,model,k\na,d,m,four\n": "line 2: k is 'four'; expected a number of at least 0",
+    "cell,device,model,k\na,d,m,-1\n": "line 2: k is '-1'",
+    "cell,device,model,k\na,d,m,inf\n": "line 2: k is 'inf'",
+    "cell,device,model\na,d,m\n# b\na,d,m\n": "line 4: cell 'a' again, as on line 2",
+    "cell,device,model\n": "no cells",
+}
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG.items())
+def test_a_wrong_table_is_refused_by_file_and_line(tmp_path, text, said):
+    (tmp_path / "cells.csv").write_text(text)
+    with pytest.raises(ConfigError, match="cells") as error:
+        read_folder(tmp_path)
+    assert said in str(error.value)
+
+
+LOG = "token,wall_ms,read_bytes,mgmt_ms,majflt\n1,10,100,,7\n2,20,0,,8\n"
+
+
+def test_a_log_has_arrays_of_the_columns_that_it_has(tmp_path):
+    (tmp_path / "log.csv").write_text("# remark\n" + LOG + "# summary 2 tokens\n")
+    series = read_series(tmp_path / "log.csv")
+    assert (series.wall_ms.tolist(), series.read_bytes.tolist(), series.mgmt_ms) == ([10, 20], [100, 0], None)
+    assert series.part(slice(1, None)).wall_ms.tolist() == [20]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LOG.replace("2,20", "2,"), "line 3: wall_ms is empty; others have it"),
+        (LOG.replace("wall_ms", "wall"), "no column 'wall_ms'"),
+        (LOG.replace("1,10", "1,x"), "line 2: wall_ms is 'x'"),
+        ("wall_ms,read_bytes\n,\n", "wall_ms is empty; expected a number for each token"),
+        ("wall_ms,read_bytes\n", "no tokens"),
+    ],
+)
+def test_a_wrong_log_is_refused_by_file_and_line(tmp_path, text, said):
+    (tmp_path / "log.csv").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_series(tmp_path / "log.csv")
+    assert said in str(error.value) and "log.csv" in str(error.value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.binary(max_size=80) | st.text("ab,1\n\"'#.-e", max_size=80).map(str.encode))
+def test_any_bytes_are_rows_or_one_line_of_complaint(tmp_path_factory, text):
+    file = tmp_path_factory.mktemp("any") / "any.csv"
+    file.write_bytes(text)
+    try:
+        lines = read_lines(file, ())
+    except ConfigError as wrong:
+        assert str(wrong).startswith(str(file)) and "\n" not in str(wrong)
+    else:
+        assert all(line.number > 1 and len(line.cells) <= len(text) + 1 for line in lines)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(0, 2**40)), min_size=1, max_size=20))
+def test_a_log_is_read_as_it_was_written(tmp_path_factory, rows):
+    file = tmp_path_factory.mktemp("log") / "log.csv"
+    file.write_text("wall_ms,read_bytes\n" + "".join(f"{wall!r},{read}\n" for wall, read in rows))
+    series = read_series(file)
+    assert np.array_equal(np.c_[series.wall_ms, series.read_bytes], np.array(rows, float))

@@ -1,0 +1,116 @@
+"""Fits on made-up runs find the prices that made them, and say what they cannot know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calibration.evidence import fit_of, from_files, from_fits, globs_of, predictions, runs_of
+from calibration.folder import read_folder
+from calibration.search import least
+from simulator.errors import ConfigError
+from simulator.platform_files import as_toml, platform
+from tests.kit.evidence_folder import LANE, LINK, NS_PER_MIB, RATE, START, made, row
+
+BASE = "phone-ufs4:compute.launch_ns=0"
+FIT = ["made-off*", "made-half*", "made-two-lanes"]
+
+
+def fitted(folder: Path, globs: list[str]):
+    evidence = read_folder(folder)
+    runs, _ = runs_of(evidence, evidence.chosen(globs))
+    return fit_of(runs, globs, platform(BASE), evidence)
+
+
+@pytest.mark.parametrize(("noise", "off"), [(0.0, 0.01), (0.05, 0.08)])
+def test_the_prices_that_made_a_folder_are_found_again(tmp_path, noise, off):
+    found = fitted(made(tmp_path / "made", noise), FIT).figures
+    known = {"memory_bytes_per_s": RATE, "ns_per_mib": NS_PER_MIB, "bytes_per_s": LINK, "lane_bytes_per_s": LANE}
+    for name, value in known.items():
+        assert found[name].value == pytest.approx(value, rel=off), name
+    assert found["start_ns"].value == pytest.approx(START, rel=4 * off)
+    assert [figure.n for figure in found.values()] == [5, 5, 5, 5, 3]
+
+
+def test_the_same_runs_give_the_same_figures(tmp_path):
+    folder = made(tmp_path / "made", 0.05)
+    assert fitted(folder, FIT).figures == fitted(folder, FIT).figures
+
+
+def test_runs_held_out_are_predicted(tmp_path):
+    evidence = read_folder(made(tmp_path / "made", 0.02))
+    machines = from_fits(evidence, FIT, platform(BASE))
+    found = {each.cell: each for each in predictions(evidence, machines)}
+    assert {name for name, each in found.items() if each.role == "held_out"} == {"made-fifth-ov", "made-tenth-ov"}
+    for each in found.values():
+        assert each.time_error == pytest.approx(0, abs=0.02)
+
+
+def test_a_calibration_remembers_what_it_was_fitted_on(tmp_path):
+    evidence = read_folder(made(tmp_path / "made"))
+    file = tmp_path / "desk.toml"
+    file.write_text(as_toml(fitted(evidence.path, FIT).platform))
+    machines = from_files([str(file)])
+    roles = {each.cell: each.role for each in predictions(evidence, machines)}
+    assert sorted(name for name, role in roles.items() if role == "held_out") == ["made-fifth-ov", "made-tenth-ov"]
+    about = machines.platforms["desk"].calibration
+    assert about is not None and globs_of(about.method) == FIT
+    assert globs_of("an unclosed ' quote") == []
+
+
+def test_management_inside_compute_is_taken_out(tmp_path):
+    """Without its column what loading took is in compute, as early builds of one engine log it."""
+    folder = made(tmp_path / "made")
+    for log in (folder / "tokens").glob("made-half*.csv"):
+        header, *lines = log.read_text().splitlines()
+        cells = [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
+        for cell in cells:
+            cell["compute_ms"] = str(float(cell["compute_ms"]) + float(cell["mgmt_ms"]))
+            cell["mgmt_ms"] = ""
+        log.write_text("\n".join([header, *(",".join(cell.values()) for cell in cells)]) + "\n")
+    found = fitted(folder, [*FIT, "made-fifth-ov"])
+    assert found.figures["memory_bytes_per_s"].value == pytest.approx(RATE, rel=0.001)
+    assert found.figures["memory_bytes_per_s"].n == 4
+    inside = [line for line in found.warnings if "inside compute" in line]
+    assert inside and "imply" not in inside[0] and "implies 20.0 to 20.0 GB/s, the others 20.0" in inside[0]
+
+
+def test_one_lane_count_tells_no_ceiling_of_lanes(tmp_path):
+    found = fitted(made(tmp_path / "made"), ["made-off", "made-half", "made-fifth-ov"]).figures
+    assert "lane_bytes_per_s" not in found
+    assert found["bytes_per_s"].value == pytest.approx(LINK, rel=0.01)
+
+
+def test_runs_that_publish_a_time_and_hits_alone_give_a_line(tmp_path):
+    """A token without misses takes 100 ms; 80 experts of 2 MiB that all miss take 40 more."""
+    times = {"line-none": (100, 100.0), "line-half": (50, 120.0), "line-all": (0, 140.0)}
+    more = [row(name, device="far", hit_pct=hits, tpot_ms=ms) for name, (hits, ms) in times.items()]
+    evidence = read_folder(made(tmp_path / "made", more=more))
+    machines = from_fits(evidence, ["line-none", "line-all"], platform(BASE))
+    found = {each.cell: each for each in predictions(evidence, machines) if each.device == "far"}
+    assert found["line-half"].predicted["tpot_ms"] == pytest.approx(120, rel=0.01)
+    assert machines.platforms["far"].links[0].bytes_per_s == pytest.approx(80 * 2**21 / 0.04, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("globs", "said"),
+    [
+        (["made-offf"], "--fit 'made-offf' matches no cell of .*cells.csv: did you mean made-off"),
+        (["made-off", "else"], "the runs to fit are of desk, else-where; a calibration is of one device"),
+        (["same*"], "all read as much per token; name runs of several budgets"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_by_name(tmp_path, globs, said):
+    more = [
+        row("else", device="else-where", hit_pct=50, tpot_ms=9),
+        *(row(f"same{at}", hit_pct=50, tpot_ms=9) for at in "ab"),
+    ]
+    folder = made(tmp_path / "made", more=more)
+    with pytest.raises(ConfigError, match=said):
+        fitted(folder, globs)
+
+
+def test_a_search_finds_the_least_place():
+    found = least(lambda place: (place[0] - 3) ** 2 + (place[1] - 50) ** 2 / 100, [(1.0, 1.0), (100.0, 100.0)])
+    assert found == pytest.approx((3, 50), rel=0.01)

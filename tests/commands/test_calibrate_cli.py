@@ -1,0 +1,129 @@
+"""`moereplay calibrate` and `moereplay evidence`: documents, tables, files, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.evidence_folder import made
+from tests.kit.recordings import FOLDER
+
+FIT = ("--fit", "made-off*", "--fit", "made-half*", "--fit", "made-two-lanes")
+PUBLISHED = FOLDER.parent / "evidence"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return made(tmp_path_factory.mktemp("evidence") / "made", 0.02)
+
+
+def document(*words: object) -> dict:
+    ended = moereplay(*words, "--json")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_a_folder_is_calibrated_and_the_platform_predicts_it(folder, tmp_path):
+    out = tmp_path / "desk.toml"
+    told = document("calibrate", folder, *FIT, "--base", "phone-ufs4", "--out", out)
+    keys = {"method", "device", "platform", "figures", "fit", "held_out", "warnings", "residuals", "left_out"}
+    assert told.keys() == keys
+    assert (told["device"], told["fit"]["cells"], told["held_out"]["cells"]) == ("desk", 5, 2)
+    assert all(figure.keys() == {"value", "spread", "n"} for figure in told["figures"].values())
+    assert abs(told["held_out"]["worst"]) < 0.03
+    again = document("evidence", folder, "--calibration", out)
+    assert again["summary"]["over"] == "held_out"
+    assert again["summary"]["mape"] == pytest.approx(told["held_out"]["mape"], rel=1e-3)
+
+
+def test_a_calibrated_platform_marks_what_is_replayed_on_it(folder, tmp_path):
+    out = tmp_path / "desk.toml"
+    document("calibrate", folder, *FIT, "--out", out)
+    about = document("replay", "miniature", "--capacity", "25%", "--platform", out)["about"]
+    assert about["seconds"] == "calibrated"
+    assert about["calibration"].startswith("desk, 5 runs, mean error ")
+    plain = document("replay", "miniature", "--capacity", "25%")["about"]
+    assert (plain["seconds"], plain["calibration"]) == ("estimate", None)
+    shown = moereplay("replay", "miniature", "--capacity", "25%", "--platform", f"{out},phone-ufs4").stdout
+    assert f"seconds of {out}: calibrated, desk, 5 runs" in shown
+    assert "seconds of phone-ufs4: an estimate: the platform is not calibrated" in shown
+
+
+def test_tables_name_every_cell_and_every_refusal(folder):
+    shown = moereplay("calibrate", folder, *FIT).stdout
+    assert "memory_bytes_per_s" in shown and "made-tenth-ov" in shown and "held out  2 runs" in shown
+    assert "warning: all runs read experts of one size" in shown
+    shown = moereplay("evidence", folder, "--fit", "made-off*", "--fit", "made-half").stdout
+    assert "made-two-lanes" in shown and "held out  4 runs" in shown
+
+
+def test_logs_are_calibrated_on_their_first_tokens(folder):
+    log = folder / "tokens" / "made-fifth-ov.csv"
+    about = ("--model", "olmoe-1b-7b", "--memory", "100MiB", "--k", 4, "--dense", "500MiB", "--device", "mine")
+    told = document("calibrate", log, *about, "--hold-out", 0.25)
+    assert (told["device"], told["fit"]["cells"], told["held_out"]["cells"]) == ("mine", 1, 1)
+    assert told["figures"]["ns_per_mib"]["value"] == pytest.approx(120_000, rel=0.01)
+    assert told["figures"]["bytes_per_s"]["spread"] is None
+    assert abs(told["held_out"]["worst"]) < 0.03
+    assert told["method"].endswith("the last 25% of tokens held out")
+
+
+ERRORS = {
+    ("calibrate", "{folder}"): "one folder and at least one --fit PATTERN are needed",
+    ("calibrate", "{folder}", "--fit", "nothing*"): "--fit 'nothing*' matches no cell of",
+    ("calibrate", "{log}"): "logs need --model and --memory",
+    ("calibrate", "{log}", "--model", "olmoe", "--memory", "much"): "--memory 'much' is no size; write 4000MiB",
+    (
+        "calibrate",
+        "{log}",
+        "--model",
+        "olmo",
+        "--memory",
+        "0",
+    ): "no model 'olmo' is known; the nearest is",
+    ("calibrate", "{log}", "--model", "olmoe", "--memory", "0", "--quant", "Q9"): "no weight format 'Q9' is known",
+    ("calibrate", "{folder}/cells.csv", "--model", "olmoe", "--memory", "0"): "cells.csv line 1: no column 'wall_ms'",
+    ("calibrate", "{folder}/none.csv", "--model", "olmoe", "--memory", "0"): "none.csv: No such file or directory",
+    (
+        "calibrate",
+        "{log}",
+        "{log}",
+        "--model",
+        "olmoe",
+        "--memory",
+        "0",
+        "--trace",
+        "x",
+    ): "--trace is the routing of",
+    ("calibrate", "{folder}", "--fit", "made*", "--base", "phone"): "no platform called 'phone'",
+    ("calibrate", "{folder}", "--fit", "made*", "--out", "{folder}"): "it is a folder; choose another name",
+    ("evidence", "{folder}"): "give either --calibration FILE or --fit PATTERN",
+    ("evidence", "{folder}", "--calibration", "phone-ufs4"): "platform phone-ufs4 has no [calibration]",
+    ("evidence", "{folder}/tokens", "--fit", "made*"): "cells.csv: No such file or directory",
+}
+
+
+@pytest.mark.parametrize(("words", "said"), ERRORS.items(), ids=lambda each: str(each)[:40])
+def test_what_is_wrong_is_said_in_one_line(folder, words, said):
+    places = {"folder": folder, "log": folder / "tokens" / "made-half.csv"}
+    ended = moereplay(*(word.format(**places) for word in words))
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
+    assert said in ended.stderr
+
+
+@pytest.mark.skipif(not (PUBLISHED / "cells.csv").exists(), reason="other people's measured runs are not here")
+def test_a_phones_other_runs_are_predicted_from_one_models():
+    """Fitted on one model's first sessions; others' budgets, lanes and models, as docs/evidence.md has them."""
+    fit = ("--fit", "bmoe-07-12-gemma_*", "--fit", "bmoe-07-14-warmup-*_gemma_k8")
+    cells = {each["cell"]: each for each in document("evidence", PUBLISHED, *fit)["cells"]}
+    held = ("14-w-gemma_k6", "17-gpt_k2", "20-cache-replay-lanes4_k2", "20-cache-replay-lanes8_k2", "21-101543")
+    held += ("20-sidecar-cell-a1", "20-sidecar-cell-a2", "20-sidecar-cell-b1", "21-103724")
+    errors = sorted(abs(cells[f"bmoe-07-{name}"]["error"]["tpot_median_ms"]) for name in held)
+    assert errors[len(errors) // 2] <= 0.1
+    replayed = cells["bmoe-07-15-route-gemma"]
+    assert replayed["basis"] == "replay"
+    assert abs(replayed["error"]["read_mib_per_token"]) < 0.001
+    assert replayed["per_token"]["read_r"] > 0.999
