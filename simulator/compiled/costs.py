@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from policies.contract import IN_FLIGHT
 from simulator.compiled.channel import MILLION, part
-from simulator.compiled.link import lands_at
+from simulator.compiled.link import its_piece_is_here, lands_at
 from simulator.compiled.links import any_link_is_busy
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.state import (
     accesses,
-    copies,
     cost_row,
     dense_ns,
     dense_row,
@@ -56,7 +54,7 @@ def expert_cost(s, y, tokens):
 @fast
 def lasting(s, y, spent):
     """For how long compute is busy with a copy that takes it `spent`: longer if only a first piece is there."""
-    if s["has_pieces"] == 1 and copies(s)[y]["state"] == IN_FLIGHT:
+    if s["has_pieces"] == 1 and its_piece_is_here(s, y):
         return until_the_rest(s, y, spent)
     return spent
 
