@@ -24,6 +24,7 @@ def measured(frame: pl.DataFrame) -> pl.DataFrame:
     return with_ratios(runs(frame)).with_columns(
         (1 - _quotient(pl.col("bound_compulsory"), pl.col("bound_accesses"))).alias("compulsory_limit"),
         ((pl.col("bytes_demand") + pl.col("bytes_prefetch")) / 1e9).alias("gb_moved"),
+        (pl.col("bytes_lower") / 1e9).alias("gb_lower"),
         *frame.select(_latencies(frame)).get_columns(),
     )
 

@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 
 def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Per capacity, best first; what varies, and the columns of `RANKED`.
+    """Per capacity, best first; what varies, the columns of `RANKED`, and where there are lower tiers their bytes.
 
     A row is `Result.to_json()` with its `bounds`, or a row of a frame of results. `called` names rows by their
     identity: a column `preset` then stands for the settings that it fixes. Raises ResultError if `by` is no column.
@@ -31,7 +31,8 @@ def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str]
     shown.sort(key=lambda field: field != "capacity")  # what the rows are grouped by comes first
     keys = {"capacity_bytes": False, by: RANKED[by], "tpot_ms": False} | dict.fromkeys(shown, False)
     table.sort(key=cmp_to_key(lambda a, b: _compared(a, b, keys)))
-    names = [*(["preset"] if called else []), *shown, *RANKED]
+    lower = ["gb_lower"] if any(line["gb_lower"] for line in table) else []
+    names = [*(["preset"] if called else []), *shown, *RANKED, *lower]
     return [{name: line[name] for name in names} for line in table]
 
 
@@ -52,7 +53,7 @@ def _text(pairs: Sequence[Sequence[int]]) -> str:
 
 
 def _figures(row: Row) -> dict[str, float | None]:
-    """The columns of `RANKED`; times in ms."""
+    """The columns of `RANKED`, times in ms, and what was read into lower tiers, of which older results know nothing."""
     totals, bounds, requests = row["totals"], row["bounds"] or {}, row["per_request"]
     counters = totals | {f"bound_{name}": value for name, value in bounds.items()}
     first = [request["ttft_ns"] for request in requests if request["ttft_ns"] is not None]
@@ -70,7 +71,8 @@ def _figures(row: Row) -> dict[str, float | None]:
         "tokens_per_s": None if speed is None else speed * 1e9,
         "gb_moved": (totals["bytes_demand"] + totals["bytes_prefetch"]) / 1e9,
     }
-    return {name: figures[name] if name in figures else RATIOS[name].of(counters) for name in RANKED}
+    ranked = {name: figures[name] if name in figures else RATIOS[name].of(counters) for name in RANKED}
+    return ranked | {"gb_lower": (totals.get("bytes_lower") or 0) / 1e9}
 
 
 def _tells_apart(table: Sequence[Row], field: str, named: bool) -> bool:

@@ -58,6 +58,7 @@ FORMULAS: dict[str, str] = {name: ratio.formula for name, ratio in RATIOS.items(
     "tpot_ms": "sum of decode_ns / sum of decode_passes, over requests",
     "tokens_per_s": "sum of decode_passes / sum of decode_ns: the speed that a request sees, one token per pass",
     "gb_moved": "(bytes_demand + bytes_prefetch) / 1e9",
+    "gb_lower": "bytes_lower / 1e9: what platforms with more than two tiers read into those below the fast one",
 }
 #: The numbers of the ranking, best first when sorted in this direction: True is "larger is better".
 RANKED: dict[str, bool] = {

@@ -236,7 +236,7 @@ def test_latencies_over_requests() -> None:
 
 def test_what_never_happened_is_null() -> None:
     seen = measured(by_hand({}, [{"layer": 0}], [{}]))
-    assert {name for name in FORMULAS if value(seen, name) is not None} == {"gb_moved"}
+    assert {name for name in FORMULAS if value(seen, name) is not None} == {"gb_moved", "gb_lower"}
 
 
 def test_every_ratio_is_documented_by_its_formula() -> None:

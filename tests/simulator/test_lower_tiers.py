@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.ranking import ranking
 from simulator.config import configure
 from simulator.errors import ConfigError
 from simulator.platform import LowerTier
@@ -189,6 +190,8 @@ def test_a_platform_file_with_three_tiers_replays_and_comes_back(tmp_path: Path)
     lower = [result.totals["bytes_lower"] for result in results.values()]
     assert lower[0] > lower[1] > lower[2] >= 1_000
     assert len({result.totals["hits"] for result in results.values()}) == 1
+    rows = [result.to_json() | {"bounds": None} for result in results.values()]
+    assert [line["gb_lower"] for line in ranking(rows)] == sorted(each / 1e9 for each in lower)
     assert len({result.about["identity"] for result in results.values()}) == 3
 
 
