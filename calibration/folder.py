@@ -35,9 +35,9 @@ class Evidence:
     models: tuple[Line, ...]
 
     def series(self, cell: Line) -> Series | None:
-        """The cell's per-token log, None where none is named. Raises ConfigError."""
+        """The cell's per-token log, None where none is named or the named one is not there. Raises ConfigError."""
         named = cell.text("per_token_file")
-        return read_series(self.path / named) if named else None
+        return read_series(self.path / named) if named and (self.path / named).exists() else None
 
     def model(self, cell: Line) -> Line | None:
         """The row of models.csv of what the cell ran: same name, and same quantisation where both say one."""

@@ -72,11 +72,13 @@ def _parts(missed: np.ndarray) -> list[np.ndarray]:
 
 def fit_link(waits: Sequence[Waits], base: Platform) -> tuple[Platform, dict[str, Figure]]:
     """The base with rate, start and lanes that fit the waits best, and the figures."""
-    guess = _guess(waits)
-    lanes = len({wait.run.lanes for wait in waits}) > 1
+    starts = _starts(waits)
 
     def fitted(some: Sequence[Waits]) -> dict[str, float]:
-        return _fitted(some, base, guess, lanes)
+        place = _least_place(some, base, starts)
+        if len(some) == len(waits):
+            starts[:] = [place]  # where fits without one run begin
+        return _kept(_named(place), some)
 
     figures = jackknifed(waits, fitted)
     return with_link(base, {name: figure.value for name, figure in figures.items()}), figures
@@ -95,22 +97,23 @@ def _guess(waits: Sequence[Waits]) -> float:
     return float(np.median(rates)) * 1000
 
 
-def _fitted(waits: Sequence[Waits], base: Platform, guess: float, lanes: bool) -> dict[str, float]:
-    def platform(place: Sequence[float]) -> Platform:
-        return with_link(base, _named(place, lanes))
+def _starts(waits: Sequence[Waits]) -> list[tuple[float, ...]]:
+    """Where a search begins: rate and start, and a lane's rate where runs differ in lanes."""
+    guess, lanes = _guess(waits), {wait.run.lanes or 1 for wait in waits}
+    lane = (guess / min(lanes),) if len(lanes) > 1 else ()  # a ceiling that nobody feels would stay where it starts
+    return [(guess, start, *lane) for start in STARTS_NS]
 
+
+def _least_place(waits: Sequence[Waits], base: Platform, starts: Sequence[Sequence[float]]) -> tuple[float, ...]:
     def loss(place: Sequence[float]) -> float:
-        machine = platform(place)
+        machine = with_link(base, _named(place))
         return sum(huber(wait.errors(machine)) / len(wait.parts) for wait in waits)
 
-    fewest = min(wait.run.lanes or 1 for wait in waits)  # a ceiling that nobody feels would stay where it starts
-    starts = [(guess, start, guess / fewest)[: 3 if lanes else 2] for start in STARTS_NS]
-    return _kept(_named(least(loss, starts), lanes), waits)
+    return least(loss, starts)
 
 
-def _named(place: Sequence[float], lanes: bool) -> dict[str, float]:
-    names = ("bytes_per_s", "start_ns", "lane_bytes_per_s")[: 3 if lanes else 2]
-    return dict(zip(names, place, strict=True))
+def _named(place: Sequence[float]) -> dict[str, float]:
+    return dict(zip(("bytes_per_s", "start_ns", "lane_bytes_per_s"), place, strict=False))
 
 
 def _kept(found: dict[str, float], waits: Sequence[Waits]) -> dict[str, float]:

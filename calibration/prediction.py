@@ -9,6 +9,7 @@ import numpy as np
 
 from calibration.machine import as_run, compute_ms, loading_ms, waiting_ms
 from calibration.runs import Run
+from calibration.series import Series
 from simulator.platform import Platform
 
 #: What a run is judged by: the first of these that was measured.
@@ -84,11 +85,17 @@ def columns(run: Run, compute: float, waiting: np.ndarray, loading: np.ndarray) 
 
 
 def measured(run: Run, names: Iterable[str]) -> dict[str, float]:
-    """What the row has of these columns; the median token's time else from the log."""
+    """What the row has of these columns, else what its log says."""
     known = {name: run.cell.amount(name) for name in names}
-    if run.series is not None and known.get("tpot_median_ms") is None:
-        known["tpot_median_ms"] = float(np.median(run.series.wall_ms))
-    return {name: value for name, value in known.items() if value is not None}
+    logged = {} if run.series is None else _logged(run, run.series)
+    found = {name: logged.get(name) if value is None else value for name, value in known.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _logged(run: Run, series: Series) -> dict[str, float | None]:
+    """Columns as a log tells them: means per token, and the median token's time."""
+    parts = {name: run.mean(name) for name in ("compute_ms", "io_ms", "stall_ms", "mgmt_ms")}
+    return parts | {"tpot_ms": float(series.wall_ms.mean()), "tpot_median_ms": float(np.median(series.wall_ms))}
 
 
 def summary(predictions: Sequence[Prediction]) -> dict[str, object]:

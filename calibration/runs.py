@@ -108,6 +108,8 @@ def _refuse_untimed(cell: Line, series: Series | None) -> None:
 
 def _missed(cell: Line, sizes: Sizes, series: Series | None) -> np.ndarray:
     """Bytes that decoded tokens fetched: as logged, as published, or from the published hits."""
+    if cell.text("prefetch") not in ("", "none"):
+        raise RefusalError(f"it prefetches ({cell.text('prefetch')}): what it read does not tell what it waited for")
     if series is not None and series.read_bytes.any():
         return series.read_bytes
     if read := cell.amount("read_mib_per_token"):
@@ -117,6 +119,4 @@ def _missed(cell: Line, sizes: Sizes, series: Series | None) -> np.ndarray:
     hits = cell.amount("hit_pct")
     if hits is None:
         raise RefusalError("neither its hits nor its bytes are published")
-    if cell.text("prefetch") not in ("", "none"):
-        raise RefusalError(f"it prefetches ({cell.text('prefetch')}): its hits do not tell what it waits for")
     return np.array([sizes.demand_bytes * (1 - hits / 100)])

@@ -408,3 +408,11 @@ def test_several_links_and_strange_names_are_written_too(tmp_path: Path) -> None
     machine = Platform(name='a "b"\x7f\n\u00e9', links=rows, compute=Measured(), contention=Contention(cpu=0.5))
     (tmp_path / "written.toml").write_text(as_toml(machine))
     assert platform(str(tmp_path / "written.toml")) == machine
+
+
+def test_lanes_carry_no_more_than_each_of_them() -> None:
+    """A lane moves a byte per nanosecond: two take 500 ns for 1000 bytes, and eight the link's own 250 ns."""
+    two = Link(bytes_per_s=4e9, depth=2, lane_bytes_per_s=1e9)
+    assert [two.wire_ns(1000), two.slowed(0.5).wire_ns(1000)] == [500, 1000]
+    assert two.model_copy(update={"depth": 8}).wire_ns(1000) == 250
+    assert "lane_bytes_per_s" not in Link(bytes_per_s=4e9, depth=2).model_dump()
