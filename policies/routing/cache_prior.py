@@ -56,9 +56,9 @@ def contend(now, copies, own, ids, scores, weights, top_j, lift, row):
     last = last_of_worst(row, count, scores, mark, lift)
     worst = value(scores, mark, lift, row[last])
     for i in range(list_candidates(own.rows, scores, max(lift, 0.0), worst)):
-        e = own.rows[i, CANDIDATE]
+        e = own.rows[i][CANDIDATE]
         name = e + (mark if is_resident(now, copies, e) else 0)
-        if (value(scores, mark, lift, name) > worst) & (own.rows[e, RECORDED] == 0):
+        if (value(scores, mark, lift, name) > worst) & (own.rows[e][RECORDED] == 0):
             replace(row, last, count, name)
             last = last_of_worst(row, count, scores, mark, lift)
             worst = value(scores, mark, lift, row[last])
@@ -71,7 +71,7 @@ def list_candidates(rows, scores, most, worst):
     """List the experts that may do better than the worst if they are lifted; returns how many."""
     count = 0
     for e in range(len(scores)):  # no branch: which of them are is anybody's guess
-        rows[count, CANDIDATE] = e
+        rows[count][CANDIDATE] = e
         count += 1 if scores[e] + most > worst else 0
     return count
 
@@ -80,7 +80,7 @@ def set_recorded(rows, ids, recorded):
     """Note of a token's experts that its router chose them (1), or forget it (0)."""
     for e in ids:
         if e >= 0:
-            rows[e, RECORDED] = recorded
+            rows[e][RECORDED] = recorded
 
 
 def value(scores, mark, lift, name):
