@@ -57,15 +57,16 @@ NOW = np.dtype(
 #: One row per expert, written by the engine, kept whether resident or not and cleared by a reset.
 EXPERT = np.dtype(
     [
-        ("layer", np.int64),
+        # first what every use writes: half a line of the processor's cache
         ("last_use", np.int64),  # logical timestamp, advanced by every use and by the arrival of a prefetch
         ("last_pass", np.int64),  # pass of that timestamp
-        ("prediction_pass", np.int64),  # pass in which a prefetch policy last predicted it while resident
-        ("last_prediction", np.int64),  # timestamp of that prediction, from the counter of `last_use`
         ("uses_ever", np.int64),
         # uses since it last had no copy, the one that fetched it included; a prefetch that finds none arrives with 1,
         # and its first use leaves it at 1
         ("uses_here", np.int64),
+        ("layer", np.int64),
+        ("prediction_pass", np.int64),  # pass in which a prefetch policy last predicted it while resident
+        ("last_prediction", np.int64),  # timestamp of that prediction, from the counter of `last_use`
         ("mass_ever", np.int64),  # sum of the gate weights (in UNITs) of all its assignments
         ("next_use", np.int64),  # position of its next demand not yet looked up, or NEVER; needs `future`
         ("next_pass", np.int64),  # pass of that demand, or NEVER

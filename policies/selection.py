@@ -29,10 +29,10 @@ def protected(now, top_j):
 
 def is_among(ids, count, e):
     """Whether e is one of the first `count`."""
-    for i in range(count):
-        if ids[i] == e:
-            return True
-    return False
+    found = 0
+    for i in range(count):  # no branch: which one it is, is anybody's guess
+        found += 1 if ids[i] == e else 0
+    return found > 0
 
 
 def write_by_rank(row, count, ids, scores):

@@ -8,7 +8,7 @@ other readings are named options. A reset clears it. CECAR's `ema_range` was mad
 """
 
 from policies.contract import RESIDENT, Choice, Memory, Number, Routing, always, slot
-from policies.selection import is_among, protected, routed, write_by_rank
+from policies.selection import protected, routed, write_by_rank
 
 PARAMS = (
     Number("lam", 0.2, 0, 10),
@@ -19,6 +19,7 @@ LAM, TOP_J, DELTA = slot(PARAMS, "lam"), slot(PARAMS, "top_j"), slot(PARAMS, "de
 RUNNING_RANGE, TOKEN_RANGE, EMA_RANGE, RUNNING_MEAN = 0, 1, 2, 3
 SUM, COUNT = 0, 1
 EMA = 0.99
+CANDIDATE, RECORDED = 0, 1  #: of the memory's first E rows: a list, and per expert whether the router chose it
 MINUS_INFINITY = -float("inf")
 
 
@@ -35,44 +36,72 @@ def choose(now, step, experts, copies, own, out):
                 row[j] = ids[j]
             continue
         weights = step.weight[t] if len(step.weight) > 0 else ids[:0]
-        contend(now, copies, ids, scores, weights, top_j, lift, row)
+        contend(now, copies, own, ids, scores, weights, top_j, lift, row)
         write_by_rank(row, wanted, ids, scores)
 
 
-def contend(now, copies, ids, scores, weights, top_j, lift, row):
-    """The best by lifted score, in that order; equals stay in the recorded order, then by id.
+def contend(now, copies, own, ids, scores, weights, top_j, lift, row):
+    """The best by lifted score; of equals, those that were recorded first, then those of lowest id.
 
-    A lifted expert e stands in the row as E + e, as long as scores are compared.
+    They stand in the row in the order in which they were considered. A lifted expert e stands there as E + e, as long
+    as scores are compared.
     """
     mark, count = now["experts"], 0
     for j in range(len(ids)):
         if ids[j] >= 0:
-            is_lifted = weight_rank(weights, j) < top_j or is_resident(now, copies, ids[j])
-            insert(row, count, scores, mark, lift, ids[j] + (mark if is_lifted else 0))
+            is_lifted = (weight_rank(weights, j) < top_j) | is_resident(now, copies, ids[j])
+            row[count] = ids[j] + (mark if is_lifted else 0)
             count += 1
-    worst = value(scores, mark, lift, row[count - 1])
-    for e in range(now["experts"]):
-        if scores[e] + max(lift, 0.0) > worst:
-            name = e + (mark if is_resident(now, copies, e) else 0)
-            if value(scores, mark, lift, name) > worst and not is_among(ids, len(ids), e):
-                insert(row, count - 1, scores, mark, lift, name)
-                worst = value(scores, mark, lift, row[count - 1])
+    set_recorded(own.rows, ids, 1)
+    last = last_of_worst(row, count, scores, mark, lift)
+    worst = value(scores, mark, lift, row[last])
+    for i in range(list_candidates(own.rows, scores, max(lift, 0.0), worst)):
+        e = own.rows[i][CANDIDATE]
+        name = e + (mark if is_resident(now, copies, e) else 0)
+        if (value(scores, mark, lift, name) > worst) & (own.rows[e][RECORDED] == 0):
+            replace(row, last, count, name)
+            last = last_of_worst(row, count, scores, mark, lift)
+            worst = value(scores, mark, lift, row[last])
+    set_recorded(own.rows, ids, 0)
     for j in range(count):
         row[j] -= mark if row[j] >= mark else 0
 
 
+def list_candidates(rows, scores, most, worst):
+    """List the experts that may do better than the worst if they are lifted; returns how many."""
+    count = 0
+    for e in range(len(scores)):  # no branch: which of them are is anybody's guess
+        rows[count][CANDIDATE] = e
+        count += 1 if scores[e] + most > worst else 0
+    return count
+
+
+def set_recorded(rows, ids, recorded):
+    """Note of a token's experts that its router chose them (1), or forget it (0)."""
+    for e in ids:
+        if e >= 0:
+            rows[e][RECORDED] = recorded
+
+
 def value(scores, mark, lift, name):
     """The score of an entry of the row, with the lift if it has one."""
-    return scores[name - mark] + lift if name >= mark else scores[name]
+    return scores[name - (mark if name >= mark else 0)] + (lift if name >= mark else 0.0)
 
 
-def insert(row, count, scores, mark, lift, name):
-    """Insert an entry into the first `count` of a row, behind its equals; what was at `count` falls out."""
-    place, own = count, value(scores, mark, lift, name)
-    while place > 0 and value(scores, mark, lift, row[place - 1]) < own:
-        row[place] = row[place - 1]
-        place -= 1
-    row[place] = name
+def last_of_worst(row, count, scores, mark, lift):
+    """Where the entry of smallest score stands in a row, of equals the last."""
+    last, worst = 0, value(scores, mark, lift, row[0])
+    for place in range(1, count):
+        own = value(scores, mark, lift, row[place])
+        last, worst = (place, own) if own <= worst else (last, worst)
+    return last
+
+
+def replace(row, place, count, name):
+    """Take an entry out of a row, and append another."""
+    for after in range(place + 1, count):
+        row[after - 1] = row[after]
+    row[count - 1] = name
 
 
 def weight_rank(weights, j):
@@ -81,17 +110,17 @@ def weight_rank(weights, j):
         return j
     before = 0
     for i in range(len(weights)):
-        before += 1 if weights[i] > weights[j] or (weights[i] == weights[j] and i < j) else 0
+        before += 1 if (weights[i] > weights[j]) | ((weights[i] == weights[j]) & (i < j)) else 0
     return before
 
 
 def is_resident(now, copies, e):
     """Whether any copy of the layer's expert e is resident."""
     first = (now["layer"] * now["experts"] + e) * now["precisions"]
+    found = 0
     for y in range(first, first + now["precisions"]):
-        if copies[y]["state"] == RESIDENT:
-            return True
-    return False
+        found += 1 if copies[y]["state"] == RESIDENT else 0
+    return found > 0
 
 
 def spread(now, own, scores):
@@ -136,7 +165,7 @@ POLICY = Routing(
     summary="lift resident experts before the top-k",
     source="Mixture of Cache-Conditional Experts, arXiv 2412.00099 §3.3",
     params=PARAMS,
-    memory=Memory(reals=2),
+    memory=Memory(rows=2, reals=2),
     needs=always("logits"),
     choose=choose,
     reads=frozenset({"choice", "ids", "weight"}),

@@ -29,6 +29,7 @@ from simulator.compiled.runtime.state import (
     now,
     owned,
     pinned,
+    pool_of,
     pools,
 )
 from simulator.compiled.uses import count_first_use, count_use, forget_uses, need_no_more, set_timestamp
@@ -55,7 +56,7 @@ def find_any(s, x, state):
     return find(s, x, s["precisions"] - 1, state)
 
 
-@called
+@fast
 def reason(s, x, want):
     """Why x is missing, judged over the copies that would have done: the counter of that."""
     first, ever, latest = x * s["precisions"], False, NEVER_LEFT
@@ -70,7 +71,7 @@ def reason(s, x, want):
 @fast
 def free_bytes(s, y):
     """Free bytes of the pool that y belongs to."""
-    pool = pools(s)[copies(s)[y]["pool"]]
+    pool = pools(s)[pool_of(s, y)]
     return pool["capacity"] - pool["used"]
 
 
@@ -130,18 +131,18 @@ def pin_unlisted(s, y):
     if copy["protected"] == 0:
         copy["protected"] = 1
         if owned(s)[y]["member"] == 1:
-            pools(s)[copy["pool"]]["open"] -= copy["bytes"]
+            pools(s)[pool_of(s, y)]["open"] -= copy["bytes"]
             invalidate(s, y)
 
 
-@called
+@fast
 def unpin(s, y):
     """Any transfer may evict it again."""
     copy = copies(s)[y]
     if copy["protected"] == 1:
         copy["protected"] = 0
         if owned(s)[y]["member"] == 1:
-            pools(s)[copy["pool"]]["open"] += copy["bytes"]
+            pools(s)[pool_of(s, y)]["open"] += copy["bytes"]
             invalidate(s, y)
 
 
@@ -150,7 +151,7 @@ def show_last_resort(s, pool, protected):
     """Computed copies of a pool look pinned or not; nothing else of it is unpinned then."""
     for i in range(s["cache"]["done_now"]):
         y = done(s)[i]
-        if copies(s)[y]["pool"] == pool and owned(s)[y]["aside"] == 0:
+        if pool_of(s, y) == pool and owned(s)[y]["aside"] == 0:
             copies(s)[y]["protected"] = protected
 
 
@@ -201,7 +202,7 @@ def forget_all_done(s):
 @fast
 def occupy(s, y):
     """Its bytes are taken from the start of its transfer."""
-    pools(s)[copies(s)[y]["pool"]]["used"] += copies(s)[y]["bytes"]
+    pools(s)[pool_of(s, y)]["used"] += copies(s)[y]["bytes"]
     set_state(s, y, IN_FLIGHT)
 
 
@@ -235,7 +236,7 @@ def join_pool(s, y):
     copy = copies(s)[y]
     owned(s)[y]["member"] = 1
     if copy["protected"] == 0:
-        pools(s)[copy["pool"]]["open"] += copy["bytes"]
+        pools(s)[pool_of(s, y)]["open"] += copy["bytes"]
     if s["queue"] == BY_ENTRY:
         move_last(s, y)
     if s["ranks"] == 1:
@@ -245,7 +246,7 @@ def join_pool(s, y):
 @called
 def move_in(s, y):
     """A resident copy leaves its side buffer for its pool."""
-    pools(s)[copies(s)[y]["pool"]]["used"] += copies(s)[y]["bytes"]
+    pools(s)[pool_of(s, y)]["used"] += copies(s)[y]["bytes"]
     s["cache"]["arrivals"] += 1
     copies(s)[y]["entered"] = s["cache"]["arrivals"]  # the cache, now
     join_pool(s, y)
@@ -259,7 +260,7 @@ def warm_copy(s, y):
     s["cache"]["arrivals"] += 1
     copy["state"], copy["entered"] = RESIDENT, s["cache"]["arrivals"]
     owned(s)[y]["ever"] = 1
-    pools(s)[copy["pool"]]["used"] += copy["bytes"]
+    pools(s)[pool_of(s, y)]["used"] += copy["bytes"]
     join_pool(s, y)
 
 
@@ -270,10 +271,10 @@ def warm_copy(s, y):
 def evict(s, hooks, y, incoming):
     """Out of its pool."""
     copy, mine = copies(s)[y], owned(s)[y]
-    pools(s)[copy["pool"]]["used"] -= copy["bytes"]
+    pools(s)[pool_of(s, y)]["used"] -= copy["bytes"]
     mine["member"] = 0
     if copy["protected"] == 0:
-        pools(s)[copy["pool"]]["open"] -= copy["bytes"]
+        pools(s)[pool_of(s, y)]["open"] -= copy["bytes"]
     if s["queue"] != NO_QUEUE:
         leave_queue(s, y)
     elif s["ranks"] == 1:

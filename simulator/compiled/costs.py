@@ -15,6 +15,7 @@ from simulator.compiled.runtime.state import (
     home_of,
     kind_of,
     kv_ns,
+    now,
     slow_dense_ns,
     slow_expert_ns,
     slow_kv_ns,
@@ -45,10 +46,11 @@ def lasts(s, turn):
 
 @fast
 def expert_cost(s, y, tokens):
-    """One copy over so many tokens."""
+    """One copy of the layer in progress over so many tokens."""
+    kind = now(s)["layer"] if s["precisions"] == 1 else kind_of(s, y)
     if s["slows_compute"] == 1 and any_link_is_busy(s):
-        return slow_expert_ns(s)[cost_row(s)[kind_of(s, y)], tokens]
-    return expert_ns(s)[cost_row(s)[kind_of(s, y)], tokens]
+        return slow_expert_ns(s)[cost_row(s)[kind], tokens]
+    return expert_ns(s)[cost_row(s)[kind], tokens]
 
 
 @fast

@@ -68,7 +68,7 @@ def count_apart(s, row, counter, layer, amount):
     before(s)[counter] += amount
 
 
-@called
+@fast
 def lived(s, layer, steps):
     """A copy of the layer was evicted after so many steps."""
     lifetimes(s)[(layer * 2 + now(s)["phase"]) * BUCKETS + min(bit_length(steps), BUCKETS - 1)] += 1

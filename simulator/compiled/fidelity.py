@@ -200,9 +200,11 @@ def after(weighed, at, before, is_anew):
 def rank_behind(choice, own, e):
     """The rank of an expert that was not chosen: behind the chosen, by descending score, ties by lowest id."""
     rank, score = np.int64(len(own)), choice[e]
-    for other in range(len(choice)):  # no branch: many at a time
-        rank += 1 if (choice[other] > score) | ((choice[other] == score) & (other < e)) else 0
+    for other in range(e):
+        rank += 1 if choice[other] >= score else 0
+    for other in range(e + 1, len(choice)):
+        rank += 1 if choice[other] > score else 0
     for other in own:
-        if other != NONE and (choice[other] > score or (choice[other] == score and other < e)):
-            rank -= 1
+        if other != NONE:
+            rank -= 1 if (choice[other] > score) | ((choice[other] == score) & (other < e)) else 0
     return rank

@@ -114,7 +114,7 @@ def aim(s, y, target):
     owned(s)[y]["target"] = target
 
 
-@called
+@fast
 def cancel_on(s, link, step):
     """Drop every queued prefetch aimed at this step or an earlier one; the others keep their order."""
     kept = s["links"][link]["ask_first"]
@@ -130,7 +130,7 @@ def cancel_on(s, link, step):
     s["links"][link]["ask_end"] = kept
 
 
-@called
+@fast
 def abandon(s, y, counter, line):
     """A queued prefetch will not be fetched after all."""
     set_state(s, y, ABSENT)

@@ -58,7 +58,7 @@ from simulator.compiled.runtime.state import (
 from simulator.compiled.transfers import land
 
 
-@called
+@fast
 def fetch(s, y):
     """Queue a demand, behind other demands and ahead of all prefetches."""
     enqueue(s, y, 0)
@@ -72,7 +72,7 @@ def fetch_announced(s, y):
     fetch(s, y)
 
 
-@called
+@fast
 def prefetch(s, y, target):
     """Queue a prefetch, behind older ones."""
     enqueue(s, y, 1)
@@ -94,7 +94,7 @@ def send_up(s, y, is_prefetch):
         push(s, home_of(s, y) if tier == 0 else first_fill(s) + tier - 1, y, is_prefetch)
 
 
-@called
+@fast
 def cancel(s, step):
     """Drop every prefetch aimed at this step or an earlier one that has not started into the fast tier."""
     for link in range(s["n_links"]):

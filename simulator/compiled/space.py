@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies.contract import NONE
 from simulator.compiled.cache import evict, pin_unlisted, show_last_resort, unpin
 from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import chosen_victims, copies, owned, pools
+from simulator.compiled.runtime.state import chosen_victims, copies, owned, pool_of, pools
 from simulator.compiled.victims import admits, last_resort_suffices, named_by_policy, smallest_key
 
 GRANTED, BYPASSED, REFUSED = range(3)
@@ -16,7 +16,7 @@ WAS_CANDIDATE, WAS_LAST_RESORT = 1, 2
 @fast
 def make_space(s, hooks, y, prefetch):
     """Evict what y needs, if that is enough and the policy admits y. `prefetch`: 1 if no demand waits for y."""
-    pool, size = copies(s)[y]["pool"], copies(s)[y]["bytes"]
+    pool, size = pool_of(s, y), copies(s)[y]["bytes"]
     bytes_of = pools(s)[pool]
     short = bytes_of["used"] + size - bytes_of["capacity"]
     if short <= 0:
@@ -62,11 +62,11 @@ def rejected(s, prefetch):
 @called
 def evict_if_all_may(s, hooks, y, prefetch):
     """Every victim is selected and admission decided before one is evicted; until then the tables do not change."""
-    bytes_of = pools(s)[copies(s)[y]["pool"]]
+    bytes_of = pools(s)[pool_of(s, y)]
     short = bytes_of["used"] + copies(s)[y]["bytes"] - bytes_of["capacity"]
     verdict, s["space"]["aside_now"] = GRANTED, 0
     while verdict == GRANTED and short > 0:
-        victim = choose_victim(s, hooks, copies(s)[y]["pool"], y)
+        victim = choose_victim(s, hooks, pool_of(s, y), y)
         if victim == NONE:
             verdict = REFUSED  # and the run ends with an error
         elif not admits(s, hooks.admit, y, prefetch, victim):

@@ -14,14 +14,16 @@ on_predict = listeners.notifier("on_predict")
 @fast
 def need(s, x, mass):
     """Expert x is demanded, with so much gate weight."""
-    experts(s)[x]["needed"] = 1
-    experts(s)[x]["mass_ever"] += mass
+    if s["reads_need"] == 1:
+        experts(s)[x]["needed"] = 1
+        experts(s)[x]["mass_ever"] += mass
 
 
 @fast
 def need_no_more(s, x):
     """Expert x has run, or does not run from here."""
-    experts(s)[x]["needed"] = 0
+    if s["reads_need"] == 1:
+        experts(s)[x]["needed"] = 0
     if s["keys_read_demand"] == 1:
         invalidate_expert(s, x)
 

@@ -28,6 +28,9 @@ from simulator.threads import stop_flag
 from traces.routers import is_shared
 from traces.schema import Router
 
+#: Tables begin with one: a row of `owned` is then one, and what every use writes of an expert's is in one. Bytes.
+CACHE_LINE = 64
+
 
 class SimulationState:
     """The numbers, and the arrays that they point to. Plain Python finds records and arrays here by name."""
@@ -85,7 +88,13 @@ def initial_state(inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0,
 
 
 def _zeros(numbers: Mapping[str, int], dtype: Any, axes: Sequence[str]) -> np.ndarray:
-    return np.zeros([numbers[axis] for axis in axes], dtype)
+    shape, kind = [numbers[axis] for axis in axes], np.dtype(dtype)
+    if kind.names is None:
+        return np.zeros(shape, kind)
+    size = kind.itemsize * shape[0]
+    held = np.zeros(size + CACHE_LINE, np.uint8)
+    first = -held.ctypes.data % CACHE_LINE
+    return held[first : first + size].view(kind)
 
 
 # numbers
@@ -162,7 +171,7 @@ def _given(chosen: PolicySet) -> dict[str, int]:
     named = chosen.reads
     reads = {"reads_passes": "next_pass" in named, "reads_weights": "weight" in named}
     reads |= {f"reads_{scores}": scores in named for scores in ("logits", "choice")}
-    reads |= {"reads_demand": bool(named & {"rank", "mass"})}
+    reads |= {"reads_demand": bool(named & {"rank", "mass"}), "reads_need": bool(named & {"needed", "mass_ever"})}
     return listeners | given | reads | _key_dependencies(eviction) | {"renews": chosen.prefetch.policy.renews_queue}
 
 

@@ -26,7 +26,7 @@ SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only reset_every "
     "side_slots reach logs keeps batched weighted scored knows_future by_key queue key_scope ranks row_length "
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
-    "reads_choice reads_ids reads_demand renews "
+    "reads_choice reads_ids reads_demand reads_need renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
     "has_loading waits_for_all has_start slows_compute reads_kv has_pieces "
     + "".join(f"listeners_{event} " for event in EVENTS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from policies.contract import QUEUES
 from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import behind, copies, in_front
+from simulator.compiled.runtime.state import behind, copies, in_front, pool_of
 
 NO_QUEUE, BY_LAST_USE, BY_ENTRY = range(len(QUEUES))
 
@@ -18,7 +18,7 @@ NO_QUEUE, BY_LAST_USE, BY_ENTRY = range(len(QUEUES))
 def move_last(s, y):
     """To the end of its pool's queue."""
     leave_queue(s, y)
-    node = s["n_copies"] + copies(s)[y]["pool"]
+    node = s["n_copies"] + pool_of(s, y)
     last = in_front(s)[node]
     behind(s)[last], in_front(s)[y] = y, last
     behind(s)[y], in_front(s)[node] = node, y

@@ -235,6 +235,14 @@ def layer_of(s, y):
 
 
 @fast
+def pool_of(s, y):
+    """The pool of a copy; not read from its row, as then every later look at a pool would wait for that row."""
+    if s["per_layer"] == 0:
+        return 0
+    return layer_of(s, y)
+
+
+@fast
 def kind_of(s, y):
     """layer * P + precision."""
     if s["precisions"] == 1:
