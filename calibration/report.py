@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from calibration.fitting import Fitted
 from calibration.prediction import Prediction, summary
 
+SHOWN = 2  #: cells of a reason
 #: What a figure is shown in, by the end of its name: divisor and unit.
 UNITS = {"bytes_per_s": (1e9, "GB/s"), "ns_per_mib": (1e3, "us/MiB"), "start_ns": (1e3, "us")}
 
@@ -52,7 +53,7 @@ def _residual_row(each: Prediction) -> dict[str, object]:
         "role": each.role,
         "basis": each.basis,
         "time": name,
-        "ms": _both(each, name),
+        "predicted / measured ms": _both(each, name),
         "error": "not compared" if error is None else f"{error:+.1%}",
     }
     waits = "io_ms" if "io_ms" in each.predicted else "stall_ms"
@@ -70,8 +71,17 @@ def _both(each: Prediction, name: str) -> str:
 
 
 def refusal_rows(found: Sequence[Prediction]) -> list[dict[str, object]]:
-    """One row per refused cell, with the reason."""
-    return [{"cell": each.cell, "device": each.device, "reason": each.reason} for each in found if each.refused]
+    """One row per reason, with the cells that it refuses; the document names each of them."""
+    by_reason: dict[str, list[str]] = {}
+    for each in found:
+        if each.refused:
+            by_reason.setdefault(each.reason, []).append(each.cell)
+    return [{"refused": len(cells), "reason": reason, "cells": _listed(cells)} for reason, cells in by_reason.items()]
+
+
+def _listed(cells: Sequence[str]) -> str:
+    more = f", ... ({len(cells) - SHOWN} more)" if len(cells) > SHOWN else ""
+    return ", ".join(cells[:SHOWN]) + more
 
 
 def summary_line(found: Sequence[Prediction]) -> str:

@@ -54,6 +54,9 @@ def calibrate(
 
     if out:
         check_output(out)
+    for source in sources:
+        if not source.exists():
+            raise ConfigError(f"cannot read {source}: No such file or directory; check the path")
     if sources[0].is_dir() and (len(sources) > 1 or not fit):
         raise ConfigError("one folder and at least one --fit PATTERN are needed; or name per-token logs")
     machine = platform(base)
