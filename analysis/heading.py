@@ -40,12 +40,12 @@ def settings(results: Sequence[Result]) -> list[str]:
 
 def _seconds(results: Sequence[Result]) -> list[str]:
     """What the times of each platform rest on."""
-    told = {
+    platforms = {
         (result.config["platform"], result.about.get("seconds"), result.about.get("calibration")): None
         for result in results
     }
     lines = []
-    for platform, seconds, calibration in told:
+    for platform, seconds, calibration in platforms:
         of = f"calibrated, {calibration}" if seconds == "calibrated" else "an estimate: the platform is not calibrated"
         lines.append(f"seconds of {platform}: {of}")
     return lines

@@ -51,8 +51,8 @@ def fit(runs: Sequence[Run], base: Platform, method: str) -> Fitted:
     made = machine.model_copy(update=known)
     found = Fitted(made, figures, tuple(runs), tuple(warnings))
     error = summary(found.on_itself)["mape"]
-    told = about.model_copy(update={"mape": error})
-    return Fitted(made.model_copy(update={"calibration": told}), figures, tuple(runs), tuple(warnings))
+    known["calibration"] = about.model_copy(update={"mape": error})
+    return Fitted(machine.model_copy(update=known), figures, tuple(runs), tuple(warnings))
 
 
 def _check(runs: Sequence[Run], base: Platform) -> None:

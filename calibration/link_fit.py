@@ -1,7 +1,7 @@
 """The link's figures, from how long runs waited for how many bytes.
 
 A run that logged its tokens gives up to four observations: its tokens in parts by bytes read, each with its mean wait.
-So the start of a transfer is told from its rate within one run, and between runs of different budgets.
+So the start of a transfer is told apart from its rate within one run, and between runs of different budgets.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calibration.fitting import Fitted
-from calibration.prediction import Prediction, summary
+from calibration.prediction import TIMES, Prediction, summary
 
 SHOWN = 2  #: cells of a reason
 #: What a figure is shown in, by the end of its name: divisor and unit.
@@ -46,7 +46,7 @@ def residual_rows(found: Sequence[Prediction]) -> list[dict[str, object]]:
 
 
 def _residual_row(each: Prediction) -> dict[str, object]:
-    name = next((name for name in ("tpot_median_ms", "tpot_ms") if name in each.measured), "tpot_ms")
+    name = next((name for name in TIMES if name in each.measured), TIMES[-1])
     error = each.time_error
     row: dict[str, object] = {
         "cell": each.cell,

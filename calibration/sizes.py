@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from calibration.refusal import RefusalError
 from calibration.rows import Line
+from simulator.platform import MIB
 from traces.geometry import KnownModel, known
 from traces.schema import Geometry, TraceError
 from traces.weight_formats import BITS_PER_WEIGHT, named_in
 
-MIB = 1 << 20
 #: Bits per weight of an embedding table that is left out of what a token reads: Q4_K, which Q4_K_M files use for it.
 EMBEDDING_BITS = 4.5
 

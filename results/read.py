@@ -113,9 +113,9 @@ def seconds_of(frame: pl.DataFrame) -> str:
     about = frame.schema["about"]
     if not isinstance(about, pl.Struct) or "calibration" not in _inner(about):
         return ESTIMATE
-    told = frame.select(pl.col("about").struct.field("calibration")).to_series()
-    known = ", ".join(sorted(set(told.drop_nulls())))
-    if told.null_count() and known:
+    calibrations = frame.select(pl.col("about").struct.field("calibration")).to_series()
+    known = ", ".join(sorted(set(calibrations.drop_nulls())))
+    if calibrations.null_count() and known:
         return f"calibrated in part ({known}), else {ESTIMATE}"
     return f"calibrated ({known})" if known else ESTIMATE
 

@@ -217,8 +217,8 @@ class Calibration(Frozen):
     cells: int = Field(default=0, ge=0)  #: runs that the figures were fitted on
     mape: float | None = Field(default=None, ge=0)  #: of the time per token; `method` says over which runs
 
-    def told(self) -> str:
-        """One line: of which machine, by which runs, how far off, from when."""
+    def in_one_line(self) -> str:
+        """Of which machine, by which runs, how far off, from when."""
         error = None if self.mape is None else f"mean error {self.mape:.1%}"
         runs = f"{self.cells} runs" if self.cells else None
         return ", ".join(filter(None, (self.device, runs, error, self.date)))

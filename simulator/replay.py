@@ -175,7 +175,7 @@ def _about(ready: Plan) -> Row:
 def _seconds(machine: Platform) -> Row:
     """Whether its times are of measured prices, and of which."""
     about = machine.calibration
-    return {"seconds": "calibrated" if about else "estimate", "calibration": about.told() if about else None}
+    return {"seconds": "calibrated" if about else "estimate", "calibration": about.in_one_line() if about else None}
 
 
 def _label(ready: Plan) -> str:

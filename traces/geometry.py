@@ -219,8 +219,8 @@ def as_known(geometry: Geometry, name: str) -> Geometry:
     except TraceError:
         return geometry
     named = model.published.format if geometry.expert_bits == model.published.bits else ""
-    told = {"kv_bytes": geometry.kv_bytes or model.kv_bytes, "weight_format": geometry.weight_format or named}
-    return geometry.model_copy(update=told)
+    learnt = {"kv_bytes": geometry.kv_bytes or model.kv_bytes, "weight_format": geometry.weight_format or named}
+    return geometry.model_copy(update=learnt)
 
 
 def _spellings(model: KnownModel) -> set[str]:

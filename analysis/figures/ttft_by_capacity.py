@@ -33,8 +33,8 @@ def draw(frame: pl.DataFrame, latency: str) -> Figure:
     _check(found.rows, latency)
     drawn = looks(found.policies)
     word = WORDS[latency]
-    told = f"Seconds: {seconds_of(frame)}."
-    note = f"{word}: {FORMULAS[latency]}. {told} Capacity: of all expert bytes."
+    seconds = f"Seconds: {seconds_of(frame)}."
+    note = f"{word}: {FORMULAS[latency]}. {seconds} Capacity: of all expert bytes."
     title = f"{word[0].upper()}{word[1:]} against capacity"
     wording = Wording(title, found.shared, found.label, "capacity", f"{word}, ms", note)
     sheet = Sheet(Grid([""], found.settings, panel_size(len(found.settings), 1)), wording, legend(drawn))

@@ -147,7 +147,7 @@ def complete(s, hooks):
     if s["has_pieces"] == 1 and awaits_piece(s, link):
         show_piece(s, link)
         return
-    told = s["has_pieces"] == 1 and s["links"][link]["pieced"] == 1
+    piece_was_here = s["has_pieces"] == 1 and s["links"][link]["pieced"] == 1
     y = take_landed(s, link)
     if s["n_tiers"] > 0:
         release(s, tier_below(s, link), y)
@@ -155,7 +155,7 @@ def complete(s, hooks):
         rise(s, y, fill(s, link - first_fill(s), y))
     else:
         land(s, hooks, y)
-        if not told and is_awaited(s, y):
+        if not piece_was_here and is_awaited(s, y):
             call_up(s, y)
             resume(s)
     if s["waits_for_all"] == 1:  # nothing more may come

@@ -213,8 +213,8 @@ class Compute:
 
     def arrived(self, transfer: Transfer) -> None:
         """A transfer, or its first piece, is here; compute goes on if a demand waits for it."""
-        if not transfer.unused and not transfer.told:
-            transfer.told = True
+        if not transfer.unused and not transfer.arrival_known:
+            transfer.arrival_known = True
             self._ready.append(transfer.y)
             self._wake()
 

@@ -26,7 +26,7 @@ class Transfer:
     bypasses: bool = False  #: to the bypass buffer, not into the cache
     lands: int = 0  #: when it will be complete, if compute may begin before
     piece_here: bool = False  #: its first piece has arrived
-    told: bool = False  #: compute knows that it may begin
+    arrival_known: bool = False  #: compute knows that it may begin
 
     @property
     def unused(self) -> bool:

@@ -67,24 +67,28 @@ def test_a_time_that_is_not_the_machines_is_predicted_and_not_counted(folder):
 
 
 def test_the_document_has_measured_predicted_and_their_error_by_column(folder):
-    told: Any = document(list(found(folder).values()))
-    cell = next(each for each in told["cells"] if each["cell"] == "made-tenth-ov")
+    whole: Any = document(list(found(folder).values()))
+    cell = next(each for each in whole["cells"] if each["cell"] == "made-tenth-ov")
     assert (cell["status"], cell["basis"], cell["role"]) == ("predicted", "published", "held_out")
     assert cell["error"].keys() == {"tpot_ms", "tpot_median_ms", "compute_ms", "stall_ms", "mgmt_ms"}
     assert cell["predicted"].keys() >= {"tpot_ms", "tok_s", "compute_ms", "stall_ms", "mgmt_ms", "tpot_median_ms"}
     for name, error in cell["error"].items():
         assert error == pytest.approx(cell["predicted"][name] / cell["measured"][name] - 1, abs=1e-4)
-    assert told["summary"]["predicted"] + told["summary"]["refused"] == len(told["cells"]) == 7 + len(REFUSED) + 1
-    assert (told["summary"]["over"], told["summary"]["cells"]) == ("held_out", 3)
+    assert whole["summary"]["predicted"] + whole["summary"]["refused"] == len(whole["cells"]) == 7 + len(REFUSED) + 1
+    assert (whole["summary"]["over"], whole["summary"]["cells"]) == ("held_out", 3)
 
 
 def test_a_summary_is_of_signed_errors():
     off = [
         Prediction(str(at), "d", "fit", predicted={"tpot_ms": 10 + at}, measured={"tpot_ms": 10}) for at in (-4, 1, 2)
     ]
-    told = summary(off)
-    assert told["median_abs_error"] == pytest.approx(0.2) and told["bias"] == pytest.approx(-0.1 / 3)
-    assert (told["worst"], told["worst_cell"], told["mape"]) == (pytest.approx(-0.4), "-4", pytest.approx(0.7 / 3))
+    whole = summary(off)
+    assert whole["median_abs_error"] == pytest.approx(0.2) and whole["bias"] == pytest.approx(-0.1 / 3)
+    assert (whole["worst"], whole["worst_cell"], whole["mape"]) == (
+        pytest.approx(-0.4),
+        "-4",
+        pytest.approx(0.7 / 3),
+    )
     assert summary([])["mape"] is None
 
 

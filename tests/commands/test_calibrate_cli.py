@@ -28,15 +28,15 @@ def document(*words: object) -> dict:
 
 def test_a_folder_is_calibrated_and_the_platform_predicts_it(folder, tmp_path):
     out = tmp_path / "desk.toml"
-    told = document("calibrate", folder, *FIT, "--base", "phone-ufs4", "--out", out)
+    printed = document("calibrate", folder, *FIT, "--base", "phone-ufs4", "--out", out)
     keys = {"method", "device", "platform", "figures", "fit", "held_out", "warnings", "residuals", "left_out"}
-    assert told.keys() == keys
-    assert (told["device"], told["fit"]["cells"], told["held_out"]["cells"]) == ("desk", 5, 2)
-    assert all(figure.keys() == {"value", "spread", "n"} for figure in told["figures"].values())
-    assert abs(told["held_out"]["worst"]) < 0.03
+    assert printed.keys() == keys
+    assert (printed["device"], printed["fit"]["cells"], printed["held_out"]["cells"]) == ("desk", 5, 2)
+    assert all(figure.keys() == {"value", "spread", "n"} for figure in printed["figures"].values())
+    assert abs(printed["held_out"]["worst"]) < 0.03
     again = document("evidence", folder, "--calibration", out)
     assert again["summary"]["over"] == "held_out"
-    assert again["summary"]["mape"] == pytest.approx(told["held_out"]["mape"], rel=1e-3)
+    assert again["summary"]["mape"] == pytest.approx(printed["held_out"]["mape"], rel=1e-3)
 
 
 def test_a_calibrated_platform_marks_what_is_replayed_on_it(folder, tmp_path):
@@ -63,12 +63,12 @@ def test_tables_name_every_cell_and_every_refusal(folder):
 def test_logs_are_calibrated_on_their_first_tokens(folder):
     log = folder / "tokens" / "made-fifth-ov.csv"
     about = ("--model", "olmoe-1b-7b", "--memory", "100MiB", "--k", 4, "--dense", "500MiB", "--device", "mine")
-    told = document("calibrate", log, *about, "--hold-out", 0.25)
-    assert (told["device"], told["fit"]["cells"], told["held_out"]["cells"]) == ("mine", 1, 1)
-    assert told["figures"]["ns_per_mib"]["value"] == pytest.approx(120_000, rel=0.01)
-    assert told["figures"]["bytes_per_s"]["spread"] is None
-    assert abs(told["held_out"]["worst"]) < 0.03
-    assert told["method"].endswith("the last 25% of tokens held out")
+    printed = document("calibrate", log, *about, "--hold-out", 0.25)
+    assert (printed["device"], printed["fit"]["cells"], printed["held_out"]["cells"]) == ("mine", 1, 1)
+    assert printed["figures"]["ns_per_mib"]["value"] == pytest.approx(120_000, rel=0.01)
+    assert printed["figures"]["bytes_per_s"]["spread"] is None
+    assert abs(printed["held_out"]["worst"]) < 0.03
+    assert printed["method"].endswith("the last 25% of tokens held out")
 
 
 ERRORS = {

@@ -7,20 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.rooms import ROOMS
+
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = (
-    "analysis",
-    "benchmarks",
-    "calibration",
-    "commands",
-    "moereplay",
-    "policies",
-    "results",
-    "simulator",
-    "sweeps",
-    "tests",
-)
-ROOMS += ("tracegen", "traces")
+PLACES = (*ROOMS, "benchmarks", "moereplay", "tests")
 
 #: Private words that are gone, with what is in their place. Parts of identifiers count: `one_world` holds `world`.
 GONE = {
@@ -47,7 +37,7 @@ GONE = {
 ALLOWED = r"\.stamp\b"  #: marker files of make
 #: All but CHANGELOG.md, which names things as they were called.
 DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {ROOT / "CHANGELOG.md"})
-CODE = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if path != Path(__file__).resolve()]
+CODE = [path for room in PLACES for path in (ROOT / room).rglob("*.py") if path != Path(__file__).resolve()]
 WORDS = {word: re.compile(rf"(?<![a-z])({word})(?![a-z])", re.I) for word in GONE}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.rooms import ROOMS
 from simulator.config import configure
 from simulator.replay import replay
 from tests.kit.recordings import ROOT
@@ -20,18 +21,7 @@ from traces.store import open_trace
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-PACKAGES = (
-    "analysis",
-    "calibration",
-    "commands",
-    "moereplay",
-    "policies",
-    "results",
-    "simulator",
-    "sweeps",
-    "tracegen",
-    "traces",
-)
+PACKAGES = (*ROOMS, "moereplay")
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 UNWANTED = (".*", "runs", "build", "dist", "*.egg-info", "*.derived", "__pycache__")
 #: Names that a user may have in the folder where the program runs.

@@ -190,8 +190,8 @@ def test_a_position_adds_its_keys_and_values_to_the_cache(name: str, bytes_: int
 
 def test_a_geometry_is_told_what_its_model_is_known_for() -> None:
     plain = known("gpt-oss-20b").geometry
-    told = as_known(plain, "openai/gpt-oss-20b")
-    assert (told.kv_bytes, told.weight_format) == (24 * 8 * 64 * 2 * 2, "MXFP4")
+    learnt = as_known(plain, "openai/gpt-oss-20b")
+    assert (learnt.kv_bytes, learnt.weight_format) == (24 * 8 * 64 * 2 * 2, "MXFP4")
     assert as_known(plain.stored_at(16), "gpt-oss-20b").weight_format == ""
     own = plain.model_copy(update={"kv_bytes": 7, "weight_format": "Q8_0"})
     assert as_known(own, "gpt-oss-20b") == own
