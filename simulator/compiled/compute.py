@@ -241,11 +241,12 @@ def share(s):
 
 @called
 def go_on_loading(s, at):
-    """Begin to load, queue what is loaded, or wake the links for the step's other experts."""
+    """Begin to load, queue what is loaded if reads may begin, or wake the links for the step's other experts."""
     if at == LOAD:
         begin_load(s)
     elif at == LOADED:
-        fetch_announced(s, accesses(s)[s["compute"]["running"]]["y"])
+        if s["waits_for_all"] == 0:
+            fetch_announced(s, accesses(s)[s["compute"]["running"]]["y"])
         go_to(s, LOAD)
     else:
         go_to(s, TURN)
@@ -257,6 +258,8 @@ def begin_load(s):
     """The next demand is loaded; after the last, contract `atomic`, the prefetch policy has its time."""
     turn = next_load(s)
     if turn == NONE:
+        if s["waits_for_all"] == 1:
+            fetch_all_announced(s)
         atomic = s["sequential"] == 0
         suggest_if(s, atomic and s["after_demand"] == 0, START if atomic else TURN)
         return
@@ -264,6 +267,14 @@ def begin_load(s):
     spend(s, spent)
     s["compute"]["running"] = turn
     busy_until(s, spent, LOADED)
+
+
+@fast
+def fetch_all_announced(s):
+    """All that was loaded is queued, in demand order."""
+    begin_loading(s)
+    while any_announced(s):
+        fetch_announced(s, accesses(s)[next_load(s)]["y"])
 
 
 @called

@@ -171,13 +171,16 @@ class Compute:
         return self._machine.priced.expert(layer, access.y, access.tokens, self._links.busy, lands)
 
     def _load(self, transfers: list[Transfer], layer: int) -> Process:
-        """What compute itself does before each of these is fetched, which is then queued."""
+        """What compute itself does before these are fetched: each is queued at its end, or all at the last one's."""
         for transfer in transfers:
             assert self._machine.priced is not None  # or nothing is to be loaded
             load = self._machine.priced.load(layer, transfer.y)
             self._counters.charge(load, "loading_ns", layer)
             load.measured(self._add_to_step)
             yield self._begun(load, "load", transfer.y)
+            if not self._waits_for_all:
+                self._links.fetch_announced(transfer)
+        for transfer in transfers if self._waits_for_all else ():
             self._links.fetch_announced(transfer)
 
     def _run_expert(self, access: Access, layer: int) -> Process:

@@ -219,6 +219,15 @@ def a_demand_to_be_loaded_is_not_queued(_: object) -> property:
     return property(lambda self: any(link.busy for link in self._rows))
 
 
+def reads_begin_while_others_are_loaded(load: Callable) -> Callable:
+    def mutant(self: Compute, transfers: list[Transfer], layer: int) -> Iterator[Any]:
+        waits_for_all, self._waits_for_all = self._waits_for_all, False
+        yield from load(self, transfers, layer)
+        self._waits_for_all = waits_for_all
+
+    return mutant
+
+
 def arrivals_are_computed_as_they_come(all_here: Callable) -> Callable:
     def mutant(self: Compute, due: int, nothing_else: bool) -> bool:
         return bool(self._ready) or all_here(self, due, nothing_else)
@@ -258,6 +267,7 @@ def a_piece_is_enough_for_all_of_the_compute(expert: Callable) -> Callable:
 
 PRICED: list[tuple[type, str, Callable[[Any], Any]]] = [
     (Compute, "_load", demands_are_queued_before_they_are_loaded),
+    (Compute, "_load", reads_begin_while_others_are_loaded),
     (Compute, "_all_here", arrivals_are_computed_as_they_come),
     (SimulatedChannel, "start", a_wire_is_idle_as_soon_as_it_is_free),
     (SimulatedAccelerator, "expert", links_leave_compute_its_rate),

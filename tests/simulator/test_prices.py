@@ -93,6 +93,26 @@ def test_without_overlap_a_step_reads_all_and_then_computes_in_demand_order() ->
     assert outcome.counts("stall_ns", "time_ns") == (8, 19)
 
 
+def test_without_overlap_nothing_is_read_before_the_last_demand_is_loaded() -> None:
+    # the gate at 2; loaded 2-7 and 7-12, moved 12-16 and 16-20; then 0, 1 and the hit 2: 20-23-26-29
+    outcome = step([0, 1, 2], NO_OVERLAP | LOADING, warm=((0, 2),))
+    assert outcome.spans("load") == [(2, 7, 0, 0), (7, 12, 0, 1)]
+    assert outcome.spans("transfer") == [(12, 16, 0, 0), (16, 20, 0, 1)]
+    assert outcome.spans("expert") == [(20, 23, 0, 0), (23, 26, 0, 1), (26, 29, 0, 2)]
+    assert outcome.counts("loading_ns", "stall_ns", "time_ns") == (10, 8, 29)
+
+
+def test_without_overlap_prefetches_are_suggested_behind_all_demands() -> None:
+    # gate at 1; loads 1-6 and 6-11. At 11 demands 0 and 1 are queued, then (1, 2) predicted: they move 11-15-19-23.
+    # compute: 0 and 1 at 19-21-23, dense 23-24, a hit on (1, 2): 24-26
+    token = [Cell([0, 1], look=[naming(4, [2])]), Cell([2, -1])]
+    source = ListSource(sizes(2, 4, 2, expert_bytes=4), [Prompted([token])])
+    where = machine(dense_ns=1, expert_ns=2, prices=NO_OVERLAP | LOADING)
+    outcome = replay_lists(source, 64, where, prefetch="top_k:factor=.5")
+    assert outcome.spans("transfer") == [(11, 15, 0, 0), (15, 19, 0, 1), (19, 23, 1, 2)]
+    assert outcome.counts("hits", "late", "loading_ns", "stall_ns", "time_ns") == (1, 0, 10, 8, 26)
+
+
 def test_without_overlap_a_step_that_does_not_fit_computes_what_is_there() -> None:
     # a pool of two: 0 moves 2-6, 1 moves 6-10, 2 finds no room and nothing moves. So 0 is computed 10-13 and 1 13-16;
     # 2 takes the place of 0 at 13, is there at 17 and computed 17-20
@@ -102,10 +122,11 @@ def test_without_overlap_a_step_that_does_not_fit_computes_what_is_there() -> No
     assert outcome["time_ns"] == 20
 
 
-def test_without_overlap_and_prefetch_link_and_compute_take_turns() -> None:
-    # a pool of three experts always holds the two of a step, so nothing moves while anything is computed
-    outcome = replay_lists(scattered(), 12, machine(0.5, latency_ns=3, dense_ns=2, expert_ns=3, prices=NO_OVERLAP))
-    assert outcome["time_ns"] == sum(outcome.counts("dense_ns", "expert_ns", "link_busy_ns"))
+@pytest.mark.parametrize("prices", [NO_OVERLAP, NO_OVERLAP | LOADING], ids=["reads", "loads_and_reads"])
+def test_without_overlap_and_prefetch_everything_takes_turns(prices: dict[str, Any]) -> None:
+    # a pool of three experts always holds the two of a step, so nothing moves while anything is loaded or computed
+    outcome = replay_lists(scattered(), 12, machine(0.5, latency_ns=3, dense_ns=2, expert_ns=3, prices=prices))
+    assert outcome["time_ns"] == sum(outcome.counts("dense_ns", "expert_ns", "loading_ns", "link_busy_ns"))
     assert outcome["stall_ns"] == outcome["link_busy_ns"] > 0
 
 
