@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from results.result import Result
+from results.result import ESTIMATE, Result
 from results.settings import EXPERTS, POLICIES, SETTINGS
 from traces.schema import Trace
 
@@ -46,7 +46,7 @@ def _seconds(results: Sequence[Result]) -> list[str]:
     }
     lines = []
     for platform, seconds, calibration in platforms:
-        of = f"calibrated, {calibration}" if seconds == "calibrated" else "an estimate: the platform is not calibrated"
+        of = f"calibrated, {calibration}" if seconds == "calibrated" else ESTIMATE
         lines.append(f"seconds of {platform}: {of}")
     return lines
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 from calibration.fitting import Fitted, fit, prediction
 from calibration.folder import Evidence
-from calibration.prediction import REPLAY, Prediction, measured, summary
+from calibration.prediction import REPLAY, Prediction, measured, rounded, summary
 from calibration.refusal import RefusalError
-from calibration.replayed import replayed, routing_of
+from calibration.replayed import model_routing_of, replayed, routing_of
 from calibration.rows import Line
 from calibration.runs import Run, run_of
 from policies.errors import PolicyError
@@ -119,15 +119,24 @@ def _predicted(evidence: Evidence, cell: Line, machines: Machines, role: str, fi
     if run.sizes.dense_bytes is None and cell.text("model") not in fitted:
         raise RefusalError(f"nobody says what {cell.text('model')} reads beside its experts")
     published = prediction(machine, run, role)
-    routing = routing_of(evidence.path, run)
-    if routing is None or not run.cached:
+    if not run.cached:
         return published
     try:
-        found = replayed(machine, run, routing)
+        return _by_routing(evidence, machine, run, published)
     except (RefusalError, ConfigError, PolicyError, TraceError) as wrong:
         return replace(published, more={"not_replayed": str(wrong)})
-    columns = found.columns
-    return replace(published, basis=REPLAY, predicted=columns, measured=measured(run, columns), more=found.more)
+
+
+def _by_routing(evidence: Evidence, machine: Platform, run: Run, published: Prediction) -> Prediction:
+    """By replay of the run's own routing; that of its model is replayed beside what the run published."""
+    if own := routing_of(evidence.path, run):
+        found = replayed(machine, run, own)
+        columns = found.columns
+        return replace(published, basis=REPLAY, predicted=columns, measured=measured(run, columns), more=found.more)
+    if shared := model_routing_of(evidence.path, run):
+        about = {"file": str(shared.relative_to(evidence.path)), **rounded(replayed(machine, run, shared).columns)}
+        return replace(published, more={"model_routing": about})
+    return published
 
 
 def _machine(device: str, machines: Machines) -> Platform:

@@ -58,14 +58,15 @@ class Prediction:
             "reason": self.reason,
             "basis": self.basis,
             "role": self.role,
-            "measured": _rounded(self.measured),
-            "predicted": _rounded(self.predicted),
-            "error": _rounded(self.error),
+            "measured": rounded(self.measured),
+            "predicted": rounded(self.predicted),
+            "error": rounded(self.error),
             **self.more,
         }
 
 
-def _rounded(columns: Columns) -> dict[str, float]:
+def rounded(columns: Columns) -> dict[str, float]:
+    """As documents print them: six digits."""
     return {name: float(f"{value:.6g}") for name, value in columns.items()}
 
 

@@ -32,7 +32,7 @@ MS = 1e6  #: nanoseconds
 #: What rows call their policy, and what it is here.
 POLICIES = {"lru": "lru", "lfu with recency (LFRU), sampled eviction": "lfru", "lfu with recency (LFRU)": "lfru"}
 BITS = 16.0  #: at which dense bytes are stated: weights are half of them
-#: A routing file that a row's notes name where it has none of its own.
+#: A routing file that a row's notes name.
 NAMED = re.compile(r"\broutes/[\w.-]+\.(?:csv|jsonl)\b")
 
 
@@ -45,12 +45,19 @@ class Replayed:
 
 
 def routing_of(folder: Path, run: Run) -> Path | None:
-    """The file of the run's routing, or of its model's; None where the row names none that is there."""
-    named = run.cell.text("trace_file")
-    if not named and (found := NAMED.search(run.cell.text("notes"))):
-        named = found[0]
-    path = folder / named if named else None
-    return path if path and path.exists() else None
+    """The file of the run's own routing; None where the row names none that is there."""
+    return _present(folder, run.cell.text("trace_file"))
+
+
+def model_routing_of(folder: Path, run: Run) -> Path | None:
+    """Routing of the same model, perhaps of another prompt, that the row's notes name; None where none is there."""
+    found = NAMED.search(run.cell.text("notes"))
+    return _present(folder, found[0]) if found else None
+
+
+def _present(folder: Path, named: str) -> Path | None:
+    path = folder / named
+    return path if named and path.exists() else None
 
 
 def replayed(platform: Platform, run: Run, routing: Path) -> Replayed:

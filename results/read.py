@@ -17,12 +17,12 @@ from results.columns import with_config
 from results.counters import heading_of
 from results.digest import is_damaged, row_digest
 from results.errors import ResultError, unknown
+from results.result import ESTIMATE
 from results.schema import BOUNDS, ROWS_VERSION, rows_schema, together
 from traces.documents import content
 
 MOST_BYTES = 1 << 30  #: of one file of results
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
-ESTIMATE = "an estimate: the platform is not calibrated"
 #: Fields that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
 #: What every part must hold: nested column -> the fields that are read by name. A counter may be missing.

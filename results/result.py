@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 Row = dict[str, Any]
+#: What seconds are called that do not rest on measured prices.
+ESTIMATE = "an estimate, not calibrated"
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def _valid(document: Mapping[str, Any], name: str) -> Platform:
     try:
         return Platform.model_validate(_with_rows(document, name))
     except ValidationError as error:
-        fault = first_fault(error)
+        fault = re.sub(r"^(compute|cpu)\.(roofline|measured)(?=[.:])", r"\1", first_fault(error))
         if "links" not in document:  # say it of the table that is there, or should be
             fault = re.sub(r"^links(\.0)?(?=[.:])", "link", fault)
         raise ConfigError(f"platform {name}: {fault}") from None

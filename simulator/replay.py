@@ -14,7 +14,7 @@ from simulator.errors import ConfigError
 from simulator.interface import CopyLayout, FinishedRun, RunSpec
 from simulator.oracle import check_profile
 from simulator.origin import Origin, origin_of
-from simulator.platform import Platform
+from simulator.platform import Measured, Platform
 from simulator.platform_files import platform
 from simulator.source import Source, TraceSource
 from simulator.times import Times, times_of
@@ -48,7 +48,7 @@ class Plan:
         """What a reader should know of the capacity: below one token's demand, above everything, above the memory."""
         geometry, tiers = self.layout.geometry, self.layout.tiers
         of_capacity = cliff(self.capacity, geometry, tiers[-1]) or surplus(self.capacity, geometry, tiers)
-        said = (of_capacity, self._shortage(), self._unknown_cache())
+        said = (of_capacity, self._shortage(), self._unknown_cache(), self._no_dense_part())
         return "; ".join(filter(None, said)) or None
 
     def _shortage(self) -> str | None:
@@ -68,6 +68,20 @@ class Plan:
         if self.machine.compute.kv_bytes_per_s is None or self.layout.geometry.kv_bytes:
             return None
         return "reading the KV cache takes no time: neither the trace nor its model's name says how many bytes it has"
+
+    def _no_dense_part(self) -> str | None:
+        """That times are of routed experts alone, if so."""
+        if self.times_everything:
+            return None
+        return (
+            "dense layers take no time: the trace does not say what its model has beside routed experts; "
+            "import it with --model"
+        )
+
+    @property
+    def times_everything(self) -> bool:
+        """Whether the dense part has a time: it is measured, or its weights are known."""
+        return isinstance(self.machine.compute, Measured) or self._times.dense_bytes > 0
 
     @property
     def _times(self) -> Times:
@@ -158,7 +172,7 @@ def _about(ready: Plan) -> Row:
     chosen = ready.chosen.priced(times_of(ready.machine, ready.layout.geometry, ready.layout.tiers))
     return {
         "label": _label(ready),
-        **_seconds(ready.machine),
+        **_seconds(ready),
         "identity": ready.config.identity(ready.origin),
         "semantics": SEMANTICS_VERSION,
         "trace": ready.origin.digest,
@@ -172,9 +186,9 @@ def _about(ready: Plan) -> Row:
     }
 
 
-def _seconds(machine: Platform) -> Row:
-    """Whether its times are of measured prices, and of which."""
-    about = machine.calibration
+def _seconds(ready: Plan) -> Row:
+    """Whether its times are of measured prices, and of which; without the dense part they are an estimate."""
+    about = ready.machine.calibration if ready.times_everything else None
     return {"seconds": "calibrated" if about else "estimate", "calibration": about.in_one_line() if about else None}
 
 

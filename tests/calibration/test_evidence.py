@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 
 from calibration.evidence import document, from_fits, predictions
 from calibration.folder import read_folder
-from calibration.prediction import Prediction, summary
+from calibration.prediction import Prediction, rounded, summary
 from calibration.rows import read_lines
 from calibration.series import read_series
 from simulator.errors import ConfigError
 from simulator.platform_files import platform
-from tests.kit.evidence_folder import made, row
+from tests.kit.evidence_folder import EXPERTS, LAYERS, K, made, row
 
 REFUSED = {
     "bytes-only": ({"clean": "counters, hits and bytes only"}, "its row says 'hits and bytes only'"),
@@ -76,6 +77,41 @@ def test_the_document_has_measured_predicted_and_their_error_by_column(folder):
         assert error == pytest.approx(cell["predicted"][name] / cell["measured"][name] - 1, abs=1e-4)
     assert whole["summary"]["predicted"] + whole["summary"]["refused"] == len(whole["cells"]) == 7 + len(REFUSED) + 1
     assert (whole["summary"]["over"], whole["summary"]["cells"]) == ("held_out", 3)
+
+
+def test_a_runs_own_routing_is_replayed_and_that_of_its_model_beside_what_it_published(tmp_path):
+    said = {"tpot_ms": 90, "hit_pct": 50, "policy": "lru", "cache_mib": 1000}
+    rows = [
+        row("own", trace_file="routes/a.jsonl", **said),
+        row("shared", notes="the model's routing is in routes/a.jsonl", **said),
+        row("none", notes="routes/b.jsonl is lost", **said),
+    ]
+    made(tmp_path / "made", more=rows)
+    (tmp_path / "made" / "routes").mkdir()
+    draw = np.random.default_rng(3)
+    tokens = [[sorted(draw.choice(EXPERTS, K, False).tolist()) for _ in range(LAYERS)] for _ in range(12)]
+    lines = [json.dumps({"tok": at, "layers": layers}) for at, layers in enumerate(tokens)]
+    (tmp_path / "made" / "routes" / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+    own, shared, none = (found(tmp_path / "made")[name] for name in ("own", "shared", "none"))
+    assert (own.basis, shared.basis, none.basis) == ("replay", "published", "published")
+    assert own.predicted["hit_pct"] == pytest.approx(lru_hits(tokens, 500), rel=1e-5)
+    assert shared.more["model_routing"] == {"file": "routes/a.jsonl", **rounded(own.predicted)}
+    assert (shared.predicted, shared.error) == (none.predicted, none.error)
+    assert (none.more, own.error["hit_pct"]) == ({}, own.predicted["hit_pct"] / 50 - 1)
+
+
+def lru_hits(tokens: list[list[list[int]]], slots: int) -> float:
+    """Percent, by a list from the least to the most recently used; a step's experts do not push one another out."""
+    held: list[tuple[int, int]] = []
+    hits = count = 0
+    for layers in tokens:
+        for layer, experts in enumerate(layers):
+            count += len(experts)
+            hits += sum((layer, expert) in held for expert in experts)
+            held = [each for each in held if each[0] != layer or each[1] not in experts]
+            held = [*held, *((layer, expert) for expert in experts)][-slots:]
+    return 100 * hits / count
 
 
 def test_a_summary_is_of_signed_errors():

@@ -49,7 +49,7 @@ def test_a_calibrated_platform_marks_what_is_replayed_on_it(folder, tmp_path):
     assert (plain["seconds"], plain["calibration"]) == ("estimate", None)
     shown = moereplay("replay", "miniature", "--capacity", "25%", "--platform", f"{out},phone-ufs4").stdout
     assert f"seconds of {out}: calibrated, desk, 5 runs" in shown
-    assert "seconds of phone-ufs4: an estimate: the platform is not calibrated" in shown
+    assert "seconds of phone-ufs4: an estimate, not calibrated" in shown
 
 
 def test_tables_name_every_cell_and_every_refusal(folder):

@@ -86,6 +86,7 @@ FILES = (
     ("import", "samples/generic.csv", f"import in/samples/generic.csv {IMPORT}"),
     ("import", "samples/generic.jsonl", f"import in/samples/generic.jsonl {IMPORT}"),
     ("import", "samples/route_trace.csv", f"import in/samples/route_trace.csv {IMPORT}"),
+    ("import", "samples/token_lines.jsonl", f"import in/samples/token_lines.jsonl {IMPORT}"),
     ("import", "samples/gptoss_json/run_a.json", f"import in/samples/gptoss_json {IMPORT}"),
     ("import", "samples/gptoss_npz/decode.npz", f"import in/samples/gptoss_npz {IMPORT}"),
     ("import", "samples/gptoss_npz/decode.meta.json", f"import in/samples/gptoss_npz {IMPORT}"),

@@ -265,6 +265,18 @@ def plain(with_logits: bool) -> list[Request]:
     return requests
 
 
+# ---------------------------------------------------------------- lines of tokens: decoded steps, ids that ascend
+
+LINES = 9
+
+
+def write_token_lines(file: Path) -> None:
+    """Steps 3 to 11 of a run."""
+    chosen = np.sort(ids(0, LINES)).tolist()
+    lines = [json.dumps({"tok": 3 + token, "layers": layers}) for token, layers in enumerate(chosen)]
+    file.write_text("".join(f"{line}\n" for line in lines))
+
+
 ALL = [
     Sample(
         "gptoss_npz",
@@ -304,6 +316,18 @@ ALL = [
         ),
         options=Options(),
         model="made up.gguf",
+    ),
+    Sample(
+        "token_lines",
+        "token_lines.jsonl",
+        write_token_lines,
+        [Request(np.sort(ids(0, LINES)), 0)],
+        (
+            "no phase recorded: every token counts as decoded",
+            "ids stand in ascending order everywhere: ranks were not recorded",
+            EXPERTS_UNKNOWN,
+            BITS_UNKNOWN,
+        ),
     ),
     Sample("generic", "generic.csv", write_csv, plain(False), (), options=Options(), model="made-up"),
     Sample("generic", "generic.jsonl", write_jsonl, plain(True), (), options=Options(), model="made-up"),

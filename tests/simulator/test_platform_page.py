@@ -21,6 +21,7 @@ FILES = [
     re.sub(r"^    ", "", block, flags=re.M) for block in re.findall(r"(?:^    .*\n|^\n)+", PAGE, re.M) if "=" in block
 ]
 WHOLE, DIFFERENT, PRICES, ROWS, TIERS = FILES
+WRONG = re.findall(r"^\| `(\w.* =.*)` \| (.*) \|$", PAGE.split("What a wrong file is told")[1], re.M)
 FORMS = re.findall(r"`[^`\n]*--platform (\S+)`", PAGE)
 
 
@@ -71,3 +72,20 @@ def test_any_platform_is_printed_as_a_file_to_be_given_back(tmp_path: Path) -> N
     printed = moereplay_here("platforms", "phone-ufs4", "--toml")
     (tmp_path / "mine.toml").write_text(printed.stdout)
     assert platform("mine.toml").figures() == platform("phone-ufs4").figures()
+
+
+@pytest.mark.parametrize(("said", "answer"), WRONG, ids=[said for said, _ in WRONG])
+def test_each_wrong_file_is_told_what_the_page_says(said: str, answer: str, tmp_path: Path) -> None:
+    lines = [line for line in ('name = "wrong"', 'base = "mine.toml"') if line.split()[0] != said.split()[0]]
+    (tmp_path / "wrong.toml").write_text("\n".join([*lines, *said.split("`, `")]) + "\n")
+    ended = moereplay_here("replay", SAMPLE, "--capacity", "25%", "--platform", "wrong.toml")
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    words, _, _ = answer.partition("...")
+    assert words.strip() in ended.stderr
+
+
+def test_a_figure_that_is_not_there_names_the_nearest() -> None:
+    assert "`a100-5gbps:depth=4`" in PAGE
+    ended = moereplay_here("replay", SAMPLE, "--capacity", "25%", "--platform", "a100-5gbps:depth=4")
+    assert ended.returncode == 2
+    assert "did you mean link.depth=?" in ended.stderr

@@ -360,3 +360,19 @@ def test_what_a_trace_does_not_say_is_its_models() -> None:
 
     # 3 positions of 16 layers x 16 heads x 128 x 2 numbers of 2 bytes, at 1 byte/ns
     assert dense_ns("phone-ufs4:compute.kv_bytes_per_s=1e9") - dense_ns("phone-ufs4") == 3 * 16 * 16 * 128 * 2 * 2
+
+
+def test_seconds_without_the_dense_part_are_said_to_be_so_and_never_calibrated(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('name = "mine"\nbase = "phone-ufs4"\n[calibration]\ndevice = "mine"\n')
+
+    def about(dense: int | None, change: str = "") -> dict[str, Any]:
+        header = Header(geometry=sizes(2, 4, 2, dense_params=dense), provenance=Provenance(importer="test"))
+        trace = memory_trace(header, [Request(np.array([[[0, 1], [2, 3]]], np.int16), prompt_length=0)])
+        config = configure(capacity="75%", platform=f"{tmp_path / 'mine.toml'}{change}")
+        return replay(trace, config, engine="reference").about
+
+    unknown, whole = about(None), about(5)
+    assert (unknown["seconds"], unknown["calibration"]) == ("estimate", None)
+    assert unknown["warning"].endswith("what its model has beside routed experts; import it with --model")
+    assert (whole["seconds"], whole["calibration"], whole["warning"]) == ("calibrated", "mine", None)
+    assert about(5, ":compute.launch_ns=1")["seconds"] == "estimate"  # no longer the figures that were measured

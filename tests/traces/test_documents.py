@@ -10,6 +10,7 @@ from policies import NAMES, catalogue
 from policies.grammar import parse
 from policies.table import explain, markdown, rows
 from results import counters
+from traces.importers import registry as importers
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -49,6 +50,10 @@ def test_the_page_on_policies_groups_such_as_there_are(kind):
     page = (ROOT / "docs" / "policies.md").read_text()
     row = re.search(rf"^\| {kind} \|.*\|(.*)\|$", page, re.MULTILINE)
     assert row and set(re.findall(r"`(\w+)`", row[1])) <= set(NAMES[kind])
+
+
+def test_the_page_on_traces_has_every_format_that_can_be_imported():
+    assert between("docs/trace-format.md", "importers") == importers.markdown(), "run `make tables`"
 
 
 def test_semantics_defines_every_counter_as_the_code_does():

@@ -35,6 +35,12 @@ def detect(path: Path) -> Importer:
     raise TraceError(f"{path}: no importer recognises it; name one with --format, or bring it into one of: {formats}")
 
 
+def markdown() -> str:
+    """The Markdown table of formats in docs/trace-format.md."""
+    rows = [f"| `{each.name}` | {each.summary} | {each.formats} |" for each in map(load, NAMES)]
+    return "\n".join(["| format | what | read from |", "|---|---|---|", *rows])
+
+
 def read(path: Path, options: Options, format: str | None = None) -> Foreign:
     """Header and lazily read requests of a foreign trace, by the importer named or detected. Raises TraceError."""
     refuse_unreadable(path)
