@@ -13,6 +13,8 @@ from calibration.sizes import MIB
 from simulator.platform import Platform, Roofline
 from traces.weight_formats import MIXTURES
 
+FAULTS = 50  #: per token, on average: with fewer, their price drowns in everything else
+
 
 def fit_loading(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str, Figure]]:
     """The base with nanoseconds per MiB that loading takes: of each run the sum over the sum, of runs the median."""
@@ -26,6 +28,25 @@ def fit_loading(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str
     figures = jackknifed(telling, fitted)
     loading = base.loading.model_copy(update={"ns_per_mib": round(figures["ns_per_mib"].value), "ns_per_expert": 0})
     return base.model_copy(update={"loading": loading}), figures
+
+
+def fit_faults(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str, Figure]]:
+    """The base with nanoseconds of compute per major page fault: of each run the slope, of runs the median."""
+    slopes = {run.name: slope for run in runs if (slope := _ns_per_fault(run)) is not None}
+    telling = [run for run in runs if run.name in slopes]
+    if not telling:
+        return base, {}
+    figures = jackknifed(telling, lambda some: {"fault_ns": _median(slopes[run.name] for run in some)})
+    return base.model_copy(update={"fault_ns": round(figures["fault_ns"].value)}), figures
+
+
+def _ns_per_fault(run: Run) -> float | None:
+    """Least squares of tokens' compute over their faults; None for a run that faults too seldom to tell."""
+    series = run.series
+    if series is None or series.majflt is None or series.compute_ms is None or series.majflt.mean() < FAULTS:
+        return None
+    slope, _ = np.polyfit(series.majflt, series.compute_ms, 1) if series.majflt.std() else (0.0, 0.0)
+    return float(slope) * MS if slope > 0 else None
 
 
 def _ns_per_mib(run: Run) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calibration.compute_fit import fit_compute, fit_loading
+from calibration.compute_fit import fit_compute, fit_faults, fit_loading
 from calibration.figures import Figure
 from calibration.line_fit import fit_line
 from calibration.link_fit import fit_link, waits_of
@@ -76,7 +76,8 @@ def _fitted(runs: Sequence[Run], base: Platform, warnings: list[str]) -> tuple[P
     machine, loading = fit_loading(runs, base)
     machine, compute = fit_compute(runs, machine, warnings)
     machine, link = fit_link(waits, machine)
-    return machine, compute | link | loading
+    machine, faults = fit_faults(runs, machine)
+    return machine, compute | link | loading | faults
 
 
 def _date(runs: Sequence[Run]) -> str:

@@ -9,7 +9,7 @@ from calibration.prediction import TIMES, Prediction, summary
 
 SHOWN = 2  #: cells of a reason
 #: What a figure is shown in, by the end of its name: divisor and unit.
-UNITS = {"bytes_per_s": (1e9, "GB/s"), "ns_per_mib": (1e3, "us/MiB"), "start_ns": (1e3, "us")}
+UNITS = {"bytes_per_s": (1e9, "GB/s"), "ns_per_mib": (1e3, "us/MiB"), "start_ns": (1e3, "us"), "fault_ns": (1e3, "us")}
 
 
 def document(found: Fitted, held: Sequence[Prediction]) -> dict[str, object]:

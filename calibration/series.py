@@ -1,7 +1,7 @@
 """The per-token log of one run: what each decoded token took, and what it read.
 
-Columns are found by name: `wall_ms`, `io_ms`, `compute_ms`, `stall_ms`, `mgmt_ms`, `read_bytes`; others are left alone.
-So the series of a folder of evidence are read, and BigMoeOnEdge's own `--csv` files of every build.
+Columns are found by name: `wall_ms`, `io_ms`, `compute_ms`, `stall_ms`, `mgmt_ms`, `read_bytes`, `majflt` (major page
+faults); others are left alone. So the series of a folder of evidence are read, and BigMoeOnEdge's own `--csv` files of every build.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from calibration.rows import Line, read_lines
 from simulator.errors import ConfigError
 
 NEEDED = ("wall_ms", "read_bytes")
-PARTS = ("compute_ms", "io_ms", "stall_ms", "mgmt_ms")
+PARTS = ("compute_ms", "io_ms", "stall_ms", "mgmt_ms", "majflt")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Series:
     io_ms: np.ndarray | None = None
     stall_ms: np.ndarray | None = None
     mgmt_ms: np.ndarray | None = None
+    majflt: np.ndarray | None = None
 
     @property
     def tokens(self) -> int:

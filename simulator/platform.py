@@ -232,7 +232,7 @@ Compute = Annotated[Roofline | Measured, Field(discriminator="kind")]
 class Platform(Sparse):
     """One machine, with the source of its figures."""
 
-    later: ClassVar = frozenset({"overlap", "memory_bytes", "tiers", "loading", "calibration"})
+    later: ClassVar = frozenset({"overlap", "memory_bytes", "fault_ns", "tiers", "loading", "calibration"})
 
     name: str
     summary: str = ""
@@ -241,6 +241,7 @@ class Platform(Sparse):
     slow_tier: str = "DRAM"
     overlap: Literal["arrival", "none"] = "arrival"  #: `none`: a step computes when all that it awaits has arrived
     memory_bytes: float | None = Field(default=None, gt=0)  #: that hold cache and dense weights; for a warning only
+    fault_ns: Ns = 0  #: of a major page fault, where it is known; for the same warning
     links: tuple[Link, ...] = Field(min_length=1, max_length=MOST_LINKS)
     tiers: tuple[LowerTier, ...] = Field(default=(), max_length=MOST_TIERS)  #: between fast and slow, from the top down
     compute: Compute
@@ -280,7 +281,7 @@ class Platform(Sparse):
             | ({"from": link.tier} if link.tier else {})
             for link in self.links
         ]
-        about = {"name", "summary", "source", "fast_tier", "slow_tier", "overlap", "memory_bytes"}
+        about = {"name", "summary", "source", "fast_tier", "slow_tier", "overlap", "memory_bytes", "fault_ns"}
         links = {"links": rows} if several else {"link": rows[0]}
         return self.model_dump(include=about) | links | self.model_dump(exclude={*about, "links"})
 

@@ -60,8 +60,12 @@ class Plan:
         spelled = ", ".join(f"{size / 1e9:.4g} GB of {name}" for name, size in parts.items() if size)
         return (
             f"{spelled} are more than the memory of {self.machine.name}, {self.machine.memory_bytes / 1e9:.4g} GB: "
-            "a real machine would fault pages, which no price counts"
+            f"a real machine would fault pages, which {self._price_of_faults()}"
         )
+
+    def _price_of_faults(self) -> str:
+        each = self.machine.fault_ns
+        return f"cost {each / 1000:g} us each here; no replay knows how many" if each else "no price counts"
 
     def _unknown_cache(self) -> str | None:
         """That reading the KV cache has a price, but the model's is not known, if so."""

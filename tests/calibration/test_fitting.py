@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from calibration.evidence import fit_of, from_files, from_fits, globs_of, predictions, runs_of
 from calibration.folder import read_folder
 from calibration.search import least
+from simulator.config import configure
 from simulator.errors import ConfigError
 from simulator.platform_files import as_toml, platform
+from simulator.replay import plan
 from tests.kit.evidence_folder import LANE, LINK, NS_PER_MIB, RATE, START, made, row
+from traces.store import open_trace
 
+SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"
 BASE = "phone-ufs4:compute.launch_ns=0"
 FIT = ["made-off*", "made-half*", "made-two-lanes"]
 
@@ -74,6 +79,29 @@ def test_management_inside_compute_is_taken_out(tmp_path):
     assert found.figures["memory_bytes_per_s"].n == 4
     inside = [line for line in found.warnings if "inside compute" in line]
     assert inside and "imply" not in inside[0] and "implies 20.0 to 20.0 GB/s, the others 20.0" in inside[0]
+
+
+def test_the_price_of_a_page_fault_is_found_and_said_where_memory_is_short(tmp_path):
+    folder = made(tmp_path / "made")
+    draw = np.random.default_rng(5)
+    for name in ("made-half", "made-half-ov"):
+        log = folder / "tokens" / f"{name}.csv"
+        header, *lines = log.read_text().splitlines()
+        at, faults = header.split(",").index("compute_ms"), draw.integers(20, 400, len(lines))
+        rows = [line.split(",") for line in lines]
+        for row, each in zip(rows, faults.tolist(), strict=True):
+            row[at] = str(float(row[at]) + each * 0.08)
+        cells = [",".join([*row, str(each)]) for row, each in zip(rows, faults.tolist(), strict=True)]
+        log.write_text("\n".join([f"{header},majflt", *cells]) + "\n")
+    found = fitted(folder, FIT)
+    assert found.figures["fault_ns"].value == pytest.approx(80_000, rel=0.01)
+    assert found.figures["fault_ns"].n == 2
+    file = tmp_path / "desk.toml"
+    file.write_text(as_toml(found.platform))
+    assert platform(str(file)).fault_ns == found.platform.fault_ns
+    small = configure(capacity="50%", platform=f"{file}:memory_bytes=5")
+    said = plan(open_trace(SAMPLE), small).warning
+    assert said is not None and "a real machine would fault pages, which cost 80 us each here" in said
 
 
 def test_one_lane_count_tells_no_ceiling_of_lanes(tmp_path):
