@@ -1,7 +1,8 @@
 """The per-token log of one run: what each decoded token took, and what it read.
 
 Columns are found by name: `wall_ms`, `io_ms`, `compute_ms`, `stall_ms`, `mgmt_ms`, `read_bytes`, `majflt` (major page
-faults); others are left alone. So the series of a folder of evidence are read, and BigMoeOnEdge's own `--csv` files of every build.
+faults); others are left alone. So the series of a folder of evidence are read, and BigMoeOnEdge's own `--csv` files of
+every build.
 """
 
 from __future__ import annotations

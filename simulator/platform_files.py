@@ -110,13 +110,8 @@ def _tables(machine: Platform, document: dict[str, Any]) -> dict[str, dict[str, 
             document[name] = document.get(name, {}) | _unsaid(part, document.get(name, {}))
     named = {name: document[name] for name, part in others.items() if part is not None}
     formats = {f"{name}.formats": table["formats"] for name, table in named.items() if table.get("formats")}
-    return (
-        {"": {"overlap": machine.overlap, "memory_bytes": machine.memory_bytes, "fault_ns": machine.fault_ns}}
-        | links
-        | tiers
-        | named
-        | formats
-    )
+    own = {name: getattr(machine, name) for name in ("overlap", "memory_bytes", "fault_ns")}
+    return {"": own} | links | tiers | named | formats
 
 
 def _unsaid(part: Sparse, table: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,9 +89,9 @@ def test_the_price_of_a_page_fault_is_found_and_said_where_memory_is_short(tmp_p
         header, *lines = log.read_text().splitlines()
         at, faults = header.split(",").index("compute_ms"), draw.integers(20, 400, len(lines))
         rows = [line.split(",") for line in lines]
-        for row, each in zip(rows, faults.tolist(), strict=True):
-            row[at] = str(float(row[at]) + each * 0.08)
-        cells = [",".join([*row, str(each)]) for row, each in zip(rows, faults.tolist(), strict=True)]
+        for cell, each in zip(rows, faults.tolist(), strict=True):
+            cell[at] = str(float(cell[at]) + each * 0.08)
+        cells = [",".join([*cell, str(each)]) for cell, each in zip(rows, faults.tolist(), strict=True)]
         log.write_text("\n".join([f"{header},majflt", *cells]) + "\n")
     found = fitted(folder, FIT)
     assert found.figures["fault_ns"].value == pytest.approx(80_000, rel=0.01)
