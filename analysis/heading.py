@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from results.result import ESTIMATE, Result
+from results.labels import ESTIMATE
+from results.result import Result
 from results.settings import EXPERTS, POLICIES, SETTINGS
 from traces.schema import Trace
 

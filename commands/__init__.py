@@ -20,6 +20,7 @@ NAMES = (
     "tune",
     "live",
     "validate",
+    "measure",
     "calibrate",
     "evidence",
     "plot",

@@ -21,7 +21,8 @@ def plot(
     results: Annotated[
         str,
         typer.Argument(
-            help="Folder of `replay`, `curve`, `validate --out` or `sweep run`; URL of `sweep run`.", show_default=False
+            help="Folder of `replay`, `curve`, `validate`, `measure --out` or `sweep run`; URL of `sweep run`.",
+            show_default=False,
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for figures; default figures in RESULTS, or here.")] = None,
@@ -44,8 +45,10 @@ def plot(
 def _drawn(folder: Path, names: list[str] | None, where: list[str]) -> list[tuple[str, Figure]]:
     """Figures of a validation, of curves alone, or of replays with the curves behind them."""
     from analysis.figures import draw_all, draw_curves
-    from results import curves, validation
+    from results import curves, measured, validation
 
+    if (folder / measured.FILE).exists():
+        return draw_all(measured.load(folder), names)
     if (folder / validation.FILE).exists():
         return draw_all(validation.load(folder), names)
     lines = curves.load(folder)

@@ -17,7 +17,7 @@ from results.columns import with_config
 from results.counters import heading_of
 from results.digest import is_damaged, row_digest
 from results.errors import ResultError, unknown
-from results.result import ESTIMATE
+from results.labels import ESTIMATE
 from results.schema import BOUNDS, ROWS_VERSION, rows_schema, together
 from traces.documents import content
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 Row = dict[str, Any]
-#: What seconds are called that do not rest on measured prices.
-ESTIMATE = "an estimate, not calibrated"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class KnownModel(Frozen):
     geometry: Geometry
     published: Published
     context: int  #: tokens
+    hidden: int  #: width of the residual
     params: int  #: of the whole text model, embedding included
     embedding_params: int = 0  #: of an embedding table apart from the head
     kv_bytes: int  #: of KV cache that one position adds at 16 bits, every layer reading all of it
@@ -240,6 +241,7 @@ def _known(name: str, numbers: ModelNumbers) -> KnownModel:
         geometry=numbers.geometry(),
         published=numbers.published,
         context=numbers.context,
+        hidden=numbers.hidden,
         params=numbers.total(),
         embedding_params=numbers.embedding(),
         kv_bytes=numbers.kv_bytes(),

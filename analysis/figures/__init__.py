@@ -11,11 +11,12 @@ from matplotlib.figure import Figure
 from analysis.figures.sheet import save, styled
 from results.errors import ResultError, unknown
 
-__all__ = ["FIGURES", "VALIDATION_FIGURES", "draw", "draw_all", "draw_curves", "save"]
+__all__ = ["FIGURES", "MEASURED_FIGURES", "VALIDATION_FIGURES", "draw", "draw_all", "draw_curves", "save"]
 
-#: Of replays, and of live runs beside replays, in the order in which reports show them.
+#: Of replays, of live runs beside replays, and of measured ones, in the order in which reports show them.
 FIGURES = ("collisions_by_layer", "misses", "hit_rate_by_capacity", "ttft_by_capacity")
 VALIDATION_FIGURES = ("validation", "open_loop_error")
+MEASURED_FIGURES = ("measured",)
 
 
 def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **options: str) -> Figure:
@@ -66,6 +67,8 @@ def draw_all(
 
 def _fed_by(frame: pl.DataFrame) -> tuple[str, ...]:
     """The list that these rows are for."""
+    if "closure_tpot_ms" in frame.columns:
+        return MEASURED_FIGURES
     return VALIDATION_FIGURES if "open_loop" in frame.columns else FIGURES
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from policies.contract import NONE
 from simulator.compiled.cache import end_step, has_run, unpin
-from simulator.compiled.clock import advance, busy, cpu_busy, cpu_is_busy, stop, wait, wake_links
+from simulator.compiled.clock import advance, busy, cpu_is_busy, stop, wait, wake_links
 from simulator.compiled.costs import cost_of, dense_cost, lasting, lasts
 from simulator.compiled.counters import (
     DENSE_NS,
@@ -20,24 +20,22 @@ from simulator.compiled.counters import (
     end_pass,
     open_page,
 )
+from simulator.compiled.cpu import start_cpu
 from simulator.compiled.fidelity import count_changed, count_unchanged
 from simulator.compiled.gate import close_gate, has_come, has_had_its_turn, look_up, open_gate, suggest, use_all
 from simulator.compiled.link import any_announced
-from simulator.compiled.links import any_in_flight, any_link_is_busy, fetch_announced, next_landing, nothing_queued
-from simulator.compiled.loading import begin_loading, load, next_load
-from simulator.compiled.log import BY_COMPUTE, BY_MISS, IS_CPU, IS_DENSE, IS_EXPERT, NO_COPY, span
+from simulator.compiled.links import any_in_flight, fetch_announced, next_landing, nothing_queued
+from simulator.compiled.loading import begin_loading, fetch_all_announced, load, next_load
+from simulator.compiled.log import BY_COMPUTE, IS_DENSE, IS_EXPERT, NO_COPY, span
 from simulator.compiled.reset import reset_if_due
 from simulator.compiled.rows import row_at
-from simulator.compiled.runtime.errors import NO_CPU, STOPPED, fail
+from simulator.compiled.runtime.errors import STOPPED, fail
 from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.served import HIT, ON_CPU
+from simulator.compiled.runtime.served import HIT
 from simulator.compiled.runtime.state import (
     accesses,
-    cost_row,
-    cpu_ns,
     expert_of,
     kept,
-    kind_of,
     now,
     pass_phase,
     pass_position,
@@ -47,7 +45,6 @@ from simulator.compiled.runtime.state import (
     ran,
     ready,
     slot,
-    slow_cpu_ns,
     stop_flag,
 )
 
@@ -267,31 +264,6 @@ def begin_load(s):
     spend(s, spent)
     s["compute"]["running"] = turn
     busy_until(s, spent, LOADED)
-
-
-@fast
-def fetch_all_announced(s):
-    """All that was loaded is queued, in demand order."""
-    begin_loading(s)
-    while any_announced(s):
-        fetch_announced(s, accesses(s)[next_load(s)]["y"])
-
-
-@called
-def start_cpu(s):
-    """The CPU takes its share one after the other, beside link and compute."""
-    after, contended = 0, any_link_is_busy(s)
-    for i in range(s["gate"]["served"]):
-        access = accesses(s)[i]
-        if access["served"] == ON_CPU:
-            if s["has_cpu"] == 0:
-                fail(s, NO_CPU, 0)
-                return
-            size, tokens = cost_row(s)[kind_of(s, access["y"])], access["tokens"]
-            spent = slow_cpu_ns(s)[size, tokens] if contended else cpu_ns(s)[size, tokens]
-            span(s, IS_CPU, access["y"], after, spent, BY_MISS)
-            after += spent
-            cpu_busy(s, after)
 
 
 @called

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from policies.contract import NONE
 from simulator.compiled.counters import LOADING_NS, count
+from simulator.compiled.link import any_announced
+from simulator.compiled.links import fetch_announced
 from simulator.compiled.log import BY_DEMAND, IS_LOAD, span
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.served import FETCH
@@ -24,6 +26,14 @@ def next_load(s):
         if accesses(s)[s["loading"]["next"] - 1]["served"] == FETCH:
             return s["loading"]["next"] - 1
     return NONE
+
+
+@fast
+def fetch_all_announced(s):
+    """All that was loaded is queued, in demand order."""
+    begin_loading(s)
+    while any_announced(s):
+        fetch_announced(s, accesses(s)[next_load(s)]["y"])
 
 
 @fast

@@ -1,0 +1,68 @@
+"""Real runs beside their replays: every run's time per token, and every token's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.figures.sheet import Grid, Sheet, Wording
+from results.errors import ResultError
+
+OPTIONS: dict[str, tuple[str, ...]] = {}
+LINKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  #: a colour per throttle
+PANELS = ("Every run", "Every token")
+
+
+def draw(frame: pl.DataFrame) -> Figure:
+    """Simulated over measured milliseconds, on the diagonal where they are equal: runs, and tokens of all runs.
+
+    Raises ResultError without runs that decode, or for more throttles than there are colours.
+    """
+    links = sorted(frame["throttle_bytes_per_s"].unique().to_list(), key=lambda rate: rate or float("inf"))
+    if len(links) > len(LINKS):
+        raise ResultError(f"{len(links)} throttles do not fit one figure, which has {len(LINKS)} colours")
+    error = _mean_error(frame)
+    note = (
+        "Simulated: a replay on the platform calibrated around the runs, on other tokens. Left a point for every run, "
+        "right one for every token of every run. On the line the replay is right."
+    )
+    title = f"{len(frame)} real runs: replayed times are off by {error:.1%} on average"
+    wording = Wording(
+        title, str(frame["device"][0]), "MEASURED beside SIMULATED", "measured, ms", "simulated, ms", note
+    )
+    sheet = Sheet(Grid(PANELS, [""], (3.2, 3.2)), wording, [_entry(at, rate) for at, rate in enumerate(links)])
+    for at, rate in enumerate(links):
+        rows = frame.filter(pl.col("throttle_bytes_per_s").eq_missing(rate))
+        _points(sheet.panels[0][0], rows["measured_tpot_ms"].to_list(), rows["simulated_tpot_ms"].to_list(), at, 5)
+        each = rows.select("measured_tokens_ms", "simulated_tokens_ms").explode(
+            "measured_tokens_ms", "simulated_tokens_ms"
+        )
+        _points(sheet.panels[0][1], each["measured_tokens_ms"].to_list(), each["simulated_tokens_ms"].to_list(), at, 2)
+    for axes in sheet.panels[0]:
+        _diagonal(axes)
+    return sheet.figure
+
+
+def _mean_error(frame: pl.DataFrame) -> float:
+    error = (pl.col("simulated_tpot_ms") / pl.col("measured_tpot_ms") - 1).abs().mean()
+    return float(frame.select(error).item())
+
+
+def _entry(at: int, rate: float | None) -> Line2D:
+    name = "raw" if rate is None else f"throttled to {rate / 1e6:g} MB/s"
+    return Line2D([], [], color=LINKS[at], marker="o", linestyle="", label=name)
+
+
+def _points(axes: Axes, x: Sequence[float], y: Sequence[float], at: int, size: float) -> None:
+    axes.plot(x, y, color=LINKS[at], marker="o", linestyle="", markersize=size, alpha=0.6, markeredgewidth=0)
+
+
+def _diagonal(axes: Axes) -> None:
+    most = max(axes.get_xlim()[1], axes.get_ylim()[1])
+    axes.plot([0, most], [0, most], color="#888888", linewidth=0.8, zorder=0)
+    axes.set_xlim(0, most)
+    axes.set_ylim(0, most)

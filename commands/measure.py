@@ -1,0 +1,213 @@
+"""`moereplay measure`: real offloading on this machine under any policies, beside its replay."""
+
+from __future__ import annotations
+
+import json
+import platform as this
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from commands import options
+from commands.groups import grouped
+from commands.interrupt import keeping
+from commands.settings import Settings
+from commands.terminal import say, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from commands.settings import Given
+    from simulator.config import ReplayConfig
+    from tracegen.offload.slow_tier import SlowTier
+    from tracegen.offload.study import Cell, Measurement
+    from traces.schema import Geometry, Trace
+
+PLATFORM = "platform"
+
+
+class Where(NamedTuple):
+    """What computes and where experts come from."""
+
+    slow_tier: Annotated[str, typer.Option(help="disk:DIR, disk:DIR:buffered or pinned.", show_default=False)]
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu"
+    throttle: Annotated[str, typer.Option(help="Comma list: 400MB/s, none.")] = "none"
+    threads: Annotated[int, typer.Option(min=1, help="That compute, on a CPU.")] = 1
+
+
+class Part(NamedTuple):
+    """The part of the trace that is run: of its first request."""
+
+    tokens: Annotated[int, typer.Option(min=2, help="Decoded tokens of a run.")] = 24
+    prompt: Annotated[int, typer.Option(min=0, help="Tokens before them, in one pass.")] = 0
+    calibration_tokens: Annotated[int, typer.Option(min=2, help="The next ones, for a calibration.")] = 8
+    layers: Annotated[int | None, typer.Option(min=1, help="The first layers only; all unsaid.")] = None
+
+
+@grouped
+def measure(
+    trace: options.TracePath,
+    *,
+    where: Where,
+    settings: Settings,
+    policy_file: options.PolicyFiles = None,
+    part: Part,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of every configuration.")] = 2,
+    order_seed: Annotated[int, typer.Option(help="Of the order of the runs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder: the document, platforms, figure.")] = None,
+) -> None:
+    """Run real offloading on this machine under every configuration, in turns with calibrations, beside its replay."""
+    from results.measured import FILE
+    from results.outputs import check_output
+    from tracegen.requirements import require_torch
+    from traces.store import open_trace
+
+    require_torch()
+    if out:
+        check_output(out / FILE)
+    opened = open_trace(trace)
+    throttles = _throttles(where.throttle)
+    measured, calibration = _parts(opened, part)
+    configs = _configs(settings)
+    runs: list[Measurement] = []
+    with _folder(out) as folder, _slow_tier(where, measured.geometry) as slow:
+        plan, bench = _prepared(configs, throttles, (measured, calibration), (repeat, order_seed), where, slow)
+        with keeping(lambda: _kept(out, runs)), _progress(plan.runs) as done:
+            from tracegen.offload.study import measure as run_all
+
+            for run in run_all(bench, plan, folder, done):
+                runs.append(run)
+                if out and len(runs) % len(plan.cells) == 0:
+                    _write(out, _document(runs, slow.label, where.device))
+    document = _document(runs, slow.label, where.device)
+    _report(document, runs, as_json)
+    if out:
+        _draw(out)
+
+
+def _throttles(text: str) -> list[float | None]:
+    """Bytes per second. Raises ConfigError."""
+    from simulator.capacity import parse_size
+    from simulator.errors import ConfigError
+
+    found: list[float | None] = []
+    for word in map(str.strip, text.split(",")):
+        size = parse_size(word.removesuffix("/s"))
+        if word != "none" and (not size or not word.endswith("/s")):
+            raise ConfigError(f"--throttle {word!r} is no rate; write 400MB/s, 1GiB/s or none")
+        found.append(float(size) if size else None)
+    return list(dict.fromkeys(found))
+
+
+def _parts(trace: Trace, part: Part) -> tuple[Trace, Trace]:
+    """What is measured, and other tokens of the same request for calibrations."""
+    from tracegen.offload.part import tokens_of
+
+    first, more = part.prompt + part.tokens, part.prompt + part.calibration_tokens
+    calibration = tokens_of(trace, part.layers, first, first + more, part.prompt)
+    return tokens_of(trace, part.layers, 0, first, part.prompt), calibration
+
+
+def _configs(settings: Given) -> list[ReplayConfig]:
+    from simulator.errors import ConfigError
+    from sweeps.grid import expand
+
+    if PLATFORM in settings.typed:
+        raise ConfigError("--platform: measure runs on this machine and calibrates it; leave the option out")
+    fixed = settings.fixed()
+    return list(settings.of_presets(fixed).values() if settings.preset else expand(settings.lists(), fixed))
+
+
+@contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    """Where platforms are written: the output, or a folder that goes."""
+    if out is None:
+        with TemporaryDirectory() as folder:
+            yield Path(folder)
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        yield out
+
+
+@contextmanager
+def _slow_tier(where: Where, geometry: Geometry) -> Iterator[SlowTier]:
+    """The slow tier that is named. Raises ConfigError."""
+    from simulator.errors import ConfigError
+    from tracegen.offload.compute import layout_of
+    from tracegen.offload.slow_tier import Disk, Memory
+
+    kind, _, rest = where.slow_tier.partition(":")
+    folder, buffered = rest.removesuffix(":buffered"), rest.endswith(":buffered")
+    if not (kind == "disk" and folder) and where.slow_tier != "pinned":
+        raise ConfigError(f"--slow-tier {where.slow_tier!r} is unknown; write disk:DIR, disk:DIR:buffered or pinned")
+    layout = layout_of(geometry)
+    say(f"experts: {layout.total / 1e9:.3g} GB of {layout.dtype} with random weights, {where.slow_tier}")
+    disk = kind == "disk"
+    slow = Disk(Path(folder), layout, where.device, buffered) if disk else Memory(layout, where.device)
+    try:
+        yield slow
+    finally:
+        slow.close()
+
+
+def _prepared(configs: Sequence[ReplayConfig], throttles, parts, order, where: Where, slow: SlowTier) -> Any:
+    """Everything that can be refused is, before the first run."""
+    from tracegen.offload.bench import Bench, check_measurable, slots_needed
+    from tracegen.offload.device import compute_on
+    from tracegen.offload.study import Cell, Plan
+
+    compute_on(where.threads)
+    measured, calibration = parts
+    slots = max(slots_needed(check_measurable(measured, config)) for config in configs)
+    cells: list[Cell] = [Cell(config, throttle) for throttle in throttles for config in configs]
+    bench = Bench.of(measured.geometry, slow, slots, max(1, int(measured.prompt_lengths[0])), where.device)
+    return Plan(cells, order[0], measured, calibration, this.node() or "this machine", order[1]), bench
+
+
+def _progress(runs: int) -> Any:
+    from commands.progress_bar import progress
+
+    return progress(runs, "real runs")
+
+
+def _kept(out: Path | None, runs: Sequence[Measurement]) -> str:
+    """What an interrupted measurement has written."""
+    if out is None or not (out / "measured.json").exists():
+        return "nothing was written"
+    return f"the repeats that were complete are kept in {out}"
+
+
+def _document(runs: Sequence[Measurement], label: str, device: str) -> dict[str, object]:
+    from tracegen.offload.comparison import run_document, summary
+    from tracegen.offload.device import described
+
+    about = {"device": described(device), "platform": "calibrated around the runs, by policies and throttle"}
+    return {**about, "runs": [run_document(run, label) for run in runs], "summary": summary(runs)}
+
+
+def _report(document: dict[str, object], runs: Sequence[Measurement], as_json: bool) -> None:
+    from analysis.tables import table
+    from tracegen.offload.comparison import rows, summary_lines
+
+    if as_json:
+        print(json.dumps(document, indent=1))
+        return
+    show(f"MEASURED on {document['device']}, beside its replay", "", table(rows(runs)), *summary_lines(runs))
+
+
+def _write(out: Path, document: dict[str, object]) -> None:
+    from results.measured import write
+
+    say(f"wrote {write(out, document)}")
+
+
+def _draw(out: Path) -> None:
+    from analysis.figures import draw, save
+    from results.measured import load
+
+    for path in save(draw("measured", load(out)), out / "measured"):
+        say(f"wrote {path}")

@@ -1,0 +1,150 @@
+"""Measured beside simulated: figures of a run, agreement of its accesses, and how far all runs are off."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from results.result import Event
+from tracegen.offload.bench import Ran
+from tracegen.offload.study import Cell, Measurement
+
+MS = 1e6
+#: How the engine classifies an access, in the words of its log.
+VERDICTS = ("hits", "late", "compulsory", "collisions", "capacity")
+COUNTED = ("hits", "late", "misses")
+
+
+def figures(ran: Ran) -> dict[str, float | int | None]:
+    """Times in milliseconds and bytes, the last two per pass, and counts, of one run."""
+    totals, requests, passes = ran.result.totals, ran.result.per_request, len(ran.pass_ns)
+    ttft = [row["ttft_ns"] for row in requests if row["ttft_ns"] is not None]
+    decoded = sum(row["decode_passes"] for row in requests)
+    return {
+        "ttft_ms": fmean(ttft) / MS if ttft else None,
+        "tpot_ms": sum(row["decode_ns"] for row in requests) / decoded / MS if decoded else None,
+        "stall_ms": totals["stall_ns"] / passes / MS,
+        "bytes_per_token": (totals["bytes_demand"] + totals["bytes_prefetch"]) / passes,
+        **{name: totals[name] for name in COUNTED},
+    }
+
+
+def agreement(measured: Sequence[Event], simulated: Sequence[Event]) -> dict[str, int | None]:
+    """Accesses, how many of them are classified alike, and the first pass in which one is not."""
+    ours, theirs = _verdicts(measured), _verdicts(simulated)
+    different = [place for place, verdict in ours.items() if theirs.get(place) != verdict]
+    first = min((place[0] for place in different), default=None)
+    return {"accesses": len(ours), "same": len(ours) - len(different), "first_divergence": first}
+
+
+def _verdicts(events: Sequence[Event]) -> dict[tuple[int, int, int], str]:
+    """By pass, layer and expert."""
+    return {(event.step_pass, event.layer, event.expert): event.kind for event in events if event.kind in VERDICTS}
+
+
+def run_document(run: Measurement, label: str) -> dict[str, Any]:
+    """One entry of `runs`; `label` is the slow tier's."""
+    ran = {"measured": run.measured, "simulated": run.simulated, "closure": run.closure}
+    config = run.cell.config.model_dump(mode="json", exclude={"platform"})
+    return {
+        "config": config,
+        "slow_tier": label,
+        "throttle_bytes_per_s": run.cell.throttle,
+        "repeat": run.repeat,
+        **{name: figures(each) for name, each in ran.items()},
+        "agreement": agreement(run.measured.result.events, run.simulated.result.events),
+        "per_token": {f"{name}_ms": [round(ns / MS, 4) for ns in each.pass_ns.tolist()] for name, each in ran.items()},
+    }
+
+
+def summary(runs: Sequence[Measurement]) -> dict[str, Any]:
+    """Errors of TPOT over throttled and raw runs, of closure over all, and how far repeats of a run are apart."""
+    throttled = [run for run in runs if run.cell.throttle is not None]
+    raw = [run for run in runs if run.cell.throttle is None]
+    closure = [abs(_error(run, run.closure)) for run in runs]
+    return {
+        "throttled": _errors(throttled),
+        "raw": _errors(raw),
+        "closure": {"mape": fmean(closure), "worst": max(closure)} if closure else None,
+        "repeat_spread": repeat_spread(runs),
+    }
+
+
+def _errors(runs: Sequence[Measurement]) -> dict[str, Any]:
+    """simulated / measured - 1 of TPOT; `r` is Pearson's over the runs, None where it has no meaning."""
+    if not runs:
+        return {"runs": 0, "bias": None, "mape": None, "worst": None, "r": None, "repeat_spread": None}
+    errors = [_error(run, run.simulated) for run in runs]
+    pairs = np.array([(_tpot(run.measured), _tpot(run.simulated)) for run in runs])
+    varied = len(runs) > 2 and (pairs.std(0) > 0).all()
+    return {
+        "runs": len(runs),
+        "bias": fmean(errors),
+        "mape": fmean(map(abs, errors)),
+        "worst": max(errors, key=abs),
+        "r": float(np.corrcoef(pairs.T)[0, 1]) if varied else None,
+        "repeat_spread": repeat_spread(runs),
+    }
+
+
+def repeat_spread(runs: Sequence[Measurement]) -> float | None:
+    """Median over cells of (largest - smallest) / mean of the measured TPOT; None without a repeat."""
+    by_cell = defaultdict[Cell, list[float]](list)
+    for run in runs:
+        by_cell[run.cell].append(_tpot(run.measured))
+    apart = [(max(each) - min(each)) / fmean(each) for each in by_cell.values() if len(each) > 1]
+    return median(apart) if apart else None
+
+
+def _error(run: Measurement, simulated: Ran) -> float:
+    return _tpot(simulated) / _tpot(run.measured) - 1
+
+
+def _tpot(ran: Ran) -> float:
+    """Milliseconds per decoded token; per pass where nothing is decoded."""
+    found = figures(ran)["tpot_ms"]
+    return float(found) if found is not None else float(ran.pass_ns.mean() / MS)
+
+
+def rows(runs: Sequence[Measurement]) -> list[dict[str, object]]:
+    """A line per run."""
+    return [_row(run) for run in runs]
+
+
+def _row(run: Measurement) -> dict[str, object]:
+    config, said = run.cell.config, agreement(run.measured.result.events, run.simulated.result.events)
+    times = {
+        "measured ms": _tpot(run.measured),
+        "simulated ms": _tpot(run.simulated),
+    }
+    return {
+        "eviction": config.eviction,
+        "prefetch": config.prefetch,
+        "capacity": config.capacity,
+        "link": "raw" if run.cell.throttle is None else f"{run.cell.throttle / 1e6:g} MB/s",
+        **{name: f"{time:.1f}" for name, time in times.items()},
+        "error": f"{_error(run, run.simulated):+.1%}",
+        "closure": f"{_error(run, run.closure):+.2%}",
+        "same": f"{said['same']}/{said['accesses']}",
+    }
+
+
+def summary_lines(runs: Sequence[Measurement]) -> list[str]:
+    """How far replays are off, in words."""
+    found = summary(runs)
+    lines = []
+    for kind in ("throttled", "raw"):
+        of = found[kind]
+        if of["runs"]:
+            spread = "" if of["repeat_spread"] is None else f"; repeats differ by {of['repeat_spread']:.1%} (median)"
+            errors = f"bias {of['bias']:+.1%}, mean |error| {of['mape']:.1%}, worst {of['worst']:+.1%}"
+            lines.append(f"{kind}: {of['runs']} runs, TPOT of the replay: {errors}{spread}")
+    closure = found["closure"]
+    lines.append(
+        f"closure, measured durations replayed: mean |error| {closure['mape']:.2%}, worst {closure['worst']:.2%}"
+    )
+    return lines

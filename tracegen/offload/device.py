@@ -1,0 +1,41 @@
+"""What a machine is called in a measurement, and how much memory it has left."""
+
+from __future__ import annotations
+
+import platform as this
+from pathlib import Path
+
+import torch
+
+from simulator.errors import ConfigError
+
+
+def described(device: str) -> str:
+    """The processor that computes, and how many there are of it."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else this.processor() or this.machine()}, {max(len(names), 1)} cores"
+
+
+def compute_on(threads: int) -> None:
+    """So many threads compute on a CPU, beside the one that reads."""
+    torch.set_num_threads(threads)
+
+
+def free_memory(device: str) -> int:
+    """Bytes that can be allocated there. Raises ConfigError for a device that this torch does not have."""
+    if device == "cpu":
+        return available_memory()
+    try:
+        return torch.cuda.mem_get_info(device)[0]
+    except (RuntimeError, AssertionError, ValueError) as error:
+        said = str(error).splitlines()[0]
+        raise ConfigError(f"--device {device}: {said}; take cpu, or a machine and a torch with CUDA") from None
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

@@ -1,0 +1,132 @@
+"""How long what a run did took, as the engine saw it: what a replay of the same run may be told instead of prices."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import simpy
+
+from simulator.reference.clock import COMPUTE, LINK, Activity, Planned, Span
+from simulator.reference.machine import Machine
+from simulator.reference.transfers import Transfer
+
+DENSE = -1  #: in place of an expert
+
+
+class Computed(NamedTuple):
+    """One activity of the accelerator."""
+
+    y: int  #: expert, or DENSE
+    layer: int
+    tokens: int
+    beside_link: bool  #: whether a transfer was under way when it began
+    begun: int  #: the engine asked for it, ns
+    taken: int  #: the engine was told of its end
+    over: int  #: the engine asked for the next, or had nothing left to do
+
+    @property
+    def spent(self) -> int:
+        """Computed and handed over, ns."""
+        return self.taken - self.begun
+
+    @property
+    def decided(self) -> int:
+        """Then the engine decided what came next, ns: after a dense part, the gate."""
+        return self.over - self.taken
+
+
+class Moved(NamedTuple):
+    """One transfer."""
+
+    y: int
+    read: int  #: the thread's own time, ns
+    spent: int  #: from choosing what leaves until the engine was told, ns
+
+
+@dataclass
+class Durations:
+    """Of one run, in the order in which activities began."""
+
+    computed: list[Computed] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
+
+    @property
+    def passes(self) -> list[int]:
+        """When each pass began, and when the last activity was over: ns."""
+        begins = [each.begun for each in self.computed if each.y == DENSE and each.layer == 0]
+        return [*begins, self.computed[-1].over]
+
+
+def as_machine(durations: Durations) -> Machine:
+    """A simulated machine whose activities last what they lasted.
+
+    What did not occur in that run (a replay may prefetch what was demanded there) lasts what its kind did on average.
+    """
+    env = simpy.Environment()
+    return Machine(env, _Accelerator(env, durations), _NoProcessor(), (_Channel(env, durations),))
+
+
+class _Accelerator:
+    """The n-th dense part lasts what the n-th did; an expert what it did after that dense part."""
+
+    def __init__(self, env: simpy.Environment, durations: Durations) -> None:
+        self._env, self._at = env, -1
+        self._dense: list[int] = []
+        self._experts: dict[tuple[int, int], int] = {}
+        for each in durations.computed:
+            lasted = each.over - each.begun
+            if each.y == DENSE:
+                self._dense.append(lasted)
+            else:
+                self._experts[len(self._dense) - 1, each.y] = lasted
+        self._mean = _mean(list(self._experts.values()))
+
+    def dense(self, layer: int, tokens: int) -> Activity:
+        """Known when it begins."""
+        self._at += 1
+        return self._lasts(self._dense[self._at])
+
+    def expert(self, layer: int, y: int, tokens: int) -> Activity:
+        """Known when it begins."""
+        return self._lasts(self._experts.get((self._at, y), self._mean))
+
+    def _lasts(self, spent: int) -> Activity:
+        now = int(self._env.now)
+        return Planned(self._env, COMPUTE, Span(now, now + spent, spent))
+
+
+class _Channel:
+    """The n-th transfer of an expert lasts what the n-th did."""
+
+    depth = 1
+
+    def __init__(self, env: simpy.Environment, durations: Durations) -> None:
+        self._env = env
+        self._moves = defaultdict[int, deque[int]](deque)
+        for each in durations.moved:
+            self._moves[each.y].append(each.spent)
+        self._mean = _mean([each.spent for each in durations.moved])
+
+    def start(self, transfer: Transfer, contended: bool) -> Activity:
+        """Known when it begins."""
+        own, now = self._moves[transfer.y], int(self._env.now)
+        spent = own.popleft() if own else self._mean
+        return Planned(self._env, LINK, Span(now, now + spent, spent))
+
+    def abandon(self) -> None:
+        """The next transfer waits for nothing."""
+
+
+class _NoProcessor:
+    """There is no CPU beside the accelerator: plans that need one are refused before."""
+
+    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+        """Raises AssertionError."""
+        raise AssertionError("a measured run has no CPU that computes misses")
+
+
+def _mean(values: Sequence[int]) -> int:
+    return sum(values) // len(values) if values else 0

@@ -1,0 +1,89 @@
+"""Experts with random weights, as bytes: where each lies, and the mark by which its pages are known.
+
+What is computed is checked to be the right expert, whole: each of its pages begins with its own mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor, int64
+
+PAGE = 4096  #: bytes: what direct reads are aligned to, and what has a mark
+MARK = 8  #: bytes
+SEED = 20_260_301
+WEIGHT = 0.02  #: standard deviation
+BYTES_PER_WEIGHT = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Bytes of one expert by layer, and where each lies among all, which begin at pages."""
+
+    experts: int
+    sizes: tuple[int, ...]
+    dtype: str  #: of the weights: float32, bfloat16
+
+    @property
+    def count(self) -> int:
+        """Of all experts."""
+        return self.experts * len(self.sizes)
+
+    def size(self, y: int) -> int:
+        """Bytes of expert y = layer * experts + id."""
+        return self.sizes[y // self.experts]
+
+    def padded(self, y: int) -> int:
+        """The same in whole pages."""
+        return _pages(self.size(y))
+
+    def offset(self, y: int) -> int:
+        """Where expert y begins."""
+        layer, expert = divmod(y, self.experts)
+        return sum(map(_pages, self.sizes[:layer])) * self.experts + expert * self.padded(y)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all experts."""
+        return self.offset(self.count - 1) + self.padded(self.count - 1)
+
+    def document(self) -> dict[str, object]:
+        """What a file of them must have been made for."""
+        return {"experts": self.experts, "sizes": list(self.sizes), "dtype": self.dtype, "seed": SEED}
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def marks_of(layout: Layout) -> list[int]:
+    """By expert: the first weights of each of its pages as an integer, different from expert to expert."""
+    draw = np.random.default_rng(SEED)
+    marks = _weights(draw, layout.count * MARK // BYTES_PER_WEIGHT[layout.dtype], layout.dtype).view(np.int64)
+    assert len(np.unique(marks)) == layout.count
+    return marks.tolist()
+
+
+def contents(layout: Layout) -> Iterator[np.ndarray]:
+    """The bytes of every expert, padded, (n,) uint8; one array is filled again and again."""
+    largest = _pages(max(layout.sizes))
+    draw = np.random.default_rng(SEED + 1)
+    weights = np.array(_weights(draw, largest // BYTES_PER_WEIGHT[layout.dtype], layout.dtype))
+    for y, mark in enumerate(marks_of(layout)):
+        weights.view(np.int64)[:: PAGE // MARK] = mark
+        yield weights[: layout.padded(y)]
+
+
+def _weights(draw: np.random.Generator, count: int, dtype: str) -> np.ndarray:
+    """Random weights as bytes; a bfloat16 is the upper half of a float32."""
+    values = (draw.standard_normal(count, dtype=np.float32) * WEIGHT).view(np.uint32)
+    return (values >> 16).astype(np.uint16).view(np.uint8) if dtype == "bfloat16" else values.view(np.uint8)
+
+
+def check_marks(slot: Tensor, size: int, mark: int, y: int) -> None:
+    """Raises AssertionError unless every page of the slot (n,) uint8 is of expert y of `size` bytes."""
+    found = slot[: _pages(size)].view(int64)[:: PAGE // MARK]
+    if not bool((found == mark).all()):
+        raise AssertionError(f"the slot of expert {y} holds other bytes; what it computes would be wrong")

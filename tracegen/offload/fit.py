@@ -1,0 +1,133 @@
+"""A platform from the durations of measured runs: what this machine and this runtime cost.
+
+Means, trimmed by 2 % at both ends, and no medians: waits add up, tails included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from simulator.platform import Calibration, Contention, Link, Loading, Measured, Platform
+from tracegen.offload.durations import DENSE, Computed, Durations, Moved
+
+TRIM = 0.02
+APART = 0.05  #: two halves of a calibration differ by more: say so
+
+
+class Figure(NamedTuple):
+    """A price, by how much its two halves of samples differ of it, and the number of samples."""
+
+    value: float
+    spread: float | None
+    n: int
+
+
+class Fitted(NamedTuple):
+    """A calibrated platform and its figures."""
+
+    platform: Platform
+    figures: dict[str, Figure]
+    warnings: tuple[str, ...]
+
+
+def fit(runs: Sequence[Durations], size: int, about: Calibration, throttle: float | None) -> Fitted:
+    """Figures of runs under one throttle, whose experts all have `size` bytes; `about` says where they come from."""
+    computed = [each for run in runs for each in run.computed]
+    moved = [each for run in runs for each in run.moved]
+    figures = _link(moved, size) | _compute(computed)
+    warnings = [
+        f"{name}: the halves of its samples differ by {figure.spread:.0%}; the machine was not quiet, or is not steady"
+        for name, figure in figures.items()
+        if figure.spread is not None and figure.spread > APART
+    ]
+    if not moved:
+        warnings.append("no expert crossed the link: its rate is not known; calibrate with less memory")
+    values = {name: each.value for name, each in figures.items()}
+    return Fitted(_platform(values, about, throttle), figures, tuple(warnings))
+
+
+def _platform(value: dict[str, float], about: Calibration, throttle: float | None) -> Platform:
+    links = (Link(bytes_per_s=value.get("bytes_per_s", 1e12), latency_ns=round(value.get("latency_ns", 0))),)
+    share = value.get("contention", 1.0)
+    return Platform(
+        name="this-machine",
+        summary=f"measured: {about.device}" + (f", throttled to {throttle / 1e6:g} MB/s" if throttle else ""),
+        source="moereplay, real offloading on this machine",
+        links=links,
+        compute=Measured(
+            dense_ns=round(value["dense_ns"]),
+            pass_ns=round(value["pass_ns"]),
+            expert_ns=round(value["expert_ns"]),
+            expert_ns_per_token=round(value["expert_ns_per_token"]),
+        ),
+        contention=Contention(compute=share) if share < 1 else None,
+        loading=Loading(gate_ns=round(value["gate_ns"])),
+        calibration=about,
+    )
+
+
+def _link(moved: Sequence[Moved], size: int) -> dict[str, Figure]:
+    """Rate of the reading thread; everything else that a transfer costs is its latency."""
+    if not moved:
+        return {}
+    read = _figure(moved, lambda each: each.read)
+    software = _figure(moved, lambda each: each.spent - each.read)
+    return {"bytes_per_s": Figure(size / read.value * 1e9, read.spread, read.n), "latency_ns": software}
+
+
+def _compute(computed: Sequence[Computed]) -> dict[str, Figure]:
+    """Of dense parts, experts and gates. Without prompts nothing is known of more tokens: they cost as many times."""
+    dense = [each for each in computed if each.y == DENSE]
+    inner, first = ([each for each in dense if (each.layer == 0) is outer] for outer in (False, True))
+    experts = [each for each in computed if each.y != DENSE]
+    alone = [each for each in experts if not each.beside_link and each.tokens == 1]
+    beside = [each for each in experts if each.beside_link and each.tokens == 1]
+    one = _figure(alone or beside or experts, _until_next)
+    base = _figure(inner or first, lambda each: each.spent)
+    figures = {
+        "dense_ns": base,
+        "pass_ns": _less(_figure(first or inner, lambda each: each.spent), base),
+        "gate_ns": _figure(dense, lambda each: each.decided),
+        "expert_ns": one,
+        "expert_ns_per_token": _per_token([each for each in experts if each.tokens > 1], one),
+    }
+    figures["expert_ns"] = _less(one, figures["expert_ns_per_token"])
+    if alone and beside:
+        slow = _figure(beside, _until_next)
+        figures["contention"] = Figure(min(1.0, one.value / slow.value), slow.spread, slow.n)
+    return figures
+
+
+def _until_next(each: Computed) -> int:
+    return each.over - each.begun
+
+
+def _per_token(many: Sequence[Computed], one: Figure) -> Figure:
+    if not many:
+        return Figure(0.0, None, 0)
+    tokens = sum(each.tokens for each in many) / len(many)
+    mean = _figure(many, _until_next)
+    return Figure(max(0.0, (mean.value - one.value) / (tokens - 1)), mean.spread, mean.n)
+
+
+def _less(of: Figure, part: Figure) -> Figure:
+    return Figure(max(0.0, of.value - part.value), of.spread, of.n)
+
+
+def _figure(items: Sequence[Computed] | Sequence[Moved], value: Callable) -> Figure:
+    values = [value(each) for each in items]
+    if not values:
+        return Figure(0.0, None, 0)
+    halves = [trimmed_mean(values[: len(values) // 2]), trimmed_mean(values[len(values) // 2 :])]
+    mean = trimmed_mean(values)
+    spread = abs(halves[0] - halves[1]) / mean if len(values) > 1 and mean else None
+    return Figure(mean, spread, len(values))
+
+
+def trimmed_mean(values: Sequence[int]) -> float:
+    """Without the smallest and the largest 2 %; 0 of nothing."""
+    ordered = sorted(values)
+    cut = int(len(ordered) * TRIM)
+    kept = ordered[cut : len(ordered) - cut]
+    return sum(kept) / len(kept) if kept else 0.0

@@ -1,0 +1,115 @@
+"""A machine of real threads for the reference engine: one computes, one reads experts into slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from simulator.reference.clock import COMPUTE, LINK, Activity, Span
+from simulator.reference.machine import Machine
+from simulator.reference.transfers import Transfer
+from tracegen.offload.arena import Slots
+from tracegen.offload.clock import RealClock, Worker
+from tracegen.offload.compute import Layers, as_weights
+from tracegen.offload.durations import DENSE, Computed, Durations, Moved
+from tracegen.offload.experts import check_marks, marks_of
+from tracegen.offload.slow_tier import SlowTier
+
+
+class _Asked(NamedTuple):
+    """A computation whose end has not been followed by anything yet."""
+
+    y: int
+    layer: int
+    tokens: int
+    beside_link: bool
+    begun: int
+
+
+class RealMachine:
+    """Accelerator and link of one run on one clock; `durations` is what it saw."""
+
+    depth = 1
+
+    def __init__(self, layers: Layers, slots: Slots, slow: SlowTier) -> None:
+        """Two threads begin; `close` ends them."""
+        self._layers, self._slots, self._slow, self._layout = layers, slots, slow, slow.layout
+        self._marks = marks_of(slow.layout)
+        self.durations = Durations()
+        self._asked: _Asked | None = None
+        self._taken: int | None = None
+        self._under_way = 0  # transfers
+        self.clock = RealClock(self._end_of_turn)
+        self._loader, self._accelerator = Worker(self.clock, LINK), Worker(self.clock, COMPUTE)
+        self.machine = Machine(self.clock, self, _NoProcessor(), (self,))
+
+    def close(self) -> None:
+        """Both threads end after what they have begun."""
+        self._end_of_turn(self.clock.now)
+        self._loader.close()
+        self._accelerator.close()
+
+    # accelerator
+
+    def dense(self, layer: int, tokens: int) -> Activity:
+        """On the compute thread."""
+        return self._begin(DENSE, layer, tokens, lambda: self._layers.dense(layer, tokens))
+
+    def expert(self, layer: int, y: int, tokens: int) -> Activity:
+        """On the compute thread, from the slot that y has now."""
+        slot = self._slots.of(y)
+        return self._begin(y, layer, tokens, lambda: self._compute(y, slot, tokens))
+
+    def _compute(self, y: int, slot: Tensor, tokens: int) -> None:
+        check_marks(slot, self._layout.size(y), self._marks[y], y)
+        self._layers.expert(as_weights(slot, self._layout.dtype), tokens)
+
+    def _begin(self, y: int, layer: int, tokens: int, work: Callable[[], None]) -> Activity:
+        now = self.clock.now
+        self._end_of_turn(now)
+        self._asked = _Asked(y, layer, tokens, self._under_way > 0, now)
+        activity = self._accelerator.begin(work)
+        activity.measured(self._take)
+        return activity
+
+    def _take(self, _: Span) -> None:
+        self._taken = self.clock.taken
+
+    def _end_of_turn(self, now: int) -> None:
+        """What was computed is over: the engine goes on to the next, or waits."""
+        if self._asked is not None and self._taken is not None:
+            self.durations.computed.append(Computed(*self._asked, self._taken, now))
+            self._asked = self._taken = None
+
+    # link
+
+    def start(self, transfer: Transfer, contended: bool) -> Activity:
+        """On the loader's thread. One that follows another began when that had landed: its space was chosen then."""
+        slot, y = self._slots.of(transfer.y), transfer.y
+        follows = self.clock.taken_of_link and self._asked_after(self.clock.taken)
+        begun = self.clock.taken if follows else self.clock.now
+        self._under_way += 1
+        activity = self._loader.begin(lambda: self._slow.read(y, slot))
+        activity.measured(lambda span: self._landed(y, begun, span))
+        return activity
+
+    def _asked_after(self, taken: int) -> bool:
+        """Whether nothing was asked of compute since then."""
+        return self._asked is None or self._asked.begun < taken
+
+    def _landed(self, y: int, begun: int, span: Span) -> None:
+        self._under_way -= 1
+        self.durations.moved.append(Moved(y, span.spent, self.clock.taken - begun))
+
+    def abandon(self) -> None:
+        """The loader ends what it has begun; what takes the slot is read after that."""
+
+
+class _NoProcessor:
+    """No CPU beside the accelerator: plans that need one are refused before."""
+
+    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+        """Raises AssertionError."""
+        raise AssertionError("a measured run has no CPU that computes misses")

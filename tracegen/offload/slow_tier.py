@@ -1,0 +1,183 @@
+"""The slow tier: a file of experts on a disk, read past the page cache, or main memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from simulator.errors import ConfigError
+from tracegen.offload.device import available_memory
+from tracegen.offload.experts import Layout, contents
+
+SPIN_NS = 100_000  #: a throttle sleeps until so long before its end, and yields from there on
+
+
+class SlowTier(Protocol):
+    """Where all experts lie. One thread reads."""
+
+    label: str  #: what rows of results call it
+    layout: Layout
+
+    def read(self, y: int, into: Tensor) -> None:
+        """Fill a slot, at least (padded,) uint8, with expert y. Raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        ...
+
+
+class Memory:
+    """All experts in main memory; pinned where a CUDA device reads them."""
+
+    def __init__(self, layout: Layout, device: str) -> None:
+        """Raises ConfigError where they do not fit."""
+        if layout.total > (free := available_memory()):
+            raise ConfigError(
+                f"--slow-tier pinned: {layout.total / 1e9:.3g} GB of experts in {free / 1e9:.3g} GB of free memory; "
+                "take fewer --layers, or disk:DIR"
+            )
+        self.layout, self._copies = layout, copier(device)
+        self.label = "memory" if device == "cpu" else "pinned memory"
+        self._all = torch.empty(layout.total, dtype=torch.uint8, pin_memory=device != "cpu")
+        for y, content in enumerate(contents(layout)):
+            self._of(y).numpy()[:] = content
+
+    def _of(self, y: int) -> Tensor:
+        begin = self.layout.offset(y)
+        return self._all[begin : begin + self.layout.padded(y)]
+
+    def read(self, y: int, into: Tensor) -> None:
+        """A copy."""
+        self._copies(self._of(y), into)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Disk:
+    """A file of experts, read past the page cache unless `buffered`; for a CUDA device by way of pinned memory."""
+
+    def __init__(self, folder: Path, layout: Layout, device: str, buffered: bool = False) -> None:
+        """The file is made if it is not there. Raises ConfigError where it cannot be, or cannot be read so."""
+        self.layout = layout
+        self.label = "disk, buffered: the page cache answers too" if buffered else "disk"
+        self._path = experts_file(folder, layout)
+        self._copies = copier(device)
+        largest = max(map(layout.padded, range(0, layout.count, layout.experts)))
+        self._staging = None if device == "cpu" else torch.empty(largest, dtype=torch.uint8, pin_memory=True)
+        try:
+            self._file = os.open(self._path, os.O_RDONLY | (0 if buffered else os.O_DIRECT))
+        except OSError as error:
+            raise ConfigError(
+                f"{self._path}: cannot be read past the page cache ({error.strerror}); choose a folder on a disk, or "
+                f"disk:{folder}:buffered, which measures the page cache as well"
+            ) from None
+
+    def read(self, y: int, into: Tensor) -> None:
+        """Raises OSError for an error or a short read, naming the expert."""
+        if self._staging is None:
+            self._fill(y, into)
+        else:
+            self._fill(y, self._staging)
+            self._copies(self._staging[: self.layout.padded(y)], into)
+
+    def _fill(self, y: int, into: Tensor) -> None:
+        size, begin, done = self.layout.padded(y), self.layout.offset(y), 0
+        buffer = memoryview(into.numpy())  # pyright: ignore[reportArgumentType]
+        while done < size:
+            read = os.preadv(self._file, [buffer[done:size]], begin + done)
+            if read == 0:
+                raise OSError(0, f"expert {y} ends after {done:,} of {size:,} bytes; remove the file", str(self._path))
+            done += read
+
+    def close(self) -> None:
+        """The file stays for the next time."""
+        os.close(self._file)
+
+
+class _Copier(Protocol):
+    def __call__(self, of: Tensor, into: Tensor) -> None: ...
+
+
+def copier(device: str) -> _Copier:
+    """Copies host memory into a slot, done when it returns: on CUDA by a stream beside that of compute."""
+    if device == "cpu":
+        return _copy
+    stream = torch.cuda.Stream(device)
+
+    def copy(of: Tensor, into: Tensor) -> None:
+        with torch.cuda.stream(stream):
+            into[: len(of)].copy_(of, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        done.synchronize()
+
+    return copy
+
+
+def _copy(of: Tensor, into: Tensor) -> None:
+    into[: len(of)].copy_(of)
+
+
+def experts_file(folder: Path, layout: Layout) -> Path:
+    """The file of these experts in the folder, written if it is not there, whole or not at all. Raises ConfigError."""
+    about = json.dumps(layout.document(), sort_keys=True)
+    path = folder / f"experts-{hashlib.sha256(about.encode()).hexdigest()[:12]}.bin"
+    try:
+        if not (path.exists() and path.stat().st_size == layout.total):
+            folder.mkdir(parents=True, exist_ok=True)
+            _write(path, layout)
+    except OSError as error:
+        needed = f"{layout.total / 1e9:.3g} GB are needed there; nothing was left behind"
+        raise ConfigError(f"--slow-tier disk:{folder}: {error.strerror}; {needed}") from None
+    return path
+
+
+def _write(path: Path, layout: Layout) -> None:
+    partial = path.with_suffix(".partial")
+    with _removed_unless_whole(partial), partial.open("wb") as file:
+        for content in contents(layout):
+            file.write(content.data)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    partial.replace(path)
+
+
+@contextmanager
+def _removed_unless_whole(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+class Throttled:
+    """A slow tier that gives no more than so many bytes per second: SpecMD's throttle."""
+
+    def __init__(self, slow: SlowTier, bytes_per_s: float) -> None:
+        """Closing it is left to whoever made `slow`."""
+        self._slow, self._rate = slow, bytes_per_s
+        self.label, self.layout = slow.label, slow.layout
+
+    def read(self, y: int, into: Tensor) -> None:
+        """Not before size / rate has passed."""
+        until = time.perf_counter_ns() + int(self.layout.size(y) / self._rate * 1e9)
+        self._slow.read(y, into)
+        while (left := until - time.perf_counter_ns()) > 0:
+            time.sleep(max(left - SPIN_NS, 0) / 1e9)
+
+    def close(self) -> None:
+        """As its slow tier."""
+        self._slow.close()

@@ -1,0 +1,124 @@
+"""Configurations run for real, beside their replays: in turns, repeated, with calibrations around.
+
+A calibration is a run under the same policies and throttle over other tokens, at one capacity. Those before and after a
+repeat price it together; a replay on that platform is what is compared with the run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from simulator.config import KINDS, ReplayConfig
+from simulator.platform import Calibration
+from simulator.platform_files import as_toml
+from tracegen.offload.bench import Bench, Ran, replayed
+from tracegen.offload.durations import Durations
+from tracegen.offload.fit import Fitted, fit
+from traces.schema import Trace
+
+
+class Cell(NamedTuple):
+    """What is run."""
+
+    config: ReplayConfig
+    throttle: float | None  #: bytes per second
+
+
+class Kind(NamedTuple):
+    """What has a calibration of its own."""
+
+    policies: tuple[str, ...]
+    throttle: float | None
+
+
+class Measurement(NamedTuple):
+    """One real run beside its two replays: on the calibrated platform, and with its own durations."""
+
+    cell: Cell
+    repeat: int
+    measured: Ran
+    simulated: Ran
+    closure: Ran
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Cells, how often, on which tokens; `seed` decides the order."""
+
+    cells: Sequence[Cell]
+    repeats: int
+    trace: Trace
+    calibration: Trace  #: other tokens
+    device: str
+    seed: int = 0
+
+    @property
+    def runs(self) -> int:
+        """Real runs, calibrations among them."""
+        return self.repeats * len(self.cells) + (self.repeats + 1) * len(self.kinds)
+
+    @property
+    def kinds(self) -> dict[Kind, Cell]:
+        """What is calibrated, each at the middle one of its capacities."""
+        by_kind: dict[Kind, list[Cell]] = {}
+        for cell in self.cells:
+            by_kind.setdefault(kind_of(cell), []).append(cell)
+        return {kind: cells[len(cells) // 2] for kind, cells in by_kind.items()}
+
+
+def kind_of(cell: Cell) -> Kind:
+    """Policies and throttle, whatever the capacity."""
+    return Kind(tuple(getattr(cell.config, kind) for kind in KINDS), cell.throttle)
+
+
+def measure(bench: Bench, plan: Plan, folder: Path, done: Callable[[], None]) -> Iterator[Measurement]:
+    """Every cell as often as planned, in the order of the runs. Platforms are written into `folder`.
+
+    `done` is called after each real run. Raises ConfigError where the slow tier fails.
+    """
+    before = _calibrated(bench, plan, done)
+    order = random.Random(plan.seed)
+    for repeat in range(plan.repeats):
+        cells = order.sample(list(plan.cells), len(plan.cells))
+        runs = []
+        for cell in cells:
+            runs.append((cell, *bench.measured(plan.trace, cell.config, cell.throttle)))
+            done()
+        after = _calibrated(bench, plan, done)
+        size = max(plan.trace.geometry.expert_bytes)
+        fits = {kind: fit([before[kind], after[kind]], size, _about(plan, kind), kind.throttle) for kind in plan.kinds}
+        platforms = {kind: _written(fitted, folder, repeat, at) for at, (kind, fitted) in enumerate(fits.items())}
+        before = after
+        for cell, ran, durations in runs:
+            simulated = replayed(plan.trace, _on(cell.config, platforms[kind_of(cell)]))
+            yield Measurement(cell, repeat, ran, simulated, replayed(plan.trace, cell.config, durations))
+
+
+def _calibrated(bench: Bench, plan: Plan, done: Callable[[], None]) -> dict[Kind, Durations]:
+    found: dict[Kind, Durations] = {}
+    for kind, cell in plan.kinds.items():
+        _, found[kind] = bench.measured(plan.calibration, cell.config, cell.throttle)
+        done()
+    return found
+
+
+def _on(config: ReplayConfig, platform: Path) -> ReplayConfig:
+    return config.model_copy(update={"platform": str(platform)})
+
+
+def _written(fitted: Fitted, folder: Path, repeat: int, at: int) -> Path:
+    path = folder / f"platform-{repeat}-{at}.toml"
+    path.write_text(as_toml(fitted.platform), "utf-8")
+    return path
+
+
+def _about(plan: Plan, kind: Kind) -> Calibration:
+    load = os.getloadavg()[0]
+    method = f"moereplay measure: runs under {', '.join(kind.policies)} before and after; load {load:.1f}"
+    return Calibration(device=plan.device, method=method, date=datetime.date.today().isoformat(), cells=2)
