@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,8 +14,7 @@ from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Spa
 from simulator.reference.machine import Channel, Machine, Priced, simulated
 from simulator.reference.placement import Area
 from simulator.reference.transfers import Transfer
-
-WAIT_S = 60  #: until a thread that says nothing fails the test
+from tracegen.offload.clock import RealClock, Worker
 
 
 def simulation(spec: RunSpec) -> Machine:
@@ -119,60 +116,6 @@ def with_links(machine: Machine, link: Callable[[simpy.Environment, int], Channe
 
 
 # ---------------------------------------------------------------- real threads
-
-
-class RealClock(simpy.Environment):
-    """Wall-clock nanoseconds. It has no future: it waits for what its threads have finished."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._done = queue.SimpleQueue[Callable[[], object]]()
-        self._zero = time.perf_counter_ns()
-
-    @property
-    def now(self) -> int:
-        return time.perf_counter_ns() - self._zero
-
-    def post(self, finish: Callable[[], object]) -> None:
-        """From any thread: `finish` runs where events run."""
-        self._done.put(finish)
-
-    def step(self) -> None:
-        while not self._queue or not self._done.empty():
-            self._done.get(timeout=WAIT_S)()
-        super().step()
-
-
-class Worker:
-    """A thread that works off activities in the order of their coming, until `close`."""
-
-    def __init__(self, clock: RealClock, phase: EventPriority) -> None:
-        self._clock, self._phase = clock, phase
-        self._tasks = queue.SimpleQueue[tuple[Activity, Callable[[], None]] | None]()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def begin(self, work: Callable[[], None]) -> Activity:
-        activity = Activity(self._clock, self._phase)
-        self._tasks.put((activity, work))
-        return activity
-
-    def close(self) -> None:
-        self._tasks.put(None)
-        self._thread.join(WAIT_S)
-
-    def _work(self) -> None:
-        while task := self._tasks.get():
-            activity, work = task
-            began = self._clock.now
-            try:
-                work()
-            except Exception as error:
-                self._clock.post(lambda failed=activity, error=error: failed.fail(error))
-                continue
-            ended = self._clock.now
-            span = Span(began, ended, ended - began)
-            self._clock.post(lambda over=activity, span=span: over.finish(span))
 
 
 class Arena:

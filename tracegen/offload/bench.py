@@ -88,8 +88,7 @@ class Bench:
             with _undisturbed():
                 ran = reference.run(_source(trace, ready), ready.spec(True), machine.machine, slots)
         except OSError as error:
-            said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            raise ConfigError(f"the slow tier failed: {said}; nothing of this run is kept") from None
+            raise ConfigError(f"the slow tier failed: {_words(error)}; nothing of this run is kept") from None
         finally:
             machine.close()
         result = report(ran, ready)
@@ -117,6 +116,12 @@ def _pass_begins(events: Sequence[Event]) -> list[int]:
 def _source(trace: Trace, ready: Plan) -> TraceSource:
     config = ready.config
     return TraceSource(trace, config.passes, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
+
+
+def _words(error: OSError) -> str:
+    """File and reason. SimPy raises a copy of what a thread raised, without the file, and that as its cause."""
+    own = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    return f"{own.filename}: {own.strerror}" if own.filename else str(own)
 
 
 @contextmanager

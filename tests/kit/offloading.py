@@ -1,0 +1,80 @@
+"""Real offloading in small: tiny experts in memory, a link that is slow enough to be what counts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from torch import Tensor
+
+from simulator.config import ReplayConfig, configure
+from simulator.replay import plan
+from tracegen.offload.bench import Bench, slots_needed
+from tracegen.offload.compute import layout_of
+from tracegen.offload.experts import Layout
+from tracegen.offload.slow_tier import Memory, SlowTier
+from traces.schema import Geometry, Header, Provenance, Request, Trace, memory_trace
+
+LAYERS, EXPERTS, K = 2, 8, 2
+HIDDEN = 32
+BYTES = 3 * HIDDEN * HIDDEN * 2  #: of an expert at 16 bits: 6,144, a page and a half
+RATE = BYTES / 4e-3  #: bytes per second: a transfer takes 4 ms
+
+
+def trace_of(tokens: int = 10, prompt: int = 2, seed: int = 5) -> Trace:
+    """One request; the look-ahead is right for one of the two experts."""
+    draw = np.random.default_rng(seed)
+    logits = draw.normal(size=(tokens, LAYERS, EXPERTS)).astype(np.float32)
+    chosen = np.argsort(-logits, -1)[..., :K].astype(np.int16)
+    look = np.zeros_like(logits)
+    look[:, :-1] = logits[:, 1:] + draw.normal(size=logits[:, 1:].shape) / 2
+    request = Request(chosen, prompt, logits=logits, lookahead=(look.astype(np.float32),))
+    return memory_trace(
+        Header(geometry=geometry(), lookahead_depth=1, provenance=Provenance(importer="test")), [request]
+    )
+
+
+def geometry(**said: object) -> Geometry:
+    """Of square experts."""
+    sizes = {"layers": LAYERS, "experts": EXPERTS, "k": K, "expert_bytes": (BYTES,) * LAYERS}
+    more = {"dense_params": 4 * HIDDEN * HIDDEN, "head_params": 8 * HIDDEN * HIDDEN}
+    return Geometry.model_validate(sizes | more | said)
+
+
+def bench_of(trace: Trace, configs: list[ReplayConfig], slow: SlowTier | None = None) -> Bench:
+    """Memory for all of them; experts lie in memory unless a slow tier is given."""
+    slots = max(slots_needed(plan(trace, config)) for config in configs)
+    return Bench.of(trace.geometry, slow or Memory(layout_of(trace.geometry), "cpu"), slots, 4, "cpu")
+
+
+def config_of(**settings: object) -> ReplayConfig:
+    """A quarter of the experts, unless said."""
+    return configure(**{"capacity": "50%", **settings})
+
+
+class Broken:
+    """A slow tier that fails, or delivers another expert, from its n-th read on."""
+
+    label = "broken"
+
+    def __init__(self, layout: Layout, fails_at: int, error: OSError | None) -> None:
+        """Without an error the bytes of expert 0 come for everything."""
+        self.layout, self._whole = layout, Memory(layout, "cpu")
+        self._left, self._error = fails_at, error
+
+    def read(self, y: int, into: Tensor) -> None:
+        self._left -= 1
+        if self._left > 0:
+            self._whole.read(y, into)
+        elif self._error is not None:
+            raise self._error
+        else:
+            self._whole.read(0, into)
+
+    def close(self) -> None:
+        pass
+
+
+def document_of(text: str) -> dict:
+    """What `--json` printed."""
+    return json.loads(text)
