@@ -11,7 +11,7 @@ SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
 
 .PHONY: help demo demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality
-.PHONY: study-fidelity study-tune bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-fidelity study-measured study-tune bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -107,6 +107,12 @@ bench-cost: .venv/dev.stamp  ## what a replay costs beside its events: in a warm
 
 bench-sweep: .venv/dev.stamp ## a sweep of 1,000 configurations: wall time, memory, two workers over one, resuming (15 minutes)
 	$(BIN)/python benchmarks/sweep_speed.py --out runs/sweep_speed.json
+
+study-measured: .venv/dev.stamp  ## real offloading on this machine beside replays: 48 runs in ten minutes, 3.2 GB of disk
+	rm -rf runs/measured/like.zarr
+	$(BIN)/moereplay synthesise --out runs/measured/like.zarr --requests 1 --prompt-tokens 0 --decode-tokens 48 --recall .8 --seed 11
+	$(BIN)/moereplay measure runs/measured/like.zarr --slow-tier disk:runs/measured --layers 4 --prompt 8 --tokens 16 \
+	    --throttle 400MB/s,none --capacity 10%,25%,50% --eviction lru,least_stale --prefetch none,top_k --repeat 2 --out runs/measured
 
 study-tune: .venv/dev.stamp  ## what a search finds of the true Pareto set of 2,000 configurations, beside random search
 	$(BIN)/python benchmarks/tune_against_grid.py

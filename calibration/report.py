@@ -30,10 +30,11 @@ def document(found: Fitted, held: Sequence[Prediction]) -> dict[str, object]:
 
 def figure_rows(found: Fitted) -> list[dict[str, object]]:
     """One row per figure: value and spread in a unit that a reader knows."""
-    return [_figure_row(name, figure.value, figure.spread, figure.n) for name, figure in found.figures.items()]
+    return [figure_row(name, figure.value, figure.spread, figure.n) for name, figure in found.figures.items()]
 
 
-def _figure_row(name: str, value: float, spread: float | None, n: int) -> dict[str, object]:
+def figure_row(name: str, value: float, spread: float | None, n: int) -> dict[str, object]:
+    """A figure in the unit that its name ends in; rates are bytes per second."""
     fits = [of for end, of in UNITS.items() if name.endswith(end)]
     divisor, unit = (fits or [(1e9, "GB/s")])[0]
     shown = "" if spread is None else f"{spread / divisor:.3g}"

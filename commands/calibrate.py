@@ -1,10 +1,10 @@
-"""`moereplay calibrate`: the prices of a real machine from the logs of engines that ran on it."""
+"""`moereplay calibrate`: the prices of a real machine from the logs of engines that ran on it, or of this one."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -32,11 +32,22 @@ class OfLogs(NamedTuple):
     trace: Annotated[Path | None, typer.Option(help="Of one LOG: its routing, another tool's file.")] = None
 
 
+class Here(NamedTuple):
+    """This machine, measured by real offloading."""
+
+    slow_tier: Annotated[
+        str | None, typer.Option(help="Measure this machine: disk:DIR or pinned; --device cpu or cuda, --model.")
+    ] = None
+    layers: Annotated[int, typer.Option(min=1, help="Of --slow-tier: layers of the model, as memory allows.")] = 4
+    threads: Annotated[int, typer.Option(min=1, help="Of --slow-tier: that compute, on a CPU.")] = 1
+
+
 @grouped
 def calibrate(
     sources: Annotated[
-        list[Path], typer.Argument(help="A folder with cells.csv, or per-token LOGs (.csv).", show_default=False)
-    ],
+        list[Path] | None,
+        typer.Argument(help="A folder with cells.csv, or per-token LOGs (.csv).", show_default=False),
+    ] = None,
     *,
     fit: Annotated[
         list[str] | None, typer.Option(help="Of a folder: cells to fit on, a pattern; again for more.")
@@ -45,8 +56,12 @@ def calibrate(
     out: Annotated[Path | None, typer.Option(help="Write the calibrated platform (.toml).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     logs: OfLogs,
+    here: Here,
 ) -> None:
-    """Fit the prices of a machine to measured runs; print what is off, on them and on runs held out."""
+    """Fit the prices of a machine to measured runs; print what is off, on them and on runs held out.
+
+    Without sources and with --slow-tier, this machine is measured.
+    """
     from calibration.report import document
     from results.outputs import check_output
     from simulator.errors import ConfigError
@@ -54,6 +69,11 @@ def calibrate(
 
     if out:
         check_output(out)
+    if here.slow_tier:
+        _measure_here(here, here.slow_tier, logs, out, as_json)
+        return
+    if not sources:
+        raise ConfigError("name a folder with --fit PATTERN, or logs; or measure this machine with --slow-tier")
     for source in sources:
         if not source.exists():
             raise ConfigError(f"cannot read {source}: No such file or directory; check the path")
@@ -69,6 +89,53 @@ def calibrate(
         _report(found, held, more)
     if out:
         say(f"wrote {out}: give it as --platform, or to `moereplay evidence --calibration`")
+
+
+def _measure_here(here: Here, slow_tier: str, about: OfLogs, out: Path | None, as_json: bool) -> None:
+    """Calibrate this machine by runs of its own."""
+    from tempfile import TemporaryDirectory
+
+    from commands.measure import slow_tier_of
+    from commands.progress_bar import progress
+    from simulator.errors import ConfigError
+    from simulator.platform_files import as_toml
+    from tracegen.requirements import require_torch
+    from traces.geometry import known
+
+    require_torch()
+    if about.model is None:
+        raise ConfigError("--slow-tier needs --model, whose sizes are measured; `moereplay models` lists them")
+    from tracegen.offload.calibration import RUNS, bench_of, calibrate, document
+    from tracegen.offload.device import compute_on, described
+    from tracegen.offload.part import shallow
+
+    device = "cpu" if about.device == OfLogs().device else about.device
+    geometry = shallow(known(about.model).geometry, here.layers)
+    compute_on(here.threads)
+    with TemporaryDirectory() as folder, slow_tier_of(slow_tier, device, geometry) as slow:
+        bench = bench_of(geometry, slow, device)
+        with progress(RUNS, "real runs") as done:
+            found = calibrate(bench, geometry, described(device), Path(folder), done)
+    if out:
+        out.write_text(as_toml(found.fitted.platform), "utf-8")
+    _show_here(document(found, described(device)), as_json)
+    if out:
+        say(f"wrote {out}: give it as --platform")
+
+
+def _show_here(document: dict[str, Any], as_json: bool) -> None:
+    from analysis.tables import table
+    from calibration.report import figure_row
+
+    if as_json:
+        print(json.dumps(document, indent=1))
+        return
+    show(f"{document['device']}: {document['method']}")
+    show(table([figure_row(name, **figure) for name, figure in document["figures"].items()]))
+    held = document["held_out"]
+    show(f"fit       mean |error| of the time per token {document['fit']['mape']:.1%}")
+    show(f"held out  {held['cells']} capacities: mean |error| {held['mape']:.1%}, worst {held['worst']:+.1%}")
+    show(*(f"warning: {each}" for each in document["warnings"]))
 
 
 def _of_folder(folder: Path, globs: list[str], base: Platform) -> tuple[Fitted, list[Prediction], dict[str, object]]:

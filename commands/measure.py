@@ -74,7 +74,7 @@ def measure(
     measured, calibration = _parts(opened, part)
     configs = _configs(settings)
     runs: list[Measurement] = []
-    with _folder(out) as folder, _slow_tier(where, measured.geometry) as slow:
+    with _folder(out) as folder, slow_tier_of(where.slow_tier, where.device, measured.geometry) as slow:
         plan, bench = _prepared(configs, throttles, (measured, calibration), (repeat, order_seed), where, slow)
         with keeping(lambda: _kept(out, runs)), _progress(plan.runs) as done:
             from tracegen.offload.study import measure as run_all
@@ -134,20 +134,22 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def _slow_tier(where: Where, geometry: Geometry) -> Iterator[SlowTier]:
+def slow_tier_of(named: str, device: str, geometry: Geometry) -> Iterator[SlowTier]:
     """The slow tier that is named. Raises ConfigError."""
     from simulator.errors import ConfigError
     from tracegen.offload.compute import layout_of
+    from tracegen.offload.device import free_memory
     from tracegen.offload.slow_tier import Disk, Memory
 
-    kind, _, rest = where.slow_tier.partition(":")
+    kind, _, rest = named.partition(":")
     folder, buffered = rest.removesuffix(":buffered"), rest.endswith(":buffered")
-    if not (kind == "disk" and folder) and where.slow_tier != "pinned":
-        raise ConfigError(f"--slow-tier {where.slow_tier!r} is unknown; write disk:DIR, disk:DIR:buffered or pinned")
+    if not (kind == "disk" and folder) and named != "pinned":
+        raise ConfigError(f"--slow-tier {named!r} is unknown; write disk:DIR, disk:DIR:buffered or pinned")
     layout = layout_of(geometry)
-    say(f"experts: {layout.total / 1e9:.3g} GB of {layout.dtype} with random weights, {where.slow_tier}")
+    free_memory(device)  # or there is no such device
+    say(f"experts: {layout.total / 1e9:.3g} GB of {layout.dtype} with random weights, {named}")
     disk = kind == "disk"
-    slow = Disk(Path(folder), layout, where.device, buffered) if disk else Memory(layout, where.device)
+    slow = Disk(Path(folder), layout, device, buffered) if disk else Memory(layout, device)
     try:
         yield slow
     finally:

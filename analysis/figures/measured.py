@@ -1,4 +1,4 @@
-"""Real runs beside their replays: every run's time per token, and every token's."""
+"""Real runs beside their replays: every run's time per token, and every pass."""
 
 from __future__ import annotations
 
@@ -8,43 +8,54 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
 from analysis.figures.sheet import Grid, Sheet, Wording
 from results.errors import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 LINKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  #: a colour per throttle
-PANELS = ("Every run", "Every token")
+PANELS = ("Every run", "Every pass")
 
 
 def draw(frame: pl.DataFrame) -> Figure:
-    """Simulated over measured milliseconds, on the diagonal where they are equal: runs, and tokens of all runs.
+    """Simulated over measured milliseconds, on the diagonal where they are equal: runs, and passes of all runs.
 
     Raises ResultError without runs that decode, or for more throttles than there are colours.
     """
     links = sorted(frame["throttle_bytes_per_s"].unique().to_list(), key=lambda rate: rate or float("inf"))
     if len(links) > len(LINKS):
         raise ResultError(f"{len(links)} throttles do not fit one figure, which has {len(LINKS)} colours")
-    error = _mean_error(frame)
     note = (
         "Simulated: a replay on the platform calibrated around the runs, on other tokens. Left a point for every run, "
-        "right one for every token of every run. On the line the replay is right."
+        "right one for every pass of every run. On the line the replay is right."
     )
-    title = f"{len(frame)} real runs: replayed times are off by {error:.1%} on average"
+    errors = [f"{_mean_error(_of(frame, rate)):.1%} {_name(rate)}" for rate in links]
+    title = f"{len(frame)} real runs: the replay's time per token is off by {', '.join(errors)}"
     wording = Wording(
-        title, str(frame["device"][0]), "MEASURED beside SIMULATED", "measured, ms", "simulated, ms", note
+        title, str(frame["device"][0]), "MEASURED beside SIMULATED", "measured, ms (log)", "simulated, ms (log)", note
     )
     sheet = Sheet(Grid(PANELS, [""], (3.2, 3.2)), wording, [_entry(at, rate) for at, rate in enumerate(links)])
     for at, rate in enumerate(links):
-        rows = frame.filter(pl.col("throttle_bytes_per_s").eq_missing(rate))
+        rows = _of(frame, rate)
         _points(sheet.panels[0][0], rows["measured_tpot_ms"].to_list(), rows["simulated_tpot_ms"].to_list(), at, 5)
         each = rows.select("measured_tokens_ms", "simulated_tokens_ms").explode(
             "measured_tokens_ms", "simulated_tokens_ms"
         )
         _points(sheet.panels[0][1], each["measured_tokens_ms"].to_list(), each["simulated_tokens_ms"].to_list(), at, 2)
+    times = [ms for side in ("measured", "simulated") for ms in frame[f"{side}_tokens_ms"].explode().to_list()]
     for axes in sheet.panels[0]:
-        _diagonal(axes)
+        _diagonal(axes, min(times), max(times))
     return sheet.figure
+
+
+def _of(frame: pl.DataFrame, rate: float | None) -> pl.DataFrame:
+    """The runs under one throttle."""
+    return frame.filter(pl.col("throttle_bytes_per_s").eq_missing(rate))
+
+
+def _name(rate: float | None) -> str:
+    return "raw" if rate is None else f"at {rate / 1e6:g} MB/s"
 
 
 def _mean_error(frame: pl.DataFrame) -> float:
@@ -53,16 +64,17 @@ def _mean_error(frame: pl.DataFrame) -> float:
 
 
 def _entry(at: int, rate: float | None) -> Line2D:
-    name = "raw" if rate is None else f"throttled to {rate / 1e6:g} MB/s"
-    return Line2D([], [], color=LINKS[at], marker="o", linestyle="", label=name)
+    return Line2D([], [], color=LINKS[at], marker="o", linestyle="", label=_name(rate))
 
 
 def _points(axes: Axes, x: Sequence[float], y: Sequence[float], at: int, size: float) -> None:
     axes.plot(x, y, color=LINKS[at], marker="o", linestyle="", markersize=size, alpha=0.6, markeredgewidth=0)
 
 
-def _diagonal(axes: Axes) -> None:
-    most = max(axes.get_xlim()[1], axes.get_ylim()[1])
-    axes.plot([0, most], [0, most], color="#888888", linewidth=0.8, zorder=0)
-    axes.set_xlim(0, most)
-    axes.set_ylim(0, most)
+def _diagonal(axes: Axes, least: float, most: float) -> None:
+    """Both axes from the shortest to the longest pass: prompts take many times what a token takes."""
+    ends = (least / 1.2, most * 1.2)
+    axes.plot(ends, ends, color="#888888", linewidth=0.8, zorder=0)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:,.0f}"))

@@ -71,6 +71,12 @@ class Broken:
         else:
             self._whole.read(0, into)
 
+    def read_bytes(self, begin: int, into: Tensor) -> None:
+        self._whole.read_bytes(begin, into)
+
+    def buffer(self) -> Tensor:
+        return self._whole.buffer()
+
     def close(self) -> None:
         pass
 

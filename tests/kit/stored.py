@@ -53,3 +53,12 @@ def commit_some(path: Path, requests: list[Request], header: Header = PLAIN, bia
     with TraceWriter.create(path, header, bias, shard_tokens=16) as writer:
         for request in requests:
             writer.append(request)
+
+
+def written(path: Path, trace: Trace) -> Path:
+    """The trace as a folder."""
+    with TraceWriter.create(path, trace.header, trace.router_bias) as writer:
+        for request in range(trace.requests):
+            writer.append(trace.request(request))
+        writer.finish()
+    return path

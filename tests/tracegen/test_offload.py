@@ -15,6 +15,7 @@ from simulator.errors import ConfigError
 from simulator.platform import Calibration, Measured
 from tests.kit import offloading
 from tests.kit.offloading import RATE, Broken, bench_of, config_of, geometry, trace_of
+from tracegen.offload import calibration
 from tracegen.offload.bench import check_measurable, replayed
 from tracegen.offload.comparison import agreement, figures
 from tracegen.offload.compute import Layers, layout_of, shape_of
@@ -139,7 +140,9 @@ def test_a_file_that_is_too_short_names_the_expert(tmp_path):
     trace, config = trace_of(), config_of()
     slow = Disk(tmp_path, layout_of(trace.geometry), "cpu", buffered=True)
     os.truncate(experts_file(tmp_path, slow.layout), 3 * 4096)
-    with pytest.raises(ConfigError, match=r"experts-\w+.bin: expert \d+ ends after .* remove the file"):
+    with pytest.raises(
+        ConfigError, match=r"experts-\w+.bin: has no byte [\d,]+ of 131,072: it was cut off; remove the file"
+    ):
         bench_of(trace, [config], slow).measured(trace, config)
     slow.close()
     again = Disk(tmp_path, slow.layout, "cpu", buffered=True)  # it is not of its full size, so it is made anew
@@ -268,18 +271,46 @@ def test_the_extremes_of_a_mean_are_cut():
 
 
 def test_runs_alternate_with_calibrations_and_are_replayed_on_what_they_found(tmp_path):
-    trace, other = trace_of(10), trace_of(8, seed=6)
-    configs = [config_of(capacity=capacity, prefetch=each) for capacity in ("40%", "60%") for each in ("none", "top_k")]
+    trace, other = trace_of(6), trace_of(4, seed=6)
+    configs = [config_of(capacity="40%"), config_of(capacity="60%"), config_of(prefetch="top_k")]
     cells = [Cell(config, RATE) for config in configs]
     plan, done = Plan(cells, 2, trace, other, "here"), []
     found = list(measure(bench_of(trace, configs), plan, tmp_path, lambda: done.append(1)))
-    assert len(done) == plan.runs == 2 * 4 + 3 * 2
+    assert len(done) == plan.runs == 2 * 3 + 3 * 2
     assert sorted((run.repeat, run.cell.config.capacity, run.cell.config.prefetch) for run in found) == sorted(
         (repeat, config.capacity, config.prefetch) for repeat in (0, 1) for config in configs
     )
-    assert [run.cell for run in found[:4]] != [run.cell for run in found[4:]]  # another order
     platforms = {run.simulated.result.config["platform"] for run in found}
     assert {Path(name).name for name in platforms} == {f"platform-{n}-{at}.toml" for n in (0, 1) for at in (0, 1)}
     assert all(run.simulated.result.about["seconds"] == "calibrated" for run in found)
     for run in found:  # 4 ms for each transfer is nearly all there is
         assert run.simulated.pass_ns.sum() == pytest.approx(run.measured.pass_ns.sum(), rel=0.25)
+
+
+# ---------------------------------------------------------------- this machine, calibrated
+
+
+def test_a_machine_is_calibrated_by_its_own_runs(tmp_path):
+    slow, done = Throttled(Memory(layout_of(geometry()), "cpu"), RATE), []
+    bench = calibration.bench_of(geometry(), slow, "cpu")
+    found = calibration.calibrate(bench, geometry(), "here", tmp_path, lambda: done.append(1))
+    assert len(done) == calibration.RUNS == 6
+    assert found.figures["bytes_per_s"].value == pytest.approx(RATE, rel=0.15)
+    assert found.figures["link.lanes_2"].n == 24 and "link.read_65536" not in found.figures  # an expert has 6 KB
+    machine = found.fitted.platform
+    assert machine.links[0].bytes_per_s == found.figures["bytes_per_s"].value
+    assert machine.calibration is not None and machine.calibration.mape == found.on_itself < 0.3
+    assert found.held_out.keys() == {"25%", "75%"} and max(map(abs, found.held_out.values())) < 0.3
+    said = calibration.document(found, "here")
+    assert said.keys() == {"method", "device", "platform", "figures", "fit", "held_out", "warnings"}
+    assert said["held_out"]["cells"] == 2
+
+
+def test_a_read_of_part_of_an_expert_is_what_lies_there(tmp_path):
+    layout = layout_of(geometry())
+    slow = Disk(tmp_path, layout, "cpu", buffered=True)
+    into = slow.buffer()
+    slow.read_bytes(layout.offset(3), into[:4096])
+    assert int(into.view(torch.int64)[0]) == marks_of(layout)[3]
+    assert int(into[4096:].sum()) == 0
+    slow.close()

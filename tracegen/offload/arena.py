@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
-
-import numpy as np
-import torch
 from torch import Tensor
 
 from simulator.reference.placement import Area
+from tracegen.offload.device import memory_of
 from tracegen.offload.experts import PAGE
 from tracegen.offload.slow_tier import SlowTier
 
@@ -19,22 +16,11 @@ class Arena:
     def __init__(self, slots: int, size: int, device: str) -> None:
         """`size` bytes each, rounded up to pages. On a CPU every page is touched once, now."""
         self.size, self.slots = -(-size // PAGE) * PAGE, slots
-        self._bytes = _host(slots * self.size) if device == "cpu" else _on(device, slots * self.size)
+        self._bytes = memory_of(device, slots * self.size)
 
     def of(self, slot: int) -> Tensor:
         """The bytes of a slot, (size,) uint8."""
         return self._bytes[slot * self.size : (slot + 1) * self.size]
-
-
-def _host(size: int) -> Tensor:
-    """Memory that begins at a page, as direct reads need it."""
-    memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
-    memory[::PAGE] = 0
-    return torch.from_numpy(memory)
-
-
-def _on(device: str, size: int) -> Tensor:
-    return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 class Slots:

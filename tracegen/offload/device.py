@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import platform as this
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from simulator.errors import ConfigError
 
@@ -33,6 +36,18 @@ def free_memory(device: str) -> int:
     except (RuntimeError, AssertionError, ValueError) as error:
         said = str(error).splitlines()[0]
         raise ConfigError(f"--device {device}: {said}; take cpu, or a machine and a torch with CUDA") from None
+
+
+def memory_of(device: str, size: int) -> Tensor:
+    """So many bytes, (size,) uint8."""
+    return host_memory(size) if device == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
+
+
+def host_memory(size: int) -> Tensor:
+    """Main memory that begins at a page, as direct reads need it; every page is touched once, now."""
+    memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    memory[:: mmap.PAGESIZE] = 0
+    return torch.from_numpy(memory)
 
 
 def available_memory() -> int:

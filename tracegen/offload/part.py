@@ -26,7 +26,7 @@ def tokens_of(trace: Trace, layers: int | None, first: int, last: int, prompt: i
     others = {name: _cut(getattr(request, name), first, last, kept) for name in (*PER_LAYER, *PER_TOKEN)}
     chosen = request.chosen[first:last, :kept]
     look = tuple(each[first:last, :kept] for each in request.lookahead)
-    header = trace.header.model_copy(update={"geometry": _shallow(trace.geometry, kept)})
+    header = trace.header.model_copy(update={"geometry": shallow(trace.geometry, kept)})
     bias = None if trace.router_bias is None else trace.router_bias[:kept]
     return memory_trace(header, [Request(chosen, prompt, lookahead=look, **others)], bias)
 
@@ -38,7 +38,7 @@ def _cut(rows: np.ndarray | None, first: int, last: int, layers: int) -> np.ndar
     return rows[first:last, :layers]
 
 
-def _shallow(geometry: Geometry, layers: int) -> Geometry:
+def shallow(geometry: Geometry, layers: int) -> Geometry:
     """The geometry of the first layers."""
     others = {bits: sizes[:layers] for bits, sizes in geometry.bytes_by_bits.items()}
     return geometry.model_copy(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from simulator.errors import ConfigError
-from tracegen.offload.device import available_memory
+from tracegen.offload.device import available_memory, host_memory
 from tracegen.offload.experts import Layout, contents
 
 SPIN_NS = 100_000  #: a throttle sleeps until so long before its end, and yields from there on
@@ -29,6 +29,14 @@ class SlowTier(Protocol):
 
     def read(self, y: int, into: Tensor) -> None:
         """Fill a slot, at least (padded,) uint8, with expert y. Raises OSError."""
+        ...
+
+    def read_bytes(self, begin: int, into: Tensor) -> None:
+        """Fill `into`, whole pages, with what lies from `begin` on: a page's beginning. Raises OSError."""
+        ...
+
+    def buffer(self) -> Tensor:
+        """Memory for one expert, (n,) uint8, into which it can be read."""
         ...
 
     def close(self) -> None:
@@ -46,7 +54,7 @@ class Memory:
                 f"--slow-tier pinned: {layout.total / 1e9:.3g} GB of experts in {free / 1e9:.3g} GB of free memory; "
                 "take fewer --layers, or disk:DIR"
             )
-        self.layout, self._copies = layout, copier(device)
+        self.layout, self._copies, self._device = layout, copier(device), device
         self.label = "memory" if device == "cpu" else "pinned memory"
         self._all = torch.empty(layout.total, dtype=torch.uint8, pin_memory=device != "cpu")
         for y, content in enumerate(contents(layout)):
@@ -59,6 +67,14 @@ class Memory:
     def read(self, y: int, into: Tensor) -> None:
         """A copy."""
         self._copies(self._of(y), into)
+
+    def read_bytes(self, begin: int, into: Tensor) -> None:
+        """A copy."""
+        self._copies(self._all[begin : begin + len(into)], into)
+
+    def buffer(self) -> Tensor:
+        """On the device."""
+        return torch.zeros(largest(self.layout), dtype=torch.uint8, device=self._device)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -73,8 +89,7 @@ class Disk:
         self.label = "disk, buffered: the page cache answers too" if buffered else "disk"
         self._path = experts_file(folder, layout)
         self._copies = copier(device)
-        largest = max(map(layout.padded, range(0, layout.count, layout.experts)))
-        self._staging = None if device == "cpu" else torch.empty(largest, dtype=torch.uint8, pin_memory=True)
+        self._staging = None if device == "cpu" else torch.empty(largest(layout), dtype=torch.uint8, pin_memory=True)
         try:
             self._file = os.open(self._path, os.O_RDONLY | (0 if buffered else os.O_DIRECT))
         except OSError as error:
@@ -85,24 +100,35 @@ class Disk:
 
     def read(self, y: int, into: Tensor) -> None:
         """Raises OSError for an error or a short read, naming the expert."""
+        begin, size = self.layout.offset(y), self.layout.padded(y)
         if self._staging is None:
-            self._fill(y, into)
+            self.read_bytes(begin, into[:size])
         else:
-            self._fill(y, self._staging)
-            self._copies(self._staging[: self.layout.padded(y)], into)
+            self.read_bytes(begin, self._staging[:size])
+            self._copies(self._staging[:size], into)
 
-    def _fill(self, y: int, into: Tensor) -> None:
-        size, begin, done = self.layout.padded(y), self.layout.offset(y), 0
-        buffer = memoryview(into.numpy())  # pyright: ignore[reportArgumentType]
-        while done < size:
-            read = os.preadv(self._file, [buffer[done:size]], begin + done)
+    def read_bytes(self, begin: int, into: Tensor) -> None:
+        """Into host memory that begins at a page."""
+        done, buffer = 0, memoryview(into.numpy())  # pyright: ignore[reportArgumentType]
+        while done < len(into):
+            read = os.preadv(self._file, [buffer[done:]], begin + done)
             if read == 0:
-                raise OSError(0, f"expert {y} ends after {done:,} of {size:,} bytes; remove the file", str(self._path))
+                said = f"has no byte {begin + done:,} of {self.layout.total:,}: it was cut off; remove the file"
+                raise OSError(0, said, str(self._path))
             done += read
+
+    def buffer(self) -> Tensor:
+        """Host memory that begins at a page."""
+        return host_memory(largest(self.layout))
 
     def close(self) -> None:
         """The file stays for the next time."""
         os.close(self._file)
+
+
+def largest(layout: Layout) -> int:
+    """Bytes of the largest expert, in whole pages."""
+    return max(map(layout.padded, range(0, layout.count, layout.experts)))
 
 
 class _Copier(Protocol):
@@ -175,6 +201,19 @@ class Throttled:
         """Not before size / rate has passed."""
         until = time.perf_counter_ns() + int(self.layout.size(y) / self._rate * 1e9)
         self._slow.read(y, into)
+        self._wait(until)
+
+    def read_bytes(self, begin: int, into: Tensor) -> None:
+        """The same of any bytes."""
+        until = time.perf_counter_ns() + int(len(into) / self._rate * 1e9)
+        self._slow.read_bytes(begin, into)
+        self._wait(until)
+
+    def buffer(self) -> Tensor:
+        """As its slow tier."""
+        return self._slow.buffer()
+
+    def _wait(self, until: int) -> None:
         while (left := until - time.perf_counter_ns()) > 0:
             time.sleep(max(left - SPIN_NS, 0) / 1e9)
 

@@ -1,0 +1,166 @@
+"""A platform of this machine for one model, by runs of the runtime itself; and the link by size and by lanes."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+
+from simulator.config import ReplayConfig, configure
+from simulator.platform import Calibration
+from simulator.platform_files import as_toml
+from tracegen.offload.bench import Bench, check_measurable, replayed, slots_needed
+from tracegen.offload.durations import Durations
+from tracegen.offload.fit import Figure, Fitted, fit, trimmed_mean
+from tracegen.offload.slow_tier import SlowTier
+from traces.schema import Geometry, Trace
+from traces.synthetic import Synthetic, synthesise
+
+PROMPT, DECODED = 8, 12  #: tokens of a run
+REUSE = 0.31  #: OLMoE's
+FITTED, HELD_OUT = "50%", ("25%", "75%")  #: capacities
+SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  #: bytes of a read
+LANES = (2, 4)
+READS = 24
+
+
+class Calibrated(NamedTuple):
+    """A fitted platform with the link's further figures, and errors of the time per token by capacity."""
+
+    fitted: Fitted
+    figures: dict[str, Figure]
+    on_itself: float
+    held_out: dict[str, float]
+
+
+def configs() -> list[ReplayConfig]:
+    """What is run, the fitted one first. LRU without prefetch: its decisions do not depend on how long they take."""
+    return [configure(capacity=capacity, eviction="lru") for capacity in (FITTED, *HELD_OUT)]
+
+
+#: Real runs of a calibration.
+RUNS = 4 + len(HELD_OUT)
+
+
+def bench_of(geometry: Geometry, slow: SlowTier, device: str) -> Bench:
+    """For all of them. Raises ConfigError where they do not fit this machine's memory."""
+    trace = trace_of(geometry, 1)
+    slots = max(slots_needed(check_measurable(trace, config)) for config in configs())
+    return Bench.of(geometry, slow, slots, PROMPT, device)
+
+
+def trace_of(geometry: Geometry, seed: int) -> Trace:
+    """A prompt and decoded tokens with the reuse of a real model."""
+    made = Synthetic(
+        kind="markov",
+        reuse=REUSE,
+        geometry=geometry,
+        prompt_tokens=PROMPT,
+        decode_tokens=DECODED,
+        seed=seed,
+        logits=False,
+    )
+    return synthesise(made)
+
+
+def calibrate(bench: Bench, geometry: Geometry, device: str, folder: Path, done: Callable[[], None]) -> Calibrated:
+    """Fit on two runs before and two after the runs that are held out. `done` is called after each run.
+
+    Raises ConfigError where the slow tier fails.
+    """
+    config, *others = configs()
+    before, _ = _run(bench, geometry, config, (1, 2), done)
+    held = [_run(bench, geometry, other, (5,), done) for other in others]
+    after, ran = _run(bench, geometry, config, (3, 4), done)
+    about = Calibration(device=device, method="moereplay calibrate --slow-tier", date=datetime.date.today().isoformat())
+    found = fit([*before, *after], max(geometry.expert_bytes), about.model_copy(update={"cells": 4}), None)
+    file = folder / "calibrated.toml"
+    file.write_text(as_toml(found.platform), "utf-8")
+    own = fmean(abs(_error(trace, ns, config, file)) for trace, ns in ran)
+    errors = {other.capacity: _error(*runs[0], other, file) for other, (_, runs) in zip(others, held, strict=True)}
+    known = found.platform.model_copy(update={"calibration": about.model_copy(update={"cells": 4, "mape": own})})
+    return Calibrated(found._replace(platform=known), found.figures | link_figures(bench.slow), own, errors)
+
+
+def _run(
+    bench: Bench, geometry: Geometry, config: ReplayConfig, seeds: Sequence[int], done: Callable[[], None]
+) -> tuple[list[Durations], list[tuple[Trace, float]]]:
+    """Durations, and each trace with the nanoseconds per decoded token that it took."""
+    durations, runs = [], []
+    for seed in seeds:
+        trace = trace_of(geometry, seed)
+        ran, lasted = bench.measured(trace, config)
+        durations.append(lasted)
+        runs.append((trace, float(ran.pass_ns[1:].mean())))
+        done()
+    return durations, runs
+
+
+def _error(trace: Trace, measured: float, config: ReplayConfig, platform: Path) -> float:
+    again = replayed(trace, config.model_copy(update={"platform": str(platform)}))
+    return float(again.pass_ns[1:].mean()) / measured - 1
+
+
+def link_figures(slow: SlowTier) -> dict[str, Figure]:
+    """Bytes per second of one reader by size of read, and of several together by their number."""
+    largest = slow.layout.size(0)
+    by_size = {f"link.read_{size}": _alone(slow, size) for size in SIZES if size < largest}
+    return by_size | {f"link.lanes_{lanes}": _together(slow, lanes) for lanes in LANES}
+
+
+def _alone(slow: SlowTier, size: int) -> Figure:
+    into = slow.buffer()
+    took = []
+    for read in range(READS):
+        begin = time.perf_counter_ns()
+        slow.read_bytes(slow.layout.offset(_spread(slow, read)), into[:size])
+        took.append(time.perf_counter_ns() - begin)
+    halves = [trimmed_mean(took[: READS // 2]), trimmed_mean(took[READS // 2 :])]
+    mean = trimmed_mean(took)
+    return Figure(size / mean * 1e9, abs(halves[0] - halves[1]) / mean, READS)
+
+
+def _together(slow: SlowTier, lanes: int) -> Figure:
+    """Whole experts, by so many threads at once."""
+    buffers = [slow.buffer() for _ in range(lanes)]
+    begin = time.perf_counter_ns()
+    threads = [threading.Thread(target=_reads, args=(slow, buffer, lane, lanes)) for lane, buffer in enumerate(buffers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return Figure(READS * slow.layout.size(0) / (time.perf_counter_ns() - begin) * 1e9, None, READS)
+
+
+def _reads(slow: SlowTier, into: torch.Tensor, lane: int, lanes: int) -> None:
+    for read in range(lane, READS, lanes):
+        y = _spread(slow, read)
+        slow.read_bytes(slow.layout.offset(y), into[: slow.layout.padded(y)])
+
+
+def _spread(slow: SlowTier, read: int) -> int:
+    """Experts far from each other, so that no reader is helped by the one before."""
+    return read * 37 % slow.layout.count
+
+
+def document(found: Calibrated, device: str) -> dict[str, object]:
+    """As `calibrate --json` prints it."""
+    worst = max(found.held_out.values(), key=abs)
+    mape = fmean(map(abs, found.held_out.values()))
+    held = {"cells": len(found.held_out), "mape": mape, "bias": fmean(found.held_out.values()), "worst": worst}
+    about = found.fitted.platform.calibration
+    return {
+        "method": about.method if about else "",
+        "device": device,
+        "platform": found.fitted.platform.name,
+        "figures": {name: figure._asdict() for name, figure in found.figures.items()},
+        "fit": {"cells": 4, "mape": found.on_itself},
+        "held_out": held,
+        "warnings": list(found.fitted.warnings),
+    }
