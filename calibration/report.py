@@ -9,7 +9,13 @@ from calibration.prediction import TIMES, Prediction, summary
 
 SHOWN = 2  #: cells of a reason
 #: What a figure is shown in, by the end of its name: divisor and unit.
-UNITS = {"bytes_per_s": (1e9, "GB/s"), "ns_per_mib": (1e3, "us/MiB"), "start_ns": (1e3, "us"), "fault_ns": (1e3, "us")}
+UNITS = {
+    "bytes_per_s": (1e9, "GB/s"),
+    "ns_per_mib": (1e3, "us/MiB"),
+    "_ns": (1e3, "us"),
+    "ns_per_token": (1e3, "us"),
+    "contention": (1, ""),
+}
 
 
 def document(found: Fitted, held: Sequence[Prediction]) -> dict[str, object]:

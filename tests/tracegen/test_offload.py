@@ -41,7 +41,7 @@ def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contr
     simulated = replayed(trace, config)
     said = agreement(ran.result.events, simulated.result.events)
     assert said == {"accesses": simulated.result.totals["accesses"], "same": said["accesses"], "first_divergence": None}
-    assert figures(ran)["bytes_per_token"] == figures(simulated)["bytes_per_token"] > 0
+    assert figures(ran)["bytes_per_token"] == figures(simulated)["bytes_per_token"]
     assert len(durations.moved) == simulated.result.totals["misses"]
     assert ran.result.about["label"] == "MEASURED" and ran.result.about["seconds"] == "measured"
 
@@ -300,6 +300,7 @@ def test_a_machine_is_calibrated_by_its_own_runs(tmp_path):
     machine = found.fitted.platform
     assert machine.links[0].bytes_per_s == found.figures["bytes_per_s"].value
     assert machine.calibration is not None and machine.calibration.mape == found.on_itself < 0.3
+    assert found.figures["bytes_per_s"].apart < 0.2
     assert found.held_out.keys() == {"25%", "75%"} and max(map(abs, found.held_out.values())) < 0.3
     said = calibration.document(found, "here")
     assert said.keys() == {"method", "device", "platform", "figures", "fit", "held_out", "warnings"}

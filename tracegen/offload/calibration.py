@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -123,7 +123,7 @@ def _alone(slow: SlowTier, size: int) -> Figure:
         took.append(time.perf_counter_ns() - begin)
     halves = [trimmed_mean(took[: READS // 2]), trimmed_mean(took[READS // 2 :])]
     mean = trimmed_mean(took)
-    return Figure(size / mean * 1e9, abs(halves[0] - halves[1]) / mean, READS)
+    return Figure(size / mean * 1e9, size / mean * 1e9 * abs(halves[0] - halves[1]) / 2 / mean, READS)
 
 
 def _together(slow: SlowTier, lanes: int) -> Figure:
@@ -149,7 +149,7 @@ def _spread(slow: SlowTier, read: int) -> int:
     return read * 37 % slow.layout.count
 
 
-def document(found: Calibrated, device: str) -> dict[str, object]:
+def document(found: Calibrated, device: str) -> dict[str, Any]:
     """As `calibrate --json` prints it."""
     worst = max(found.held_out.values(), key=abs)
     mape = fmean(map(abs, found.held_out.values()))

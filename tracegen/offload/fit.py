@@ -16,11 +16,16 @@ APART = 0.05  #: two halves of a calibration differ by more: say so
 
 
 class Figure(NamedTuple):
-    """A price, by how much its two halves of samples differ of it, and the number of samples."""
+    """A price, half of what its two halves of samples differ by, and the number of samples."""
 
     value: float
     spread: float | None
     n: int
+
+    @property
+    def apart(self) -> float:
+        """By which share of it the halves differ."""
+        return 2 * (self.spread or 0) / self.value if self.value else 0.0
 
 
 class Fitted(NamedTuple):
@@ -37,9 +42,9 @@ def fit(runs: Sequence[Durations], size: int, about: Calibration, throttle: floa
     moved = [each for run in runs for each in run.moved]
     figures = _link(moved, size) | _compute(computed)
     warnings = [
-        f"{name}: the halves of its samples differ by {figure.spread:.0%}; the machine was not quiet, or is not steady"
+        f"{name}: the halves of its samples differ by {figure.apart:.0%}; the machine was not quiet, or is not steady"
         for name, figure in figures.items()
-        if figure.spread is not None and figure.spread > APART
+        if figure.apart > APART
     ]
     if not moved:
         warnings.append("no expert crossed the link: its rate is not known; calibrate with less memory")
@@ -73,7 +78,8 @@ def _link(moved: Sequence[Moved], size: int) -> dict[str, Figure]:
         return {}
     read = _figure(moved, lambda each: each.read)
     software = _figure(moved, lambda each: each.spent - each.read)
-    return {"bytes_per_s": Figure(size / read.value * 1e9, read.spread, read.n), "latency_ns": software}
+    rate = size / read.value * 1e9
+    return {"bytes_per_s": Figure(rate, rate * read.apart / 2, read.n), "latency_ns": software}
 
 
 def _compute(computed: Sequence[Computed]) -> dict[str, Figure]:
@@ -95,7 +101,8 @@ def _compute(computed: Sequence[Computed]) -> dict[str, Figure]:
     figures["expert_ns"] = _less(one, figures["expert_ns_per_token"])
     if alone and beside:
         slow = _figure(beside, _until_next)
-        figures["contention"] = Figure(min(1.0, one.value / slow.value), slow.spread, slow.n)
+        share = min(1.0, one.value / slow.value)
+        figures["contention"] = Figure(share, share * slow.apart / 2, slow.n)
     return figures
 
 
@@ -108,7 +115,8 @@ def _per_token(many: Sequence[Computed], one: Figure) -> Figure:
         return Figure(0.0, None, 0)
     tokens = sum(each.tokens for each in many) / len(many)
     mean = _figure(many, _until_next)
-    return Figure(max(0.0, (mean.value - one.value) / (tokens - 1)), mean.spread, mean.n)
+    spread = None if mean.spread is None else mean.spread / (tokens - 1)
+    return Figure(max(0.0, (mean.value - one.value) / (tokens - 1)), spread, mean.n)
 
 
 def _less(of: Figure, part: Figure) -> Figure:
@@ -121,7 +129,7 @@ def _figure(items: Sequence[Computed] | Sequence[Moved], value: Callable) -> Fig
         return Figure(0.0, None, 0)
     halves = [trimmed_mean(values[: len(values) // 2]), trimmed_mean(values[len(values) // 2 :])]
     mean = trimmed_mean(values)
-    spread = abs(halves[0] - halves[1]) / mean if len(values) > 1 and mean else None
+    spread = abs(halves[0] - halves[1]) / 2 if len(values) > 1 else None
     return Figure(mean, spread, len(values))
 
 
