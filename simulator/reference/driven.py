@@ -39,6 +39,11 @@ class Driven:
         if isinstance(failure, BaseException):
             raise failure
 
+    @property
+    def waits_for_a_pass(self) -> bool:
+        """Whether the pass that began last has ended."""
+        return self._process is None or self._process.triggered
+
     def close(self) -> FinishedRun:
         """The run ends with its last step; what is then on the link is abandoned."""
         return self._engine.close()

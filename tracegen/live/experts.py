@@ -7,7 +7,7 @@ between the smallest and the largest of each group of 64 along the input axis (a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from tracegen.errors import RecordError
 
 NAME = "moereplay"
+Weights = Mapping[str, Tensor]  #: of one expert, by name of the parameter
 PLAIN = {torch.float32, torch.bfloat16, torch.float16}
 FIX = "use --miss fetch or split, and a routing policy that drops nothing"
 GROUP = 64  #: weights that share a scale and an offset
@@ -33,6 +34,8 @@ class Orders:
 
     bits: dict[nn.Module, Mapping[int, float]] = field(default_factory=dict)  #: experts module -> expert -> bits
     served: set[nn.Module] = field(default_factory=set)  #: experts modules that asked for their orders
+    #: Computes experts elsewhere: (module, hidden (T, H), ids (T, k)) to states (n, H) by expert.
+    elsewhere: Callable[[nn.Module, Tensor, Tensor], Mapping[int, Tensor]] | None = None
 
 
 #: The interface calls one function for every model and passes it nothing of ours.
@@ -56,11 +59,15 @@ def executing(model: PreTrainedModel, orders: Orders) -> Iterator[None]:
 def check_computable(experts: list[nn.Module]) -> None:
     """Raises RecordError, naming what is in the way, unless `run_experts` can compute these modules."""
     for module in experts:
-        projections = [name for name, _ in module.named_parameters(recurse=False) if name.endswith("_proj")]
         stored = {parameter.dtype for parameter in module.parameters()} - PLAIN
-        if len(projections) != 2 or stored:
+        if len(projections(module)) != 2 or stored:
             how = f"stores experts as {', '.join(map(str, stored))}" if stored else "does not keep its experts together"
             raise RecordError(f"{type(module).__name__} {how}: nothing can be dropped or rounded there; {FIX}")
+
+
+def projections(experts: nn.Module) -> list[str]:
+    """Names of the parameters that hold all experts' matrices."""
+    return [name for name, _ in experts.named_parameters(recurse=False) if name.endswith("_proj")]
 
 
 def check_obeyed(orders: Orders, experts: list[nn.Module]) -> None:
@@ -78,29 +85,34 @@ def run_experts(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Te
 
     Experts run in ascending order over their tokens in (rank, token) order, as in `eager`: sums depend on it.
     """
-    bits = _bits(module)
+    bits, states = _bits(module), _elsewhere(module, hidden, ids)
     # the one family without a gate projection, Nemotron-H, sums in the weights' precision, all others in the state's
     out = torch.zeros_like(hidden, dtype=hidden.dtype if module.has_gate else weights.dtype)
     for expert in ids.unique().tolist():
         if expert < 0:
             continue
         rank, token = ids.T.eq(expert).nonzero(as_tuple=True)
-        state = run_expert(module, expert, hidden[token], bits.get(expert))
+        state = run_expert(module, expert, hidden[token], bits.get(expert)) if states is None else states[expert]
         out.index_add_(0, token, (state * weights[token, rank, None]).to(out.dtype))
     return out.to(hidden.dtype)
 
 
-def run_expert(module: Any, expert: int, state: Tensor, bits: float | None = None) -> Tensor:
-    """One expert over its tokens (n, H); `bits` rounds its weights, None leaves them as they are."""
+def run_expert(
+    module: Any, expert: int, state: Tensor, bits: float | None = None, weights: Weights | None = None
+) -> Tensor:
+    """One expert over its tokens (n, H); `bits` rounds its weights, None leaves them as they are.
+
+    `weights` are used in place of the module's own.
+    """
     name = "gate_up_proj" if module.has_gate else "up_proj"
-    state = _project(module, name, expert, state, bits)
+    own = weights or {each: getattr(module, each)[expert] for each in (name, "down_proj")}
+    state = _project(module, name, expert, state, own[name], bits)
     state = module._apply_gate(state) if module.has_gate else module.act_fn(state)
-    state = _project(module, "down_proj", expert, state, bits)
+    state = _project(module, "down_proj", expert, state, own["down_proj"], bits)
     return module.post_expert_norm(state) if module.has_post_expert_norm else state
 
 
-def _project(module: Any, name: str, expert: int, state: Tensor, bits: float | None) -> Tensor:
-    weight = getattr(module, name)[expert]
+def _project(module: Any, name: str, expert: int, state: Tensor, weight: Tensor, bits: float | None) -> Tensor:
     if bits is not None:
         weight = rounded(weight.T, bits).T if module.is_transposed else rounded(weight, bits)
     # a bias is added to the rounded product, as in eager, and not inside one fused operation
@@ -123,6 +135,11 @@ def _nearest(groups: Tensor, bits: float) -> Tensor:
     step = (high - low) / (max(round(2**bits), 2) - 1)
     steps = torch.where(step > 0, (groups - low) / step, 0)  # a constant group is its own grid
     return low + steps.round() * step
+
+
+def _elsewhere(module: nn.Module, hidden: Tensor, ids: Tensor) -> Mapping[int, Tensor] | None:
+    orders = _ORDERS.get()
+    return orders.elsewhere(module, hidden, ids) if orders and orders.elsewhere else None
 
 
 def _bits(module: Any) -> Mapping[int, float]:

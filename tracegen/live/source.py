@@ -6,13 +6,14 @@ said as it would read a trace's rows, through the same code, so a replay of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from policies.contract import DECODE, NONE, PREFILL, PolicyError
 from simulator.reference.driven import Driven
@@ -23,6 +24,7 @@ from simulator.source import Gate, GateReadings, Mixture, Pass, gate_of, weigh
 from tracegen.capture import Reading, Rows, watching
 from tracegen.errors import RecordError
 from tracegen.live.experts import Orders, check_obeyed, executing
+from tracegen.live.offloaded import Transfers
 from tracegen.modules import MoeModules
 from traces import routers
 from traces.demand import to_units, union_of
@@ -130,13 +132,19 @@ def _own_scores(ready: Plan) -> bool:
 class Emulation:
     """A model under one configuration: pass after pass through `forward`, then `close`."""
 
-    def __init__(self, modules: MoeModules, ready: Plan, log: bool, lookahead: int) -> None:
-        """`lookahead` gates are asked and kept, at least as many as `depth_needed`."""
+    def __init__(
+        self, modules: MoeModules, ready: Plan, log: bool, lookahead: int, transfers: Transfers | None = None
+    ) -> None:
+        """`lookahead` gates are asked and kept, at least as many as `depth_needed`.
+
+        With `transfers` the clock is real, and experts are computed from slots.
+        """
         self._modules, self._lookahead, stored = modules, lookahead, modules.geometry.expert_bits
         self._gates = LiveGates(modules, ready)
-        self._engine = Driven(self._gates, ready.spec(log))
+        machine, slots = (transfers.thread.machine, transfers.slots) if transfers else (None, None)
+        self._engine, self._transfers = Driven(self._gates, ready.spec(log), machine, slots), transfers
         self._bits, self._routing = rounding(ready, stored), ready.chosen.routing.policy.name
-        self._orders = Orders() if changes_experts(ready, stored) else None
+        self._orders = Orders(elsewhere=self._elsewhere()) if transfers or changes_experts(ready, stored) else None
         self._kept: list[list[Said]] = [[] for _ in modules.sites]
         self._executed: list[list[np.ndarray]] = [[] for _ in modules.sites]
         self._passes = self._tokens = 0
@@ -185,11 +193,28 @@ class Emulation:
             )
         self._kept[layer].append(said)
         self._gates.receive(layer, said)
+        if self._transfers is not None:
+            self._transfers.come_to_gate(self._engine)
+            return None  # it runs its own choice, which `prepare` has made sure of
         self._engine.advance(lambda: self._gates.verdict is not None)
         assert self._gates.verdict is not None
-        self._executed[layer].append(np.array(self._gates.verdict.run, np.int16).reshape(said.chosen.shape))
+        self._keep(layer, self._gates.verdict)
         self._order(layer, self._gates.verdict)
         return obeyed(self._modules, reading, said, self._gates.verdict)
+
+    def _keep(self, layer: int, mixture: Mixture) -> None:
+        shape = self._kept[layer][-1].chosen.shape
+        self._executed[layer].append(np.array(mixture.run, np.int16).reshape(shape))
+
+    def _elsewhere(self) -> Callable[[nn.Module, Tensor, Tensor], Mapping[int, Tensor]] | None:
+        return None if self._transfers is None else partial(self._served, self._transfers)
+
+    def _served(self, transfers: Transfers, module: nn.Module, hidden: Tensor, ids: Tensor) -> Mapping[int, Tensor]:
+        """The step's experts, computed from slots as they come; then it has told what every token runs."""
+        states = transfers.serve(self._engine, module, hidden, ids)
+        assert self._gates.verdict is not None
+        self._keep(self._next - 1, self._gates.verdict)
+        return states
 
     def _order(self, layer: int, mixture: Mixture) -> None:
         pairs = zip(mixture.gate.ids, mixture.run, strict=True)

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,8 +48,8 @@ class SlowTier(Protocol):
 class Memory:
     """All experts in main memory; pinned where a CUDA device reads them."""
 
-    def __init__(self, layout: Layout, device: str) -> None:
-        """Raises ConfigError where they do not fit."""
+    def __init__(self, layout: Layout, device: str, experts: Iterable[np.ndarray] | None = None) -> None:
+        """`experts` are the bytes of each, padded; random ones unsaid. Raises ConfigError where they do not fit."""
         if layout.total > (free := available_memory()):
             raise ConfigError(
                 f"--slow-tier pinned: {layout.total / 1e9:.3g} GB of experts in {free / 1e9:.3g} GB of free memory; "
@@ -57,7 +58,7 @@ class Memory:
         self.layout, self._copies, self._device = layout, copier(device), device
         self.label = "memory" if device == "cpu" else "pinned memory"
         self._all = torch.empty(layout.total, dtype=torch.uint8, pin_memory=device != "cpu")
-        for y, content in enumerate(contents(layout)):
+        for y, content in enumerate(contents(layout) if experts is None else experts):
             self._of(y).numpy()[:] = content
 
     def _of(self, y: int) -> Tensor:
