@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from commands.settings import Given
     from simulator.config import ReplayConfig
+    from tracegen.offload.bench import Bench
     from tracegen.offload.slow_tier import SlowTier
-    from tracegen.offload.study import Cell, Measurement
+    from tracegen.offload.study import Measurement, Plan
     from traces.schema import Geometry, Trace
 
 PLATFORM = "platform"
@@ -156,8 +157,15 @@ def slow_tier_of(named: str, device: str, geometry: Geometry) -> Iterator[SlowTi
         slow.close()
 
 
-def _prepared(configs: Sequence[ReplayConfig], throttles, parts, order, where: Where, slow: SlowTier) -> Any:
-    """Everything that can be refused is, before the first run."""
+def _prepared(
+    configs: Sequence[ReplayConfig],
+    throttles: Sequence[float | None],
+    parts: tuple[Trace, Trace],
+    order: tuple[int, int],
+    where: Where,
+    slow: SlowTier,
+) -> tuple[Plan, Bench]:
+    """Everything that can be refused is, before the first run; `order` is how often, and the seed."""
     from tracegen.offload.bench import Bench, check_measurable, slots_needed
     from tracegen.offload.device import compute_on
     from tracegen.offload.study import Cell, Plan
@@ -165,7 +173,7 @@ def _prepared(configs: Sequence[ReplayConfig], throttles, parts, order, where: W
     compute_on(where.threads)
     measured, calibration = parts
     slots = max(slots_needed(check_measurable(measured, config)) for config in configs)
-    cells: list[Cell] = [Cell(config, throttle) for throttle in throttles for config in configs]
+    cells = [Cell(config, throttle) for throttle in throttles for config in configs]
     bench = Bench.of(measured.geometry, slow, slots, max(1, int(measured.prompt_lengths[0])), where.device)
     return Plan(cells, order[0], measured, calibration, this.node() or "this machine", order[1]), bench
 

@@ -133,11 +133,12 @@ def replay(trace: Trace, config: ReplayConfig, log: bool = False, engine: str = 
     check_engine(engine)
     ready = plan(trace, config)
     if engine == "reference":
-        return replay_source(_source(trace, ready), ready, log)
+        return replay_source(source_of(trace, ready), ready, log)
     return report(_run_compiled(trace, ready, log), ready)
 
 
-def _source(trace: Trace, ready: Plan) -> TraceSource:
+def source_of(trace: Trace, ready: Plan) -> TraceSource:
+    """The demand of a trace as a plan reads it."""
     config = ready.config
     return TraceSource(trace, config.passes, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
 

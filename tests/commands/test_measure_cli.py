@@ -80,9 +80,9 @@ ERRORS = {
 @pytest.mark.parametrize(("words", "said"), ERRORS.items(), ids=lambda each: str(each)[:40])
 def test_what_is_wrong_is_said_in_one_line(trace, words, said):
     ended = moereplay("measure", trace, *SMALL, *words)
-    told = [line for line in ended.stderr.splitlines() if not line.startswith("experts: ")]
-    assert (ended.returncode, ended.stdout, len(told)) == (2, "", 1), ended.stderr
-    assert said in told[0]
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("experts: ")]
+    assert (ended.returncode, ended.stdout, len(lines)) == (2, "", 1), ended.stderr
+    assert said in lines[0]
 
 
 CALIBRATE = {

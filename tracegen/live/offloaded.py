@@ -1,6 +1,6 @@
 """A live model with real transfers: its experts' weights lie in a slow tier, and it computes from slots.
 
-The model's own thread is the accelerator. When it comes to a gate the engine is told; when it comes to its experts it
+The model's own thread is the accelerator. When it comes to a gate the engine goes on; when it comes to its experts it
 computes what the engine asks for, as it is asked: from the slot that the expert was read into, after its bytes were
 compared with the model's. States are added in the order of the model's `eager` experts, so no bit of those changes.
 """
@@ -26,7 +26,7 @@ from tracegen.live.experts import Weights, projections, run_expert
 from tracegen.modules import MoeModules
 from tracegen.offload.arena import Arena, Slots
 from tracegen.offload.clock import RealClock, Worker
-from tracegen.offload.durations import DENSE
+from tracegen.offload.durations import DENSE, NoProcessor
 from tracegen.offload.experts import Layout
 from tracegen.offload.slow_tier import SlowTier
 
@@ -50,7 +50,7 @@ class ModelThread:
         self.asked: deque[Asked] = deque()
         self.clock = RealClock()
         self._loader = Worker(self.clock, LINK)
-        self.machine = Machine(self.clock, self, self, (self,))  # pyright: ignore[reportArgumentType]  # no CPU is asked
+        self.machine = Machine(self.clock, self, NoProcessor(), (self,))
 
     def dense(self, layer: int, tokens: int) -> Activity:
         """Ends when the model comes to its gate."""

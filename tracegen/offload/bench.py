@@ -15,8 +15,7 @@ from results.result import Event, Result
 from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
 from simulator.reference import engine as reference
-from simulator.replay import Plan, plan, report
-from simulator.source import TraceSource
+from simulator.replay import Plan, plan, report, source_of
 from tracegen.offload.arena import Arena, Slots
 from tracegen.offload.compute import Layers, shape_of
 from tracegen.offload.device import free_memory
@@ -25,8 +24,8 @@ from tracegen.offload.machine import RealMachine
 from tracegen.offload.slow_tier import SlowTier, Throttled
 from traces.schema import Geometry, Trace
 
-SPARE_SLOTS = 2  #: the buffer of a demand that is not admitted, and one that a reset leaves to be written
-SWITCH_S = 1e-4  #: after which Python hands over to another thread
+SPARE_SLOTS = 2  #: the buffer of a demand that is not admitted, and one to spare
+SWITCH_S = 1e-4  #: after which another Python thread may run
 
 
 class Ran(NamedTuple):
@@ -86,7 +85,7 @@ class Bench:
         machine = RealMachine(self.layers, slots := Slots(self.arena, slow), slow)
         try:
             with _undisturbed():
-                ran = reference.run(_source(trace, ready), ready.spec(True), machine.machine, slots)
+                ran = reference.run(source_of(trace, ready), ready.spec(True), machine.machine, slots)
         except OSError as error:
             raise ConfigError(f"the slow tier failed: {_words(error)}; nothing of this run is kept") from None
         finally:
@@ -105,17 +104,12 @@ def replayed(trace: Trace, config: ReplayConfig, durations: Durations | None = N
     """The same on the simulated machine: of the configuration's platform, or with durations that were measured."""
     ready = plan(trace, config)
     machine = as_machine(durations) if durations else None
-    result = report(reference.run(_source(trace, ready), ready.spec(True), machine), ready)
+    result = report(reference.run(source_of(trace, ready), ready.spec(True), machine), ready)
     return Ran(result, np.diff([*_pass_begins(result.events), result.totals["time_ns"]]))
 
 
 def _pass_begins(events: Sequence[Event]) -> list[int]:
     return [event.t0 for event in events if event.kind == "dense" and event.layer == 0]
-
-
-def _source(trace: Trace, ready: Plan) -> TraceSource:
-    config = ready.config
-    return TraceSource(trace, config.passes, ready.chosen.prefetch, ready.needs, (config.lookahead, config.seed))
 
 
 def _words(error: OSError) -> str:

@@ -25,7 +25,7 @@ class RealClock(simpy.Environment):
     """Wall-clock nanoseconds. It has no future: with nothing due it waits for what threads finish."""
 
     def __init__(self, at_rest: Callable[[int], None] = lambda now: None) -> None:
-        """`at_rest` is told the time whenever the engine has nothing left to do but wait."""
+        """`at_rest` is called with the time whenever the engine has nothing left to do but wait."""
         super().__init__()
         self._done = queue.SimpleQueue[Done]()
         self._zero = time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""How long what a run did took, as the engine saw it: what a replay of the same run may be told instead of prices."""
+"""How long what a run did took, as the engine saw it: what a replay of the same run may use instead of prices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Computed(NamedTuple):
     tokens: int
     beside_link: bool  #: whether a transfer was under way when it began
     begun: int  #: the engine asked for it, ns
-    taken: int  #: the engine was told of its end
+    taken: int  #: the engine learnt of its end
     over: int  #: the engine asked for the next, or had nothing left to do
 
     @property
@@ -43,7 +43,7 @@ class Moved(NamedTuple):
 
     y: int
     read: int  #: the thread's own time, ns
-    spent: int  #: from choosing what leaves until the engine was told, ns
+    spent: int  #: from choosing what leaves until the engine learnt of its end, ns
 
 
 @dataclass
@@ -66,7 +66,7 @@ def as_machine(durations: Durations) -> Machine:
     What did not occur in that run (a replay may prefetch what was demanded there) lasts what its kind did on average.
     """
     env = simpy.Environment()
-    return Machine(env, _Accelerator(env, durations), _NoProcessor(), (_Channel(env, durations),))
+    return Machine(env, _Accelerator(env, durations), NoProcessor(), (_Channel(env, durations),))
 
 
 class _Accelerator:
@@ -120,7 +120,7 @@ class _Channel:
         """The next transfer waits for nothing."""
 
 
-class _NoProcessor:
+class NoProcessor:
     """There is no CPU beside the accelerator: plans that need one are refused before."""
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:

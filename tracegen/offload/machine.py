@@ -13,7 +13,7 @@ from simulator.reference.transfers import Transfer
 from tracegen.offload.arena import Slots
 from tracegen.offload.clock import RealClock, Worker
 from tracegen.offload.compute import Layers, as_weights
-from tracegen.offload.durations import DENSE, Computed, Durations, Moved
+from tracegen.offload.durations import DENSE, Computed, Durations, Moved, NoProcessor
 from tracegen.offload.experts import check_marks, marks_of
 from tracegen.offload.slow_tier import SlowTier
 
@@ -43,7 +43,7 @@ class RealMachine:
         self._under_way = 0  # transfers
         self.clock = RealClock(self._end_of_turn)
         self._loader, self._accelerator = Worker(self.clock, LINK), Worker(self.clock, COMPUTE)
-        self.machine = Machine(self.clock, self, _NoProcessor(), (self,))
+        self.machine = Machine(self.clock, self, NoProcessor(), (self,))
 
     def close(self) -> None:
         """Both threads end after what they have begun."""
@@ -105,11 +105,3 @@ class RealMachine:
 
     def abandon(self) -> None:
         """The loader ends what it has begun; what takes the slot is read after that."""
-
-
-class _NoProcessor:
-    """No CPU beside the accelerator: plans that need one are refused before."""
-
-    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
-        """Raises AssertionError."""
-        raise AssertionError("a measured run has no CPU that computes misses")
