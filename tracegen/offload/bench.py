@@ -18,6 +18,7 @@ from simulator.reference import engine as reference
 from simulator.replay import Plan, plan, report, source_of
 from tracegen.offload.arena import Arena, Slots
 from tracegen.offload.compute import Layers, shape_of
+from tracegen.offload.decisions import AUTO, Decider, way_of
 from tracegen.offload.device import free_memory
 from tracegen.offload.durations import Durations, as_machine
 from tracegen.offload.machine import RealMachine
@@ -33,6 +34,8 @@ class Ran(NamedTuple):
 
     result: Result
     pass_ns: np.ndarray  #: (passes,) nanoseconds
+    decisions: str = ""  #: of a real run: who decided, one of `decisions.WAYS`
+    gate_ns: float = 0.0  #: and what that took at a gate, mean
 
 
 def check_measurable(trace: Trace, config: ReplayConfig) -> Plan:
@@ -64,16 +67,19 @@ class Bench:
     arena: Arena
     layers: Layers
     slow: SlowTier
+    decisions: str = AUTO
 
     @classmethod
-    def of(cls, geometry: Geometry, slow: SlowTier, slots: int, most_tokens: int, device: str) -> Bench:
+    def of(
+        cls, geometry: Geometry, slow: SlowTier, slots: int, most_tokens: int, device: str, decisions: str = AUTO
+    ) -> Bench:
         """Raises ConfigError where the slots do not fit this machine's memory."""
         size = max(geometry.expert_bytes)
         if slots * size > (free := free_memory(device)):
             raise ConfigError(
                 f"the cache needs {slots * size / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; take less --capacity"
             )
-        return cls(Arena(slots, size, device), Layers(geometry, most_tokens, device), slow)
+        return cls(Arena(slots, size, device), Layers(geometry, most_tokens, device), slow, decisions)
 
     def measured(self, trace: Trace, config: ReplayConfig, throttle: float | None = None) -> tuple[Ran, Durations]:
         """A real run, and how long everything took.
@@ -81,18 +87,20 @@ class Bench:
         Raises ConfigError where the slow tier fails, AssertionError for an expert of wrong bytes.
         """
         ready = check_measurable(trace, config)
-        slow = self._throttled(throttle)
+        way = way_of(ready, self.decisions)
+        decider, slow = Decider(trace, ready, way), self._throttled(throttle)
         machine = RealMachine(self.layers, slots := Slots(self.arena, slow), slow)
         try:
             with _undisturbed():
-                ran = reference.run(source_of(trace, ready), ready.spec(True), machine.machine, slots)
+                ran = decider.run(machine.machine, slots)
         except OSError as error:
             raise ConfigError(f"the slow tier failed: {_words(error)}; nothing of this run is kept") from None
         finally:
             machine.close()
         result = report(ran, ready)
         about = result.about | {"label": "MEASURED", "seconds": "measured", "warning": None}
-        return Ran(replace(result, about=about), np.diff(machine.durations.passes)), machine.durations
+        lasted = machine.durations
+        return Ran(replace(result, about=about), np.diff(lasted.passes), way, lasted.gate_ns), lasted
 
     def _throttled(self, throttle: float | None) -> SlowTier:
         if throttle is None:
