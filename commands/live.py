@@ -1,4 +1,4 @@
-"""`moereplay live`: a real model under one policy set, its cache, link and time simulated."""
+"""`moereplay live`: a real model under one policy set; its cache, link and time simulated, or measured."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import shutil
 import sys
 import time
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -21,14 +23,16 @@ from commands.settings import LiveSettings
 from commands.terminal import say, say_wrote, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from commands.settings import Given
     from simulator.config import ReplayConfig
     from tracegen.checkpoint import Loaded
     from tracegen.folder import Folder
+    from tracegen.live.offloaded import Transfers
     from tracegen.live.requests import LiveRequest
     from tracegen.live.run import Live, Prepared
+    from tracegen.offload.named import Named
     from tracegen.plan import Decoding
     from tracegen.prompts import Prompts
     from traces.schema import Request, Trace
@@ -45,15 +49,17 @@ SHOWN = {
     "misses": "misses",
     "collisions": "collisions",
     "gb_moved": "GB moved",
-    "ttft_mean_ms": "SIMULATED TTFT ms",
-    "tpot_ms": "SIMULATED TPOT ms",
+    "ttft_mean_ms": "TTFT ms",
+    "tpot_ms": "TPOT ms",
 }
+TIMES = ("ttft_mean_ms", "tpot_ms")  #: said to be SIMULATED or MEASURED
 JUDGED = {
     "tokens": "tokens predicted",
     "perplexity_base": "perplexity, unmodified",
     "perplexity": "perplexity",
     "mean_kl": "KL, nats per token",
     "top1": "same likeliest token",
+    "differing": "tokens with other logits",
 }
 
 
@@ -73,6 +79,18 @@ class Tokens(NamedTuple):
     limit: model_options.Limit = None
 
 
+class Offloading(NamedTuple):
+    """Real transfers, and what is compared with them."""
+
+    slow_tier: Annotated[
+        str | None, typer.Option(help="Read experts for real: disk:DIR, disk:DIR:buffered or pinned; MEASURED times.")
+    ] = None
+    throttle: Annotated[str | None, typer.Option(help="The fastest that --slow-tier gives: 400MB/s.")] = None
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Compute experts one by one, as with --slow-tier, to compare with it.")
+    ] = False
+
+
 class Outcome(NamedTuple):
     """What is kept of the run beside its counters."""
 
@@ -89,21 +107,28 @@ def live(
     tokens: Tokens,
     settings: LiveSettings,
     policy_file: PolicyFiles = None,
+    offloading: Offloading,
     kept: Outcome,
     placement: Placement,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Run a model under one policy set: what the policies decide is executed, capacity, link and time are SIMULATED."""
+    """Run a model under one policy set: what the policies decide is executed, capacity, link and time are SIMULATED.
+
+    With --slow-tier experts are read from there into a cache of that capacity, and times are MEASURED.
+    """
     from tracegen.requirements import require_torch
 
     tokens = _checked(model, tokens)
     config = _config(settings)
+    named, rate = _real(offloading, settings, config, placement)
     require_torch()
     with keeping(lambda: "nothing was written"):
         _check_outputs(config, kept)
         read = _read(tokens, placement.located(model))
         loaded = placement.loaded(model, read.folder)
-        ran = _run(_prepared(tokens, config, read, loaded, kept.look_ahead), kept)
+        ready = _prepared(tokens, config, read, loaded, kept.look_ahead)
+        with _transfers(ready, named, rate) as transfers:
+            ran = _run(ready, kept, partial(ready.run, transfers=transfers, eager=offloading.eager))
     if kept.events:
         _write_events(kept.events, ran)
     if as_json:
@@ -138,6 +163,26 @@ def _config(settings: Given) -> ReplayConfig:
     if len(configs) > 1:
         raise ConfigError(f"a live run takes one configuration, these lists make {len(configs)}; name one value each")
     return configs[0]
+
+
+def _real(
+    offloading: Offloading, settings: Given, config: ReplayConfig, placement: Placement
+) -> tuple[Named | None, float | None]:
+    """The slow tier and its throttle. Raises ConfigError for what cannot run with it, or means nothing without."""
+    from simulator.errors import ConfigError
+    from tracegen.live.requests import check_offloadable
+    from tracegen.offload.named import slow_tier_named, throttle_named
+
+    if offloading.slow_tier is None:
+        if offloading.throttle is not None:
+            raise ConfigError("--throttle means nothing without --slow-tier; leave it out")
+        return None, None
+    if "platform" in settings.typed:
+        raise ConfigError("--platform: with --slow-tier times are of this machine; leave one of them out")
+    if placement.device_map:
+        raise ConfigError("--device-map spreads the model, --slow-tier needs it on one device; leave one of them out")
+    check_offloadable(config)
+    return slow_tier_named(offloading.slow_tier), throttle_named(offloading.throttle or "none")
 
 
 class _Input(NamedTuple):
@@ -236,6 +281,20 @@ def _to_run(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[li
     return [LiveRequest(tuple(ids.tolist()), min(at_once, len(ids))) for ids in work.sequences], work.prompts
 
 
+@contextmanager
+def _transfers(ready: Prepared, named: Named | None, rate: float | None) -> Iterator[Transfers | None]:
+    """None where transfers are simulated."""
+    if named is None:
+        yield None
+        return
+    from tracegen.live.offloaded import real_transfers
+
+    size = sum(each * ready.modules.geometry.experts for each in ready.modules.geometry.expert_bytes)
+    say(f"experts: {size / 1e9:.3g} GB of {ready.loaded.dtype} in {named.folder or 'main memory'}, beside the model")
+    with real_transfers(ready.loaded, ready.modules, ready.plan, named, rate) as transfers:
+        yield transfers
+
+
 class _Pace:
     """Requests and tokens so far, shown after every pass."""
 
@@ -250,13 +309,13 @@ class _Pace:
         self.meter.show(Progress(self.done, self.requests, 0, self.tokens, time.monotonic() - self.began))
 
 
-def _run(ready: Prepared, kept: Outcome) -> Live:
+def _run(ready: Prepared, kept: Outcome, run: Callable[..., Live]) -> Live:
     """The run. Rows are written request by request; an interrupted run removes them, as it cannot be resumed."""
     from tracegen.plan import partial_of
 
     pace, out = _Pace(len(ready.to_run)), kept.record_to
     try:
-        ran = _recorded(ready, kept, pace, out) if out else _kept(ready, kept, pace, lambda request: None)
+        ran = _recorded(ready, kept, pace, out, run) if out else _kept(run, kept, pace, lambda request: None)
     except BaseException:
         if out:
             shutil.rmtree(partial_of(out), ignore_errors=True)
@@ -266,16 +325,16 @@ def _run(ready: Prepared, kept: Outcome) -> Live:
     return ran
 
 
-def _recorded(ready: Prepared, kept: Outcome, pace: _Pace, out: Path) -> Live:
+def _recorded(ready: Prepared, kept: Outcome, pace: _Pace, out: Path, run: Callable[..., Live]) -> Live:
     from traces.writer import TraceWriter
 
     with TraceWriter.create(out, ready.header, ready.modules.bias) as writer:
-        ran = _kept(ready, kept, pace, writer.append)
+        ran = _kept(run, kept, pace, writer.append)
         say_wrote(out, writer.finish())
     return ran
 
 
-def _kept(ready: Prepared, kept: Outcome, pace: _Pace, append: Callable[[Request], None]) -> Live:
+def _kept(run: Callable[..., Live], kept: Outcome, pace: _Pace, append: Callable[[Request], None]) -> Live:
     """Rows go to `append` and are not held in memory."""
 
     def keep(request: Request) -> None:
@@ -283,7 +342,7 @@ def _kept(ready: Prepared, kept: Outcome, pace: _Pace, append: Callable[[Request
         pace.done += 1
 
     try:
-        return ready.run(kept.quality, log=bool(kept.events), progress=pace.passed, keep=keep)
+        return run(kept.quality, log=bool(kept.events), progress=pace.passed, keep=keep)
     finally:
         pace.meter.close()
 
@@ -295,13 +354,22 @@ def _report(ran: Live, tokens: int) -> None:
     from results.write import to_frame
 
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
-    first = (
-        f"{ran.result.about['label']}: {ran.result.about['model']}, {len(ran.executed):,} requests, {tokens:,} tokens"
-    )
-    show(first, *settings([ran.result]), "")
-    show(table([{heading: row[name] for name, heading in SHOWN.items()}]))
+    about = ran.result.about
+    first = f"{about['label']}: {about['model']}, {len(ran.executed):,} requests, {tokens:,} tokens"
+    show(first, *_where(about), *settings([ran.result]), "")
+    times = "MEASURED" if about["seconds"] == "measured" else "SIMULATED"
+    show(table([{f"{times} {what}" if name in TIMES else what: row[name] for name, what in SHOWN.items()}]))
     if ran.quality:
         show(table([{heading: getattr(ran.quality.total, name) for name, heading in JUDGED.items()}]))
+
+
+def _where(about: dict[str, Any]) -> list[str]:
+    """What was measured."""
+    if about["seconds"] != "measured":
+        return []
+    rate = about["throttle_bytes_per_s"]
+    limit = "" if rate is None else f", at most {rate / 1e6:g} MB/s"
+    return [f"experts read from {about['slow_tier']}{limit}; computed on {about['device']}"]
 
 
 def _quality(ran: Live) -> dict[str, Any] | None:
