@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 import time
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -18,21 +17,20 @@ from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.meter import Meter
 from commands.model_options import NEW_TOKENS, WINDOW, Placement
+from commands.offloading import Offloading, measured_on, real_transfers
 from commands.options import PolicyFiles, complaint
 from commands.settings import LiveSettings
 from commands.terminal import say, say_wrote, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from commands.settings import Given
     from simulator.config import ReplayConfig
     from tracegen.checkpoint import Loaded
     from tracegen.folder import Folder
-    from tracegen.live.offloaded import Transfers
     from tracegen.live.requests import LiveRequest
     from tracegen.live.run import Live, Prepared
-    from tracegen.offload.named import Named
     from tracegen.plan import Decoding
     from tracegen.prompts import Prompts
     from traces.schema import Request, Trace
@@ -79,18 +77,6 @@ class Tokens(NamedTuple):
     limit: model_options.Limit = None
 
 
-class Offloading(NamedTuple):
-    """Real transfers, and what is compared with them."""
-
-    slow_tier: Annotated[
-        str | None, typer.Option(help="Read experts for real: disk:DIR, disk:DIR:buffered or pinned; MEASURED times.")
-    ] = None
-    throttle: Annotated[str | None, typer.Option(help="The fastest that --slow-tier gives: 400MB/s.")] = None
-    eager: Annotated[
-        bool, typer.Option("--eager", help="Compute experts one by one, as with --slow-tier, to compare with it.")
-    ] = False
-
-
 class Outcome(NamedTuple):
     """What is kept of the run beside its counters."""
 
@@ -120,14 +106,14 @@ def live(
 
     tokens = _checked(model, tokens)
     config = _config(settings)
-    named, rate = _real(offloading, settings, config, placement)
+    real = offloading.checked(config, settings, placement)
     require_torch()
     with keeping(lambda: "nothing was written"):
         _check_outputs(config, kept)
         read = _read(tokens, placement.located(model))
         loaded = placement.loaded(model, read.folder)
         ready = _prepared(tokens, config, read, loaded, kept.look_ahead)
-        with _transfers(ready, named, rate) as transfers:
+        with real_transfers(ready, real) as transfers:
             ran = _run(ready, kept, partial(ready.run, transfers=transfers, eager=offloading.eager))
     if kept.events:
         _write_events(kept.events, ran)
@@ -163,26 +149,6 @@ def _config(settings: Given) -> ReplayConfig:
     if len(configs) > 1:
         raise ConfigError(f"a live run takes one configuration, these lists make {len(configs)}; name one value each")
     return configs[0]
-
-
-def _real(
-    offloading: Offloading, settings: Given, config: ReplayConfig, placement: Placement
-) -> tuple[Named | None, float | None]:
-    """The slow tier and its throttle. Raises ConfigError for what cannot run with it, or means nothing without."""
-    from simulator.errors import ConfigError
-    from tracegen.live.requests import check_offloadable
-    from tracegen.offload.named import slow_tier_named, throttle_named
-
-    if offloading.slow_tier is None:
-        if offloading.throttle is not None:
-            raise ConfigError("--throttle means nothing without --slow-tier; leave it out")
-        return None, None
-    if "platform" in settings.typed:
-        raise ConfigError("--platform: with --slow-tier times are of this machine; leave one of them out")
-    if placement.device_map:
-        raise ConfigError("--device-map spreads the model, --slow-tier needs it on one device; leave one of them out")
-    check_offloadable(config)
-    return slow_tier_named(offloading.slow_tier), throttle_named(offloading.throttle or "none")
 
 
 class _Input(NamedTuple):
@@ -281,20 +247,6 @@ def _to_run(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[li
     return [LiveRequest(tuple(ids.tolist()), min(at_once, len(ids))) for ids in work.sequences], work.prompts
 
 
-@contextmanager
-def _transfers(ready: Prepared, named: Named | None, rate: float | None) -> Iterator[Transfers | None]:
-    """None where transfers are simulated."""
-    if named is None:
-        yield None
-        return
-    from tracegen.live.offloaded import real_transfers
-
-    size = sum(each * ready.modules.geometry.experts for each in ready.modules.geometry.expert_bytes)
-    say(f"experts: {size / 1e9:.3g} GB of {ready.loaded.dtype} in {named.folder or 'main memory'}, beside the model")
-    with real_transfers(ready.loaded, ready.modules, ready.plan, named, rate) as transfers:
-        yield transfers
-
-
 class _Pace:
     """Requests and tokens so far, shown after every pass."""
 
@@ -356,20 +308,11 @@ def _report(ran: Live, tokens: int) -> None:
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
     about = ran.result.about
     first = f"{about['label']}: {about['model']}, {len(ran.executed):,} requests, {tokens:,} tokens"
-    show(first, *_where(about), *settings([ran.result]), "")
+    show(first, *measured_on(about), *settings([ran.result]), "")
     times = "MEASURED" if about["seconds"] == "measured" else "SIMULATED"
     show(table([{f"{times} {what}" if name in TIMES else what: row[name] for name, what in SHOWN.items()}]))
     if ran.quality:
         show(table([{heading: getattr(ran.quality.total, name) for name, heading in JUDGED.items()}]))
-
-
-def _where(about: dict[str, Any]) -> list[str]:
-    """What was measured."""
-    if about["seconds"] != "measured":
-        return []
-    rate = about["throttle_bytes_per_s"]
-    limit = "" if rate is None else f", at most {rate / 1e6:g} MB/s"
-    return [f"experts read from {about['slow_tier']}{limit}; computed on {about['device']}"]
 
 
 def _quality(ran: Live) -> dict[str, Any] | None:
