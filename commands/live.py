@@ -1,4 +1,4 @@
-"""`moereplay live`: a real model under one policy set, its cache, link and time simulated."""
+"""`moereplay live`: a real model under one policy set; its cache, link and time simulated, or measured."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.meter import Meter
 from commands.model_options import NEW_TOKENS, WINDOW, Placement
+from commands.offloading import Offloading, measured_on, real_transfers
 from commands.options import PolicyFiles, complaint
 from commands.settings import LiveSettings
 from commands.terminal import say, say_wrote, show
@@ -45,15 +47,17 @@ SHOWN = {
     "misses": "misses",
     "collisions": "collisions",
     "gb_moved": "GB moved",
-    "ttft_mean_ms": "SIMULATED TTFT ms",
-    "tpot_ms": "SIMULATED TPOT ms",
+    "ttft_mean_ms": "TTFT ms",
+    "tpot_ms": "TPOT ms",
 }
+TIMES = ("ttft_mean_ms", "tpot_ms")  #: said to be SIMULATED or MEASURED
 JUDGED = {
     "tokens": "tokens predicted",
     "perplexity_base": "perplexity, unmodified",
     "perplexity": "perplexity",
     "mean_kl": "KL, nats per token",
     "top1": "same likeliest token",
+    "differing": "tokens with other logits",
 }
 
 
@@ -89,21 +93,28 @@ def live(
     tokens: Tokens,
     settings: LiveSettings,
     policy_file: PolicyFiles = None,
+    offloading: Offloading,
     kept: Outcome,
     placement: Placement,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Run a model under one policy set: what the policies decide is executed, capacity, link and time are SIMULATED."""
+    """Run a model under one policy set: what the policies decide is executed, capacity, link and time are SIMULATED.
+
+    With --slow-tier experts are read from there into a cache of that capacity, and times are MEASURED.
+    """
     from tracegen.requirements import require_torch
 
     tokens = _checked(model, tokens)
     config = _config(settings)
+    real = offloading.checked(config, settings, placement)
     require_torch()
     with keeping(lambda: "nothing was written"):
         _check_outputs(config, kept)
         read = _read(tokens, placement.located(model))
         loaded = placement.loaded(model, read.folder)
-        ran = _run(_prepared(tokens, config, read, loaded, kept.look_ahead), kept)
+        ready = _prepared(tokens, config, read, loaded, kept.look_ahead)
+        with real_transfers(ready, real) as transfers:
+            ran = _run(ready, kept, partial(ready.run, transfers=transfers, eager=offloading.eager))
     if kept.events:
         _write_events(kept.events, ran)
     if as_json:
@@ -250,13 +261,13 @@ class _Pace:
         self.meter.show(Progress(self.done, self.requests, 0, self.tokens, time.monotonic() - self.began))
 
 
-def _run(ready: Prepared, kept: Outcome) -> Live:
+def _run(ready: Prepared, kept: Outcome, run: Callable[..., Live]) -> Live:
     """The run. Rows are written request by request; an interrupted run removes them, as it cannot be resumed."""
     from tracegen.plan import partial_of
 
     pace, out = _Pace(len(ready.to_run)), kept.record_to
     try:
-        ran = _recorded(ready, kept, pace, out) if out else _kept(ready, kept, pace, lambda request: None)
+        ran = _recorded(ready, kept, pace, out, run) if out else _kept(run, kept, pace, lambda request: None)
     except BaseException:
         if out:
             shutil.rmtree(partial_of(out), ignore_errors=True)
@@ -266,16 +277,16 @@ def _run(ready: Prepared, kept: Outcome) -> Live:
     return ran
 
 
-def _recorded(ready: Prepared, kept: Outcome, pace: _Pace, out: Path) -> Live:
+def _recorded(ready: Prepared, kept: Outcome, pace: _Pace, out: Path, run: Callable[..., Live]) -> Live:
     from traces.writer import TraceWriter
 
     with TraceWriter.create(out, ready.header, ready.modules.bias) as writer:
-        ran = _kept(ready, kept, pace, writer.append)
+        ran = _kept(run, kept, pace, writer.append)
         say_wrote(out, writer.finish())
     return ran
 
 
-def _kept(ready: Prepared, kept: Outcome, pace: _Pace, append: Callable[[Request], None]) -> Live:
+def _kept(run: Callable[..., Live], kept: Outcome, pace: _Pace, append: Callable[[Request], None]) -> Live:
     """Rows go to `append` and are not held in memory."""
 
     def keep(request: Request) -> None:
@@ -283,7 +294,7 @@ def _kept(ready: Prepared, kept: Outcome, pace: _Pace, append: Callable[[Request
         pace.done += 1
 
     try:
-        return ready.run(kept.quality, log=bool(kept.events), progress=pace.passed, keep=keep)
+        return run(kept.quality, log=bool(kept.events), progress=pace.passed, keep=keep)
     finally:
         pace.meter.close()
 
@@ -295,11 +306,11 @@ def _report(ran: Live, tokens: int) -> None:
     from results.write import to_frame
 
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
-    first = (
-        f"{ran.result.about['label']}: {ran.result.about['model']}, {len(ran.executed):,} requests, {tokens:,} tokens"
-    )
-    show(first, *settings([ran.result]), "")
-    show(table([{heading: row[name] for name, heading in SHOWN.items()}]))
+    about = ran.result.about
+    first = f"{about['label']}: {about['model']}, {len(ran.executed):,} requests, {tokens:,} tokens"
+    show(first, *measured_on(about), *settings([ran.result]), "")
+    times = "MEASURED" if about["seconds"] == "measured" else "SIMULATED"
+    show(table([{f"{times} {what}" if name in TIMES else what: row[name] for name, what in SHOWN.items()}]))
     if ran.quality:
         show(table([{heading: getattr(ran.quality.total, name) for name, heading in JUDGED.items()}]))
 

@@ -67,6 +67,7 @@ def measure(
     """Run real offloading on this machine under every configuration, in turns with calibrations, beside its replay."""
     from results.measured import FILE
     from results.outputs import check_output
+    from tracegen.offload.named import throttle_named
     from tracegen.requirements import require_torch
     from traces.store import open_trace
 
@@ -74,7 +75,7 @@ def measure(
     if out:
         check_output(out / FILE)
     opened = open_trace(trace)
-    throttles = _throttles(where.throttle)
+    throttles = list(dict.fromkeys(map(throttle_named, where.throttle.split(","))))
     measured, calibration = _parts(opened, part)
     configs = _configs(settings)
     runs: list[Measurement] = []
@@ -91,20 +92,6 @@ def measure(
     _report(document, runs, as_json)
     if out:
         _draw(out)
-
-
-def _throttles(text: str) -> list[float | None]:
-    """Bytes per second. Raises ConfigError."""
-    from simulator.capacity import parse_size
-    from simulator.errors import ConfigError
-
-    found: list[float | None] = []
-    for word in map(str.strip, text.split(",")):
-        size = parse_size(word.removesuffix("/s"))
-        if word != "none" and (not size or not word.endswith("/s")):
-            raise ConfigError(f"--throttle {word!r} is no rate; write 400MB/s, 1GiB/s or none")
-        found.append(float(size) if size else None)
-    return list(dict.fromkeys(found))
 
 
 def _parts(trace: Trace, part: Part) -> tuple[Trace, Trace]:
@@ -138,26 +125,18 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def slow_tier_of(named: str, device: str, geometry: Geometry) -> Iterator[SlowTier]:
-    """The slow tier that is named. Raises ConfigError."""
-    from simulator.errors import ConfigError
-    from tracegen.offload.compute import layout_of
-    from tracegen.offload.device import free_memory
-    from tracegen.offload.slow_tier import Disk, Memory
+def slow_tier_of(text: str, device: str, geometry: Geometry) -> Iterator[SlowTier]:
+    """The slow tier that an option names, of random weights of a model's sizes. Raises ConfigError."""
+    from tracegen.offload.named import slow_tier_named
 
-    kind, _, rest = named.partition(":")
-    folder, buffered = rest.removesuffix(":buffered"), rest.endswith(":buffered")
-    if not (kind == "disk" and folder) and named != "pinned":
-        raise ConfigError(f"--slow-tier {named!r} is unknown; write disk:DIR, disk:DIR:buffered or pinned")
+    named = slow_tier_named(text)
+    from tracegen.offload.compute import layout_of
+    from tracegen.offload.slow_tier import opened
+
     layout = layout_of(geometry)
-    free_memory(device)  # or there is no such device
-    say(f"experts: {layout.total / 1e9:.3g} GB of {layout.dtype} with random weights, {named}")
-    disk = kind == "disk"
-    slow = Disk(Path(folder), layout, device, buffered) if disk else Memory(layout, device)
-    try:
+    say(f"experts: {layout.total / 1e9:.3g} GB of {layout.dtype} with random weights, {text}")
+    with opened(named, layout, device) as slow:
         yield slow
-    finally:
-        slow.close()
 
 
 def _prepared(

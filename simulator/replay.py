@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.contract import PolicyError
 from results.result import Result, Row
@@ -46,10 +46,14 @@ class Plan:
     @property
     def warning(self) -> str | None:
         """What a reader should know of the capacity: below one token's demand, above everything, above the memory."""
-        geometry, tiers = self.layout.geometry, self.layout.tiers
-        of_capacity = cliff(self.capacity, geometry, tiers[-1]) or surplus(self.capacity, geometry, tiers)
-        said = (of_capacity, self._shortage(), self._unknown_cache(), self._no_dense_part())
+        said = (self.capacity_warning, self._shortage(), self._unknown_cache(), self._no_dense_part())
         return "; ".join(filter(None, said)) or None
+
+    @property
+    def capacity_warning(self) -> str | None:
+        """The part of `warning` that holds on any machine."""
+        geometry, tiers = self.layout.geometry, self.layout.tiers
+        return cliff(self.capacity, geometry, tiers[-1]) or surplus(self.capacity, geometry, tiers)
 
     def _shortage(self) -> str | None:
         """That the machine's memory does not hold all this, if so."""
@@ -170,6 +174,15 @@ def report(ran: FinishedRun, ready: Plan) -> Result:
     counters, events = ran.counters, list(ran.events)
     counted = counters.totals(ran.end_ns), counters.per_layer(), counters.per_request()
     return Result(config, setting_kinds(), *counted, _about(ready), events)
+
+
+def report_measured(ran: FinishedRun, ready: Plan) -> Result:
+    """`report` of a run on real threads: nothing in it is the platform's."""
+    result = report(ran, ready)
+    label = "LIVE, measured" if ready.origin.live else "MEASURED"
+    seconds = {"seconds": "measured", "calibration": None, "warning": ready.capacity_warning}
+    config = result.config | {"platform": "this machine"}
+    return replace(result, config=config, about=result.about | {"label": label, **seconds})
 
 
 def _about(ready: Plan) -> Row:

@@ -60,6 +60,7 @@ class Compute:
         for layer in range(self._layers):
             self._begin_step(step_pass, layer, clock, position)
             yield from self._step(step_pass, layer)
+        yield from self._head(step_pass)
         self._counters.end_pass(began, self._now, step_pass)
 
     def _begin_step(self, step_pass: Pass, layer: int, clock: int, position: int) -> None:
@@ -85,6 +86,13 @@ class Compute:
         self._gates.settle(demanded, step_pass, layer)
         self._counters.count("stall_ns", layer, self._now - gated - self._spent_ns)
         self._cache.end_step()
+
+    def _head(self, step_pass: Pass) -> Process:
+        """Counted with the dense part of layer 0, in which the simulated machine has it."""
+        if self._machine.head is not None:
+            head = self._machine.head(step_pass.tokens)
+            self._counters.charge(head, "dense_ns", 0)
+            yield self._begun(head, "head", NO_EXPERT)
 
     # contract atomic
 

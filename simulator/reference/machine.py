@@ -6,6 +6,7 @@ that real threads may do it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,6 +79,8 @@ class Machine:
     cpu: Processor
     links: tuple[Channel, ...]  #: in the order of the platform's rows
     priced: Priced | None = None  #: the accelerator, if it is to be told what its times depend on
+    #: Starts the head over so many tokens, where it is computed after the last layer: an activity of phase COMPUTE.
+    head: Callable[[int], Activity] | None = None
 
 
 def simulated(times: Times, precisions: int) -> Machine:

@@ -250,7 +250,7 @@ def test_scores_are_those_worked_out_by_hand() -> None:
 
 def test_nothing_predicted_has_no_perplexity_and_an_impossible_token_the_largest() -> None:
     assert Score().row() == dict.fromkeys(Score.__dataclass_fields__, 0) | dict.fromkeys(
-        ("perplexity_base", "perplexity", "mean_kl", "top1")
+        ("perplexity_base", "perplexity", "mean_kl", "top1", "identical")
     )
     assert Score(tokens=1, nll=float("inf")).perplexity == pytest.approx(sys.float_info.max)
 

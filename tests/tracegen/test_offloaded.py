@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,20 +15,28 @@ from torch import Tensor
 
 from simulator.config import configure
 from simulator.errors import ConfigError
+from simulator.reference.clock import LINK
 from simulator.reference.engine import FinishedRun
-from tests.kit.live_runs import DTYPES, loaded, modules, tokens
-from tracegen.live.offloaded import Transfers, check_offloadable, contents_of, layout_of, weights_in
-from tracegen.live.run import LiveRequest, Prepared, prepare
+from tests.kit.live_runs import DTYPES, TO_RUN, loaded, modules, tokens
+from tracegen.checkpoint import Loaded, load
+from tracegen.decoding import Decoding
+from tracegen.errors import RecordError
+from tracegen.live.experts import implemented
+from tracegen.live.offloaded import Transfers, check_movable, contents_of, layout_of, real_transfers, weights_in
+from tracegen.live.requests import check_offloadable
+from tracegen.live.run import LiveRequest, Prepared, prepare, proven
 from tracegen.live.source import Emulation
-from tracegen.offload.arena import Arena
-from tracegen.offload.bench import slots_needed
+from tracegen.modules import MoeModules
+from tracegen.offload.clock import RealClock, Worker
 from tracegen.offload.comparison import agreement
-from tracegen.offload.slow_tier import Memory, Throttled
+from tracegen.offload.named import Named
+from tracegen.offload.slow_tier import Memory
 from tracegen.steps import Stepper
 
 IDS = tokens(10)
 PARTS = [IDS[:6], *([token] for token in IDS[6:])]
 CLASSES = ("hits", "late", "misses", "compulsory", "collisions", "evictions", "bytes_demand")
+IN_MEMORY = Named(None)
 
 
 def prepared(family: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Prepared:
@@ -34,11 +44,9 @@ def prepared(family: str, dtype: torch.dtype = torch.float32, **settings: Any) -
     return prepare(loaded(family, dtype), [LiveRequest(IDS, 6)], config, modules=modules(family, dtype))
 
 
-def transfers_of(ready: Prepared, rate: float | None = None) -> Transfers:
-    layout = layout_of(ready.modules)
-    slow = Memory(layout, "cpu", contents_of(ready.modules, layout))
-    arena = Arena(slots_needed(ready.plan), max(layout.sizes), "cpu")
-    return Transfers(ready.modules, Throttled(slow, rate) if rate else slow, arena)
+def opened(ready: Prepared, rate: float | None = None, named: Named = IN_MEMORY) -> Any:
+    """The transfers of one run."""
+    return real_transfers(ready.loaded, ready.modules, ready.plan, named, rate)
 
 
 def run(ready: Prepared, transfers: Transfers | None = None) -> tuple[list[Tensor], FinishedRun]:
@@ -46,22 +54,20 @@ def run(ready: Prepared, transfers: Transfers | None = None) -> tuple[list[Tenso
     emulation = Emulation(ready.modules, ready.plan, True, ready.header.lookahead_depth, transfers)
     stepper = Stepper(ready.loaded.model)
     logits = [emulation.forward(partial(stepper.step, part), len(part), 0, len(part) > 1) for part in PARTS]
-    ran = emulation.close()
-    if transfers:
-        transfers.close()
-    return logits, ran
+    return logits, emulation.close()
+
+
+def really(ready: Prepared, rate: float | None = None) -> tuple[list[Tensor], FinishedRun]:
+    """The same with real transfers from memory."""
+    with opened(ready, rate) as transfers:
+        return run(ready, transfers)
 
 
 @contextmanager
 def eager(ready: Prepared) -> Iterator[Stepper]:
     """The model alone, with its `eager` experts: others round otherwise, and a later gate may then choose otherwise."""
-    model = ready.loaded.model
-    own = model.get_experts_implementation()
-    model.set_experts_implementation("eager")
-    try:
-        yield Stepper(model)
-    finally:
-        model.set_experts_implementation(own)
+    with implemented(ready.loaded.model, "eager"):
+        yield Stepper(ready.loaded.model)
 
 
 def alone(ready: Prepared) -> list[Tensor]:
@@ -75,7 +81,7 @@ def alone(ready: Prepared) -> list[Tensor]:
 def test_without_prefetch_decisions_are_the_emulated_runs_and_no_bit_changes(family: str, dtype: torch.dtype) -> None:
     for settings in ({}, {"contract": "sequential", "eviction": "least_stale"}):
         ready = prepared(family, dtype, **settings)
-        logits, real = run(ready, transfers_of(ready))
+        logits, real = really(ready)
         with eager(ready):
             _, emulated = run(ready)
         said = agreement(real.events, emulated.events)
@@ -88,8 +94,8 @@ def test_without_prefetch_decisions_are_the_emulated_runs_and_no_bit_changes(fam
 
 def test_prefetch_changes_no_bit_either_and_a_slow_link_takes_its_time() -> None:
     ready = prepared("olmoe", prefetch="top_k")
-    size = layout_of(ready.modules).sizes[0]
-    logits, real = run(ready, transfers_of(ready, size / 2e-3))  # 2 ms for each expert
+    size = layout_of(ready.loaded, ready.modules).sizes[0]
+    logits, real = really(ready, size / 2e-3)  # 2 ms for each expert
     assert all(torch.equal(*pair) for pair in zip(logits, alone(ready), strict=True))
     totals = real.counters.totals(real.end_ns)
     assert totals["prefetch_started"] > 0
@@ -98,18 +104,193 @@ def test_prefetch_changes_no_bit_either_and_a_slow_link_takes_its_time() -> None
 
 def test_other_bytes_than_the_models_end_the_run() -> None:
     ready = prepared("olmoe")
-    layout = layout_of(ready.modules)
+    layout = layout_of(ready.loaded, ready.modules)
     content = next(contents_of(ready.modules, layout))
     module = ready.modules.sites[0].experts
     slot = torch.from_numpy(content)
     assert weights_in(slot, module, 0).keys() == {"gate_up_proj", "down_proj"}
     slot[layout.sizes[0] - 1] ^= 1
-    with pytest.raises(AssertionError, match="expert 0 holds other bytes"):
+    with pytest.raises(ConfigError, match=r"gave other bytes than the model's for expert 0; .* remove its file"):
         weights_in(slot, module, 0)
 
 
-@pytest.mark.parametrize("settings", [{"routing": "cache_prior"}, {"miss": "drop"}, {"miss": "lowest_bit"}], ids=str)
+# ---------------------------------------------------------------- whole runs
+
+
+CONTINUED = Decoding(max_new_tokens=4)
+
+
+@cache
+def miniature() -> tuple[Loaded, MoeModules]:
+    """The bundled model."""
+    found = load("miniature", device="cpu")
+    return found, proven(found)
+
+
+@pytest.mark.parametrize("capacity", ["10%", "40%"])
+@pytest.mark.parametrize("eviction", ["lru", "least_stale", "lfu"])
+@pytest.mark.parametrize("contract", ["atomic", "sequential"])
+def test_the_miniature_decides_and_predicts_as_if_emulated(contract: str, eviction: str, capacity: str) -> None:
+    model, found = miniature()
+    config = configure(contract=contract, eviction=eviction, capacity=capacity)
+    ready = prepare(model, [LiveRequest((7, 99, 1234), 3)], config, decoding=CONTINUED, modules=found)
+    emulated = ready.run(log=True, eager=True)
+    with opened(ready) as transfers:
+        real = ready.run(log=True, transfers=transfers)
+    assert (real.result.about["label"], emulated.result.about["label"]) == ("LIVE, measured", "LIVE, emulated")
+    said = agreement(real.result.events, emulated.result.events)
+    assert said["same"] == said["accesses"] == real.result.totals["accesses"] and said["first_divergence"] is None
+    assert {name: real.result.totals[name] for name in CLASSES} == {
+        name: emulated.result.totals[name] for name in CLASSES
+    }
+    assert real.quality and emulated.quality and real.quality == emulated.quality
+    total = real.quality.total
+    assert total.identical and (total.differing, total.kl, total.nll) == (0, 0, total.nll_base)
+    assert (real.requests[0].token_ids == emulated.requests[0].token_ids).all()  # pyright: ignore
+
+
+def test_several_requests_are_one_run_and_a_reset_and_a_warm_start_change_no_bit() -> None:
+    settings = {"reset": "request", "warm": ((0, 1), (1, 2)), "prefetch": "side_buffer:buffers=2:fetch=2"}
+    config = configure(capacity="30%", **settings)
+    ready = prepare(loaded("olmoe"), TO_RUN, config, modules=modules("olmoe"))
+    with opened(ready, layout_of(ready.loaded, ready.modules).sizes[0] / 1e-3) as transfers:
+        ran = ready.run(transfers=transfers)
+    assert ran.quality and all(score.identical for score in ran.quality.per_request)
+    about = ran.result.about
+    assert about["seconds"] == "measured" and about["slow_tier"] == "memory" and about["throttle_bytes_per_s"] is not None
+    assert ran.result.config["platform"] == "this machine"
+    assert [row["request"] for row in ran.result.per_request] == [0, 1, 2]
+
+
+# ---------------------------------------------------------------- what time is counted
+
+
+def timed(ready: Prepared, around: Callable[[Callable[[], Tensor]], Tensor], between: float = 0) -> FinishedRun:
+    """A run in which `around` calls the model's pass, with so many seconds after each pass."""
+    with opened(ready) as transfers:
+        emulation = Emulation(ready.modules, ready.plan, True, ready.header.lookahead_depth, transfers)
+        stepper = Stepper(ready.loaded.model)
+        for part in PARTS:
+            emulation.forward(partial(around, partial(stepper.step, part)), len(part), 0, len(part) > 1)
+            time.sleep(between)
+        return emulation.close()
+
+
+def test_what_happens_between_passes_is_not_counted() -> None:
+    began = time.perf_counter_ns()
+    ran = timed(prepared("olmoe"), lambda step: step(), between=0.1)
+    assert ran.end_ns < time.perf_counter_ns() - began - len(PARTS) * 1e8
+
+
+def test_a_pass_is_counted_from_its_first_layer_to_its_head() -> None:
+    def around(step: Callable[[], Tensor]) -> Tensor:
+        time.sleep(0.02)
+        logits = step()
+        time.sleep(0.03)
+        return logits
+
+    ran = timed(prepared("olmoe"), around)
+    took = {
+        kind: [event.t1 - event.t0 for event in ran.events if event.kind == kind and event.layer in (0, last)]
+        for kind, last in (("dense", 0), ("head", modules("olmoe").geometry.layers - 1))
+    }
+    assert len(took["dense"]) == len(took["head"]) == len(PARTS)
+    assert min(took["dense"]) > 2e7 and min(took["head"]) > 3e7
+    (row,) = ran.counters.per_request()
+    assert (row["ttft_ns"] or 0) > 5e7 and row["decode_ns"] > 4 * 5e7
+    assert row["dense_ns"] > len(PARTS) * 5e7
+
+
+def test_a_clock_that_is_paused_stands_and_a_read_still_takes_its_time() -> None:
+    clock = RealClock()
+    reader = Worker(clock, LINK)
+    read = reader.begin(lambda: time.sleep(0.05))
+    time.sleep(0.01)
+    with clock.paused():
+        at = clock.now
+        time.sleep(0.1)
+        assert clock.now == at
+    clock.run(until=read)
+    assert read.span and read.span.spent > 5e7  # of which more than 30 ms after the pause
+    assert clock.now >= read.span.ended and clock.now - at > 3e7
+    reader.close()
+
+
+# ---------------------------------------------------------------- the slow tier
+
+
+def test_a_disk_has_a_file_of_each_models_weights(tmp_path: Path) -> None:
+    ready = prepared("olmoe")
+    with opened(ready, named=Named(tmp_path, True)) as transfers:
+        logits, _ = run(ready, transfers)
+    assert all(torch.equal(*pair) for pair in zip(logits, alone(ready), strict=True))
+    (file,) = tmp_path.iterdir()
+    written = file.stat().st_mtime_ns
+    with opened(ready, named=Named(tmp_path, True)):
+        assert file.stat().st_mtime_ns == written
+    other = ready.loaded._replace(weights_sha256="others")
+    with real_transfers(other, ready.modules, ready.plan, Named(tmp_path, True)):
+        assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_that_was_damaged_is_refused_by_name(tmp_path: Path) -> None:
+    ready = prepared("olmoe")
+    with opened(ready, named=Named(tmp_path, True)):
+        pass
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(bytes(file.stat().st_size))
+    with opened(ready, named=Named(tmp_path, True)) as transfers, pytest.raises(ConfigError, match="remove its file"):
+        run(ready, transfers)
+
+
+def test_writing_that_is_interrupted_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> Iterator[Any]:
+        yield from list(contents_of(*arguments))[:3]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tracegen.live.offloaded.contents_of", interrupted)
+    with pytest.raises(KeyboardInterrupt), opened(prepared("olmoe"), named=Named(tmp_path, True)):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_read_that_fails_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, reads = prepared("olmoe"), []
+
+    def failing(self: Memory, y: int, into: Tensor) -> None:
+        reads.append(y)
+        if len(reads) == 9:
+            raise OSError(5, "Input/output error", "experts.bin")
+        into[: self.layout.padded(y)] = self._of(y)
+
+    monkeypatch.setattr(Memory, "read", failing)
+    with (
+        opened(ready) as transfers,
+        pytest.raises(ConfigError, match=r"experts.bin: Input/output error; nothing"),
+    ):
+        ready.run(transfers=transfers)
+    assert ready.loaded.model.get_experts_implementation() != "eager"
+
+
+def test_slots_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = prepared("olmoe")
+    monkeypatch.setattr("tracegen.offload.device.available_memory", lambda: 10_000)
+    with pytest.raises(ConfigError, match=r"the cache needs .* are free; take less --capacity"), opened(ready):
+        pass
+
+
+def test_experts_on_several_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracegen.live.offloaded._devices", lambda modules: ["cpu", "meta"])
+    with pytest.raises(RecordError, match="experts lie on cpu, meta; leave --device-map out"):
+        check_movable(modules("olmoe"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"routing": "cache_prior"}, {"miss": "drop"}, {"miss": "fiddler"}, {"miss": "lowest_bit:bits=16/8"}],
+    ids=str,
+)
 def test_policies_that_change_what_runs_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="a model runs its own choice; use routing standard and miss fetch"):
-        check_offloadable(prepared("olmoe", **settings).plan)
-    check_offloadable(prepared("olmoe").plan)
+    with pytest.raises(ConfigError, match="with --slow-tier a model runs its own choice; use routing standard"):
+        check_offloadable(configure(**settings))
+    check_offloadable(configure(eviction="least_stale", prefetch="top_k"))

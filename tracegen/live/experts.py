@@ -24,7 +24,7 @@ from tracegen.errors import RecordError
 NAME = "moereplay"
 Weights = Mapping[str, Tensor]  #: of one expert, by name of the parameter
 PLAIN = {torch.float32, torch.bfloat16, torch.float16}
-FIX = "use --miss fetch or split, and a routing policy that drops nothing"
+FIX = "use --miss fetch or split, a routing policy that drops nothing, and no --slow-tier"
 GROUP = 64  #: weights that share a scale and an offset
 
 
@@ -46,13 +46,22 @@ _ORDERS: ContextVar[Orders | None] = ContextVar("orders", default=None)
 def executing(model: PreTrainedModel, orders: Orders) -> Iterator[None]:
     """In this block the model's experts follow `orders`; afterwards its own implementation is restored."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
-    own = model.get_experts_implementation()
-    model.set_experts_implementation(NAME)
     token = _ORDERS.set(orders)
+    try:
+        with implemented(model, NAME):
+            yield
+    finally:
+        _ORDERS.reset(token)
+
+
+@contextmanager
+def implemented(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """In this block the model's experts are computed by another function of transformers' interface."""
+    own = model.get_experts_implementation()
+    model.set_experts_implementation(name)
     try:
         yield
     finally:
-        _ORDERS.reset(token)
         model.set_experts_implementation(own)
 
 
@@ -62,7 +71,7 @@ def check_computable(experts: list[nn.Module]) -> None:
         stored = {parameter.dtype for parameter in module.parameters()} - PLAIN
         if len(projections(module)) != 2 or stored:
             how = f"stores experts as {', '.join(map(str, stored))}" if stored else "does not keep its experts together"
-            raise RecordError(f"{type(module).__name__} {how}: nothing can be dropped or rounded there; {FIX}")
+            raise RecordError(f"{type(module).__name__} {how}: nothing can be dropped, rounded or moved there; {FIX}")
 
 
 def projections(experts: nn.Module) -> list[str]:
@@ -75,8 +84,8 @@ def check_obeyed(orders: Orders, experts: list[nn.Module]) -> None:
     deaf = next((module for module in experts if module not in orders.served), None)
     if deaf is not None:
         raise RecordError(
-            f"{type(deaf).__name__} does not use transformers' experts interface: nothing can be dropped or rounded "
-            f"there; {FIX}"
+            f"{type(deaf).__name__} does not use transformers' experts interface: nothing can be dropped, rounded or "
+            f"moved there; {FIX}"
         )
 
 

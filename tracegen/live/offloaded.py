@@ -3,54 +3,68 @@
 The model's own thread is the accelerator. When it comes to a gate the engine goes on; when it comes to its experts it
 computes what the engine asks for, as it is asked: from the slot that the expert was read into, after its bytes were
 compared with the model's. States are added in the order of the model's `eager` experts, so no bit of those changes.
+
+The clock runs while the model's pass does. It stands while bytes are compared, and between passes.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
 
 from simulator.errors import ConfigError
 from simulator.reference.clock import COMPUTE, LINK, Activity, Span
 from simulator.reference.driven import Driven
+from simulator.reference.engine import FinishedRun
 from simulator.reference.machine import Machine
 from simulator.reference.transfers import Transfer
 from simulator.replay import Plan
+from tracegen.checkpoint import Loaded
 from tracegen.errors import RecordError
-from tracegen.live.experts import Weights, projections, run_expert
+from tracegen.live.experts import Weights, check_computable, projections, run_expert
 from tracegen.modules import MoeModules
-from tracegen.offload.arena import Arena, Slots
+from tracegen.offload.arena import Arena, Slots, arena_of
+from tracegen.offload.bench import slots_needed
 from tracegen.offload.clock import RealClock, Worker
+from tracegen.offload.device import described
 from tracegen.offload.durations import DENSE, NoProcessor
 from tracegen.offload.experts import Layout
-from tracegen.offload.slow_tier import SlowTier
+from tracegen.offload.named import Named
+from tracegen.offload.slow_tier import SlowTier, faults_named, opened, throttled
+from traces.schema import canonical
+
+HEAD = DENSE - 1  #: in the place of an expert: what follows the last layer
 
 
 class Asked(NamedTuple):
     """What the engine waits for the model to do."""
 
-    y: int  #: expert, or DENSE
+    y: int  #: expert, DENSE or HEAD
     activity: Activity
     begun: int
 
 
 class ModelThread:
-    """Accelerator and link of a live run on a real clock."""
+    """Accelerator and link of a live run on a real clock, which stands until the first pass."""
 
     depth = 1
 
-    def __init__(self, slots: Slots, slow: SlowTier) -> None:
+    def __init__(self, slots: Slots, slow: SlowTier, device: torch.device) -> None:
         """A thread begins that reads; `close` ends it."""
-        self._slots, self._slow = slots, slow
+        self._slots, self._slow, self._device = slots, slow, device
         self.asked: deque[Asked] = deque()
         self.clock = RealClock()
+        self.clock.pause()
         self._loader = Worker(self.clock, LINK)
-        self.machine = Machine(self.clock, self, NoProcessor(), (self,))
+        self.machine = Machine(self.clock, self, NoProcessor(), (self,), head=self.head)
 
     def dense(self, layer: int, tokens: int) -> Activity:
         """Ends when the model comes to its gate."""
@@ -60,6 +74,10 @@ class ModelThread:
         """Ends when the model has computed it."""
         return self._ask(y)
 
+    def head(self, tokens: int) -> Activity:
+        """Ends when the model's pass does."""
+        return self._ask(HEAD)
+
     def _ask(self, y: int) -> Activity:
         activity = Activity(self.clock, COMPUTE)
         self.asked.append(Asked(y, activity, self.clock.now))
@@ -67,8 +85,14 @@ class ModelThread:
 
     def done(self) -> None:
         """The model has done what was asked first."""
+        self.wait()
         first, now = self.asked.popleft(), self.clock.now
         first.activity.finish(Span(first.begun, now, now - first.begun))
+
+    def wait(self) -> None:
+        """Until the device has computed what it was given: a CPU has."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
         """On the loader's thread."""
@@ -80,59 +104,115 @@ class ModelThread:
 
     def close(self) -> None:
         """The thread ends after what it has begun."""
+        self.clock.resume()  # or a read that waits for it never ends
         self._loader.close()
 
 
 class Transfers:
     """What an `Emulation` needs for real transfers: a machine, slots, and who computes from them."""
 
-    def __init__(self, modules: MoeModules, slow: SlowTier, arena: Arena) -> None:
-        """`slow` has the model's experts (`contents_of`); `close` ends its reader."""
+    def __init__(self, modules: MoeModules, slow: SlowTier, arena: Arena, about: Mapping[str, object]) -> None:
+        """`slow` has the model's experts (`contents_of`); `close` ends its reader. `about` goes into the result."""
         self._layers = {site.experts: layer for layer, site in enumerate(modules.sites)}
-        self._experts = modules.geometry.experts
+        self._experts, self.about = modules.geometry.experts, about
         self.slots = Slots(arena, slow)
-        self.thread = ModelThread(self.slots, slow)
+        self.thread = ModelThread(self.slots, slow, device_of(modules))
+
+    def begin(self, engine: Driven) -> None:
+        """The clock goes on: the model's pass begins, with the dense part of its first layer."""
+        self.thread.wait()
+        self.thread.clock.resume()
+        self._advance(engine)
 
     def come_to_gate(self, engine: Driven) -> None:
         """The model has computed a dense part."""
-        engine.advance(lambda: bool(self.thread.asked))
+        self._advance(engine)
         self.thread.done()
 
     def serve(self, engine: Driven, module: nn.Module, hidden: Tensor, ids: Tensor) -> dict[int, Tensor]:
         """Compute what the engine asks for, as it comes, until the step is over: states (n, H) by expert."""
         states: dict[int, Tensor] = {}
-        while True:
-            engine.advance(lambda: bool(self.thread.asked) or engine.waits_for_a_pass)
-            if not self.thread.asked or self.thread.asked[0].y == DENSE:
-                return states
-            y = self.thread.asked[0].y
+        while (y := self._advance(engine)) >= 0:
             expert = y - self._layers[module] * self._experts
-            states[expert] = computed(expert, self.slots.of(y), module, hidden, ids)
+            states[expert] = self._computed(expert, self.slots.of(y), module, hidden, ids)
             self.thread.done()
+        return states
+
+    def end(self, engine: Driven) -> None:
+        """The model's pass has ended, with its head: the clock stands."""
+        self.thread.done()
+        with faults_named():
+            engine.advance(lambda: engine.waits_for_a_pass)
+        self.thread.clock.pause()
+
+    def finish(self, engine: Driven) -> FinishedRun:
+        """After the last pass: what is on the link is waited for."""
+        self.thread.clock.resume()
+        with faults_named():
+            return engine.close()
 
     def close(self) -> None:
         """No more is read."""
         self.thread.close()
 
+    def _advance(self, engine: Driven) -> int:
+        """What the engine asks for next. Raises ConfigError where the slow tier fails."""
+        with faults_named():
+            engine.advance(lambda: bool(self.thread.asked))
+        return self.thread.asked[0].y
 
-def check_offloadable(plan: Plan) -> None:
-    """Raises ConfigError for policies under which the model does not run its own choice, whole, on one device."""
-    chosen, miss = plan.chosen, plan.chosen.miss
-    changes = miss.policy.changes_output or miss.policy.bits(miss.params) or miss.policy.uses_cpu(miss.params)
-    if chosen.routing.policy.name != "standard" or changes:
-        raise ConfigError(
-            f"routing {chosen.routing.text()}, miss {miss.text()}: with real transfers a model runs its own choice; "
-            "use routing standard and miss fetch"
-        )
+    def _computed(self, expert: int, slot: Tensor, module: Any, hidden: Tensor, ids: Tensor) -> Tensor:
+        """One expert over its tokens, from its slot: (n, H)."""
+        self.thread.wait()
+        with self.thread.clock.paused():
+            weights = weights_in(slot, module, expert)
+        _, token = ids.T.eq(expert).nonzero(as_tuple=True)
+        return run_expert(module, expert, hidden[token], weights=weights)
 
 
-def layout_of(modules: MoeModules) -> Layout:
-    """Of the model's own experts. Raises RecordError for a model whose experts do not lie together."""
-    for site in modules.sites:
-        if len(projections(site.experts)) != 2:
-            raise RecordError(f"{modules.name} does not keep its experts together; they cannot be offloaded")
+@contextmanager
+def real_transfers(
+    loaded: Loaded, modules: MoeModules, plan: Plan, named: Named, bytes_per_s: float | None = None
+) -> Iterator[Transfers]:
+    """Of one run: the slow tier that is named, with the model's experts, throttled, and slots for `plan`'s capacity.
+
+    Raises ConfigError where either has no room, RecordError for a model whose experts cannot be moved.
+    """
+    check_movable(modules)
+    layout, device = layout_of(loaded, modules), str(device_of(modules))
+    with opened(named, layout, device, contents_of(modules, layout)) as slow:
+        about = {"device": described(device), "slow_tier": slow.label, "throttle_bytes_per_s": bytes_per_s}
+        arena = arena_of(slots_needed(plan), max(layout.sizes), device)
+        transfers = Transfers(modules, throttled(slow, bytes_per_s), arena, about)
+        try:
+            yield transfers
+        finally:
+            transfers.close()
+
+
+def check_movable(modules: MoeModules) -> None:
+    """Raises RecordError for a model whose experts do not lie together, as numbers, on one device."""
+    check_computable([site.experts for site in modules.sites])
+    if len(devices := _devices(modules)) > 1:
+        raise RecordError(f"--slow-tier: experts lie on {', '.join(devices)}; leave --device-map out")
+
+
+def device_of(modules: MoeModules) -> torch.device:
+    """Of the experts."""
+    return next(modules.sites[0].experts.parameters()).device
+
+
+def _devices(modules: MoeModules) -> list[str]:
+    return sorted({str(each.device) for site in modules.sites for each in site.experts.parameters()})
+
+
+def layout_of(loaded: Loaded, modules: MoeModules) -> Layout:
+    """Of the model's own experts, named by a digest of what decides their bytes."""
+    shapes = [[str(each.dtype), *each.shape] for site in modules.sites for each in _weights(site.experts)]
+    document = [loaded.weights_sha256, loaded.dtype, transformers.__version__, shapes]
     sizes = tuple(sum(each[0].nbytes for each in _weights(site.experts)) for site in modules.sites)
-    return Layout(modules.geometry.experts, sizes, "of the model")
+    digest = hashlib.sha256(canonical(document)).hexdigest()
+    return Layout(modules.geometry.experts, sizes, loaded.dtype, digest)
 
 
 def contents_of(modules: MoeModules, layout: Layout) -> Iterator[np.ndarray]:
@@ -150,18 +230,14 @@ def _weights(experts: nn.Module) -> list[Tensor]:
 
 
 def weights_in(slot: Tensor, experts: nn.Module, expert: int) -> Weights:
-    """One expert's weights by name, as they lie in a slot. Raises AssertionError for other bytes than the model's."""
+    """One expert's weights by name, as they lie in a slot. Raises ConfigError for other bytes than the model's."""
     found, begin = {}, 0
     for name in projections(experts):
         own = getattr(experts, name).data[expert]
         here = slot[begin : begin + own.nbytes].view(own.dtype).view(own.shape)
         if not torch.equal(here, own):
-            raise AssertionError(f"the slot of expert {expert} holds other bytes; what it computes would be wrong")
+            raise ConfigError(
+                f"--slow-tier gave other bytes than the model's for expert {expert}; if it is a disk, remove its file"
+            )
         found[name], begin = here, begin + own.nbytes
     return found
-
-
-def computed(expert: int, slot: Tensor, module: Any, hidden: Tensor, ids: Tensor) -> Tensor:
-    """One expert over its tokens, from its slot: (n, H)."""
-    _, token = ids.T.eq(expert).nonzero(as_tuple=True)
-    return run_expert(module, expert, hidden[token], weights=weights_in(slot, module, expert))

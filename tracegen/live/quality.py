@@ -26,6 +26,7 @@ class Score:
     nll: float = 0.0  #: under the modified one
     kl: float = 0.0  #: Kullback-Leibler divergence, unmodified from modified
     agreed: int = 0  #: tokens for which both find the same token likeliest
+    differing: int = 0  #: tokens for which any of the two models' logits differs in any bit
 
     def __add__(self, other: Score) -> Score:
         return Score(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
@@ -50,9 +51,14 @@ class Score:
         """Share of tokens for which both models find the same token likeliest."""
         return self._mean(self.agreed)
 
-    def row(self) -> dict[str, float | int | None]:
+    @property
+    def identical(self) -> bool | None:
+        """Whether no bit of any logit differs."""
+        return self.differing == 0 if self.tokens else None
+
+    def row(self) -> dict[str, float | int | bool | None]:
         """The sums and what follows from them."""
-        derived = ("perplexity_base", "perplexity", "mean_kl", "top1")
+        derived = ("perplexity_base", "perplexity", "mean_kl", "top1", "identical")
         return vars(self) | {name: getattr(self, name) for name in derived}
 
     def _mean(self, total: float) -> float | None:
@@ -88,7 +94,8 @@ def _score(base: Tensor, modified: Tensor, targets: Tensor) -> Score:
     kl = torch.where(chance > 0, chance * (log_base - log_modified), 0).sum()
     agreed = (log_base.argmax(-1) == log_modified.argmax(-1)).sum()
     nll_base, nll = (-logs.gather(-1, picked).sum() for logs in (log_base, log_modified))
-    return Score(len(targets), nll_base.item(), nll.item(), kl.item(), int(agreed))
+    differing = (base != modified).any(-1).sum()
+    return Score(len(targets), nll_base.item(), nll.item(), kl.item(), int(agreed), int(differing))
 
 
 def _exp(mean: float | None) -> float | None:

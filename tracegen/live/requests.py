@@ -42,3 +42,21 @@ def check_live(config: ReplayConfig) -> None:
         raise ConfigError(f"lookahead {config.lookahead!r} shuffles tokens that a live run has yet to see; {fix}")
     platform(config.platform)
     config.policy_set().check(CAPABILITIES, sys.maxsize)
+
+
+def check_offloadable(config: ReplayConfig) -> None:
+    """Raises ConfigError for a configuration that no model can run under with real transfers.
+
+    Experts are computed as they come, and what policies changed is known at the end of a step. So the model has to run
+    its own choice, at one precision, on one device.
+    """
+    chosen, machine = config.policy_set(), platform(config.platform)
+    miss = chosen.miss
+    changes = miss.policy.changes_output or miss.policy.bits(miss.params) or miss.policy.uses_cpu(miss.params)
+    if chosen.routing.policy.name != "standard" or changes:
+        raise ConfigError(
+            f"routing {chosen.routing.text()}, miss {miss.text()}: with --slow-tier a model runs its own choice; "
+            "use routing standard and miss fetch"
+        )
+    if len(machine.links) > 1 or machine.tiers:
+        raise ConfigError(f"--slow-tier: platform {machine.name} has several links or tiers; leave it out")

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,12 +22,14 @@ import torch
 from results.result import Result
 from simulator.config import KINDS, ReplayConfig
 from simulator.origin import Origin
-from simulator.replay import Plan, plan_for, report
+from simulator.reference.engine import FinishedRun
+from simulator.replay import Plan, plan_for, report, report_measured
 from tracegen.checkpoint import Loaded
 from tracegen.decoding import seed_of
 from tracegen.errors import RecordError
 from tracegen.live.baseline import Readers
-from tracegen.live.experts import check_computable
+from tracegen.live.experts import check_computable, implemented
+from tracegen.live.offloaded import Transfers
 from tracegen.live.quality import Quality
 from tracegen.live.requests import CAPABILITIES, LiveRequest, check_live, requests_of
 from tracegen.live.sampling import Sampler, endings
@@ -46,7 +49,7 @@ __all__ = ["Live", "LiveRequest", "Prepared", "check_same_model", "prepare", "pr
 class Live:
     """Outcome of a live run."""
 
-    result: Result  #: label "LIVE, emulated"; rows, counters and (with `log`) events as of a replay
+    result: Result  #: label "LIVE, emulated" or "LIVE, measured"; rows, counters and events as of a replay
     quality: Quality | None
     header: Header  #: of the trace that the run is
     router_bias: np.ndarray | None  #: (L, E)
@@ -139,13 +142,33 @@ class Prepared:
         log: bool = False,
         progress: Callable[[int], None] = lambda tokens: None,
         keep: Callable[[Request], None] | None = None,
+        transfers: Transfers | None = None,
+        eager: bool = False,
     ) -> Live:
-        """Run every request; the same model and arguments give the same result.
+        """Run every request; the same model and arguments give the same result, but for times with `transfers`.
 
-        `progress` is told the tokens of every pass. With `keep`, rows go there as requests end and are not kept here.
-        Raises RecordError if its logits are not finite, or a pass skips a gate that the probe run saw.
+        `progress` is called with the tokens of every pass. With `keep`, rows go there as requests end and are not kept
+        here. With `transfers`, of this run, experts are read for real and times are measured. Both models then compute
+        their experts one by one, as they do if `eager`.
+        Raises RecordError if its logits are not finite, or a pass skips a gate that the probe run saw, ConfigError
+        where a transfer fails.
         """
-        emulation = Emulation(self.modules, self.plan, log, self.header.lookahead_depth)
+        with self._experts(eager or transfers is not None):
+            return self._run(quality, log, progress, keep, transfers)
+
+    def _experts(self, eager: bool) -> AbstractContextManager[None]:
+        """Other functions than `eager` round otherwise; a later gate may then choose otherwise."""
+        return implemented(self.loaded.model, "eager") if eager else nullcontext()
+
+    def _run(
+        self,
+        quality: bool,
+        log: bool,
+        progress: Callable[[int], None],
+        keep: Callable[[Request], None] | None,
+        transfers: Transfers | None,
+    ) -> Live:
+        emulation = Emulation(self.modules, self.plan, log, self.header.lookahead_depth, transfers)
         readers = Readers(self.loaded.model, emulation, quality)
         requests, executed, scores = [], [], []
         for number, given in enumerate(self.to_run):
@@ -160,9 +183,15 @@ class Prepared:
             (keep or requests.append)(request)
             executed.append(ran)
             scores.append(score)
-        result = report(emulation.close(), self.plan)
+        result = self._reported(emulation.close(), transfers)
         judged = Quality(tuple(scores)) if quality else None
         return Live(result, judged, self.header, self.modules.bias, tuple(requests), tuple(executed))
+
+    def _reported(self, ran: FinishedRun, transfers: Transfers | None) -> Result:
+        if transfers is None:
+            return report(ran, self.plan)
+        measured = report_measured(ran, self.plan)
+        return replace(measured, about=measured.about | dict(transfers.about))
 
     def _follow(self, number: int, given: LiveRequest, readers: Readers, progress: Callable[[int], None]) -> np.ndarray:
         """One request, given and continued; returns the tokens (T,) that went through the model."""

@@ -26,6 +26,7 @@ from tracegen.errors import RecordError
 from tracegen.live.experts import Orders, check_obeyed, executing
 from tracegen.live.offloaded import Transfers
 from tracegen.modules import MoeModules
+from tracegen.offload.clock import undisturbed
 from traces import routers
 from traces.demand import to_units, union_of
 from traces.lookahead import Predicted, rank
@@ -155,7 +156,18 @@ class Emulation:
         self._engine.begin(Pass.of_slice(self._passes, request, phase, tokens, self._tokens))
         self._passes, self._tokens, self._next = self._passes + 1, self._tokens + tokens, 0
         with watching(self._modules, self._lookahead, self._at_gate), self._obeying():
-            logits = model_pass()
+            return self._whole(model_pass) if self._transfers is None else self._timed(model_pass, self._transfers)
+
+    def _timed(self, model_pass: Callable[[], Tensor], transfers: Transfers) -> Tensor:
+        """The clock of the transfers runs meanwhile."""
+        with undisturbed():
+            transfers.begin(self._engine)
+            logits = self._whole(model_pass)
+            transfers.end(self._engine)
+        return logits
+
+    def _whole(self, model_pass: Callable[[], Tensor]) -> Tensor:
+        logits = model_pass()
         if self._next != len(self._modules.sites):
             raise RecordError(f"{self._modules.name}: a pass ran {self._next} of {len(self._modules.sites)} gates")
         if self._orders is not None:
@@ -177,7 +189,7 @@ class Emulation:
 
     def close(self) -> FinishedRun:
         """End the run; returns the engine's counters and events."""
-        return self._engine.close()
+        return self._engine.close() if self._transfers is None else self._transfers.finish(self._engine)
 
     def _obeying(self) -> AbstractContextManager[None]:
         return nullcontext() if self._orders is None else executing(self._modules.model, self._orders)

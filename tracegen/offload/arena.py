@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from simulator.errors import ConfigError
 from simulator.reference.placement import Area
-from tracegen.offload.device import memory_of
+from tracegen.offload.device import free_memory, memory_of
 from tracegen.offload.experts import PAGE
 from tracegen.offload.slow_tier import SlowTier
 
@@ -21,6 +22,15 @@ class Arena:
     def of(self, slot: int) -> Tensor:
         """The bytes of a slot, (size,) uint8."""
         return self._bytes[slot * self.size : (slot + 1) * self.size]
+
+
+def arena_of(slots: int, size: int, device: str) -> Arena:
+    """Raises ConfigError where the slots do not fit the device's memory."""
+    if slots * size > (free := free_memory(device)):
+        raise ConfigError(
+            f"the cache needs {slots * size / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; take less --capacity"
+        )
+    return Arena(slots, size, device)
 
 
 class Slots:

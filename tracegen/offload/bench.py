@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,18 +13,17 @@ from results.result import Event, Result
 from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
 from simulator.reference import engine as reference
-from simulator.replay import Plan, plan, report, source_of
-from tracegen.offload.arena import Arena, Slots
+from simulator.replay import Plan, plan, report, report_measured, source_of
+from tracegen.offload.arena import Arena, Slots, arena_of
+from tracegen.offload.clock import undisturbed
 from tracegen.offload.compute import Layers, shape_of
 from tracegen.offload.decisions import AUTO, Decider, way_of
-from tracegen.offload.device import free_memory
 from tracegen.offload.durations import Durations, as_machine
 from tracegen.offload.machine import RealMachine
-from tracegen.offload.slow_tier import SlowTier, Throttled
+from tracegen.offload.slow_tier import SlowTier, faults_named, throttled
 from traces.schema import Geometry, Trace
 
 SPARE_SLOTS = 2  #: the buffer of a demand that is not admitted, and one to spare
-SWITCH_S = 1e-4  #: after which another Python thread may run
 
 
 class Ran(NamedTuple):
@@ -57,7 +54,9 @@ def check_measurable(trace: Trace, config: ReplayConfig) -> Plan:
 def slots_needed(ready: Plan) -> int:
     """As many copies as lie in the fast tier at most."""
     side = ready.chosen.prefetch.policy.side_slots(ready.chosen.prefetch.params)
-    return ready.capacity.total // min(ready.layout.tiers[0]) + side + SPARE_SLOTS
+    geometry = ready.layout.geometry
+    fit = ready.capacity.total // min(ready.layout.tiers[0])
+    return min(fit, geometry.layers * geometry.experts) + side + SPARE_SLOTS
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,8 @@ class Bench:
         cls, geometry: Geometry, slow: SlowTier, slots: int, most_tokens: int, device: str, decisions: str = AUTO
     ) -> Bench:
         """Raises ConfigError where the slots do not fit this machine's memory."""
-        size = max(geometry.expert_bytes)
-        if slots * size > (free := free_memory(device)):
-            raise ConfigError(
-                f"the cache needs {slots * size / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; take less --capacity"
-            )
-        return cls(Arena(slots, size, device), Layers(geometry, most_tokens, device), slow, decisions)
+        arena = arena_of(slots, max(geometry.expert_bytes), device)
+        return cls(arena, Layers(geometry, most_tokens, device), slow, decisions)
 
     def measured(self, trace: Trace, config: ReplayConfig, throttle: float | None = None) -> tuple[Ran, Durations]:
         """A real run, and how long everything took.
@@ -88,24 +83,16 @@ class Bench:
         """
         ready = check_measurable(trace, config)
         way = way_of(ready, self.decisions)
-        decider, slow = Decider(trace, ready, way), self._throttled(throttle)
+        decider, slow = Decider(trace, ready, way), throttled(self.slow, throttle)
         machine = RealMachine(self.layers, slots := Slots(self.arena, slow), slow)
+        gc.collect()
         try:
-            with _undisturbed():
+            with faults_named(), undisturbed():
                 ran = decider.run(machine.machine, slots)
-        except OSError as error:
-            raise ConfigError(f"the slow tier failed: {_words(error)}; nothing of this run is kept") from None
         finally:
             machine.close()
-        result = report(ran, ready)
-        about = result.about | {"label": "MEASURED", "seconds": "measured", "warning": None}
         lasted = machine.durations
-        return Ran(replace(result, about=about), np.diff(lasted.passes), way, lasted.gate_ns), lasted
-
-    def _throttled(self, throttle: float | None) -> SlowTier:
-        if throttle is None:
-            return self.slow
-        return Throttled(self.slow, throttle)
+        return Ran(report_measured(ran, ready), np.diff(lasted.passes), way, lasted.gate_ns), lasted
 
 
 def replayed(trace: Trace, config: ReplayConfig, durations: Durations | None = None) -> Ran:
@@ -118,23 +105,3 @@ def replayed(trace: Trace, config: ReplayConfig, durations: Durations | None = N
 
 def _pass_begins(events: Sequence[Event]) -> list[int]:
     return [event.t0 for event in events if event.kind == "dense" and event.layer == 0]
-
-
-def _words(error: OSError) -> str:
-    """File and reason. SimPy raises a copy of what a thread raised, without the file, and that as its cause."""
-    own = error.__cause__ if isinstance(error.__cause__, OSError) else error
-    return f"{own.filename}: {own.strerror}" if own.filename else str(own)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No cycle collector; threads change places quickly."""
-    before = sys.getswitchinterval()
-    gc.collect()
-    gc.disable()
-    sys.setswitchinterval(SWITCH_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-        gc.enable()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import queue
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import simpy
 from simpy.events import EventPriority
 
 from simulator.reference.clock import LINK, Activity, Span
+
+SWITCH_S = 1e-4  #: after which another Python thread may run
+SECONDS_TO_END = 0.5  #: a read that takes longer is left to its thread, which ends with the process
 
 
 class Done(NamedTuple):
@@ -22,21 +28,50 @@ class Done(NamedTuple):
 
 
 class RealClock(simpy.Environment):
-    """Wall-clock nanoseconds. It has no future: with nothing due it waits for what threads finish."""
+    """Wall-clock nanoseconds, while it runs. It has no future: with nothing due it waits for what threads finish."""
 
     def __init__(self, at_rest: Callable[[int], None] = lambda now: None) -> None:
         """`at_rest` is called with the time whenever the engine has nothing left to do but wait."""
         super().__init__()
         self._done = queue.SimpleQueue[Done]()
         self._zero = time.perf_counter_ns()
+        self._stands_at: int | None = None  # while it is paused
+        self._runs = threading.Event()
+        self._runs.set()
         self._at_rest = at_rest
         self.taken = 0  #: when what was finished last was taken up
         self.taken_of_link = False  #: whether that was a transfer
 
     @property
     def now(self) -> int:
-        """Nanoseconds since the clock was made."""
-        return time.perf_counter_ns() - self._zero
+        """Nanoseconds since the clock was made, without those for which it was paused."""
+        stands_at = self._stands_at
+        return time.perf_counter_ns() - self._zero if stands_at is None else stands_at
+
+    def pause(self) -> None:
+        """What happens until `resume` is not counted."""
+        self._runs.clear()
+        self._stands_at = self.now
+
+    def resume(self) -> None:
+        """The clock goes on from where it stands, if it does."""
+        if self._stands_at is not None:
+            self._zero = time.perf_counter_ns() - self._stands_at
+            self._stands_at = None
+            self._runs.set()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens in this block is not counted."""
+        self.pause()
+        yield
+        self.resume()
+
+    def wait_until(self, moment: int) -> None:
+        """From any thread: return when the clock shows this, however long it is paused before."""
+        while (left := moment - self.now) > 0:
+            self._runs.wait()
+            time.sleep(left / 1e9)
 
     def post(self, finish: Callable[[], object], phase: EventPriority) -> None:
         """From any thread: `finish` runs where events run."""
@@ -72,19 +107,33 @@ class Worker:
         return activity
 
     def close(self) -> None:
-        """Let the thread end when it has done what it was given."""
+        """Let the thread end when it has done what it was given; that is waited for as long as a user would."""
         self._tasks.put(None)
-        self._thread.join()
+        self._thread.join(SECONDS_TO_END)
 
     def _work(self) -> None:
         while task := self._tasks.get():
             activity, work = task
-            began = self._clock.now
+            began, at = self._clock.now, time.perf_counter_ns()
             try:
                 work()
             except Exception as error:
                 self._clock.post(lambda failed=activity, error=error: failed.fail(error), self._phase)
                 continue
-            ended = self._clock.now
+            ended = began + time.perf_counter_ns() - at  # also of work that went on while the clock was paused
+            self._clock.wait_until(ended)
             span = Span(began, ended, ended - began)
             self._clock.post(lambda over=activity, span=span: over.finish(span), self._phase)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No cycle collector; threads change places quickly."""
+    before = sys.getswitchinterval()
+    gc.disable()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+        gc.enable()

@@ -25,6 +25,7 @@ class Layout:
     experts: int
     sizes: tuple[int, ...]
     dtype: str  #: of the weights: float32, bfloat16
+    weights: str = ""  #: which they are: a digest of a model's; empty for random ones
 
     @property
     def count(self) -> int:
@@ -51,7 +52,8 @@ class Layout:
 
     def document(self) -> dict[str, object]:
         """What a file of them must have been made for."""
-        return {"experts": self.experts, "sizes": list(self.sizes), "dtype": self.dtype, "seed": SEED}
+        which = {"weights": self.weights} if self.weights else {"seed": SEED}
+        return {"experts": self.experts, "sizes": list(self.sizes), "dtype": self.dtype, **which}
 
 
 def _pages(size: int) -> int:

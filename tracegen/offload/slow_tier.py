@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from simulator.errors import ConfigError
-from tracegen.offload.device import available_memory, host_memory
+from tracegen.offload.device import available_memory, free_memory, host_memory
 from tracegen.offload.experts import Layout, contents
+from tracegen.offload.named import Named
 
 SPIN_NS = 100_000  #: a throttle sleeps until so long before its end, and yields from there on
 
@@ -53,7 +54,7 @@ class Memory:
         if layout.total > (free := available_memory()):
             raise ConfigError(
                 f"--slow-tier pinned: {layout.total / 1e9:.3g} GB of experts in {free / 1e9:.3g} GB of free memory; "
-                "take fewer --layers, or disk:DIR"
+                "take disk:DIR, or a part of the model"
             )
         self.layout, self._copies, self._device = layout, copier(device), device
         self.label = "memory" if device == "cpu" else "pinned memory"
@@ -84,11 +85,21 @@ class Memory:
 class Disk:
     """A file of experts, read past the page cache unless `buffered`; for a CUDA device by way of pinned memory."""
 
-    def __init__(self, folder: Path, layout: Layout, device: str, buffered: bool = False) -> None:
-        """The file is made if it is not there. Raises ConfigError where it cannot be, or cannot be read so."""
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        device: str,
+        buffered: bool = False,
+        experts: Iterable[np.ndarray] | None = None,
+    ) -> None:
+        """The file is made if it is not there, of `experts` as `Memory` takes them.
+
+        Raises ConfigError where it cannot be made, or cannot be read so.
+        """
         self.layout = layout
         self.label = "disk, buffered: the page cache answers too" if buffered else "disk"
-        self._path = experts_file(folder, layout)
+        self._path = experts_file(folder, layout, experts)
         self._copies = copier(device)
         self._staging = None if device == "cpu" else torch.empty(largest(layout), dtype=torch.uint8, pin_memory=True)
         try:
@@ -156,24 +167,24 @@ def _copy(of: Tensor, into: Tensor) -> None:
     into[: len(of)].copy_(of)
 
 
-def experts_file(folder: Path, layout: Layout) -> Path:
+def experts_file(folder: Path, layout: Layout, experts: Iterable[np.ndarray] | None = None) -> Path:
     """The file of these experts in the folder, written if it is not there, whole or not at all. Raises ConfigError."""
     about = json.dumps(layout.document(), sort_keys=True)
     path = folder / f"experts-{hashlib.sha256(about.encode()).hexdigest()[:12]}.bin"
     try:
         if not (path.exists() and path.stat().st_size == layout.total):
             folder.mkdir(parents=True, exist_ok=True)
-            _write(path, layout)
+            _write(path, contents(layout) if experts is None else experts)
     except OSError as error:
         needed = f"{layout.total / 1e9:.3g} GB are needed there; nothing was left behind"
         raise ConfigError(f"--slow-tier disk:{folder}: {error.strerror}; {needed}") from None
     return path
 
 
-def _write(path: Path, layout: Layout) -> None:
+def _write(path: Path, experts: Iterable[np.ndarray]) -> None:
     partial = path.with_suffix(".partial")
     with _removed_unless_whole(partial), partial.open("wb") as file:
-        for content in contents(layout):
+        for content in experts:
             file.write(content.data)
         file.flush()
         os.fsync(file.fileno())
@@ -221,3 +232,39 @@ class Throttled:
     def close(self) -> None:
         """As its slow tier."""
         self._slow.close()
+
+
+def throttled(slow: SlowTier, bytes_per_s: float | None) -> SlowTier:
+    """The slow tier itself without a throttle."""
+    return slow if bytes_per_s is None else Throttled(slow, bytes_per_s)
+
+
+@contextmanager
+def opened(
+    named: Named, layout: Layout, device: str, experts: Iterable[np.ndarray] | None = None
+) -> Iterator[SlowTier]:
+    """The slow tier that an option names, of these experts. Raises ConfigError."""
+    free_memory(device)  # or there is no such device
+    if named.folder is None:
+        slow: SlowTier = Memory(layout, device, experts)
+    else:
+        slow = Disk(named.folder, layout, device, named.buffered, experts)
+    try:
+        yield slow
+    finally:
+        slow.close()
+
+
+@contextmanager
+def faults_named() -> Iterator[None]:
+    """In this block a read that fails is a ConfigError that names file and reason."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"the slow tier failed: {_words(error)}; nothing of this run is kept") from None
+
+
+def _words(error: OSError) -> str:
+    """File and reason. SimPy raises a copy of what a thread raised, without the file, and that as its cause."""
+    own = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    return f"{own.filename}: {own.strerror}" if own.filename else str(own)

@@ -1,0 +1,88 @@
+"""Options of a live model's real transfers, and the transfers themselves."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from commands.terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from commands.model_options import Placement
+    from commands.settings import Given
+    from simulator.config import ReplayConfig
+    from tracegen.live.offloaded import Transfers
+    from tracegen.live.run import Prepared
+    from tracegen.offload.named import Named
+
+
+class Real(NamedTuple):
+    """A slow tier that is read."""
+
+    named: Named
+    bytes_per_s: float | None  #: the throttle
+    threads: int | None  #: that compute, on a CPU; torch's own number if None
+
+
+class Offloading(NamedTuple):
+    """Real transfers, and what is compared with them."""
+
+    slow_tier: Annotated[
+        str | None, typer.Option(help="Read experts for real: disk:DIR, disk:DIR:buffered or pinned; MEASURED times.")
+    ] = None
+    throttle: Annotated[str | None, typer.Option(help="Of --slow-tier: the fastest that it gives, 400MB/s.")] = None
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Of --slow-tier: that compute, on a CPU; torch's own unsaid.")
+    ] = None
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Compute experts one by one, as with --slow-tier, to compare with it.")
+    ] = False
+
+    def checked(self, config: ReplayConfig, settings: Given, placement: Placement) -> Real | None:
+        """None without a slow tier. Raises ConfigError for what cannot run with it, or means nothing without."""
+        from simulator.errors import ConfigError
+        from tracegen.live.requests import check_offloadable
+        from tracegen.offload.named import slow_tier_named, throttle_named
+
+        if self.slow_tier is None:
+            for name in ("throttle", "threads"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"--{name} means nothing without --slow-tier; leave it out")
+            return None
+        if "platform" in settings.typed:
+            raise ConfigError("--platform: with --slow-tier times are of this machine; leave one of them out")
+        if placement.device_map:
+            raise ConfigError("--device-map: with --slow-tier the model is on one device; leave one of them out")
+        check_offloadable(config)
+        return Real(slow_tier_named(self.slow_tier), throttle_named(self.throttle or "none"), self.threads)
+
+
+@contextmanager
+def real_transfers(ready: Prepared, real: Real | None) -> Iterator[Transfers | None]:
+    """For one run; None where transfers are simulated."""
+    if real is None:
+        yield None
+        return
+    from tracegen.live.offloaded import real_transfers
+    from tracegen.offload.device import compute_on
+
+    if real.threads:
+        compute_on(real.threads)
+    geometry, named = ready.modules.geometry, real.named
+    size = sum(geometry.expert_bytes) * geometry.experts
+    say(f"experts: {size / 1e9:.3g} GB of {ready.loaded.dtype} in {named.folder or 'main memory'}, beside the model")
+    with real_transfers(ready.loaded, ready.modules, ready.plan, named, real.bytes_per_s) as transfers:
+        yield transfers
+
+
+def measured_on(about: dict[str, Any]) -> list[str]:
+    """The line that says what was measured; none of a simulated run."""
+    if about["seconds"] != "measured":
+        return []
+    rate = about["throttle_bytes_per_s"]
+    limit = "" if rate is None else f", at most {rate / 1e6:g} MB/s"
+    return [f"experts read from {about['slow_tier']}{limit}; computed on {about['device']}"]
