@@ -61,9 +61,9 @@ class Recorder:
         """As it is."""
         return self._decisions.is_called_up
 
-    def begin(self) -> Sequence[Begun]:
+    def begin(self, now: int) -> Sequence[Begun]:
         """Kept."""
-        return self._keep(self._decisions.begin(), 0)
+        return self._keep(self._decisions.begin(now), 0)
 
     def computed(self, now: int, elapsed: int) -> Sequence[Begun]:
         """Kept."""
@@ -103,7 +103,7 @@ class Script:
         self.kept = kept
         self._compute, self._link = entries(kept)
         self._engine = engine
-        self._computed = self._landed = 0
+        self._computed = self._landed = self._began = 0
         self._computing = self._moving = False
         self._ended: list[Ended] = []
         self._ends: dict[int, int] = {}  # by line of the recorded log
@@ -116,8 +116,9 @@ class Script:
         """Whether compute has nothing left to do."""
         return self._computed == len(self._compute)
 
-    def begin(self) -> Sequence[Begun]:
+    def begin(self, now: int) -> Sequence[Begun]:
         """What begins first."""
+        self._began = now
         return self._due()
 
     def computed(self, now: int, elapsed: int) -> Sequence[Begun]:
@@ -148,7 +149,7 @@ class Script:
         """What the engine has counted when it is asked again. Raises TimingMattersError if it decides otherwise."""
         engine = self._engine()
         asked = _Asked(engine, self._compute, self._link, self._ends)
-        asked.compare(engine.begin())
+        asked.compare(engine.begin(self._began))
         for ended in self._ended:
             asked.take(ended)
         for y, elapsed in self._abandoned:

@@ -33,7 +33,7 @@ class Begun(NamedTuple):
 
 
 class Decisions(Protocol):
-    """Who decides in a run. Times are integer nanoseconds since it began."""
+    """Who decides in a run. Times are integer nanoseconds of the machine's clock."""
 
     @property
     def is_over(self) -> bool:
@@ -45,8 +45,8 @@ class Decisions(Protocol):
         """Whether compute, which waited, may go on: `resumed` is due when nothing else lands now."""
         ...
 
-    def begin(self) -> Sequence[Begun]:
-        """The run begins, at 0 ns."""
+    def begin(self, now: int) -> Sequence[Begun]:
+        """The run begins."""
         ...
 
     def computed(self, now: int, elapsed: int) -> Sequence[Begun]:
@@ -79,7 +79,7 @@ def run(decisions: Decisions, machine: Machine, placement: Placement, warm: Iter
     for y in warm:
         placement.warmed(y)
     stage = _Stage(decisions, machine, placement, warm)
-    stage.act(decisions.begin())
+    stage.act(decisions.begin(int(machine.env.now)))
     while not decisions.is_over or stage.rings:
         machine.env.step()
     while stage.under_way:  # only its end tells how long it took

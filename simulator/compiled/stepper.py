@@ -67,9 +67,9 @@ class Stepper:
         """Whether compute, which waited, may go on."""
         return self._clock["compute_at"] != NEVER_DUE
 
-    def begin(self) -> Sequence[Begun]:
-        """The run begins, at 0 ns."""
-        return self._step(BEGUN, 0, 0)
+    def begin(self, now: int) -> Sequence[Begun]:
+        """The run begins."""
+        return self._step(BEGUN, now, 0)
 
     def computed(self, now: int, elapsed: int) -> Sequence[Begun]:
         """Compute has ended, at `now`, what it was busy with for `elapsed` ns."""
