@@ -33,10 +33,11 @@ def draw(frame: pl.DataFrame) -> Figure:
     drawn, ways = looks(rows["eviction"]), sorted(set(rows["way"]), reverse=True)
     name = figure.partition("_")[0].upper()
     title = f"{len(rows)} of {len(frame)} configurations checked"
+    where = f"On {', '.join(sorted(set(rows['device'])))}"
     found = "; ".join(filter(None, (error_of(frame, each) for each in (figure, "hit_rate"))))
     label = " / ".join(LABELS[way] for way in ways)
     wording = Wording(
-        title, shared(rows), label, f"checked {name}, ms", f"replayed {name}, ms", f"{NOTE} Here {found}."
+        title, shared(rows), label, f"checked {name}, ms", f"replayed {name}, ms", f"{NOTE} {where}: {found}."
     )
     sheet = Sheet(Grid([""], [""], (4.0, 4.0)), wording, legend(drawn))
     _draw(sheet.panels[0][0], rows, drawn)
@@ -48,7 +49,7 @@ def _points(frame: pl.DataFrame) -> tuple[str, pl.DataFrame]:
     if COLUMN not in frame.columns:
         raise ResultError("none of these configurations was checked; run the sweep again with --every N")
     known = frame[COLUMN].struct.unnest()
-    tidy = measured(frame).with_columns(pl.col("trace").str.head(DIGEST), known["way"])
+    tidy = measured(frame).with_columns(pl.col("trace").str.head(DIGEST), known["way"], known["device"])
     for figure in ("tpot_ms", "ttft_ms"):
         sides = (known[f"{side}_{figure}"].alias(side) for side in ("checked", "replayed"))
         rows = tidy.with_columns(*sides).drop_nulls("checked")

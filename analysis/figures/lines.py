@@ -45,7 +45,8 @@ def plot(axes: Axes, rows: pl.DataFrame, x: str, y: str, drawn: dict[str, Look],
 def rings(axes: Axes, rows: pl.DataFrame, x: str, y: str, identities: Collection[str]) -> None:
     """A ring around the points of these configurations."""
     marked = rows.filter(pl.col("identity").is_in(list(identities)))
-    axes.plot(marked[x].to_numpy(), marked[y].cast(pl.Float64).to_numpy(), **RING)
+    if not marked.is_empty():
+        axes.plot(marked[x].to_numpy(), marked[y].cast(pl.Float64).to_numpy(), **RING)
 
 
 def ring_handles(identities: Collection[str]) -> list[Line2D]:
