@@ -137,6 +137,8 @@ def _line(how: How, checks: Sequence[Check], total: int) -> str:
         )
     if hits:
         said.append(f"hit rate off by {_points(max(hits))} at most")
+    if how.way == "measured":
+        said.append(f"load {fmean(check.load for check in checks):.1f} on average")
     return f"checked: {len(checks)} of {total:,} configurations {in_words(how)}: {'; '.join(said)}"
 
 

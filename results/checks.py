@@ -58,6 +58,7 @@ class Check(Frozen):
     trace: str  #: digest
     config: Mapping[str, Any]
     how: How
+    load: float  #: of the machine before it: processes that ran or waited, on average over a minute
     checked: Side
     replayed: Side
 

@@ -5,12 +5,14 @@ What runs is a `Checker`: `tracegen.offload.checks` measures, `tracegen.live.che
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from results.checks import Check, How, Side, load, path_of, write
+from results import checks as stored
+from results.checks import Check, How, Side, path_of
 from simulator.config import ReplayConfig
 from sweeps.jobs import Job, Refusal
 from traces.schema import Trace
@@ -88,7 +90,8 @@ class Checks:
                 for job in own:
                     if stopping():
                         return
-                    self._keep(job, *run(job.config))
+                    load = os.getloadavg()[0]
+                    self._keep(job, load, *run(job.config))
                     done()
 
     def left(self, jobs: Sequence[Job]) -> list[Job]:
@@ -98,7 +101,7 @@ class Checks:
     def found(self, jobs: Sequence[Job]) -> list[Check]:
         """Every check of these jobs that is kept, in whatever way it was made."""
         wanted = {job.identity for job in jobs}
-        return [check for check in load(self._folder) if check.identity in wanted]
+        return [check for check in stored.load(self._folder) if check.identity in wanted]
 
     def _refusal(self, job: Job) -> str | None:
         return None if self._is_kept(job) else self._checker.refusal(self._traces[job.digest], job.config)
@@ -106,8 +109,8 @@ class Checks:
     def _is_kept(self, job: Job) -> bool:
         return path_of(self._folder, job.identity, self._how[job.digest]).exists()
 
-    def _keep(self, job: Job, checked: Side, replayed: Side) -> None:
+    def _keep(self, job: Job, load: float, checked: Side, replayed: Side) -> None:
         config = job.config.model_dump(mode="json")
         how = self._how[job.digest]
-        about = {"identity": job.identity, "trace": job.digest, "config": config, "how": how}
-        write(self._folder, Check.model_validate(about | {"checked": checked, "replayed": replayed}))
+        about = {"identity": job.identity, "trace": job.digest, "config": config, "how": how, "load": load}
+        stored.write(self._folder, Check.model_validate(about | {"checked": checked, "replayed": replayed}))
