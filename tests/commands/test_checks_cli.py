@@ -90,10 +90,8 @@ def test_the_parts_are_those_of_a_sweep_without_checks(sweep, tmp_path):
 
 def test_a_check_has_both_sides_of_the_same_tokens(sweep):
     for check in checks(sweep / "out").values():
-        assert check["how"] == {
-            **{"way": "measured", "device": described("cpu"), "model": "", "slow_tier": "pinned"},
-            **{"throttle_bytes_per_s": None, "layers": 2, "requests": 1, "prompt": 0, "tokens": 4},
-        }
+        part = {"throttle_bytes_per_s": None, "layers": 2, "requests": 1, "prompt": 0, "tokens": 4}
+        assert check["how"] == HERE | part | {"way": "measured", "model": ""}
         assert check["checked"].keys() == check["replayed"].keys()
         assert check["checked"]["hit_rate"] == check["replayed"]["hit_rate"]  # lru and lfu without prefetch
         assert check["checked"]["bytes_per_token"] == check["replayed"]["bytes_per_token"]
@@ -142,7 +140,7 @@ def test_a_shard_checks_its_own_share(sweep, tmp_path):
 
 
 WRONG = {
-    ("--every", 2): "--every 2: give either --slow-tier disk:DIR or pinned, to measure on this machine, or --live MODEL",
+    ("--every", 2): "--every 2: give either --slow-tier disk:DIR or pinned, to measure on this machine, or --live",
     ("--every", 2, "--slow-tier", "pinned", "--live", "miniature"): "--every 2: give either --slow-tier",
     ("--slow-tier", "pinned"): "--slow-tier says how configurations are checked; say how many, with --every N",
     ("--check-tokens", 4): "--check-tokens says how configurations are checked",
