@@ -39,6 +39,7 @@ class Here(NamedTuple):
         str | None, typer.Option(help="Measure this machine: disk:DIR or pinned; --device cpu or cuda, --model.")
     ] = None
     layers: Annotated[int, typer.Option(min=1, help="Of --slow-tier: layers of the model, as memory allows.")] = 4
+    throttle: Annotated[str, typer.Option(help="Of --slow-tier: its fastest, as 400MB/s.")] = "none"
     threads: Annotated[int, typer.Option(min=1, help="Of --slow-tier: that compute, on a CPU.")] = 1
 
 
@@ -95,7 +96,7 @@ def _measure_here(here: Here, slow_tier: str, about: OfLogs, out: Path | None, a
     """Calibrate this machine by runs of its own."""
     from tempfile import TemporaryDirectory
 
-    from commands.measure import slow_tier_of
+    from commands.offloading import slow_tier_of
     from commands.progress_bar import progress
     from simulator.errors import ConfigError
     from simulator.platform_files import as_toml
@@ -105,17 +106,21 @@ def _measure_here(here: Here, slow_tier: str, about: OfLogs, out: Path | None, a
     require_torch()
     if about.model is None:
         raise ConfigError("--slow-tier needs --model, whose sizes are measured; `moereplay models` lists them")
-    from tracegen.offload.calibration import RUNS, bench_of, calibrate, document
+    from tracegen.offload.calibration import RUNS, about_of, bench_of, calibrate, document
     from tracegen.offload.device import compute_on, described
+    from tracegen.offload.named import throttle_named
     from tracegen.offload.part import shallow
+    from tracegen.offload.slow_tier import kind_of
 
     device = "cpu" if about.device == OfLogs().device else about.device
+    throttle = throttle_named(here.throttle)
     geometry = shallow(known(about.model).geometry, here.layers)
     compute_on(here.threads)
     with TemporaryDirectory() as folder, slow_tier_of(slow_tier, device, geometry) as slow:
         bench = bench_of(geometry, slow, device)
         with progress(RUNS, "real runs") as done:
-            found = calibrate(bench, geometry, described(device), Path(folder), done)
+            said = about_of(described(device), kind_of(slow_tier), throttle)
+            found = calibrate(bench, geometry, said, Path(folder), done)
     if out:
         out.write_text(as_toml(found.fitted.platform), "utf-8")
     _show_here(document(found, described(device)), as_json)

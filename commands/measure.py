@@ -14,6 +14,7 @@ import typer
 from commands import options
 from commands.groups import grouped
 from commands.interrupt import keeping
+from commands.offloading import slow_tier_of
 from commands.settings import Settings
 from commands.terminal import say, show
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tracegen.offload.bench import Bench
     from tracegen.offload.slow_tier import SlowTier
     from tracegen.offload.study import Measurement, Plan
-    from traces.schema import Geometry, Trace
+    from traces.schema import Trace
 
 PLATFORM = "platform"
 
@@ -124,21 +125,6 @@ def _folder(out: Path | None) -> Iterator[Path]:
         yield out
 
 
-@contextmanager
-def slow_tier_of(text: str, device: str, geometry: Geometry) -> Iterator[SlowTier]:
-    """The slow tier that an option names, of random weights of a model's sizes. Raises ConfigError."""
-    from tracegen.offload.named import slow_tier_named
-
-    named = slow_tier_named(text)
-    from tracegen.offload.compute import layout_of
-    from tracegen.offload.slow_tier import opened
-
-    layout = layout_of(geometry)
-    say(f"experts: {layout.total / 1e9:.3g} GB of {layout.dtype} with random weights, {text}")
-    with opened(named, layout, device) as slow:
-        yield slow
-
-
 def _prepared(
     configs: Sequence[ReplayConfig],
     throttles: Sequence[float | None],
@@ -160,7 +146,9 @@ def _prepared(
         way_of(ready, where.decisions)
     slots = max(map(slots_needed, plans))
     cells = [Cell(config, throttle) for throttle in throttles for config in configs]
-    bench = Bench.of(measured.geometry, slow, slots, max(1, int(measured.prompt_lengths[0])), where.device, where.decisions)
+    bench = Bench.of(
+        measured.geometry, slow, slots, max(1, int(measured.prompt_lengths[0])), where.device, where.decisions
+    )
     return Plan(cells, order[0], measured, calibration, this.node() or "this machine", order[1]), bench
 
 

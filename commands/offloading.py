@@ -1,4 +1,4 @@
-"""Options of a live model's real transfers, and the transfers themselves."""
+"""Slow tiers that options name, and real transfers of a live model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tracegen.live.offloaded import Transfers
     from tracegen.live.run import Prepared
     from tracegen.offload.named import Named
+    from tracegen.offload.slow_tier import SlowTier
+    from traces.schema import Geometry
 
 
 class Real(NamedTuple):
@@ -59,6 +61,21 @@ class Offloading(NamedTuple):
             raise ConfigError("--device-map: with --slow-tier the model is on one device; leave one of them out")
         check_offloadable(config)
         return Real(slow_tier_named(self.slow_tier), throttle_named(self.throttle or "none"), self.threads)
+
+
+@contextmanager
+def slow_tier_of(text: str, device: str, geometry: Geometry) -> Iterator[SlowTier]:
+    """The slow tier that an option names, of random weights of a model's sizes. Raises ConfigError."""
+    from tracegen.offload.named import slow_tier_named
+
+    named = slow_tier_named(text)
+    from tracegen.offload.compute import layout_of
+    from tracegen.offload.slow_tier import opened
+
+    layout = layout_of(geometry)
+    say(f"experts: {layout.total / 1e9:.3g} GB of {layout.dtype} with random weights, {text}")
+    with opened(named, layout, device) as slow:
+        yield slow
 
 
 @contextmanager

@@ -59,8 +59,11 @@ def _drawn(folder: Path, names: list[str] | None, where: list[str]) -> list[tupl
 
 
 def _rows(folder: Path, where: list[str]) -> pl.DataFrame:
-    """The replays of a folder that `replay` or `sweep` wrote."""
+    """The replays of a folder that `replay` or `sweep` wrote, with the checks of a sweep."""
+    from analysis.checks import with_checks
+    from results import checks
     from results import read as results
     from results import read_sweep as sweeps
 
-    return results.filtered((sweeps if sweeps.is_sweep(folder) else results).load(folder), where)
+    rows = results.filtered((sweeps if sweeps.is_sweep(folder) else results).load(folder), where)
+    return with_checks(rows, checks.load(folder))

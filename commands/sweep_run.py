@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from commands.checks import Checks
 from commands.groups import grouped
 from commands.interrupt import INTERRUPTED, interruptible, keeping
 from commands.options import PolicyFiles
 from commands.terminal import clock, say
 
 if TYPE_CHECKING:
+    from sweeps.checks import Checker
     from sweeps.dispatch import Standing
     from sweeps.jobs import Job
     from sweeps.run import Start, Sweep
@@ -48,8 +50,12 @@ def sweep_run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; replay three.")] = False,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Impossible combinations become rows.")] = False,
     policy_file: PolicyFiles = None,
+    checks: Checks,
 ) -> None:
-    """Run every configuration of an experiment, resuming what is in --out. SIMULATED."""
+    """Run every configuration of an experiment, resuming what is in --out. SIMULATED.
+
+    With --every, one of every N is then measured, or run live.
+    """
     from simulator.replay import check_engine
     from sweeps.jobs import parse_shard
     from sweeps.jobs import shard as part_of
@@ -62,6 +68,7 @@ def sweep_run(
     sweep = planned(file, changes or (), keep_going)
     share = part_of(sweep.jobs, parse_shard(shard))
     place = place_of(out)
+    checker = _checker(checks, sweep, share, machines.executor, out)
     jobs = left_to_do(sweep, place, share)
     _say_plan(sweep, share, jobs)
     if dry_run:
@@ -72,13 +79,42 @@ def sweep_run(
 
         how = (tuple(changes or ()), place, engine, machines.workers, machines.nodes, keep_going)
         _submit(Shards(file, *how, tuple(registered()), tuple(sys.argv)), machines.slurm or [])
-    elif jobs:
-        _run(sweep, jobs, place, engine, _starter(machines, engine))
+    else:
+        gave_up = bool(jobs) and _run(sweep, jobs, place, engine, _starter(machines, engine))
+        if checker:
+            _check(checker, sweep, share, place, checks.every or 1)
+        if gave_up:
+            raise typer.Exit(1)
     if not dry_run:
         say(f"wrote {out}/part-*/; next: moereplay sweep show {out}, or moereplay plot {out}")
 
 
-def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -> None:
+def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out: str) -> Checker | None:
+    """What checks configurations, if that is wanted. Raises ConfigError for where it cannot be done."""
+    from commands.checks import checker_of
+    from simulator.errors import ConfigError
+    from sweeps.objects import is_url
+
+    if checks.every is not None and executor == "slurm":
+        raise ConfigError("--every: checks run on this machine, alone; run them when the jobs of slurm have ended")
+    if checks.every is not None and is_url(out):
+        raise ConfigError(f"--every: checks are kept in a folder, and --out is {out}; name a folder")
+    return checker_of(checks, sweep.traces, (job.config.platform for job in share if job.kind == "configuration"))
+
+
+def _check(checker: Checker, sweep: Sweep, share: list[Job], out: Place, every: int) -> None:
+    """Of the configurations that have a result, in their order."""
+    from commands.checks import checked
+    from sweeps.run import left_to_do
+
+    jobs = [job for job in share if job.kind == "configuration"]
+    without = {job.key for job in left_to_do(sweep, out, jobs)}
+    ran = [job for job in jobs if job.key not in without]
+    checked(checker, sweep.traces, out.local(), ran, lambda kept: kept.chosen(ran, every))
+
+
+def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -> bool:
+    """Whether some jobs were given up."""
     from commands.sweep_meter import Meter
     from sweeps.run import derive, execute
 
@@ -91,6 +127,7 @@ def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -
         finally:
             meter.close()
     _say_ending(standing)
+    return bool(standing.killers)
 
 
 def _starter(machines: Machines, engine: str) -> Start:
@@ -155,5 +192,3 @@ def _say_ending(standing: Standing) -> None:
     if standing.stopped:
         say(f"stopped with {standing.done:,} of {standing.total:,} done; run the same command to resume")
         raise typer.Exit(INTERRUPTED)
-    if standing.killers:
-        raise typer.Exit(1)

@@ -27,25 +27,30 @@ def sweep_show(
     as_json: Annotated[bool, typer.Option("--json", help="All rows as JSON lines.")] = False,
 ) -> None:
     """Show what a sweep found: what varies, and the figures by which it can be ranked. SIMULATED."""
+    from analysis.checks import columns, in_short, summary
     from analysis.metrics import grouped, ranked
     from analysis.tables import table
+    from results import checks
     from results import read_sweep as sweeps
     from results.read import filtered, label_of
     from results.settings import POLICIES
     from sweeps.store import place_of
 
     folder = place_of(results).local()
-    heading = "error rows"
+    heading, checked = "error rows", []
     if errors:
         rows = sweeps.errors(folder).select("identity", *POLICIES, "capacity", "error")
     else:
         frame = filtered(sweeps.load(folder), where or [])
-        rows = grouped(frame, group_by.split(","), by) if group_by else ranked(frame, by)
+        found = checks.load(folder)
+        ranking = ranked(frame, by)
+        rows = grouped(frame, group_by.split(","), by) if group_by else columns(ranking, found)
+        checked = summary([each for each in found if each.identity in set(ranking["identity"])], len(frame))
         heading = f"{label_of(frame)}: {len(frame):,} configurations, best {by} first"
     if as_csv or as_json:
         _print_all(rows, as_json)
         return
-    show(heading, table(rows.head(top).to_dicts()))
+    show(heading, table(in_short(rows.head(top).to_dicts())), *checked)
     if len(rows) > top:
         say(f"{top} of {len(rows):,} rows; --top for more")
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from commands.checks import Checks
 from commands.groups import grouped
 from commands.interrupt import INTERRUPTED, interruptible, keeping
 from commands.options import PolicyFiles
 from commands.sweep_run import CORES
 from commands.terminal import say, show
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sweeps.checks import Checker
+    from sweeps.tune import Found, Search
 
 OBJECTIVES = "tpot_ms,mass_kept,gb_moved"  #: speed, fidelity and traffic
 
@@ -39,9 +46,12 @@ def tune(
     engine: Annotated[str, typer.Option(help="Default: the fastest.", show_default=False)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The Pareto set as JSON lines.")] = False,
     policy_file: PolicyFiles = None,
+    checks: Checks,
 ) -> None:
-    """Search an experiment for the configurations that nothing beats in every objective. SIMULATED."""
-    from analysis.tables import table
+    """Search an experiment for the configurations that nothing beats in every objective. SIMULATED.
+
+    With --every, they and one of every N other trials are then measured, or run live.
+    """
     from commands.progress_bar import progress
     from simulator.errors import ConfigError
     from sweeps.experiment.expand import platforms
@@ -62,6 +72,7 @@ def tune(
     traces = open_traces(experiment.traces, file.parent, file)
     search = Search(experiment, file, traces, tuple(objectives.split(",")), *drawing, engine)
     check(search)
+    checker = _checker(checks, search)
     folder = Folder(Path(out))
     folder.prepare()
     about = sweep_provenance(file.name, traces, engine, platforms(experiment))
@@ -76,10 +87,37 @@ def tune(
     finally:
         executor.close()
     say(f"wrote {out}/part-*/, every replay; run the same command with more --trials to go on")
+    if checker:
+        _check(checker, search, folder.path, found, checks.every or 1)
+    _print(search, found, as_json)
+
+
+def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
+    from analysis.tables import table
+
     rows = [{**each.values, **each.settings} for each in found]
     rows.sort(key=lambda row: [row[name] for name in search.objectives])
     if as_json:
         for row in rows:
             print(json.dumps(row))
         return
-    show(f"SIMULATED: {len(rows)} configurations that nothing tried beats in all of {objectives}", table(rows))
+    beaten = f"nothing tried beats in all of {','.join(search.objectives)}"
+    show(f"SIMULATED: {len(rows)} configurations that {beaten}", table(rows))
+
+
+def _checker(checks: Checks, search: Search) -> Checker | None:
+    """What checks trials, if that is wanted; the platforms are all that the search may draw."""
+    from commands.checks import checker_of
+    from sweeps.tune import platforms_of
+
+    return checker_of(checks, search.traces, platforms_of(search))
+
+
+def _check(checker: Checker, search: Search, folder: Path, found: Sequence[Found], every: int) -> None:
+    """The Pareto set first, then of the other trials in their order."""
+    from commands.checks import checked
+    from sweeps.tune import jobs_found, tried
+
+    trials = tried(search, folder)
+    front = jobs_found(search, found)
+    checked(checker, search.traces, folder, trials, lambda kept: kept.chosen_of_search(front, trials, every))

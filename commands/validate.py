@@ -73,8 +73,8 @@ def validate(
     if out:
         check_output(out / FILE)
     tolerances = Tolerances(hit_rate=allowed.tolerance_hit_rate, time=allowed.tolerance_time)
-    stored = _stored(opened, model.dtype, model.device_map)
-    loaded = _loaded(opened, _folder(opened, model.model), stored | {"device": model.device})
+    stored = as_recorded(opened, model.dtype, model.device_map)
+    loaded = loaded_for(opened, folder_of(opened, model.model), stored | {"device": model.device})
     runs = _prepared(opened, configs, loaded)
     say_when_compiling()
     with progress(len(configs) * opened.tokens, "tokens") as advance:
@@ -136,7 +136,7 @@ def _naming(name: str) -> Iterator[None]:
         raise ConfigError(f"policy set {name}: {error}") from None
 
 
-def _folder(trace: Trace, named: str) -> Folder:
+def folder_of(trace: Trace, named: str) -> Folder:
     """The checkpoint of the trace, whole. Raises RecordError, before torch is imported, if nobody says where it is."""
     from tracegen.errors import RecordError
     from tracegen.folder import located
@@ -147,19 +147,19 @@ def _folder(trace: Trace, named: str) -> Folder:
     return located(named or recorded.model, None if named else recorded.revision or None)
 
 
-def _stored(trace: Trace, dtype: str, device_map: str | None) -> dict[str, Any]:
+def as_recorded(trace: Trace, dtype: str, device_map: str | None) -> dict[str, Any]:
     """dtype and quantisation of the weights for `load`: as recorded, unless an option says otherwise."""
     from tracegen.placement import DTYPES, QUANTISERS, check_placement
 
     stored, _, quantiser = trace.header.provenance.dtype.partition("+")
-    as_recorded = {"dtype": stored if stored in DTYPES else "auto", "device_map": device_map}
-    as_recorded["quantise"] = quantiser if quantiser in QUANTISERS else None
-    asked = as_recorded | ({"dtype": dtype, "quantise": None} if dtype else {})
+    recorded = {"dtype": stored if stored in DTYPES else "auto", "device_map": device_map}
+    recorded["quantise"] = quantiser if quantiser in QUANTISERS else None
+    asked = recorded | ({"dtype": dtype, "quantise": None} if dtype else {})
     check_placement(**asked)
     return asked
 
 
-def _loaded(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
+def loaded_for(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
     """The model of the trace. Raises RecordError if it is another one."""
     from tracegen.checkpoint import load
     from tracegen.live.run import check_same_model

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from simulator.capacity import check_readable
 from simulator.errors import ConfigError
-from traces.frozen import Frozen, Sparse
+from traces.frozen import Sparse
 from traces.weight_formats import check_format
 
 NS = 1_000_000_000
@@ -208,14 +208,18 @@ class Loading(Sparse):
         return bounded(self.ns_per_expert - (-size * self.ns_per_mib // MIB), "loading", "lower")
 
 
-class Calibration(Frozen):
+class Calibration(Sparse):
     """Where measured figures come from. Nothing here changes a replay."""
+
+    later: ClassVar = frozenset({"slow_tier", "throttle_bytes_per_s"})
 
     device: str
     method: str = ""
     date: str = ""
     cells: int = Field(default=0, ge=0)  #: runs that the figures were fitted on
     mape: float | None = Field(default=None, ge=0)  #: of the time per token; `method` says over which runs
+    slow_tier: str = ""  #: what experts were read from: disk, disk:buffered or pinned
+    throttle_bytes_per_s: float | None = Field(default=None, gt=0)  #: of that slow tier, if it had one
 
     def in_one_line(self) -> str:
         """Of which machine, by which runs, how far off, from when."""

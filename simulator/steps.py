@@ -1,7 +1,7 @@
 """Decisions in steps, on any machine: who decides learns what has ended, and says what begins.
 
 The reference engine decides in the events of its machine, which is slow in Python. Here decisions come from the
-compiled engine in steps (`simulator.compiled.stepper`), or from a script that a replay has written (`simulator.script`).
+compiled engine in steps (`simulator.compiled.stepper`), or from a script (`simulator.script`).
 """
 
 from __future__ import annotations

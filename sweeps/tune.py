@@ -95,6 +95,29 @@ def tune(
     return [each for index, each in enumerate(found) if each not in found[:index]]
 
 
+def tried(search: Search, out: Path) -> list[Job]:
+    """The replays of every trial in the journal that has values, in the order of the trials, each once."""
+    across = axes(search.experiment, search.file)
+    with open_journal(out / JOURNAL) as journal:
+        drawn = [each for trials in journal.rounds(identity(search)) for each in trials]
+    settings = [_settings(across, each.params) for each in drawn if each.values is not None]
+    return list(dict.fromkeys(job for each in settings for job in _jobs(search, each)))
+
+
+def jobs_found(search: Search, found: Sequence[Found]) -> list[Job]:
+    """The replays of a Pareto set, each once."""
+    return list(dict.fromkeys(job for each in found for job in _jobs(search, each.settings)))
+
+
+def platforms_of(search: Search) -> set[str]:
+    """The machines that trials may be drawn on, by name, with figures that an axis changes."""
+    choices: list[Settings] = []
+    for axis in axes(search.experiment, search.file):
+        choices += [{axis.name: axis.ends.at(0.5)}] if isinstance(axis, Interval) else axis
+    deciding = [each for each in choices if {name.partition(".")[0] for name in each} & {"platform", "preset"}]
+    return {configuration({**search.experiment.base, **each}).platform for each in deciding or [{}]}
+
+
 def identity(search: Search) -> str:
     """What tells a search from others in one journal: all that its trials depend on but their number."""
     space = search.experiment.model_dump(mode="json", exclude={"traces", "bounds", "requests", "policy_files"})
@@ -163,8 +186,13 @@ def _draw_again(study: Any, across: Sequence[Choices], drawn: Round, out: Path) 
     _tell(study, asked, [each.values for each in drawn])
 
 
+def _settings(across: Sequence[Choices], params: Mapping[str, Any]) -> Settings:
+    """Of a trial that was drawn."""
+    return suggested(across, extra("tune", "optuna.trial").FixedTrial(dict(params)))
+
+
 def _found(search: Search, across: Sequence[Choices], trial: Any) -> Found:
-    chosen = suggested(across, extra("tune", "optuna.trial").FixedTrial(trial.params))
+    chosen = _settings(across, trial.params)
     return Found({**search.experiment.base, **chosen}, dict(zip(search.objectives, trial.values, strict=True)))
 
 

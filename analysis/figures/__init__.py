@@ -1,4 +1,4 @@
-"""One file per figure. Adding one is a file here, with `OPTIONS` and `draw`, and its name in one of the two lists."""
+"""One file per figure. Adding one is a file here, with `OPTIONS` and `draw`, and its name in one of the lists."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from importlib import import_module
 import polars as pl
 from matplotlib.figure import Figure
 
+from analysis.checks import COLUMN
 from analysis.figures.sheet import save, styled
 from results.errors import ResultError, unknown
 
-__all__ = ["FIGURES", "MEASURED_FIGURES", "VALIDATION_FIGURES", "draw", "draw_all", "draw_curves", "save"]
+__all__ = [
+    "CHECK_FIGURES",
+    "FIGURES",
+    "MEASURED_FIGURES",
+    "VALIDATION_FIGURES",
+    "draw",
+    "draw_all",
+    "draw_curves",
+    "save",
+]
 
-#: Of replays, of live runs beside replays, and of measured ones, in the order in which reports show them.
+#: Of replays, of those that were checked as well, of live runs beside replays, and of measured ones, in the order in
+#: which reports show them.
 FIGURES = ("collisions_by_layer", "misses", "hit_rate_by_capacity", "ttft_by_capacity")
+CHECK_FIGURES = ("checks",)
 VALIDATION_FIGURES = ("validation", "open_loop_error")
 MEASURED_FIGURES = ("measured",)
 
@@ -69,7 +81,9 @@ def _fed_by(frame: pl.DataFrame) -> tuple[str, ...]:
     """The list that these rows are for."""
     if "closure_tpot_ms" in frame.columns:
         return MEASURED_FIGURES
-    return VALIDATION_FIGURES if "open_loop" in frame.columns else FIGURES
+    if "open_loop" in frame.columns:
+        return VALIDATION_FIGURES
+    return (*FIGURES, *CHECK_FIGURES) if COLUMN in frame.columns else FIGURES
 
 
 def _chosen(name: str, known: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> dict[str, str]:

@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 
+from analysis.checks import caption, ringed
 from analysis.figures import curves as unbroken
 from analysis.figures.curves import BELADY, GAPS, LIMIT_LINE, TICKS
 from analysis.figures.facets import Facets, facets
-from analysis.figures.lines import apart, from_zero, legend, panel_size, plot
+from analysis.figures.lines import apart, from_zero, legend, panel_size, plot, ring_handles, rings
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.metrics import measured
 from analysis.palette import Look, looks
@@ -47,14 +48,16 @@ def draw(frame: pl.DataFrame, curves: pl.DataFrame | None = None) -> Figure:
         )
     drawn = looks(found.policies)
     grid = Grid([""], found.settings, panel_size(len(found.settings), 1))
-    note = NOTE if all(lines.is_empty() for lines in behind) else f"{NOTE} {GAPS}"
+    marked, curved = ringed(frame, "hit_rate"), not all(lines.is_empty() for lines in behind)
+    note = " ".join(filter(None, (NOTE, GAPS if curved else "", caption(frame, "hit_rate"))))
     wording = Wording("Hit rate against capacity", found.shared, found.label, "capacity", "hit rate", note)
-    sheet = Sheet(grid, wording, _handles(found, drawn, behind))
+    sheet = Sheet(grid, wording, [*_handles(found, drawn, behind), *ring_handles(marked)])
     for (axes,), panel, lines in zip(sheet.panels, panels, behind, strict=True):
         known = set(lines["policy"])
         plot(axes, panel, "percent", "hit_rate", drawn, points=known)
         unbroken.lines(axes, lines)
         _bounds(axes, panel, lines, curved="belady" in known)
+        rings(axes, panel, "percent", "hit_rate", marked)
     _scale(sheet.panels[0][0], found.rows, behind)
     return sheet.figure
 

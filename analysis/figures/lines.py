@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import polars as pl
 from matplotlib.axes import Axes
@@ -10,10 +11,19 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from analysis.figures.sheet import DPI, LETTER
-from analysis.palette import MUTED, Look
+from analysis.palette import INK, MUTED, Look
 
 MARKERS = 16  #: about so many per line
 MOST_TICKS = 12
+RING: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "o",
+    "markersize": 9,
+    "markerfacecolor": "none",
+    "markeredgecolor": INK,
+    "markeredgewidth": 0.9,
+    "clip_on": False,
+}
 SMALL = 6.5  #: points: letters of a note above a panel
 
 
@@ -30,6 +40,18 @@ def plot(axes: Axes, rows: pl.DataFrame, x: str, y: str, drawn: dict[str, Look],
         axes.plot(line[x].to_numpy(), values, **(marks | shape), label=name, lw=1.4)
         seen.setdefault(tuple(zip(line[x], line[y], strict=True)), []).append(name)
     _name_equals(axes, [names for names in seen.values() if len(names) > 1])
+
+
+def rings(axes: Axes, rows: pl.DataFrame, x: str, y: str, identities: Collection[str]) -> None:
+    """A ring around the points of these configurations."""
+    marked = rows.filter(pl.col("identity").is_in(list(identities)))
+    if not marked.is_empty():
+        axes.plot(marked[x].to_numpy(), marked[y].cast(pl.Float64).to_numpy(), **RING)
+
+
+def ring_handles(identities: Collection[str]) -> list[Line2D]:
+    """A legend entry if anything is ringed."""
+    return [Line2D([], [], **RING, label="checked")] if identities else []
 
 
 def panel_size(rows: int, columns: int) -> tuple[float, float]:

@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
+from analysis.checks import caption, ringed
 from analysis.figures.facets import facets
-from analysis.figures.lines import apart, legend, panel_size, plot
+from analysis.figures.lines import apart, legend, panel_size, plot, ring_handles, rings
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.metrics import measured
 from analysis.palette import looks
@@ -34,14 +35,24 @@ def draw(frame: pl.DataFrame, latency: str) -> Figure:
     drawn = looks(found.policies)
     word = WORDS[latency]
     seconds = f"Seconds: {seconds_of(frame)}."
-    note = f"{word}: {FORMULAS[latency]}. {seconds} Capacity: of all expert bytes."
+    checked = _checked(frame, latency)
+    marked, off = ringed(frame, checked), caption(frame, checked)
+    note = f"{word}: {FORMULAS[latency]}. {seconds} Capacity: of all expert bytes. {off}".rstrip()
     title = f"{word[0].upper()}{word[1:]} against capacity"
     wording = Wording(title, found.shared, found.label, "capacity", f"{word}, ms", note)
-    sheet = Sheet(Grid([""], found.settings, panel_size(len(found.settings), 1)), wording, legend(drawn))
+    handles = [*legend(drawn), *ring_handles(marked)]
+    sheet = Sheet(Grid([""], found.settings, panel_size(len(found.settings), 1)), wording, handles)
     for row, setting in enumerate(found.settings):
         plot(sheet.panels[row][0], found.panel(setting), "percent", latency, drawn)
+        rings(sheet.panels[row][0], found.panel(setting), "percent", latency, marked)
     _scale(sheet.panels[0][0], found.rows, latency)
     return sheet.figure
+
+
+def _checked(frame: pl.DataFrame, latency: str) -> str:
+    """The time whose error is said: this one's where it was checked, or the other's."""
+    own = "tpot_ms" if latency == "tpot_ms" else "ttft_ms"
+    return own if ringed(frame, own) or own == "tpot_ms" else "tpot_ms"
 
 
 def _check(rows: pl.DataFrame, latency: str) -> None:

@@ -47,7 +47,7 @@ def take_up(s, hooks):
 
 @fast
 def land_one(s, hooks):
-    """A transfer is complete. Compute, if it waits for it, goes on when the caller says RESUMED: others may land now."""
+    """A transfer is complete. If compute waits for it, it goes on when the caller says RESUMED."""
     charge_link(s)
     complete(s, hooks)
     start_transfers(s, hooks)

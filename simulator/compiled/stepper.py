@@ -1,6 +1,6 @@
 """The compiled engine in steps: it decides, and the caller says what has ended and when.
 
-    run(Stepper.of(trace, spec), machine, placement)   # simulator.steps: what the reference engine does there, faster
+run(Stepper.of(trace, spec), machine, placement)   # simulator.steps: what the reference engine does there, faster
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.compute import OVER
 from simulator.compiled.engine import bound, given
-from simulator.compiled.clock import NEVER_DUE
 from simulator.compiled.log import IS_DENSE, IS_EXPERT, KINDS
 from simulator.compiled.runtime.costs import Inputs
 from simulator.compiled.runtime.initial import initial_state

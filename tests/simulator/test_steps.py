@@ -19,8 +19,8 @@ from simulator.reference.machine import Machine, simulated
 from simulator.reference.placement import Area, Unobserved
 from simulator.script import Script, TimingMattersError, script_of
 from simulator.steps import run
-from tests.kit.cases import Outcome, Prompted, compiled_run, machine, outcome_of, sizes, spec_of, tokens
 from tests.kit.cases import ListSource as Lists
+from tests.kit.cases import Outcome, Prompted, compiled_run, machine, outcome_of, sizes, spec_of, tokens
 from tests.kit.parity import anything
 from tests.kit.scenarios import Scenario
 
@@ -28,9 +28,7 @@ LATER = ("link_busy_ns",)  # charged when a transfer ends, and no longer when it
 
 
 def searched(cases: int):
-    return settings(
-        max_examples=cases, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-    )
+    return settings(max_examples=cases, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 def spec_for(scenario: Scenario, **times: Any) -> RunSpec:

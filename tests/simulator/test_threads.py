@@ -110,7 +110,7 @@ def test_ctrl_c_ends_a_grid_of_threads(trace, monkeypatch):
 def test_a_compilation_goes_on_by_itself_and_the_next_replay_waits_for_it(trace, monkeypatch):
     begun, goes_on, compile_it = threading.Event(), threading.Event(), engine.machine_code
 
-    def slow(of: Callable) -> Callable:
+    def slow(of: Callable) -> Callable | int:
         begun.set()
         goes_on.wait(60)
         return compile_it(of)
@@ -139,19 +139,19 @@ def test_both_kernels_end_at_the_next_step_once_they_are_told(trace, config, mon
 @pytest.mark.parametrize("config", [PLAIN, GENERAL], ids=["plain", "general"])
 def test_machine_code_reads_the_flag_while_it_runs(config, monkeypatch):
     long = synthesise(Synthetic(kind="cyclic", geometry=SHAPE, requests=1, prompt_tokens=1, decode_tokens=60_000))
-    begun, flag, code_of = threading.Event(), flag_of(asked=0), engine.machine_code
+    begun, flag, bound = threading.Event(), flag_of(asked=0), engine.bound
 
     def tell() -> None:
         begun.wait(60)
         time.sleep(0.01)
         flag["requested"] = 1
 
-    def told(of: Callable) -> Callable:
-        code = code_of(of)
-        return lambda *given: (begun.set(), code(*given))
+    def told(*given: Any) -> Callable[[], object]:
+        code = bound(*given)
+        return lambda: (begun.set(), code())
 
     monkeypatch.setattr("simulator.compiled.runtime.initial.stop_flag", lambda: flag)
-    monkeypatch.setattr(engine, "machine_code", told)
+    monkeypatch.setattr(engine, "bound", told)
     threading.Thread(target=tell, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         replay(long, config)

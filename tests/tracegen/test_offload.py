@@ -297,7 +297,9 @@ def test_runs_alternate_with_calibrations_and_are_replayed_on_what_they_found(tm
 def test_a_machine_is_calibrated_by_its_own_runs(tmp_path):
     slow, done = Throttled(Memory(layout_of(geometry()), "cpu"), RATE), []
     bench = calibration.bench_of(geometry(), slow, "cpu")
-    found = calibration.calibrate(bench, geometry(), "here", tmp_path, lambda: done.append(1))
+    found = calibration.calibrate(
+        bench, geometry(), calibration.about_of("here", "pinned", RATE), tmp_path, lambda: done.append(1)
+    )
     assert len(done) == calibration.RUNS == 6
     assert 0 < found.figures["bytes_per_s"].value <= RATE  # by how much it is missed is the machine's load
     assert found.figures["link.lanes_2"].n == 24 and "link.read_65536" not in found.figures  # an expert has 6 KB

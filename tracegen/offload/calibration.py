@@ -69,17 +69,24 @@ def trace_of(geometry: Geometry, seed: int) -> Trace:
     return synthesise(made)
 
 
-def calibrate(bench: Bench, geometry: Geometry, device: str, folder: Path, done: Callable[[], None]) -> Calibrated:
-    """Fit on two runs before and two after the runs that are held out. `done` is called after each run.
+def about_of(device: str, slow_tier: str, throttle: float | None) -> Calibration:
+    """What a calibration of today says of itself; `slow_tier` is disk, disk:buffered or pinned."""
+    method, today = "moereplay calibrate --slow-tier", datetime.date.today().isoformat()
+    return Calibration(device=device, method=method, date=today, slow_tier=slow_tier, throttle_bytes_per_s=throttle)
 
-    Raises ConfigError where the slow tier fails.
+
+def calibrate(
+    bench: Bench, geometry: Geometry, about: Calibration, folder: Path, done: Callable[[], None]
+) -> Calibrated:
+    """Fit on two runs before and two after the runs that are held out, under the throttle of `about`.
+
+    `done` is called after each run. Raises ConfigError where the slow tier fails.
     """
-    config, *others = configs()
-    before, _ = _run(bench, geometry, config, (1, 2), done)
-    held = [_run(bench, geometry, other, (5,), done) for other in others]
-    after, ran = _run(bench, geometry, config, (3, 4), done)
-    about = Calibration(device=device, method="moereplay calibrate --slow-tier", date=datetime.date.today().isoformat())
-    found = fit([*before, *after], max(geometry.expert_bytes), about.model_copy(update={"cells": 4}), None)
+    (config, *others), throttle = configs(), about.throttle_bytes_per_s
+    before, _ = _run(bench, geometry, config, (1, 2), throttle, done)
+    held = [_run(bench, geometry, other, (5,), throttle, done) for other in others]
+    after, ran = _run(bench, geometry, config, (3, 4), throttle, done)
+    found = fit([*before, *after], max(geometry.expert_bytes), about.model_copy(update={"cells": 4}), throttle)
     file = folder / "calibrated.toml"
     file.write_text(as_toml(found.platform), "utf-8")
     own = fmean(abs(_error(trace, ns, config, file)) for trace, ns in ran)
@@ -89,13 +96,18 @@ def calibrate(bench: Bench, geometry: Geometry, device: str, folder: Path, done:
 
 
 def _run(
-    bench: Bench, geometry: Geometry, config: ReplayConfig, seeds: Sequence[int], done: Callable[[], None]
+    bench: Bench,
+    geometry: Geometry,
+    config: ReplayConfig,
+    seeds: Sequence[int],
+    throttle: float | None,
+    done: Callable[[], None],
 ) -> tuple[list[Durations], list[tuple[Trace, float]]]:
     """Durations, and each trace with the nanoseconds per decoded token that it took."""
     durations, runs = [], []
     for seed in seeds:
         trace = trace_of(geometry, seed)
-        ran, lasted = bench.measured(trace, config)
+        ran, lasted = bench.measured(trace, config, throttle)
         durations.append(lasted)
         runs.append((trace, float(ran.pass_ns[1:].mean())))
         done()

@@ -1,4 +1,4 @@
-"""Who decides in a real run: a script without prefetch, else the compiled engine in steps, else the reference engine."""
+"""Who decides in a real run: a script if nothing is prefetched, or the compiled engine in steps, or the reference."""
 
 from __future__ import annotations
 

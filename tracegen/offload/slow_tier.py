@@ -138,6 +138,12 @@ class Disk:
         os.close(self._file)
 
 
+def kind_of(named: str) -> str:
+    """What a calibration says of a slow tier that a user names: disk, disk:buffered or pinned, and no folder."""
+    kind, _, rest = named.partition(":")
+    return "disk:buffered" if rest.endswith(":buffered") else kind
+
+
 def largest(layout: Layout) -> int:
     """Bytes of the largest expert, in whole pages."""
     return max(map(layout.padded, range(0, layout.count, layout.experts)))

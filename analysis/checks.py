@@ -1,0 +1,161 @@
+"""How far replays of a sweep are off where they were checked: in words, as columns, and for figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import polars as pl
+
+from results.checks import Check, How
+from results.settings import NAMES
+
+#: Column of a results frame: the check of a configuration, null where there is none.
+COLUMN = "check"
+_FIGURES = ("hit_rate", "ttft_ms", "tpot_ms")
+_SIDES = ("checked", "replayed")
+FIELDS: dict[str, Any] = {
+    "way": pl.String,
+    "device": pl.String,
+    **{f"{side}_{name}": pl.Float64 for side in _SIDES for name in _FIGURES},
+    "error": pl.Float64,
+    "hit_rate_error": pl.Float64,
+}
+#: Of those, what `sweep show` writes, by their columns there.
+SHOWN = {
+    "way": "check",
+    "checked_tpot_ms": "check_tpot_ms",
+    "replayed_tpot_ms": "check_replay_tpot_ms",
+    "error": "check_error",
+    "hit_rate_error": "check_hit_rate_error",
+}
+
+
+def with_checks(frame: pl.DataFrame, checks: Sequence[Check]) -> pl.DataFrame:
+    """A frame of results with a column `check`, where any of its configurations was checked; else as it is."""
+    identity = frame.select(pl.col("about").struct.field("identity")).to_series()
+    by_identity = _by_identity(checks)
+    found = [by_identity.get(each) for each in identity]
+    if not any(found):
+        return frame
+    return frame.with_columns(pl.Series(COLUMN, [each and _row(each) for each in found], dtype=pl.Struct(FIELDS)))
+
+
+def columns(table: pl.DataFrame, checks: Sequence[Check]) -> pl.DataFrame:
+    """A table with a column `identity`, and beside it what was checked; as it is where nothing of it was."""
+    rows = [{"identity": name, **_row(each)} for name, each in _by_identity(checks).items()]
+    known = pl.DataFrame(rows, schema={"identity": pl.String, **FIELDS})
+    known = known.select("identity", **{shown: pl.col(name) for name, shown in SHOWN.items()})
+    if known.join(table, on="identity", how="semi").is_empty():
+        return table
+    return table.join(known, on="identity", how="left", maintain_order="left")
+
+
+def in_short(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of such a table for a terminal: what was measured of each and the error, where any of these was checked."""
+    kept = [{name: value for name, value in row.items() if name not in SHOWN.values()} for row in rows]
+    if not any(row.get("check") for row in rows):
+        return kept
+    for short, row in zip(kept, rows, strict=True):
+        off = row["check_error"]
+        short |= {"checked ms": row["check_tpot_ms"], "error": None if off is None else f"{off:+.1%}"}
+    return kept
+
+
+def summary(checks: Sequence[Check], total: int) -> list[str]:
+    """A line for each way in which some of `total` configurations were checked."""
+    return [_line(how, [check for check in checks if check.how == how], total) for how in _ways(checks)]
+
+
+def caption(frame: pl.DataFrame, figure: str) -> str:
+    """For a figure of `tpot_ms`, `ttft_ms` or `hit_rate`: how many of its points were checked, and the error."""
+    if not (off := error_of(frame, figure)):
+        return ""
+    ways = set(frame[COLUMN].struct.field("way").drop_nulls())
+    how = " or ".join(word for way, word in (("measured", "measured"), ("live", "run live")) if way in ways)
+    count = len(ringed(frame, figure))
+    return f"Ringed: {count} of {len(frame)} configurations, which were {how} on a part of the trace, where {off}."
+
+
+def error_of(frame: pl.DataFrame, figure: str) -> str:
+    """How far replays are off where they were checked: of a time on average and at worst, of a hit rate at most."""
+    if COLUMN not in frame.columns:
+        return ""
+    known = frame[COLUMN].struct.unnest()
+    ran, simulated = (known[f"{side}_{figure}"] for side in ("checked", "replayed"))
+    off = (simulated - ran if figure == "hit_rate" else simulated / ran - 1).drop_nulls().to_list()
+    if not off:
+        return ""
+    worst = max(off, key=abs)
+    if figure == "hit_rate":
+        return f"the replayed hit rate is off by {_points(abs(worst))} at most"
+    name = figure.partition("_")[0].upper()
+    return f"the replayed {name} is off by {fmean(map(abs, off)):.1%} (mean |error|; worst {worst:+.1%})"
+
+
+def ringed(frame: pl.DataFrame, figure: str) -> list[str]:
+    """Identities of the configurations whose figure was checked."""
+    if COLUMN not in frame.columns:
+        return []
+    known = pl.col(COLUMN).struct.field(f"checked_{figure}").is_not_null()
+    return frame.filter(known).select(pl.col("about").struct.field("identity")).to_series().to_list()
+
+
+def _ways(checks: Sequence[Check]) -> list[How]:
+    return list({check.how.model_dump_json(): check.how for check in checks}.values())
+
+
+def _by_identity(checks: Sequence[Check]) -> dict[str, Check]:
+    """Of several checks of a configuration the one that says most: measured before live, then of most tokens."""
+    least_first = sorted(checks, key=lambda check: (check.how.way == "measured", check.how.tokens))
+    return {check.identity: check for check in least_first}
+
+
+def _row(check: Check) -> dict[str, Any]:
+    sides = {f"{side}_{name}": getattr(getattr(check, side), name) for side in _SIDES for name in _FIGURES}
+    return {
+        "way": check.how.way,
+        "device": check.how.device,
+        **sides,
+        "error": check.error,
+        "hit_rate_error": check.hit_rate_error,
+    }
+
+
+def _line(how: How, checks: Sequence[Check], total: int) -> str:
+    errors = [(check.error, check) for check in checks if check.error is not None]
+    hits = [abs(check.hit_rate_error) for check in checks if check.hit_rate_error is not None]
+    said = []
+    if errors:
+        off = [error for error, _ in errors]
+        worst, of = max(errors, key=lambda pair: abs(pair[0]))
+        what = "TPOT" if any(check.checked.tpot_ms for check in checks) else "TTFT"
+        said.append(
+            f"replayed {what} {fmean(off):+.1%} (mean), mean |error| {fmean(map(abs, off)):.1%}, worst {worst:+.1%} "
+            f"({_called(of, checks)})"
+        )
+    if hits:
+        said.append(f"hit rate off by {_points(max(hits))} at most")
+    if how.way == "measured":
+        said.append(f"load {fmean(check.load for check in checks):.1f} on average")
+    return f"checked: {len(checks)} of {total:,} configurations {in_words(how)}: {'; '.join(said)}"
+
+
+def in_words(how: How) -> str:
+    """What was run, on what, and on how much of a trace."""
+    part = f"{how.tokens} tokens of {how.layers} layers each"
+    if how.way == "live":
+        return f"run live, {how.model} on {how.device}, time emulated ({part})"
+    rate = f", throttled to {how.throttle_bytes_per_s / 1e6:g} MB/s" if how.throttle_bytes_per_s else ""
+    return f"measured on {how.device} ({how.slow_tier}{rate}; {part})"
+
+
+def _called(check: Check, among: Sequence[Check]) -> str:
+    """The settings that tell it from the others; policies and capacity where it is alone."""
+    varying = [name for name in NAMES if len({str(each.config.get(name)) for each in among}) > 1]
+    return ", ".join(f"{name} {check.config.get(name)}" for name in varying or ("eviction", "capacity"))
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.1f} points"

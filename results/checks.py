@@ -1,0 +1,131 @@
+"""The checks of a sweep: configurations that were measured or run live, beside a replay of the same tokens.
+
+OUT/checks/3f2a90c1d2e4b567-8c1d2e4f.json    one check, whole or not at all; its name is what was checked, and how
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from results.errors import ResultError
+from results.result import Result
+from traces.documents import DocumentError, content, from_json
+from traces.frozen import Frozen
+from traces.schema import canonical
+from traces.scratch import write_whole
+
+FOLDER = "checks"
+VERSION = 1  #: of the file
+MS = 1e6
+
+
+class How(Frozen):
+    """In which way something was checked, and on how much of its trace."""
+
+    way: Literal["measured", "live"]
+    device: str
+    model: str = ""  #: live: what ran
+    slow_tier: str = ""  #: measured: disk, disk:buffered or pinned
+    throttle_bytes_per_s: float | None = None  #: measured: of the slow tier
+    layers: int  #: the first ones
+    requests: int = 1  #: the first ones
+    prompt: int  #: tokens of them that went through in one pass, together
+    tokens: int  #: all of them
+
+
+class Side(Frozen):
+    """Figures of a run or of its replay; null where undefined."""
+
+    hit_rate: float | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    stall_ms: float | None  #: per token
+    bytes_per_token: float | None
+
+
+class Check(Frozen):
+    """A configuration, what was measured of it, and its replay."""
+
+    checks_version: int = VERSION
+    identity: str  #: the configuration's, in the sweep
+    trace: str  #: digest
+    config: Mapping[str, Any]
+    how: How
+    load: float  #: of the machine before it: processes that ran or waited, on average over a minute
+    checked: Side
+    replayed: Side
+
+    @property
+    def error(self) -> float | None:
+        """replayed / checked - 1 of the time per decoded token; of the TTFT where nothing is decoded."""
+        for name in ("tpot_ms", "ttft_ms"):
+            ran, simulated = getattr(self.checked, name), getattr(self.replayed, name)
+            if ran and simulated is not None:
+                return simulated / ran - 1
+        return None
+
+    @property
+    def hit_rate_error(self) -> float | None:
+        """replayed - checked."""
+        ran, simulated = self.checked.hit_rate, self.replayed.hit_rate
+        return None if ran is None or simulated is None else simulated - ran
+
+
+def side_of(result: Result, tokens: int) -> Side:
+    """Figures of a run over so many tokens."""
+    totals, requests = result.totals, result.per_request
+    first = [row["ttft_ns"] for row in requests if row["ttft_ns"] is not None]
+    decode_ns = sum(row["decode_ns"] or 0 for row in requests)
+    passes = sum(row["decode_passes"] or 0 for row in requests)
+    return Side(
+        hit_rate=totals["hits"] / totals["accesses"] if totals["accesses"] else None,
+        ttft_ms=fmean(first) / MS if first else None,
+        tpot_ms=decode_ns / passes / MS if passes else None,
+        stall_ms=totals["stall_ns"] / tokens / MS,
+        bytes_per_token=(totals["bytes_demand"] + totals["bytes_prefetch"]) / tokens,
+    )
+
+
+def path_of(folder: Path, identity: str, how: How) -> Path:
+    """The file of a check, in the folder of its sweep."""
+    return folder / FOLDER / f"{identity}-{hashlib.sha256(canonical(how.model_dump())).hexdigest()[:8]}.json"
+
+
+def write(folder: Path, check: Check) -> None:
+    """Whole or not at all. Raises ResultError."""
+    path, document = path_of(folder, check.identity, check.how), check.model_dump(mode="json")
+    try:
+        write_whole(path, (json.dumps(document | {"sha256": _digest(document)}, indent=1) + "\n").encode())
+    except OSError as error:
+        said = f"{error.strerror}; the checks before it stay, make room and run it again"
+        raise ResultError(f"cannot write {path}: {said}") from None
+
+
+def load(folder: Path) -> list[Check]:
+    """Every check of a sweep, by identity; none where nothing was checked. Raises ResultError for a damaged one."""
+    return [_read(path) for path in sorted((folder / FOLDER).glob("*.json"))]
+
+
+def _read(path: Path) -> Check:
+    try:
+        document = from_json(content(path))
+        digest = document.pop("sha256")
+        if digest != _digest(document):
+            raise ValueError("it is not what was written")
+        if document["checks_version"] > VERSION:
+            raise ResultError(f"{path} has version {document['checks_version']}; upgrade moereplay to read it")
+        return Check.model_validate(document)
+    except (OSError, DocumentError, ValidationError, KeyError, TypeError, AttributeError, ValueError) as wrong:
+        said = "other fields" if isinstance(wrong, ValidationError) else wrong
+        raise ResultError(f"{path} is no check of a sweep ({said}); remove it and run the checks again") from None
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(document)).hexdigest()

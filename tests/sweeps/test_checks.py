@@ -1,0 +1,218 @@
+"""Which configurations of a sweep are checked, and that every check which was complete is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from analysis.checks import COLUMN, caption, columns, error_of, in_short, ringed, summary, with_checks
+from results.checks import Check, How, Side, load, path_of, write
+from results.errors import ResultError
+from simulator.config import ReplayConfig
+from simulator.errors import ConfigError
+from sweeps.checks import Checks, Run, chosen
+from sweeps.jobs import Job
+from sweeps.run import planned
+from tests.kit.sweeping import experiment
+from traces.schema import Trace
+
+HOW = How(way="measured", device="desk", slow_tier="pinned", layers=2, prompt=0, tokens=4)
+
+
+def side(tpot_ms: float | None, hit_rate: float = 0.5, ttft_ms: float | None = None) -> Side:
+    return Side(hit_rate=hit_rate, ttft_ms=ttft_ms, tpot_ms=tpot_ms, stall_ms=0.0, bytes_per_token=1.0)
+
+
+class Counting:
+    """A checker that refuses some evictions, and notes what it runs."""
+
+    def __init__(self, refused: Sequence[str] = (), fails_at: int = 99) -> None:
+        self.refused, self.fails_at, self.ran, self.opened_with = refused, fails_at, [], []
+
+    def how(self, trace: Trace) -> How:
+        return HOW
+
+    def refusal(self, trace: Trace, config: ReplayConfig) -> str | None:
+        return f"no {config.eviction} here" if config.eviction in self.refused else None
+
+    @contextmanager
+    def opened(self, trace: Trace, configs: Sequence[ReplayConfig]) -> Iterator[Run]:
+        self.opened_with += configs
+        yield self._run
+
+    def _run(self, config: ReplayConfig) -> tuple[Side, Side]:
+        if len(self.ran) == self.fails_at:
+            raise ConfigError("the slow tier failed")
+        self.ran.append(config)
+        return side(2.0), side(2.1)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return planned(experiment(tmp_path))
+
+
+@pytest.fixture
+def jobs(sweep) -> list[Job]:
+    return [job for job in sweep.jobs if job.kind == "configuration"]
+
+
+def named(jobs: Sequence[Job]) -> list[str]:
+    return [job.identity for job in jobs]
+
+
+@pytest.mark.parametrize(("every", "first"), [(1, list(range(18))), (5, [0, 5, 10, 15]), (18, [0]), (100, [0])])
+def test_of_every_n_in_order_the_first_is_checked(jobs, every, first):
+    assert named(chosen(jobs, every, lambda job: None).jobs) == [jobs[at].identity for at in first]
+
+
+def test_one_that_cannot_be_checked_is_skipped_and_the_next_is_taken(jobs):
+    found = chosen(jobs, 6, lambda job: "no" if job.config.eviction != "least_stale" else None)
+    assert all(job.config.eviction == "least_stale" for job in found.jobs)
+    places = [jobs.index(job) for job in found.jobs]
+    assert [place // 6 for place in places] == [0, 1, 2]
+    assert [(jobs.index(job), reason) for job, reason in found.skipped] == [
+        (at, "no") for place in places for at in range(place // 6 * 6, place)
+    ]
+    nothing = chosen(jobs, 6, lambda job: "no")
+    assert (nothing.jobs, len(nothing.skipped)) == ([], 18)
+
+
+def test_a_search_checks_its_pareto_set_first_and_then_others(sweep, jobs, tmp_path):
+    kept = Checks(Counting(), sweep.traces, tmp_path)
+    front = [jobs[7], jobs[2]]
+    others = [job for job in jobs if job not in front]
+    found = kept.chosen_of_search(front, jobs, 4)
+    assert named(found.jobs) == named([*front, *others[::4]])
+
+
+def test_what_is_checked_is_not_run_again(sweep, jobs, tmp_path):
+    first, again = Counting(), Counting()
+    kept = Checks(first, sweep.traces, tmp_path)
+    kept.run(kept.chosen(jobs, 6).jobs)
+    assert len(first.ran) == 3 and len(load(tmp_path)) == 3
+    once_more = Checks(again, sweep.traces, tmp_path)
+    once_more.run(once_more.chosen(jobs, 6).jobs)
+    assert (again.ran, again.opened_with) == ([], [])
+    once_more.run(once_more.chosen(jobs, 3).jobs)
+    assert len(again.ran) == 3 and len(load(tmp_path)) == 6
+
+
+def test_a_failure_half_way_keeps_the_checks_before_it(sweep, jobs, tmp_path):
+    kept = Checks(Counting(fails_at=2), sweep.traces, tmp_path)
+    with pytest.raises(ConfigError, match="the slow tier failed"):
+        kept.run(kept.chosen(jobs, 3).jobs)
+    assert [path.suffix for path in (tmp_path / "checks").iterdir()] == [".json"] * 2
+    rest = Counting()
+    resumed = Checks(rest, sweep.traces, tmp_path)
+    resumed.run(resumed.chosen(jobs, 3).jobs)
+    assert len(rest.ran) == 4 and len(load(tmp_path)) == 6
+
+
+def test_a_stop_ends_between_two_checks(sweep, jobs, tmp_path):
+    checker = Counting()
+    kept = Checks(checker, sweep.traces, tmp_path)
+    kept.run(jobs, stopping=lambda: len(checker.ran) == 4)
+    assert len(load(tmp_path)) == 4
+
+
+def test_checks_of_other_jobs_are_not_these_ones(sweep, jobs, tmp_path):
+    kept = Checks(Counting(), sweep.traces, tmp_path)
+    kept.run(jobs[:4])
+    assert {check.identity for check in kept.found(jobs[2:9])} == set(named(jobs[2:4]))
+
+
+# ---------------------------------------------------------------- the file
+
+
+def a_check(job: Job, checked: Side, replayed: Side, how: How = HOW) -> Check:
+    config = job.config.model_dump(mode="json")
+    about = {"identity": job.identity, "trace": job.digest, "config": config, "how": how, "load": 0.5}
+    return Check.model_validate(about | {"checked": checked, "replayed": replayed})
+
+
+def test_a_check_is_read_as_it_was_written(jobs, tmp_path):
+    check = a_check(jobs[0], side(2.0), side(None))
+    write(tmp_path, check)
+    assert load(tmp_path) == [check]
+
+
+DAMAGES = {
+    "changed": lambda text: text.replace('"tpot_ms": 2.0', '"tpot_ms": 3.0'),
+    "cut off": lambda text: text[:50],
+    "no document": lambda text: "[]",
+    "no digest": lambda text: json.dumps({name: each for name, each in json.loads(text).items() if name != "sha256"}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_check_is_refused_by_name(jobs, tmp_path, damage):
+    write(tmp_path, a_check(jobs[0], side(2.0), side(2.1)))
+    path = path_of(tmp_path, jobs[0].identity, HOW)
+    path.write_text(DAMAGES[damage](path.read_text()))
+    with pytest.raises(ResultError, match=rf"{path.name} is no check of a sweep .*; remove it"):
+        load(tmp_path)
+
+
+def test_checks_in_other_ways_lie_beside_each_other(jobs, tmp_path):
+    others = [HOW, HOW.model_copy(update={"tokens": 8}), HOW.model_copy(update={"throttle_bytes_per_s": 1e6})]
+    for how in others:
+        write(tmp_path, a_check(jobs[0], side(2.0), side(2.1), how))
+    assert len(load(tmp_path)) == 3
+
+
+# ---------------------------------------------------------------- what is said of them
+
+
+def test_the_summary_has_mean_worst_and_hit_rates(jobs):
+    checks = [a_check(jobs[0], side(2.0, 0.5), side(2.2, 0.5)), a_check(jobs[5], side(2.0, 0.5), side(1.6, 0.53))]
+    (line,) = summary(checks, 18)
+    assert line.startswith("checked: 2 of 18 configurations measured on desk (pinned; 4 tokens of 2 layers each): ")
+    assert "replayed TPOT -5.0% (mean), mean |error| 15.0%, worst -20.0% (" in line
+    assert f"eviction {jobs[5].config.eviction}" in line and "hit rate off by 3.0 points at most" in line
+    live = HOW.model_copy(update={"way": "live", "model": "tiny"})
+    prompts = a_check(jobs[1], side(None, ttft_ms=4.0), side(None, ttft_ms=5.0), live)
+    lines = summary([*checks, prompts], 18)
+    assert "run live, tiny on desk, time emulated" in lines[1] and "replayed TTFT +25.0% (mean)" in lines[1]
+    assert summary([], 18) == []
+
+
+def test_columns_are_null_where_nothing_was_checked(jobs):
+    ranking = pl.DataFrame({"identity": named(jobs[:3])})
+    table = columns(ranking, [a_check(jobs[1], side(2.0), side(2.2))])
+    assert table["check"].to_list() == [None, "measured", None]
+    assert table["check_tpot_ms"].to_list() == [None, 2.0, None]
+    assert table["check_error"][1] == pytest.approx(0.1)
+    assert [row["error"] for row in in_short(table.to_dicts())] == [None, "+10.0%", None]
+    assert in_short(table.head(1).to_dicts()) == [{"identity": jobs[0].identity}]
+    assert columns(ranking, [a_check(jobs[9], side(2.0), side(2.2))]).columns == ["identity"]
+
+
+def test_a_measured_check_of_more_tokens_is_the_one_that_is_shown(jobs):
+    live, long = (HOW.model_copy(update=said) for said in ({"way": "live", "tokens": 90}, {"tokens": 8}))
+    checks = [a_check(jobs[0], side(1.0 * at), side(1.0), how) for at, how in enumerate((HOW, long, live), 1)]
+    assert columns(pl.DataFrame({"identity": named(jobs[:1])}), checks)["check_tpot_ms"].to_list() == [2.0]
+
+
+def test_frames_have_a_column_of_checks_only_where_some_are(jobs):
+    frame = pl.DataFrame([{"about": {"identity": name}} for name in named(jobs[:3])])
+    assert COLUMN not in with_checks(frame, []).columns
+    assert caption(frame, "tpot_ms") == error_of(frame, "tpot_ms") == ""
+    known = with_checks(frame, [a_check(jobs[1], side(2.0), side(2.2))])
+    assert ringed(known, "tpot_ms") == [jobs[1].identity] and ringed(known, "ttft_ms") == ringed(frame, "tpot_ms") == []
+    assert caption(known, "tpot_ms") == (
+        "Ringed: 1 of 3 configurations, which were measured on a part of the trace, "
+        "where the replayed TPOT is off by 10.0% (mean |error|; worst +10.0%)."
+    )
+    assert caption(known, "ttft_ms") == "" and "hit rate is off by 0.0 points at most" in caption(known, "hit_rate")
+
+
+def test_a_trace_without_such_jobs_is_not_opened(sweep, jobs, tmp_path):
+    checker = Counting()
+    Checks(checker, sweep.traces, tmp_path).run([])
+    assert checker.opened_with == [] and not Path(tmp_path / "checks").exists()

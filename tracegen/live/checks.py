@@ -1,0 +1,93 @@
+"""Checks of a sweep by live runs: the model runs a trace's first requests again, beside a replay of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from policies.contract import PolicyError
+from results.checks import How, Side, side_of
+from simulator.config import ReplayConfig
+from simulator.errors import ConfigError
+from simulator.replay import plan, replay
+from sweeps.checks import Run
+from tracegen.checkpoint import Loaded
+from tracegen.errors import RecordError
+from tracegen.live.requests import check_live, requests_of
+from tracegen.live.run import Prepared, prepare, proven
+from tracegen.modules import MoeModules
+from tracegen.offload.device import described
+from traces.schema import Trace, memory_trace
+
+
+@dataclass(frozen=True)
+class Running:
+    """A `Checker`: the first requests of a trace, run live on an emulated clock. Models are loaded when needed."""
+
+    load: Callable[[Trace], Loaded]  #: the model of a trace; raises RecordError for another one's
+    model: str  #: what a check calls it
+    device: str
+    requests: int
+    _models: dict[str, tuple[Loaded, MoeModules]] = field(default_factory=dict)
+
+    def how(self, trace: Trace) -> How:
+        """What a check says of itself. Raises RecordError for a trace without token ids."""
+        requests_of(trace, 1)
+        part = self._part(trace)
+        return How(
+            way="live",
+            device=described(self._device()),
+            model=self.model,
+            layers=part.geometry.layers,
+            requests=part.requests,
+            prompt=int(part.prompt_lengths.sum()),
+            tokens=part.tokens,
+        )
+
+    def refusal(self, trace: Trace, config: ReplayConfig) -> str | None:
+        """What no live run has; then, once the model is loaded, what this one cannot run."""
+        try:
+            check_live(config)
+            plan(self._part(trace), config)
+        except (ConfigError, PolicyError) as error:
+            return str(error)
+        loaded = self._model(trace)
+        try:
+            self._prepared(loaded, trace, config)
+        except (ConfigError, PolicyError, RecordError) as error:
+            return str(error)
+        return None
+
+    @contextmanager
+    def opened(self, trace: Trace, configs: Sequence[ReplayConfig]) -> Iterator[Run]:
+        """The model is what they share."""
+        loaded = self._model(trace)
+        yield lambda config: self._ran(self._prepared(loaded, trace, config), self._part(trace))
+
+    def _ran(self, ready: Prepared, part: Trace) -> tuple[Side, Side]:
+        live, replayed = ready.run(quality=False).result, replay(part, ready.plan.config)
+        return side_of(live, part.tokens), side_of(replayed, part.tokens)
+
+    def _prepared(self, model: tuple[Loaded, MoeModules], trace: Trace, config: ReplayConfig) -> Prepared:
+        return prepare(model[0], requests_of(trace, self.requests), config, modules=model[1])
+
+    def _model(self, trace: Trace) -> tuple[Loaded, MoeModules]:
+        if trace.digest not in self._models:
+            self._models.clear()  # one in memory is enough
+            loaded = self.load(trace)
+            self._models[trace.digest] = loaded, proven(loaded)
+        return self._models[trace.digest]
+
+    def _device(self) -> str:
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        return self.device
+
+    def _part(self, trace: Trace) -> Trace:
+        """The requests that are run, as a trace of their own."""
+        if self.requests >= trace.requests:
+            return trace
+        return memory_trace(trace.header, [trace.request(at) for at in range(self.requests)], trace.router_bias)

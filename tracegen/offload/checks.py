@@ -1,0 +1,142 @@
+"""Checks of a sweep by real offloading on this machine, each beside a replay on the configuration's own platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+from policies.contract import PolicyError
+from results.checks import How, Side, side_of
+from simulator.config import ReplayConfig
+from simulator.errors import ConfigError
+from simulator.platform import Calibration
+from simulator.platform_files import platform
+from simulator.replay import Plan
+from sweeps.checks import Run
+from tracegen.offload.bench import Bench, check_measurable, replayed, slots_needed
+from tracegen.offload.compute import layout_of
+from tracegen.offload.device import compute_on, described, free_memory
+from tracegen.offload.part import tokens_of
+from tracegen.offload.slow_tier import SlowTier, kind_of
+from traces.geometry import known
+from traces.schema import Geometry, Trace, TraceError
+
+OpenSlow = Callable[[Geometry], AbstractContextManager[SlowTier]]
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """A `Checker`: the first tokens of a trace's first request, at its first layers, offloaded for real."""
+
+    named: str  #: the slow tier: disk:DIR, disk:DIR:buffered or pinned
+    open_slow: OpenSlow
+    device: str
+    throttle: float | None  #: bytes per second
+    layers: int  #: at most
+    prompt: int  #: tokens in one pass
+    decoded: int  #: tokens after them
+    _parts: dict[str, Trace] = field(default_factory=dict)
+
+    def how(self, trace: Trace) -> How:
+        """What a check says of itself. Raises ConfigError if the trace is too short."""
+        part = self._part(trace)
+        return How(
+            way="measured",
+            device=described(self.device),
+            slow_tier=kind_of(self.named),
+            throttle_bytes_per_s=self.throttle,
+            layers=part.geometry.layers,
+            prompt=self.prompt,
+            tokens=part.tokens,
+        )
+
+    def check_calibrated(self, platforms: Iterable[str], model: str) -> None:
+        """Raises ConfigError, with the command to run, for a platform that is no calibration of this machine."""
+        free_memory(self.device)  # or there is no such device
+        for name in sorted(set(platforms)):
+            if reason := mismatch(platform(name).calibration, self._here):
+                raise ConfigError(f"platform {name} {reason}; a check needs this machine's: {self._command(model)}")
+
+    @property
+    def _here(self) -> Calibration:
+        slow = kind_of(self.named)
+        return Calibration(device=described(self.device), slow_tier=slow, throttle_bytes_per_s=self.throttle)
+
+    def _command(self, model: str) -> str:
+        rate = f" --throttle {in_words(self.throttle)}" if self.throttle else ""
+        where, of = f"--slow-tier {self.named} --device {self.device}{rate}", model if _is_known(model) else "MODEL"
+        return f"moereplay calibrate {where} --model {of} --layers {self.layers} --out here.toml"
+
+    def refusal(self, trace: Trace, config: ReplayConfig) -> str | None:
+        """Policies that no real run has, another machine's figures, a cache that the memory does not hold."""
+        part = self._part(trace)
+        try:
+            ready = check_measurable(part, config)
+        except (ConfigError, PolicyError) as error:
+            return str(error)
+        if reason := mismatch(ready.machine.calibration, self._here):
+            return f"platform {config.platform} {reason}"
+        needed, free = self._memory(part, ready), free_memory(self.device)
+        if needed > free:
+            return f"capacity {config.capacity}: {needed / 1e9:.3g} GB are needed and {free / 1e9:.3g} GB are free"
+        return None
+
+    def _memory(self, part: Trace, ready: Plan) -> int:
+        """Bytes that a run takes of the device's memory."""
+        beside = layout_of(part.geometry).total if self.named == "pinned" and self.device == "cpu" else 0
+        return slots_needed(ready) * max(part.geometry.expert_bytes) + beside
+
+    @contextmanager
+    def opened(self, trace: Trace, configs: Sequence[ReplayConfig]) -> Iterator[Run]:
+        """Memory and slow tier for all of them. Raises ConfigError where this machine lacks either."""
+        part = self._part(trace)
+        compute_on(1)  # as `calibrate` does unless it is asked for more
+        with self.open_slow(part.geometry) as slow:
+            slots = max(slots_needed(check_measurable(part, config)) for config in configs)
+            bench = Bench.of(part.geometry, slow, slots, max(1, self.prompt), self.device)
+            yield lambda config: self._measured(bench, part, config)
+
+    def _measured(self, bench: Bench, part: Trace, config: ReplayConfig) -> tuple[Side, Side]:
+        ran, _ = bench.measured(part, config, self.throttle)
+        return side_of(ran.result, part.tokens), side_of(replayed(part, config).result, part.tokens)
+
+    def _part(self, trace: Trace) -> Trace:
+        if trace.digest not in self._parts:
+            layers, tokens = min(self.layers, trace.geometry.layers), self.prompt + self.decoded
+            first = int(trace.request_offsets[1])
+            if tokens > first:
+                raise ConfigError(
+                    f"a check runs {tokens} tokens, and the first request of {trace.path} has {first}: "
+                    "take fewer --check-tokens"
+                )
+            self._parts[trace.digest] = tokens_of(trace, layers, 0, tokens, self.prompt)
+        return self._parts[trace.digest]
+
+
+def mismatch(said: Calibration | None, here: Calibration) -> str | None:
+    """Why figures are not of this device, slow tier and throttle; None if they are."""
+    if said is None:
+        return "has no [calibration]"
+    if said.device != here.device:
+        return f"was calibrated on {said.device!r}, and this machine is {here.device!r}"
+    if said.slow_tier != here.slow_tier:
+        return f"was calibrated with slow tier {said.slow_tier or 'unsaid'}, and checks would use {here.slow_tier}"
+    if said.throttle_bytes_per_s != here.throttle_bytes_per_s:
+        rates = in_words(said.throttle_bytes_per_s), in_words(here.throttle_bytes_per_s)
+        return "was calibrated with throttle {}, and checks would have {}".format(*rates)
+    return None
+
+
+def _is_known(model: str) -> bool:
+    """Whether `calibrate --model` knows the sizes of this model."""
+    try:
+        known(model)
+    except TraceError:
+        return False
+    return True
+
+
+def in_words(rate: float | None) -> str:
+    """As `--throttle` takes it."""
+    return "none" if rate is None else f"{rate / 1e6:g}MB/s"
