@@ -146,7 +146,7 @@ WRONG = {
     ("--check-tokens", 4): "--check-tokens says how configurations are checked",
     ("--every", 2, "--live", "miniature", "--throttle", "1MB/s"): "--throttle means nothing beside --live",
     ("--every", 2, "--slow-tier", "pinned", "--dtype", "float32"): "--dtype means nothing beside --slow-tier",
-    (*CHECK, "--throttle", "1MB/s,none"): "--throttle '1MB/s,none': name one rate here",
+    (*CHECK, "--throttle", "1MB/s,none"): "--throttle '1MB/s,none' is no rate; write 400MB/s",
     (*CHECK, "--check-tokens", 400): "a check runs 400 tokens, and the first request of ",
     (*CHECK, "--device", "abacus"): "--device abacus: ",
     (*CHECK, "--executor", "slurm"): "--every: checks run on this machine, alone",
