@@ -37,6 +37,9 @@ class Where(NamedTuple):
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu"
     throttle: Annotated[str, typer.Option(help="Comma list: 400MB/s, none.")] = "none"
     threads: Annotated[int, typer.Option(min=1, help="That compute, on a CPU.")] = 1
+    decisions: Annotated[
+        str, typer.Option(help="auto | scripted (without prefetch) | compiled | reference: who decides in a run.")
+    ] = "auto"
 
 
 class Part(NamedTuple):
@@ -146,14 +149,18 @@ def _prepared(
 ) -> tuple[Plan, Bench]:
     """Everything that can be refused is, before the first run; `order` is how often, and the seed."""
     from tracegen.offload.bench import Bench, check_measurable, slots_needed
+    from tracegen.offload.decisions import way_of
     from tracegen.offload.device import compute_on
     from tracegen.offload.study import Cell, Plan
 
     compute_on(where.threads)
     measured, calibration = parts
-    slots = max(slots_needed(check_measurable(measured, config)) for config in configs)
+    plans = [check_measurable(measured, config) for config in configs]
+    for ready in plans:
+        way_of(ready, where.decisions)
+    slots = max(map(slots_needed, plans))
     cells = [Cell(config, throttle) for throttle in throttles for config in configs]
-    bench = Bench.of(measured.geometry, slow, slots, max(1, int(measured.prompt_lengths[0])), where.device)
+    bench = Bench.of(measured.geometry, slow, slots, max(1, int(measured.prompt_lengths[0])), where.device, where.decisions)
     return Plan(cells, order[0], measured, calibration, this.node() or "this machine", order[1]), bench
 
 

@@ -41,9 +41,10 @@ def next_event(s, lands):
 
 @fast
 def busy(s, spent):
-    """Compute is busy for so long; the links are woken now."""
+    """Compute is busy for so long, or until the caller says; the links are woken now."""
     clock = s["clock"]
-    clock["compute_at"], clock["go"], clock["wake"] = clock["time"] + spent, 0, 1
+    clock["compute_at"] = clock["time"] + spent if s["external"] == 0 else NEVER_DUE
+    clock["go"], clock["wake"] = 0, 1
 
 
 @fast

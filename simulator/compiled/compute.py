@@ -349,7 +349,7 @@ def take_arrived(s):
 @fast
 def nothing_else_until(s, end):
     """Whether compute alone has events up to then, and the links nothing to start: no need to ask who is next."""
-    return nothing_queued(s) and next_landing(s) > end and s["clock"]["cpu_at"] > end
+    return s["external"] == 0 and nothing_queued(s) and next_landing(s) > end and s["clock"]["cpu_at"] > end
 
 
 @called

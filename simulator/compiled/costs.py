@@ -1,4 +1,7 @@
-"""What compute's activities take, ns: of the platform's tables, slower while a link works if they share a memory."""
+"""What compute's activities take, ns: of the platform's tables, slower while a link works if they share a memory.
+
+Where the caller says when something ends, nothing is known when it begins.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ from simulator.compiled.runtime.state import (
 def dense_cost(s, index, layer):
     """The dense part of one layer in a pass."""
     row = dense_row(s)[index]
+    if s["external"] == 1:
+        return 0
     if s["slows_compute"] == 1 and any_link_is_busy(s):
         return slow_dense_ns(s)[row, layer] + (slow_kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
     return dense_ns(s)[row, layer] + (kv_ns(s)[index] if s["reads_kv"] == 1 else 0)
@@ -47,6 +52,8 @@ def lasts(s, turn):
 @fast
 def expert_cost(s, y, tokens):
     """One copy of the layer in progress over so many tokens."""
+    if s["external"] == 1:
+        return 0
     kind = now(s)["layer"] if s["precisions"] == 1 else kind_of(s, y)
     if s["slows_compute"] == 1 and any_link_is_busy(s):
         return slow_expert_ns(s)[cost_row(s)[kind], tokens]

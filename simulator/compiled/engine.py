@@ -13,14 +13,15 @@ from policies.contract import RESIDENT
 from simulator.compiled.fast_path import FastHooks, fast_path
 from simulator.compiled.kernel import kernel, priced_kernel
 from simulator.compiled.runtime import hooks
-from simulator.compiled.runtime.calls import call, flat
+from simulator.compiled.runtime.calls import caller, flat
 from simulator.compiled.runtime.costs import Inputs
 from simulator.compiled.runtime.initial import SimulationState, initial_state
 from simulator.compiled.runtime.inputs import inputs_from, inputs_of
 from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.compiled.runtime.machine_code import COMPILING, is_kept, kept
 from simulator.compiled.runtime.outcome import check, counters_of, events_of
-from simulator.compiled.runtime.variants import FROZEN, PLAIN
+from simulator.compiled.runtime.variants import FROZEN, OWN_CLOCK, PLAIN, STEPPED
+from simulator.compiled.stepped import stepped_kernel
 from simulator.config import KINDS, PolicySet
 from simulator.interface import EndState, FinishedRun, RunSpec
 from simulator.oracle import Oracle, oracle_of, oracle_of_trace
@@ -32,26 +33,27 @@ from traces.schema import Trace
 LINES = 1 << 16
 #: What each kernel takes beside the state: a named tuple of pointers to hooks.
 POINTERS = {kernel: hooks.BoundHooks, priced_kernel: hooks.BoundHooks, fast_path: FastHooks}
+POINTERS |= {stepped_kernel: hooks.BoundHooks}
 #: The numbers of a state that each takes for constants.
-CONSTANTS = {kernel: PLAIN, priced_kernel: {}, fast_path: FROZEN}
-PARTS = {kernel: "general", priced_kernel: "most general", fast_path: "usual"}
+CONSTANTS = {kernel: PLAIN, priced_kernel: OWN_CLOCK, fast_path: FROZEN, stepped_kernel: STEPPED}
+PARTS = {kernel: "general", priced_kernel: "most general", fast_path: "usual", stepped_kernel: "stepped"}
 LOG = logging.getLogger(__name__)
 
 
 def run(trace: Trace, spec: RunSpec) -> FinishedRun:
     """Replay a trace. Raises TraceError, PolicyError or ConfigError."""
-    return run_inputs(*_given(trace, spec), spec).ran
+    return run_inputs(*given(trace, spec), spec).ran
 
 
 def run_with_state(trace: Trace, spec: RunSpec) -> EndState:
     """The same, with the state at the end."""
-    state = waited_for(partial(_finished, *_given(trace, spec), spec))
+    state = waited_for(partial(_finished, *given(trace, spec), spec))
     memories = [[state.arrays[f"own_{of}_{i}"] for of in ("rows", "regs", "reals")] for i in range(len(KINDS))]
     residents = np.flatnonzero(state.arrays["copies"]["state"] == RESIDENT).tolist()
     return EndState(_ran(state, spec), residents, memories)
 
 
-def _given(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
+def given(trace: Trace, spec: RunSpec) -> tuple[Inputs, Oracle]:
     """What there is to replay, and what is known of it beforehand."""
     config, chosen = spec.config, spec.chosen
     needs = frozenset().union(*(getattr(chosen, kind).needs for kind in KINDS))
@@ -99,22 +101,27 @@ def _ran(state: SimulationState, spec: RunSpec) -> FinishedRun:
 
 
 def _start(state: SimulationState, chosen: PolicySet) -> None:
-    of = fast_path if state.is_fast else kernel if state.is_plain else priced_kernel
+    bound(fast_path if state.is_fast else kernel if state.is_plain else priced_kernel, state, chosen)()
+
+
+def bound(of: Callable, state: SimulationState, chosen: PolicySet) -> Callable[[], None]:
+    """A kernel with what it takes, compiled or from disk: to be called once, or, if it is stepped, step by step."""
     with COMPILING:  # runs of other threads go on meanwhile
         code = machine_code(of)
         pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
-    code(state.argument, pointers)
+    if isinstance(code, int):
+        return caller(code, list(flat((state.argument, pointers))))
+    return partial(code, state.argument, pointers)
 
 
 @cache
-def machine_code(of: Callable) -> Callable:
-    """A kernel, compiled or from disk."""
+def machine_code(of: Callable) -> Callable | int:
+    """The address of a kernel, compiled or from disk; in plain Python the kernel."""
     if IS_PYTHON:
         return of
     if not is_kept(of.__name__):
         LOG.info("compiling the replay engine's %s part (about half a minute, once)", PARTS[of])
-    address = kept(of.__name__, partial(_built, of))
-    return lambda state, pointers: call(address, list(flat((state, pointers))))
+    return kept(of.__name__, partial(_built, of))
 
 
 def _built(of: Callable) -> Any:

@@ -201,7 +201,8 @@ def begin(s, link, y, claimed):
     if s["has_admit"] == 1:
         owned(s)[y]["bypasses"] = 1 if claimed == BYPASSED else 0
     at = place(s, link, mine["flight_end"])
-    flight(s)[at], lands(s)[at] = y, NEVER_DUE if s["link"]["closed"] == 1 else ends
+    never = s["link"]["closed"] == 1 or s["external"] == 1
+    flight(s)[at], lands(s)[at] = y, NEVER_DUE if never else ends
     if s["has_pieces"] == 1:
         piece_at(s)[at] = NEVER_DUE if s["link"]["closed"] == 1 else first_piece(s, link, y)
     mine["flight_end"] += 1

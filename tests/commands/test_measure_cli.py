@@ -39,7 +39,13 @@ def test_the_document_has_runs_beside_their_replays(trace):
         of = found["summary"][kind]
         assert of.keys() == {"runs", "bias", "mape", "worst", "r", "repeat_spread"} and of["runs"] == 4
     assert found["summary"]["closure"].keys() == {"mape", "worst"}
-    assert found["summary"]["closure"]["mape"] < 0.2
+    slow = [run for run in found["runs"] if run["throttle_bytes_per_s"] and run["config"]["prefetch"] == "none"]
+    assert slow and all(abs(run["closure"]["tpot_ms"] / run["measured"]["tpot_ms"] - 1) < 0.2 for run in slow)
+    assert {run["config"]["prefetch"]: run["decisions"] for run in found["runs"]} == {
+        "none": "scripted",
+        "top_k": "compiled",
+    }
+    assert found["summary"]["gate_ms"].keys() == {"scripted", "compiled"}
     assert found["summary"]["repeat_spread"] > 0
     quiet = [each for each in found["runs"] if each["config"]["prefetch"] == "none"]
     assert all(each["agreement"]["same"] == each["agreement"]["accesses"] for each in quiet)

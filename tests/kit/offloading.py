@@ -41,10 +41,12 @@ def geometry(**said: object) -> Geometry:
     return Geometry.model_validate(sizes | more | said)
 
 
-def bench_of(trace: Trace, configs: list[ReplayConfig], slow: SlowTier | None = None) -> Bench:
+def bench_of(
+    trace: Trace, configs: list[ReplayConfig], slow: SlowTier | None = None, way: str = "auto"
+) -> Bench:
     """Memory for all of them; experts lie in memory unless a slow tier is given."""
     slots = max(slots_needed(plan(trace, config)) for config in configs)
-    return Bench.of(trace.geometry, slow or Memory(layout_of(trace.geometry), "cpu"), slots, 4, "cpu")
+    return Bench.of(trace.geometry, slow or Memory(layout_of(trace.geometry), "cpu"), slots, 4, "cpu", way)
 
 
 def config_of(**settings: object) -> ReplayConfig:

@@ -35,9 +35,11 @@ ABOUT = Calibration(device="here")
 
 @pytest.mark.parametrize("eviction", ["lru", "least_stale", "lfu", "belady"])
 @pytest.mark.parametrize("contract", ["atomic", "sequential"])
-def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contract):
+@pytest.mark.parametrize("way", ["scripted", "compiled", "reference"])
+def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contract, way):
     trace, config = trace_of(), config_of(eviction=eviction, contract=contract)
-    ran, durations = bench_of(trace, [config]).measured(trace, config)
+    ran, durations = bench_of(trace, [config], way=way).measured(trace, config)
+    assert ran.decisions == way and ran.gate_ns > 0
     simulated = replayed(trace, config)
     said = agreement(ran.result.events, simulated.result.events)
     assert said == {"accesses": simulated.result.totals["accesses"], "same": said["accesses"], "first_divergence": None}
@@ -63,9 +65,10 @@ def test_a_replay_of_measured_durations_takes_what_the_run_took(prefetch):
      {"passes": "token"}],
     ids=str,
 )  # fmt: skip
-def test_any_policy_set_runs_and_computes_the_right_bytes(settings):
+@pytest.mark.parametrize("way", ["auto", "reference"])
+def test_any_policy_set_runs_and_computes_the_right_bytes(settings, way):
     trace, config = trace_of(), config_of(**settings)
-    ran, _ = bench_of(trace, [config]).measured(trace, config)
+    ran, _ = bench_of(trace, [config], way=way).measured(trace, config)
     totals = ran.result.totals
     assert totals["hits"] + totals["late"] + totals["misses"] == totals["accesses"] > 0
 

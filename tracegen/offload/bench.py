@@ -17,6 +17,7 @@ from simulator.replay import Plan, plan, report, report_measured, source_of
 from tracegen.offload.arena import Arena, Slots, arena_of
 from tracegen.offload.clock import undisturbed
 from tracegen.offload.compute import Layers, shape_of
+from tracegen.offload.decisions import AUTO, Decider, way_of
 from tracegen.offload.durations import Durations, as_machine
 from tracegen.offload.machine import RealMachine
 from tracegen.offload.slow_tier import SlowTier, faults_named, throttled
@@ -30,6 +31,8 @@ class Ran(NamedTuple):
 
     result: Result
     pass_ns: np.ndarray  #: (passes,) nanoseconds
+    decisions: str = ""  #: of a real run: who decided, one of `decisions.WAYS`
+    gate_ns: float = 0.0  #: and what that took at a gate, mean
 
 
 def check_measurable(trace: Trace, config: ReplayConfig) -> Plan:
@@ -63,12 +66,15 @@ class Bench:
     arena: Arena
     layers: Layers
     slow: SlowTier
+    decisions: str = AUTO
 
     @classmethod
-    def of(cls, geometry: Geometry, slow: SlowTier, slots: int, most_tokens: int, device: str) -> Bench:
+    def of(
+        cls, geometry: Geometry, slow: SlowTier, slots: int, most_tokens: int, device: str, decisions: str = AUTO
+    ) -> Bench:
         """Raises ConfigError where the slots do not fit this machine's memory."""
         arena = arena_of(slots, max(geometry.expert_bytes), device)
-        return cls(arena, Layers(geometry, most_tokens, device), slow)
+        return cls(arena, Layers(geometry, most_tokens, device), slow, decisions)
 
     def measured(self, trace: Trace, config: ReplayConfig, throttle: float | None = None) -> tuple[Ran, Durations]:
         """A real run, and how long everything took.
@@ -76,15 +82,17 @@ class Bench:
         Raises ConfigError where the slow tier fails, AssertionError for an expert of wrong bytes.
         """
         ready = check_measurable(trace, config)
-        slow = throttled(self.slow, throttle)
+        way = way_of(ready, self.decisions)
+        decider, slow = Decider(trace, ready, way), throttled(self.slow, throttle)
         machine = RealMachine(self.layers, slots := Slots(self.arena, slow), slow)
         gc.collect()
         try:
             with faults_named(), undisturbed():
-                ran = reference.run(source_of(trace, ready), ready.spec(True), machine.machine, slots)
+                ran = decider.run(machine.machine, slots)
         finally:
             machine.close()
-        return Ran(report_measured(ran, ready), np.diff(machine.durations.passes)), machine.durations
+        lasted = machine.durations
+        return Ran(report_measured(ran, ready), np.diff(lasted.passes), way, lasted.gate_ns), lasted
 
 
 def replayed(trace: Trace, config: ReplayConfig, durations: Durations | None = None) -> Ran:

@@ -55,6 +55,8 @@ def run_document(run: Measurement, label: str) -> dict[str, Any]:
         "slow_tier": label,
         "throttle_bytes_per_s": run.cell.throttle,
         "repeat": run.repeat,
+        "decisions": run.measured.decisions,
+        "gate_ms": run.measured.gate_ns / MS,
         **{name: figures(each) for name, each in ran.items()},
         "agreement": agreement(run.measured.result.events, run.simulated.result.events),
         "per_token": {f"{name}_ms": [round(ns / MS, 4) for ns in each.pass_ns.tolist()] for name, each in ran.items()},
@@ -71,7 +73,16 @@ def summary(runs: Sequence[Measurement]) -> dict[str, Any]:
         "raw": _errors(raw),
         "closure": {"mape": fmean(closure), "worst": max(closure)} if closure else None,
         "repeat_spread": repeat_spread(runs),
+        "gate_ms": _gates(runs),
     }
+
+
+def _gates(runs: Sequence[Measurement]) -> dict[str, float]:
+    """What decisions took at a gate, mean, by who decided."""
+    by_way = defaultdict[str, list[float]](list)
+    for run in runs:
+        by_way[run.measured.decisions].append(run.measured.gate_ns / MS)
+    return {way: fmean(each) for way, each in sorted(by_way.items())}
 
 
 def _errors(runs: Sequence[Measurement]) -> dict[str, Any]:
@@ -124,6 +135,7 @@ def _row(run: Measurement) -> dict[str, object]:
     return {
         "eviction": config.eviction,
         "prefetch": config.prefetch,
+        "decided": run.measured.decisions,
         "capacity": config.capacity,
         "link": "raw" if run.cell.throttle is None else f"{run.cell.throttle / 1e6:g} MB/s",
         **{name: f"{time:.1f}" for name, time in times.items()},
@@ -147,4 +159,6 @@ def summary_lines(runs: Sequence[Measurement]) -> list[str]:
     lines.append(
         f"closure, measured durations replayed: mean |error| {closure['mape']:.2%}, worst {closure['worst']:.2%}"
     )
+    spent = ", ".join(f"{way} {spent:.2f} ms" for way, spent in found["gate_ms"].items())
+    lines.append(f"decisions at a gate: {spent}")
     return lines

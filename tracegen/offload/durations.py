@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 import simpy
@@ -52,6 +53,11 @@ class Durations:
 
     computed: list[Computed] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
+
+    @property
+    def gate_ns(self) -> float:
+        """Mean time that decisions took after a dense part: at a gate."""
+        return fmean([each.decided for each in self.computed if each.y == DENSE] or [0])
 
     @property
     def passes(self) -> list[int]:

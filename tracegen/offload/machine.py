@@ -67,9 +67,10 @@ class RealMachine:
         self._layers.expert(as_weights(slot, self._layout.dtype), tokens)
 
     def _begin(self, y: int, layer: int, tokens: int, work: Callable[[], None]) -> Activity:
+        waited = self._asked is None and self.clock.taken_of_link  # for a transfer: deciding is part of what follows
         now = self.clock.now
         self._end_of_turn(now)
-        self._asked = _Asked(y, layer, tokens, self._under_way > 0, now)
+        self._asked = _Asked(y, layer, tokens, self._under_way > 0, self.clock.taken if waited else now)
         activity = self._accelerator.begin(work)
         activity.measured(self._take)
         return activity

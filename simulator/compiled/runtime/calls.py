@@ -96,11 +96,19 @@ def flat(argument: Any) -> Iterator[Any]:
 
 def call(address: int, numbers: list[Any]) -> None:
     """Call what returns nothing. Raises what it raises."""
+    caller(address, numbers)()
+
+
+def caller(address: int, numbers: list[Any]) -> Callable[[], None]:
+    """`call`, made once for many calls with the same arguments."""
     code = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *map(type, numbers))(address)
     result, raised = ctypes.c_void_p(), ctypes.POINTER(Raised)()
-    status = code(ctypes.addressof(result), ctypes.addressof(raised), *numbers)
-    if status not in (DONE, NOTHING):
-        _raise(raised.contents)
+
+    def called() -> None:
+        if code(ctypes.addressof(result), ctypes.addressof(raised), *numbers) not in (DONE, NOTHING):
+            _raise(raised.contents)
+
+    return called
 
 
 def _raise(raised: Raised) -> None:

@@ -19,7 +19,7 @@ from simulator.compiled.runtime.layout import ARRAYS, HEAD, MEMORIES, POSITIONS,
 from simulator.compiled.runtime.queues import NO_QUEUE
 from simulator.compiled.runtime.ranking import TOUCH
 from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
-from simulator.compiled.runtime.variants import is_fast, is_plain
+from simulator.compiled.runtime.variants import OWN_CLOCK, STEPPED, is_fast, is_plain
 from simulator.compiled.weights import FAMILIES
 from simulator.config import KINDS, PolicySet, parse_reset
 from simulator.interface import RunSpec
@@ -62,10 +62,16 @@ def _head(numbers: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> list[
     return head
 
 
-def initial_state(inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0, keep: bool = False) -> SimulationState:
-    """As at the start. `lines` of the event log are kept, and what every token ran if `keep`."""
+def initial_state(
+    inputs: Inputs, oracle: Oracle, spec: RunSpec, lines: int = 0, keep: bool = False, stepped: bool = False
+) -> SimulationState:
+    """As at the start. `lines` of the event log are kept, and what every token ran if `keep`.
+
+    If it is `stepped`, the caller says when something ends, and prices are only what policies may read.
+    """
     chosen = spec.chosen.priced(spec.times)
     numbers = _scalars(spec, chosen) | _prices(spec) | _lengths(inputs, spec, chosen, lines, keep)
+    numbers |= STEPPED if stepped else OWN_CLOCK
     numbers |= {"weighted": len(inputs["token_weights"]) > 0, "scored": len(inputs["token_choice"]) > 0, "keeps": keep}
     numbers |= {"batched": numbers["n_batched"] > 0}
     numbers |= {"knows_future": numbers["n_demand"] > 0 and not chosen.changes_routing}

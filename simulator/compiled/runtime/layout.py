@@ -21,14 +21,14 @@ def record(names: str) -> np.dtype:
 
 
 #: What does not change in a run. `listeners_*` are sets, bit i for the i-th kind of policy; `keys_read_*` is what the
-#: eviction policy's keys depend on, `reads_*` what any hook reads.
+#: eviction policy's keys depend on, `reads_*` what any hook reads. `external`: the caller says when something ends.
 SETTING = (
     "layers experts width precisions passes per_layer sequential after_demand free_only reset_every "
     "side_slots reach logs keeps batched weighted scored knows_future by_key queue key_scope ranks row_length "
     "keys_read_demand keys_read_future keys_read_predictions keys_read_gate reads_passes reads_weights reads_logits "
     "reads_choice reads_ids reads_demand reads_need renews "
     "has_choose has_suggest has_want has_resolve has_substitute has_admit asks_of_each has_cpu "
-    "has_loading waits_for_all has_start slows_compute reads_kv has_pieces "
+    "has_loading waits_for_all has_start slows_compute reads_kv has_pieces external "
     + "".join(f"listeners_{event} " for event in EVENTS)
 )
 #: What changes, in records: each is written by the file of its name only (tests/simulator/test_state_owners.py).
@@ -52,6 +52,7 @@ RECORDS = {
     "counters": record("row page"),
     "log": record("lines"),
     "reset": record("tokens"),
+    "stepped": record("ended y elapsed"),
     "errors": record("error culprit"),
 }
 #: Records of which there are several, the most that there may be. They are part of the state, so that the first row is

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from policies.contract import PolicyError
@@ -83,14 +85,17 @@ def _times(columns: list[int]) -> Row:
 
 def events_of(state: SimulationState, spec: RunSpec) -> list[Event]:
     """The event log in words."""
-    lines = state.arrays["log"][: int(state["log"]["lines"])].tolist()
-    return [
-        Event(t0, t1, KINDS[kind], step_pass, layer, expert, precision, _cause(cause, spec))
-        for t0, t1, kind, step_pass, layer, expert, precision, cause in lines
-    ]
+    return [event_of(line, spec) for line in state.arrays["log"][: int(state["log"]["lines"])].tolist()]
 
 
-def _cause(cause: int, spec: RunSpec) -> str:
+def event_of(line: Sequence[int], spec: RunSpec) -> Event:
+    """A line in words; it is numbers as in `layout.EVENT`."""
+    t0, t1, kind, step_pass, layer, expert, precision, cause = line
+    return Event(t0, t1, KINDS[kind], step_pass, layer, expert, precision, cause_of(cause, spec))
+
+
+def cause_of(cause: int, spec: RunSpec) -> str:
+    """In words."""
     if cause == BY_RESET:
         return spec.config.reset
     return f"for {cause}" if cause >= 0 else CAUSES[-cause]

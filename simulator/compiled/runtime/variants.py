@@ -15,10 +15,15 @@ from typing import Any
 
 from policies.hooks import EVENTS
 
+#: The engine says when something ends.
+OWN_CLOCK = {"external": 0}
 #: Two tiers, and no price that is more than a number in a table.
-PLAIN = dict.fromkeys(
+TWO_TIERS = dict.fromkeys(
     ("n_tiers", "has_loading", "waits_for_all", "has_start", "slows_compute", "reads_kv", "has_pieces"), 0
 )
+PLAIN = TWO_TIERS | OWN_CLOCK
+#: The caller says when something ends, of compute and of one link.
+STEPPED = {**TWO_TIERS, "external": 1, "n_links": 1, "logs": 1, "has_cpu": 0}
 #: Two tiers and one link, passes of one request each, one precision, contract `atomic`, every miss fetched, no
 #: listeners, no log, no price that is more than a number in a table: a cached copy is all that there is.
 FROZEN = {

@@ -1,0 +1,177 @@
+"""Decisions in steps, on any machine: who decides learns what has ended, and says what begins.
+
+The reference engine decides in the events of its machine, which is slow in Python. Here decisions come from the
+compiled engine in steps (`simulator.compiled.stepper`), or from a script that a replay has written (`simulator.script`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from simulator.interface import FinishedRun
+from simulator.reference.clock import Activity, Bell, Span
+from simulator.reference.machine import Machine
+from simulator.reference.placement import Area, Placement
+from simulator.reference.transfers import Transfer
+
+NO_COPY = -1
+#: What is begun, in the words of the event log.
+ACTED_ON = ("dense", "expert", "transfer", "evict", "reset")
+
+
+class Begun(NamedTuple):
+    """Something that begins."""
+
+    kind: str  #: one of ACTED_ON
+    layer: int
+    y: int  #: copy, NO_COPY of a dense part or a reset
+    tokens: int  #: of a dense part or an expert
+    cause: str  #: as in the event log
+    line: int  #: of the event log
+
+
+class Decisions(Protocol):
+    """Who decides in a run. Times are integer nanoseconds of the machine's clock."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether compute has nothing left to do."""
+        ...
+
+    @property
+    def is_called_up(self) -> bool:
+        """Whether compute, which waited, may go on: `resumed` is due when nothing else lands now."""
+        ...
+
+    def begin(self, now: int) -> Sequence[Begun]:
+        """The run begins."""
+        ...
+
+    def computed(self, now: int, elapsed: int) -> Sequence[Begun]:
+        """Compute has ended, at `now`, what it was busy with for `elapsed` ns."""
+        ...
+
+    def landed(self, y: int, now: int, elapsed: int) -> Sequence[Begun]:
+        """The oldest transfer under way, of copy y, is complete; it kept the link for `elapsed` ns."""
+        ...
+
+    def resumed(self, now: int) -> Sequence[Begun]:
+        """Compute goes on."""
+        ...
+
+    def abandoned(self, y: int, elapsed: int) -> None:
+        """A transfer has ended that a reset, or the end of the run, has abandoned."""
+        ...
+
+    def note_end(self, line: int, now: int) -> None:
+        """What began in this line of the event log was over at `now`."""
+        ...
+
+    def close(self) -> FinishedRun:
+        """The counters and the event log; the run ended with its last step."""
+        ...
+
+
+def run(decisions: Decisions, machine: Machine, placement: Placement, warm: Iterable[int] = ()) -> FinishedRun:
+    """A run to its end; copies `warm` are in the fast tier before. Raises what the machine or a policy raises."""
+    for y in warm:
+        placement.warmed(y)
+    stage = _Stage(decisions, machine, placement, warm)
+    stage.act(decisions.begin(int(machine.env.now)))
+    while not decisions.is_over or stage.rings:
+        machine.env.step()
+    while stage.under_way:  # only its end tells how long it took
+        stage.closed = True
+        machine.env.step()
+    return decisions.close()
+
+
+class _Stage:
+    """What has begun on the machine."""
+
+    def __init__(self, decisions: Decisions, machine: Machine, placement: Placement, warm: Iterable[int]) -> None:
+        self._decisions, self._machine, self._placement = decisions, machine, placement
+        self._placed = set(warm)
+        self._streamed: int | None = None  # the copy in the bypass buffer
+        self._epoch = 0
+        self.under_way = 0  #: transfers
+        self.rings = False  #: compute is about to be resumed
+        self.closed = False
+
+    def act(self, begun: Sequence[Begun]) -> None:
+        """Let it begin on the machine, in this order."""
+        for each in begun:
+            getattr(self, f"_{each.kind}")(each)
+
+    def _dense(self, begun: Begun) -> None:
+        activity = self._machine.accelerator.dense(begun.layer, begun.tokens)
+        activity.measured(partial(self._note_end, begun))
+        activity.then(partial(self._computed, activity))
+
+    def _expert(self, begun: Begun) -> None:
+        activity = self._machine.accelerator.expert(begun.layer, begun.y, begun.tokens)
+        activity.measured(partial(self._note_end, begun))
+        activity.then(partial(self._computed, activity, begun.y))
+
+    def _transfer(self, begun: Begun) -> None:
+        streams = begun.cause == "streamed"
+        self._place(begun.y, Area.BYPASS if streams else Area.POOL)
+        self._streamed = begun.y if streams else self._streamed
+        transfer = Transfer(begun.y, begun.layer, begun.cause == "prefetch", 0, bypasses=streams)
+        activity = self._machine.links[0].start(transfer, False)
+        self.under_way += 1
+        activity.measured(partial(self._note_end, begun))
+        activity.then(partial(self._landed, activity, begun.y, self._epoch))
+
+    def _evict(self, begun: Begun) -> None:
+        self._vacate(begun.y)
+
+    def _reset(self, begun: Begun) -> None:
+        """What is under way goes on, but nobody waits for it."""
+        self._epoch += 1
+        self._machine.links[0].abandon()
+        for y in sorted(self._placed):
+            self._vacate(y)
+
+    def _place(self, y: int, area: Area) -> None:
+        self._placed.add(y)
+        self._placement.placed(y, area)
+
+    def _vacate(self, y: int) -> None:
+        self._placed.remove(y)
+        self._placement.vacated(y)
+
+    # ends
+
+    def _note_end(self, begun: Begun, span: Span) -> None:
+        self._decisions.note_end(begun.line, span.ended)
+
+    def _computed(self, activity: Activity, y: int = NO_COPY) -> None:
+        assert activity.span is not None
+        if y != NO_COPY and y == self._streamed:
+            self._vacate(y)
+            self._streamed = None
+        self.act(self._decisions.computed(int(self._machine.env.now), activity.span.spent))
+
+    def _landed(self, activity: Activity, y: int, epoch: int) -> None:
+        assert activity.span is not None
+        self.under_way -= 1
+        if self.closed or epoch != self._epoch:
+            self._decisions.abandoned(y, activity.span.spent)
+            return
+        self.act(self._decisions.landed(y, int(self._machine.env.now), activity.span.spent))
+        if self._decisions.is_called_up and not self.rings:
+            self._ring()
+
+    def _ring(self) -> None:
+        """Compute goes on in an event of this time, after all that lands now."""
+        self.rings = True
+        bell = Bell(self._machine.env)
+        bell.callbacks.append(lambda _: self._resume())
+        bell.ring()
+
+    def _resume(self) -> None:
+        self.rings = False
+        self.act(self._decisions.resumed(int(self._machine.env.now)))

@@ -1,0 +1,163 @@
+"""Decisions in steps: the compiled engine asked step by step, and a script, decide what a whole replay decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from policies.errors import PolicyError
+from policies.grammar import parse
+from simulator.compiled.stepper import Stepper, can_step
+from simulator.errors import ConfigError
+from simulator.interface import RunSpec
+from simulator.reference.machine import Machine, simulated
+from simulator.reference.placement import Area, Unobserved
+from simulator.script import Script, TimingMattersError, script_of
+from simulator.steps import run
+from tests.kit.cases import Outcome, Prompted, compiled_run, machine, outcome_of, sizes, spec_of, tokens
+from tests.kit.cases import ListSource as Lists
+from tests.kit.parity import anything
+from tests.kit.scenarios import Scenario
+
+LATER = ("link_busy_ns",)  # charged when a transfer ends, and no longer when it begins
+
+
+def searched(cases: int):
+    return settings(
+        max_examples=cases, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+
+
+def spec_for(scenario: Scenario, **times: Any) -> RunSpec:
+    """One link, and no price that is more than a number in a table."""
+    plain = {name: value for name, value in scenario.times.items() if name not in ("more", "tiers", "share", "prices")}
+    miss = parse("miss", scenario.settings["miss"])
+    assume(not miss.policy.uses_cpu(miss.params))
+    spec = spec_of(scenario.source.geometry, scenario.pools, machine(**plain | times), True, **scenario.settings)
+    assume(can_step(spec))
+    return spec
+
+
+def copies(spec: RunSpec) -> list[int]:
+    layout = spec.layout
+    return [(layer * layout.geometry.experts + expert) * layout.precisions for layer, expert in spec.config.warm]
+
+
+def on(spec: RunSpec) -> Machine:
+    return simulated(spec.times, spec.layout.precisions)
+
+
+def without(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in LATER} for row in rows]
+
+
+def same(ours: Outcome, theirs: Outcome) -> bool:
+    rows = ((ours.layers, theirs.layers), (ours.requests, theirs.requests))
+    return ours.totals == theirs.totals and all(without(mine) == without(other) for mine, other in rows)
+
+
+@searched(120)
+@given(anything())
+def test_in_steps_the_engine_does_what_it_does_whole(scenario: Scenario) -> None:
+    spec = spec_for(scenario)
+    whole = outcome_of(compiled_run(scenario.source, spec))
+    steps = outcome_of(run(Stepper.of_source(scenario.source, spec), on(spec), Unobserved(), copies(spec)))
+    assert steps.events == whole.events and same(steps, whole)
+
+
+@searched(80)
+@given(anything(prefetch="none"), st.integers(0, 9), st.integers(0, 9), st.sampled_from([0.14, 0.3, 1, 7]))
+def test_without_prefetch_a_script_holds_on_any_machine(
+    scenario: Scenario, dense_ns: int, expert_ns: int, rate: float
+) -> None:
+    spec = spec_for(scenario, depth=1)
+    engine: Callable[[], Stepper] = lambda: Stepper.of_source(scenario.source, spec)  # noqa: E731
+    whole = outcome_of(compiled_run(scenario.source, spec))
+    scripted = outcome_of(run(script_of(engine, on(spec), copies(spec)), on(spec), Unobserved(), copies(spec)))
+    assert sorted(map(str, scripted.events)) == sorted(map(str, whole.events)) and same(scripted, whole)
+    other = spec_for(scenario, depth=1, dense_ns=dense_ns, expert_ns=expert_ns, bytes_per_ns=rate)
+    elsewhere = script_of(engine, on(spec), copies(spec))
+    there = outcome_of(run(elsewhere, on(other), Unobserved(), copies(spec)))
+    assert there.totals == outcome_of(compiled_run(scenario.source, other)).totals
+
+
+def demand(*rows: Any) -> Lists:
+    return Lists(sizes(2, 4, k=2), [Prompted(tokens(*rows))])
+
+
+ROWS = [([0, 1], [2, 3]), ([2, 3], [0, 1]), ([0, 2], [1, 3]), ([1, 3], [0, 2]), ([0, 1], [2, 3])]
+
+
+def test_an_engine_that_would_decide_otherwise_ends_the_run() -> None:
+    source = demand(*ROWS)
+    spec = spec_of(source.geometry, 5, machine(), eviction="random")
+    others = [replace(spec, config=spec.config.model_copy(update={"seed": seed})) for seed in range(9)]
+    made = iter([spec, *others])
+    script = script_of(lambda: Stepper.of_source(source, next(made)), on(spec), [])
+    outcomes = []
+    for _ in others:
+        try:
+            run(Script(script.kept, lambda: Stepper.of_source(source, next(made))), on(spec), Unobserved())
+        except TimingMattersError as error:
+            outcomes.append(str(error))
+    assert outcomes and all("--decisions compiled" in each for each in outcomes)
+
+
+def test_what_prefetches_has_no_script() -> None:
+    source = demand(*ROWS)
+    spec = spec_of(source.geometry, 5, machine(dense_ns=9), prefetch="oracle")
+    with pytest.raises(ValueError, match="what is prefetched depends on timing"):
+        script_of(lambda: Stepper.of_source(source, spec), on(spec), [])
+
+
+class Seats:
+    """A placement that says how many copies lie there, and refuses to place one twice."""
+
+    def __init__(self) -> None:
+        self.there: dict[int, Area] = {}
+        self.most = 0
+
+    def warmed(self, y: int) -> None:
+        self.placed(y, Area.POOL)
+
+    def placed(self, y: int, area: Area) -> None:
+        assert y not in self.there
+        self.there[y] = area
+        self.most = max(self.most, len(self.there))
+
+    def promoted(self, y: int) -> None:
+        self.there[y] = Area.POOL
+
+    def vacated(self, y: int) -> None:
+        del self.there[y]
+
+
+@searched(60)
+@given(anything())
+def test_copies_are_placed_where_the_reference_places_them(scenario: Scenario) -> None:
+    from simulator.reference.engine import run as reference
+
+    spec = spec_for(scenario)
+    ours, theirs = Seats(), Seats()
+    run(Stepper.of_source(scenario.source, spec), on(spec), ours, copies(spec))
+    reference(scenario.source, spec, on(spec), theirs)
+    assert ours.there.keys() == theirs.there.keys() and ours.most == theirs.most
+
+
+def test_what_steps_do_not_know_is_refused_by_their_check() -> None:
+    geometry = sizes(2, 4)
+    assert can_step(spec_of(geometry, 4, machine()))
+    assert not can_step(spec_of(geometry, 4, machine(prices={"overlap": "none"})))
+    assert not can_step(spec_of(geometry, 4, machine(prices={"link": {"first_piece": 0.5}})))
+
+
+def test_what_ends_a_run_is_raised() -> None:
+    source = demand(*ROWS)
+    spec = spec_of(source.geometry, 5, machine(cpu_ns=1), miss="cpu")
+    with pytest.raises((ConfigError, PolicyError)):
+        run(Stepper.of_source(source, spec), on(spec), Unobserved())

@@ -1,0 +1,66 @@
+"""Who decides in a real run: a script without prefetch, else the compiled engine in steps, else the reference engine."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from simulator.compiled.stepper import Stepper, can_step
+from simulator.errors import ConfigError
+from simulator.interface import FinishedRun, RunSpec
+from simulator.reference import engine as reference
+from simulator.reference.machine import Machine, simulated
+from simulator.reference.placement import Placement
+from simulator.replay import Plan, source_of
+from simulator.script import script_of
+from simulator.steps import Decisions, run
+from traces.schema import Trace
+from traces.spelling import hint
+
+AUTO, SCRIPTED, COMPILED, REFERENCE = WAYS = ("auto", "scripted", "compiled", "reference")
+
+
+def way_of(ready: Plan, wanted: str = AUTO) -> str:
+    """The fastest way that this run allows, or the one that is wanted. Raises ConfigError where it cannot be."""
+    if wanted not in WAYS:
+        raise ConfigError(f"--decisions knows no {wanted!r}: {hint(wanted, WAYS)}")
+    steps, prefetches = can_step(ready.spec(True)), ready.chosen.prefetch.policy.suggest is not None
+    if wanted == AUTO:
+        return REFERENCE if not steps else COMPILED if prefetches else SCRIPTED
+    if wanted == SCRIPTED and prefetches:
+        raise ConfigError(
+            f"--decisions scripted: what prefetch {ready.chosen.prefetch.text()} does depends on timing; use compiled"
+        )
+    if wanted != REFERENCE and not steps:
+        raise ConfigError(f"--decisions {wanted}: platform {ready.machine.name} has prices that it does not know")
+    return wanted
+
+
+class Decider:
+    """Made before a run, so that no time of it is spent on that."""
+
+    def __init__(self, trace: Trace, ready: Plan, way: str) -> None:
+        """`way` is one of WAYS but `auto`."""
+        self._trace, self._ready, self._spec = trace, ready, ready.spec(True)
+        self._warm = _copies(self._spec)
+        self._decisions = self._made(way)
+
+    def _made(self, way: str) -> Decisions | None:
+        """None of the reference engine, which runs on the machine itself."""
+        if way == REFERENCE:
+            return None
+        engine = partial(Stepper.of, self._trace, self._spec)
+        if way == COMPILED:
+            return engine()
+        return script_of(engine, simulated(self._spec.times, self._spec.layout.precisions), self._warm)
+
+    def run(self, machine: Machine, placement: Placement) -> FinishedRun:
+        """To the end, on the machine."""
+        if self._decisions is None:
+            return reference.run(source_of(self._trace, self._ready), self._spec, machine, placement)
+        return run(self._decisions, machine, placement, self._warm)
+
+
+def _copies(spec: RunSpec) -> list[int]:
+    """Copies that are in the fast tier from the start."""
+    geometry, precisions = spec.layout.geometry, spec.layout.precisions
+    return [(layer * geometry.experts + expert) * precisions for layer, expert in spec.config.warm]
