@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from simulator.decisions import NO_COPY, Begun, Decisions
 from simulator.errors import ConfigError
 from simulator.interface import FinishedRun
 from simulator.reference.machine import Machine
 from simulator.reference.placement import Unobserved
-from simulator.steps import NO_COPY, Begun, Decisions, run
+from simulator.steps import run
 
 
 class TimingMattersError(ConfigError):

@@ -17,10 +17,10 @@ from simulator.compiled.runtime.initial import initial_state
 from simulator.compiled.runtime.inputs import inputs_from
 from simulator.compiled.runtime.outcome import cause_of, check, counters_of, event_of
 from simulator.compiled.stepped import ABANDONED, BEGUN, CLOSED, COMPUTED, LANDED, RESUMED, stepped_kernel
+from simulator.decisions import ACTED_ON, NO_COPY, Begun
 from simulator.interface import FinishedRun, RunSpec
 from simulator.oracle import Oracle, oracle_of
 from simulator.source import Source
-from simulator.steps import ACTED_ON, NO_COPY, Begun
 from simulator.threads import waited_for
 from traces.schema import Trace
 

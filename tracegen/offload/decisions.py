@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from simulator.compiled.stepper import Stepper, can_step
+from simulator.decisions import Decisions
 from simulator.errors import ConfigError
 from simulator.interface import FinishedRun, RunSpec
 from simulator.reference import engine as reference
@@ -12,7 +13,7 @@ from simulator.reference.machine import Machine, simulated
 from simulator.reference.placement import Placement
 from simulator.replay import Plan, source_of
 from simulator.script import script_of
-from simulator.steps import Decisions, run
+from simulator.steps import run
 from traces.schema import Trace
 from traces.spelling import hint
 
