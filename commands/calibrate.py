@@ -116,7 +116,7 @@ def _measure_here(here: Here, slow_tier: str, about: OfLogs, out: Path | None, a
     throttle = throttle_named(here.throttle)
     geometry = shallow(known(about.model).geometry, here.layers)
     compute_on(here.threads)
-    with TemporaryDirectory() as folder, slow_tier_of(slow_tier, device, geometry) as slow:
+    with TemporaryDirectory() as folder, slow_tier_of(slow_tier, device, geometry, [geometry.expert_bits]) as slow:
         bench = bench_of(geometry, slow, device)
         with progress(RUNS, "real runs") as done:
             said = about_of(described(device), kind_of(slow_tier), throttle)

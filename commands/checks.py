@@ -97,7 +97,9 @@ def _measuring(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
     named, device = asked.slow_tier or "", asked.device or "cpu"
     part = (asked.layers or 4, asked.check_prompt or 0, asked.check_tokens or 16)
     throttle = throttle_named(asked.throttle or "none")
-    found = Measuring(named, lambda geometry: slow_tier_of(named, device, geometry), device, throttle, *part)
+    found = Measuring(
+        named, lambda geometry, bits: slow_tier_of(named, device, geometry, bits), device, throttle, *part
+    )
     found.check_calibrated(platforms, traces[0].header.provenance.model)
     return found
 

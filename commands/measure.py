@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from commands.settings import Given
     from simulator.config import ReplayConfig
+    from simulator.replay import Plan as Ready
     from tracegen.offload.bench import Bench
-    from tracegen.offload.slow_tier import SlowTier
     from tracegen.offload.study import Measurement, Plan
     from traces.schema import Trace
 
@@ -79,17 +79,17 @@ def measure(
     throttles = list(dict.fromkeys(map(throttle_named, where.throttle.split(","))))
     measured, calibration = _parts(opened, part)
     configs = _configs(settings)
-    runs: list[Measurement] = []
-    with _folder(out) as folder, slow_tier_of(where.slow_tier, where.device, measured.geometry) as slow:
-        plan, bench = _prepared(configs, throttles, (measured, calibration), (repeat, order_seed), where, slow)
+    plans, runs = _checked(measured, configs, where), list[Measurement]()
+    with _folder(out) as folder, _bench(plans, where, max(1, part.prompt)) as bench:
+        plan = _plan(configs, throttles, (measured, calibration), (repeat, order_seed))
         with keeping(lambda: _kept(out, runs)), _progress(plan.runs) as done:
             from tracegen.offload.study import measure as run_all
 
             for run in run_all(bench, plan, folder, done):
                 runs.append(run)
                 if out and len(runs) % len(plan.cells) == 0:
-                    _write(out, _document(runs, slow.label, where.device))
-    document = _document(runs, slow.label, where.device)
+                    _write(out, _document(runs, bench.label, where.device))
+    document = _document(runs, bench.label, where.device)
     _report(document, runs, as_json)
     if out:
         _draw(out)
@@ -125,31 +125,39 @@ def _folder(out: Path | None) -> Iterator[Path]:
         yield out
 
 
-def _prepared(
+def _checked(measured: Trace, configs: Sequence[ReplayConfig], where: Where) -> list[Ready]:
+    """Everything that can be refused is, before the first run."""
+    from tracegen.offload.bench import check_measurable
+    from tracegen.offload.decisions import way_of
+
+    plans = [check_measurable(measured, config) for config in configs]
+    for ready in plans:
+        way_of(ready, where.decisions)
+    return plans
+
+
+@contextmanager
+def _bench(plans: Sequence[Ready], where: Where, most_tokens: int) -> Iterator[Bench]:
+    from tracegen.offload.bench import Bench, bits_of_all
+    from tracegen.offload.device import compute_on
+
+    compute_on(where.threads)
+    bits = bits_of_all(plans)
+    with slow_tier_of(where.slow_tier, where.device, plans[0].origin.geometry, bits) as slow:
+        yield Bench.of(plans, slow, most_tokens, where.device, where.decisions)
+
+
+def _plan(
     configs: Sequence[ReplayConfig],
     throttles: Sequence[float | None],
     parts: tuple[Trace, Trace],
     order: tuple[int, int],
-    where: Where,
-    slow: SlowTier,
-) -> tuple[Plan, Bench]:
-    """Everything that can be refused is, before the first run; `order` is how often, and the seed."""
-    from tracegen.offload.bench import Bench, check_measurable, slots_needed
-    from tracegen.offload.decisions import way_of
-    from tracegen.offload.device import compute_on
+) -> Plan:
+    """`order` is how often each is run, and the seed."""
     from tracegen.offload.study import Cell, Plan
 
-    compute_on(where.threads)
-    measured, calibration = parts
-    plans = [check_measurable(measured, config) for config in configs]
-    for ready in plans:
-        way_of(ready, where.decisions)
-    slots = max(map(slots_needed, plans))
     cells = [Cell(config, throttle) for throttle in throttles for config in configs]
-    bench = Bench.of(
-        measured.geometry, slow, slots, max(1, int(measured.prompt_lengths[0])), where.device, where.decisions
-    )
-    return Plan(cells, order[0], measured, calibration, this.node() or "this machine", order[1]), bench
+    return Plan(cells, order[0], *parts, this.node() or "this machine", order[1])
 
 
 def _progress(runs: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -10,15 +10,15 @@ import typer
 from commands.terminal import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from commands.model_options import Placement
     from commands.settings import Given
     from simulator.config import ReplayConfig
     from tracegen.live.offloaded import Transfers
     from tracegen.live.run import Prepared
+    from tracegen.offload.bench import Shelves
     from tracegen.offload.named import Named
-    from tracegen.offload.slow_tier import SlowTier
     from traces.schema import Geometry
 
 
@@ -64,18 +64,24 @@ class Offloading(NamedTuple):
 
 
 @contextmanager
-def slow_tier_of(text: str, device: str, geometry: Geometry) -> Iterator[SlowTier]:
-    """The slow tier that an option names, of random weights of a model's sizes. Raises ConfigError."""
+def slow_tier_of(text: str, device: str, geometry: Geometry, bits: Sequence[float]) -> Iterator[Shelves]:
+    """The slow tier that an option names, of random weights of a model's sizes, one for each precision.
+
+    Raises ConfigError.
+    """
     from tracegen.offload.named import slow_tier_named
 
     named = slow_tier_named(text)
     from tracegen.offload.compute import layout_of
     from tracegen.offload.slow_tier import opened
 
-    layout = layout_of(geometry)
-    say(f"experts: {layout.total / 1e9:.3g} GB of {layout.dtype} with random weights, {text}")
-    with opened(named, layout, device) as slow:
-        yield slow
+    with ExitStack() as stack:
+        shelves = {}
+        for each in bits:
+            layout = layout_of(geometry, each)
+            say(f"experts: {layout.total / 1e9:.3g} GB of {layout.dtype} with random weights, {text}")
+            shelves[layout.sizes] = stack.enter_context(opened(named, layout, device))
+        yield shelves
 
 
 @contextmanager

@@ -125,11 +125,7 @@ class Roofline(Sparse):
     @field_validator("by_tokens")
     @classmethod
     def _from_one(cls, points: Points) -> Points:
-        if points and points[0] != (1, 1.0):
-            raise ValueError("the first point is one token, which takes 1 times itself: write [1, 1.0] first")
-        if any(after < before for (_, before), (_, after) in pairwise(points)):
-            raise ValueError("more tokens take no less time; expected times that do not fall")
-        return _in_order(points, "tokens")
+        return _from_one_token(points)
 
     @field_validator("formats")
     @classmethod
@@ -144,15 +140,11 @@ class Roofline(Sparse):
         if not self.by_tokens:
             return round(self._once(params, size, tokens, rate)) + self.launch_ns
         one = self._once(params, size, 1, rate) + self.launch_ns
-        return round(bounded(one * self._times(tokens), "flops and memory_bytes_per_s"))
+        return round(bounded(one * _times(self.by_tokens, tokens), "flops and memory_bytes_per_s"))
 
     def _once(self, params: int, size: int, tokens: int, rate: float) -> float:
         seconds = max(2 * params * tokens / self.flops, size / rate)
         return bounded(seconds * NS, "flops and memory_bytes_per_s")
-
-    def _times(self, tokens: int) -> float:
-        last, times = self.by_tokens[-1]
-        return times * tokens / last if tokens > last else _between(self.by_tokens, tokens)
 
     def slowed(self, share: float) -> Roofline:
         """The same processor at a share of its memory's rate."""
@@ -165,16 +157,42 @@ class Roofline(Sparse):
 
 
 class Measured(Sparse):
-    """Compute by given times: constants and nanoseconds per token."""
+    """Compute by given times: constants and nanoseconds per token, or measured curves in times of one token's."""
 
-    later: ClassVar = frozenset({"kv_bytes_per_s"})
+    later: ClassVar = frozenset({"kv_bytes_per_s", "dense_by_tokens", "expert_by_tokens", "expert_by_size"})
 
     kind: Literal["measured"] = "measured"
     dense_ns: Ns = 0
     expert_ns: Ns = 0
     expert_ns_per_token: Ns = 0
     pass_ns: Ns = 0
+    dense_by_tokens: Points = ()  #: what many tokens take, in times of what one takes; in proportion beyond the last
+    expert_by_tokens: Points = ()  #: the same of an expert, in place of `expert_ns_per_token`
+    expert_by_size: Points = ()  #: by bytes of the copy, in times of `expert_ns`; constant beyond both ends
     kv_bytes_per_s: Rate | None = None  #: at which the KV cache is read; no time unsaid
+
+    @field_validator("dense_by_tokens", "expert_by_tokens")
+    @classmethod
+    def _from_one(cls, points: Points) -> Points:
+        return _from_one_token(points)
+
+    @field_validator("expert_by_size")
+    @classmethod
+    def _rising(cls, points: Points) -> Points:
+        return _in_order(points, "sizes")
+
+    def dense(self, tokens: int) -> int:
+        """Nanoseconds of a layer's dense part."""
+        return _scaled(self.dense_ns, self.dense_by_tokens, tokens)
+
+    def expert(self, tokens: int, size: int) -> int:
+        """Nanoseconds of an expert's copy of so many bytes."""
+        by_size = _between(self.expert_by_size, size) if self.expert_by_size else 1.0
+        if self.expert_by_tokens:
+            spent = _scaled(self.expert_ns, self.expert_by_tokens, tokens)
+        else:
+            spent = self.expert_ns + self.expert_ns_per_token * tokens
+        return spent if by_size == 1 else round(bounded(spent * by_size, "expert_by_size"))
 
     def slowed(self, share: float) -> Measured:
         """The same processor where everything takes 1 / share of the time."""
@@ -323,6 +341,25 @@ def _in_order(points: Points, what: str) -> Points:
     if any(after <= before for (before, _), (after, _) in pairwise(points)):
         raise ValueError(f"expected {what} that rise from point to point")
     return points
+
+
+def _from_one_token(points: Points) -> Points:
+    """Times of what one token takes. Raises ValueError."""
+    if points and points[0] != (1, 1.0):
+        raise ValueError("the first point is one token, which takes 1 times itself: write [1, 1.0] first")
+    if any(after < before for (_, before), (_, after) in pairwise(points)):
+        raise ValueError("more tokens take no less time; expected times that do not fall")
+    return _in_order(points, "tokens")
+
+
+def _times(points: Points, tokens: int) -> float:
+    last, times = points[-1]
+    return times * tokens / last if tokens > last else _between(points, tokens)
+
+
+def _scaled(ns: int, points: Points, tokens: int) -> int:
+    """Nanoseconds of so many tokens where one takes `ns`."""
+    return round(bounded(ns * _times(points, tokens), "times by tokens")) if points else ns
 
 
 def _between(points: Points, at: float) -> float:

@@ -111,7 +111,7 @@ class Times:
         """Attention, norms, gate and shared experts of one layer, and the gate's decisions."""
         what, compute = self._compute("dense", contended)
         if isinstance(compute, Measured):
-            return compute.dense_ns + self._platform.loading.gate_ns
+            return compute.dense(tokens) + self._platform.loading.gate_ns
         return self._dense(what, compute, layer, self._geometry.dense_params, tokens) + self._platform.loading.gate_ns
 
     def pass_ns(self, tokens: int, contended: bool = False) -> int:
@@ -167,7 +167,7 @@ class Times:
 
     def _expert(self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int) -> int:
         if isinstance(compute, Measured):
-            return compute.expert_ns + compute.expert_ns_per_token * tokens
+            return compute.expert(tokens, self._tiers[precision][layer])
         key, size = (what, layer, precision, tokens), self._tiers[precision][layer]
         return self._once(key, compute, self._params, size, self.weight_format(precision))
 

@@ -8,8 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from simulator.config import ReplayConfig, configure
-from simulator.replay import plan
-from tracegen.offload.bench import Bench, slots_needed
+from tracegen.offload.bench import Bench, bits_of_all, check_measurable
 from tracegen.offload.compute import layout_of
 from tracegen.offload.experts import Layout
 from tracegen.offload.slow_tier import Memory, SlowTier
@@ -28,7 +27,8 @@ def trace_of(tokens: int = 10, prompt: int = 2, seed: int = 5) -> Trace:
     chosen = np.argsort(-logits, -1)[..., :K].astype(np.int16)
     look = np.zeros_like(logits)
     look[:, :-1] = logits[:, 1:] + draw.normal(size=logits[:, 1:].shape) / 2
-    request = Request(chosen, prompt, logits=logits, lookahead=(look.astype(np.float32),))
+    weights = np.take_along_axis(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True), chosen.astype(int), -1)
+    request = Request(chosen, prompt, weights=weights, logits=logits, lookahead=(look.astype(np.float32),))
     return memory_trace(
         Header(geometry=geometry(), lookahead_depth=1, provenance=Provenance(importer="test")), [request]
     )
@@ -41,10 +41,14 @@ def geometry(**said: object) -> Geometry:
     return Geometry.model_validate(sizes | more | said)
 
 
-def bench_of(trace: Trace, configs: list[ReplayConfig], slow: SlowTier | None = None, way: str = "auto") -> Bench:
+def bench_of(
+    trace: Trace, configs: list[ReplayConfig], slow: SlowTier | None = None, way: str = "auto", most_tokens: int = 4
+) -> Bench:
     """Memory for all of them; experts lie in memory unless a slow tier is given."""
-    slots = max(slots_needed(plan(trace, config)) for config in configs)
-    return Bench.of(trace.geometry, slow or Memory(layout_of(trace.geometry), "cpu"), slots, 4, "cpu", way)
+    plans = [check_measurable(trace, config) for config in configs]
+    layouts = [layout_of(trace.geometry, bits) for bits in bits_of_all(plans)]
+    shelves = {layout.sizes: slow or Memory(layout, "cpu") for layout in layouts}
+    return Bench.of(plans, shelves, most_tokens, "cpu", way)
 
 
 def config_of(**settings: object) -> ReplayConfig:
@@ -73,6 +77,9 @@ class Broken:
 
     def read_bytes(self, begin: int, into: Tensor) -> None:
         self._whole.read_bytes(begin, into)
+
+    def on_host(self, y: int) -> Tensor:
+        return self._whole.on_host(y)
 
     def buffer(self) -> Tensor:
         return self._whole.buffer()

@@ -48,21 +48,25 @@ def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contr
     assert ran.result.about["label"] == "MEASURED" and ran.result.about["seconds"] == "measured"
 
 
-@pytest.mark.parametrize("prefetch", ["none", "top_k"])
-def test_a_replay_of_measured_durations_takes_what_the_run_took(prefetch):
-    trace, config = trace_of(), config_of(prefetch=prefetch)
+@pytest.mark.parametrize(
+    "settings", [{}, {"prefetch": "top_k"}, {"miss": "cpu"}, {"miss": "lowest_bit:bits=16/8"}], ids=str
+)
+def test_a_replay_of_measured_durations_takes_what_the_run_took(settings):
+    trace, config = trace_of(), config_of(**settings)
     ran, durations = bench_of(trace, [config]).measured(trace, config, RATE)
     closure = replayed(trace, config, durations)
     assert closure.pass_ns.sum() == pytest.approx(ran.pass_ns.sum(), rel=0.05)
-    # a transfer is throttled to 4 ms; what is not hidden by compute, of which there is next to none, is time
-    assert ran.pass_ns.sum() > 0.9 * 4e6 * ran.result.totals["misses"]
+    # a transfer is throttled; what is not hidden by compute, of which there is next to none, is time
+    assert ran.pass_ns.sum() > 0.9 * ran.result.totals["bytes_demand"] / RATE * 1e9
+    assert len(durations.on_cpu) == ran.result.totals["cpu_executed"]
 
 
 @pytest.mark.parametrize(
     "settings",
     [{"prefetch": "side_buffer:buffers=2:fetch=2"}, {"reset": "4"}, {"eviction": "belady:bypass=true"},
-     {"warm": ((0, 1),)}, {"routing": "cache_prior:lam=.5"}, {"scope": "per_layer"}, {"miss": "drop:keep=1"},
-     {"passes": "token"}],
+     {"warm": ((0, 1),)}, {"miss": "lowest_bit:bits=16/8"}, {"miss": "hobbit:bits=16/4/2:t1=.3:t2=.6"},
+     {"miss": "cpu"}, {"miss": "fiddler", "platform": "rtx4090-pcie4"}, {"routing": "cache_prior:lam=.5"},
+     {"scope": "per_layer"}, {"miss": "drop:keep=1"}, {"passes": "token"}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("way", ["auto", "reference"])
@@ -107,8 +111,7 @@ def test_all_experts_differ_and_lie_side_by_side(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"miss": "fiddler"}, "has no CPU beside its accelerator"),
-        ({"miss": "lowest_bit:bits=16/8"}, "has experts at one precision"),
+        ({"miss": "lowest_bit:bits=16/3"}, "measure computes experts at 2, 4, 8 bits"),
     ],
 )
 def test_what_no_real_run_can_do_is_refused_by_name(settings, said):
@@ -117,9 +120,9 @@ def test_what_no_real_run_can_do_is_refused_by_name(settings, said):
 
 
 def test_experts_that_torch_cannot_compute_are_refused():
-    with pytest.raises(ConfigError, match="these have 4 bits and 1 sizes"):
-        shape_of(geometry(expert_bits=4))
-    with pytest.raises(ConfigError, match="2 sizes"):
+    with pytest.raises(ConfigError, match=r"these have 6\.5 bits"):
+        shape_of(geometry(expert_bits=6.5))
+    with pytest.raises(ConfigError, match="of one size; these have 2"):
         shape_of(geometry(expert_bytes=(6144, 6150)))
 
 
@@ -194,7 +197,7 @@ def test_more_than_the_memory_holds_is_refused_before_it_is_taken(monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"--device cuda: .*; take cpu, or a machine and a torch with CUDA"):
-        offloading.Bench.of(geometry(), Memory(layout_of(geometry()), "cpu"), 4, 1, "cuda")
+        offloading.Bench.of([check_measurable(trace_of(), config_of())], {}, 1, "cuda")
 
 
 # ---------------------------------------------------------------- the throttle, the shapes and the part
@@ -246,8 +249,8 @@ def test_figures_are_means_of_what_was_measured():
     # dense parts 100, before layer 0 140; gates 10; experts 50 alone, 80 beside a transfer, 70 for three tokens
     dense = [computed(DENSE, layer, 1, False, 100 + 40 * (layer == 0), 10) for layer in (0, 1, 2)]
     experts = [computed(1, 0, 1, False, 45, 5), computed(1, 0, 1, True, 70, 10), computed(1, 0, 3, False, 65, 5)]
-    moved = [Moved(1, 1_000, 1_250), Moved(2, 1_000, 1_250)]
-    found = fit([Durations([*dense, *experts], moved)], 4_000, ABOUT, None)
+    moved = [Moved(1, 4_000, 1_000, 1_250), Moved(2, 4_000, 1_000, 1_250)]
+    found = fit([Durations([*dense, *experts], moved)], ABOUT, None)
     machine = found.platform
     assert (machine.links[0].bytes_per_s, machine.links[0].latency_ns, machine.loading.gate_ns) == (4e9, 250, 10)
     assert machine.compute == Measured(dense_ns=100, pass_ns=40, expert_ns=40, expert_ns_per_token=10)
@@ -256,13 +259,13 @@ def test_figures_are_means_of_what_was_measured():
 
 
 def test_halves_that_differ_are_said():
-    moved = [Moved(1, ns, ns) for ns in (1_000, 1_000, 1_200, 1_200)]
+    moved = [Moved(1, 4_000, ns, ns) for ns in (1_000, 1_000, 1_200, 1_200)]
     dense = [computed(DENSE, 0, 1, False, 100, 10), computed(1, 0, 1, False, 45, 5)]
-    said = fit([Durations(dense, moved)], 4_000, ABOUT, None).warnings
+    said = fit([Durations(dense, moved)], ABOUT, None).warnings
     assert said == (
         "bytes_per_s: the halves of its samples differ by 18%; the machine was not quiet, or is not steady",
     )
-    assert fit([Durations(dense, [])], 4_000, ABOUT, None).warnings[0].startswith("no expert crossed the link")
+    assert fit([Durations(dense, [])], ABOUT, None).warnings[0].startswith("no expert crossed the link")
 
 
 def test_the_extremes_of_a_mean_are_cut():
@@ -296,7 +299,7 @@ def test_runs_alternate_with_calibrations_and_are_replayed_on_what_they_found(tm
 
 def test_a_machine_is_calibrated_by_its_own_runs(tmp_path):
     slow, done = Throttled(Memory(layout_of(geometry()), "cpu"), RATE), []
-    bench = calibration.bench_of(geometry(), slow, "cpu")
+    bench = calibration.bench_of(geometry(), {geometry().expert_bytes: slow}, "cpu")
     found = calibration.calibrate(
         bench, geometry(), calibration.about_of("here", "pinned", RATE), tmp_path, lambda: done.append(1)
     )

@@ -115,7 +115,7 @@ class Transfers:
         """`slow` has the model's experts (`contents_of`); `close` ends its reader. `about` goes into the result."""
         self._layers = {site.experts: layer for layer, site in enumerate(modules.sites)}
         self._experts, self.about = modules.geometry.experts, about
-        self.slots = Slots(arena, slow)
+        self.slots = Slots([arena], slow)
         self.thread = ModelThread(self.slots, slow, device_of(modules))
 
     def begin(self, engine: Driven) -> None:

@@ -1,6 +1,9 @@
-"""The fast tier as real memory: equal slots of whole pages, one copy each."""
+"""The fast tier as real memory: slots of whole pages, equal for copies of a size, one copy each."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -8,7 +11,6 @@ from simulator.errors import ConfigError
 from simulator.reference.placement import Area
 from tracegen.offload.device import free_memory, memory_of
 from tracegen.offload.experts import PAGE
-from tracegen.offload.slow_tier import SlowTier
 
 
 class Arena:
@@ -26,38 +28,55 @@ class Arena:
 
 def arena_of(slots: int, size: int, device: str) -> Arena:
     """Raises ConfigError where the slots do not fit the device's memory."""
-    if slots * size > (free := free_memory(device)):
+    return arenas_of({size: slots}, device)[size]
+
+
+def arenas_of(slots: Mapping[int, int], device: str) -> dict[int, Arena]:
+    """Slots by bytes of a copy. Raises ConfigError where they do not fit the device's memory."""
+    needed, free = sum(size * each for size, each in slots.items()), free_memory(device)
+    if needed > free:
         raise ConfigError(
-            f"the cache needs {slots * size / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; take less --capacity"
+            f"the cache needs {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; take less --capacity"
         )
-    return Arena(slots, size, device)
+    return {size: Arena(each, size, device) for size, each in slots.items()}
+
+
+class Reads(Protocol):
+    """What fills slots."""
+
+    def read(self, y: int, into: Tensor) -> None:
+        """Copy y."""
+        ...
 
 
 class Slots:
     """Which slot has which copy, as the engine places them in one run."""
 
-    def __init__(self, arena: Arena, slow: SlowTier) -> None:
-        """All slots are free; what is warm is read from the slow tier at once."""
-        self._arena, self._slow = arena, slow
-        self._free = list(range(arena.slots))
+    def __init__(self, arenas: Sequence[Arena], reads: Reads) -> None:
+        """An arena by precision of a copy. All slots are free; what is warm is read at once."""
+        self._arenas, self._reads = arenas, reads
+        self._free = {id(arena): list(range(arena.slots)) for arena in arenas}
         self._slot: dict[int, int] = {}
+
+    def _arena(self, y: int) -> Arena:
+        return self._arenas[y % len(self._arenas)]
 
     def of(self, y: int) -> Tensor:
         """The bytes of the slot that copy y has now."""
-        return self._arena.of(self._slot[y])
+        return self._arena(y).of(self._slot[y])
 
     def warmed(self, y: int) -> None:
         """Read before the run begins."""
         self.placed(y, Area.POOL)
-        self._slow.read(y, self.of(y))
+        self._reads.read(y, self.of(y))
 
     def placed(self, y: int, area: Area) -> None:
         """A free slot, wherever it is."""
-        self._slot[y] = self._free.pop()
+        self._slot[y] = self._free[id(self._arena(y))].pop()
 
     def promoted(self, y: int) -> None:
-        """It stays where it is: all slots are alike."""
+        """It stays where it is: all slots of a size are alike."""
 
     def vacated(self, y: int) -> None:
         """Its slot is free. A read that is still under way ends before the next one into this slot begins."""
-        self._free.append(self._slot.pop(y))
+        self._free[id(self._arena(y))].append(self._slot.pop(y))

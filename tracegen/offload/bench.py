@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,16 +14,19 @@ from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
 from simulator.reference import engine as reference
 from simulator.replay import Plan, plan, report, report_measured, source_of
-from tracegen.offload.arena import Arena, Slots, arena_of
+from tracegen.offload.arena import Arena, Slots, arenas_of
 from tracegen.offload.clock import undisturbed
-from tracegen.offload.compute import Layers, shape_of
+from tracegen.offload.compute import Layers, experts_only, format_at, shape_of
+from tracegen.offload.copies import Copies
 from tracegen.offload.decisions import AUTO, Decider, way_of
 from tracegen.offload.durations import Durations, as_machine
 from tracegen.offload.machine import RealMachine
 from tracegen.offload.slow_tier import SlowTier, faults_named, throttled
-from traces.schema import Geometry, Trace
+from traces.schema import Trace
 
 SPARE_SLOTS = 2  #: the buffer of a demand that is not admitted, and one to spare
+#: Slow tiers by the bytes of an expert at each layer: one for each precision.
+Shelves = Mapping[tuple[int, ...], SlowTier]
 
 
 class Ran(NamedTuple):
@@ -38,43 +41,64 @@ class Ran(NamedTuple):
 def check_measurable(trace: Trace, config: ReplayConfig) -> Plan:
     """Raises ConfigError or PolicyError for what no real run can do."""
     ready = plan(trace, config)
-    chosen = ready.chosen
-    if chosen.miss.policy.uses_cpu(chosen.miss.params):
-        raise ConfigError(
-            f"miss {chosen.miss.text()}: a measured run has no CPU beside its accelerator; choose another"
-        )
-    if len(ready.layout.tiers) > 1:
-        raise ConfigError(f"miss {chosen.miss.text()}: a measured run has experts at one precision; choose another")
     if len(ready.machine.links) > 1 or ready.machine.tiers:
         raise ConfigError(f"platform {ready.machine.name}: a measured run has one link and no lower tier")
     shape_of(trace.geometry)
+    for bits in bits_of(ready):
+        format_at(bits)
     return ready
 
 
-def slots_needed(ready: Plan) -> int:
-    """As many copies as lie in the fast tier at most."""
+def bits_of(ready: Plan) -> tuple[float, ...]:
+    """Of the precisions of a run, the most precise first."""
+    miss = ready.chosen.miss
+    return tuple(miss.policy.bits(miss.params)) or (ready.origin.geometry.expert_bits,)
+
+
+def bits_of_all(plans: Iterable[Plan]) -> list[float]:
+    """Of all precisions of some runs, the most precise first."""
+    return sorted({bits for ready in plans for bits in bits_of(ready)}, reverse=True)
+
+
+def slots_needed(ready: Plan, precision: int = 0) -> int:
+    """As many copies of a precision as lie in the fast tier at most."""
     side = ready.chosen.prefetch.policy.side_slots(ready.chosen.prefetch.params)
     geometry = ready.layout.geometry
-    fit = ready.capacity.total // min(ready.layout.tiers[0])
+    fit = ready.capacity.total // min(ready.layout.tiers[precision])
     return min(fit, geometry.layers * geometry.experts) + side + SPARE_SLOTS
+
+
+def slots_of(plans: Iterable[Plan]) -> dict[int, int]:
+    """The most that any of these runs needs, by bytes of a copy."""
+    needed: dict[int, int] = {}
+    for ready in plans:
+        for precision, sizes in enumerate(ready.layout.tiers):
+            size = max(sizes)
+            needed[size] = max(needed.get(size, 0), slots_needed(ready, precision))
+    return needed
 
 
 @dataclass(frozen=True)
 class Bench:
     """Memory, weights and slow tier that all runs share."""
 
-    arena: Arena
+    arenas: Mapping[int, Arena]  #: by bytes of a copy
     layers: Layers
-    slow: SlowTier
+    on_cpu: Layers  #: what the CPU beside the accelerator computes
+    slow: Shelves
     decisions: str = AUTO
 
     @classmethod
-    def of(
-        cls, geometry: Geometry, slow: SlowTier, slots: int, most_tokens: int, device: str, decisions: str = AUTO
-    ) -> Bench:
-        """Raises ConfigError where the slots do not fit this machine's memory."""
-        arena = arena_of(slots, max(geometry.expert_bytes), device)
-        return cls(arena, Layers(geometry, most_tokens, device), slow, decisions)
+    def of(cls, plans: Sequence[Plan], slow: Shelves, most_tokens: int, device: str, decisions: str = AUTO) -> Bench:
+        """For these runs. Raises ConfigError where their slots do not fit this machine's memory."""
+        arenas, geometry = arenas_of(slots_of(plans), device), plans[0].origin.geometry
+        layers, on_cpu = Layers(geometry, most_tokens, device), Layers(experts_only(geometry), most_tokens, "cpu")
+        return cls(arenas, layers, on_cpu, slow, decisions)
+
+    @property
+    def label(self) -> str:
+        """Of the slow tier, in rows of results."""
+        return next(iter(self.slow.values())).label
 
     def measured(self, trace: Trace, config: ReplayConfig, throttle: float | None = None) -> tuple[Ran, Durations]:
         """A real run, and how long everything took.
@@ -83,8 +107,10 @@ class Bench:
         """
         ready = check_measurable(trace, config)
         way = way_of(ready, self.decisions)
-        decider, slow = Decider(trace, ready, way), throttled(self.slow, throttle)
-        machine = RealMachine(self.layers, slots := Slots(self.arena, slow), slow)
+        decider, tiers = Decider(trace, ready, way), ready.layout.tiers
+        copies = Copies([throttled(self.slow[sizes], throttle) for sizes in tiers])
+        slots = Slots([self.arenas[max(sizes)] for sizes in tiers], copies)
+        machine = RealMachine(self.layers, self.on_cpu, slots, copies)
         gc.collect()
         try:
             with faults_named(), undisturbed():

@@ -15,7 +15,7 @@ import torch
 from simulator.config import ReplayConfig, configure
 from simulator.platform import Calibration
 from simulator.platform_files import as_toml
-from tracegen.offload.bench import Bench, check_measurable, replayed, slots_needed
+from tracegen.offload.bench import Bench, Shelves, check_measurable, replayed
 from tracegen.offload.durations import Durations
 from tracegen.offload.fit import Figure, Fitted, fit, trimmed_mean
 from tracegen.offload.slow_tier import SlowTier
@@ -28,6 +28,7 @@ FITTED, HELD_OUT = "50%", ("25%", "75%")  #: capacities
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  #: bytes of a read
 LANES = (2, 4)
 READS = 24
+MOST_TOKENS = 64  #: of what is computed
 
 
 class Calibrated(NamedTuple):
@@ -48,11 +49,10 @@ def configs() -> list[ReplayConfig]:
 RUNS = 4 + len(HELD_OUT)
 
 
-def bench_of(geometry: Geometry, slow: SlowTier, device: str) -> Bench:
+def bench_of(geometry: Geometry, slow: Shelves, device: str) -> Bench:
     """For all of them. Raises ConfigError where they do not fit this machine's memory."""
     trace = trace_of(geometry, 1)
-    slots = max(slots_needed(check_measurable(trace, config)) for config in configs())
-    return Bench.of(geometry, slow, slots, PROMPT, device)
+    return Bench.of([check_measurable(trace, config) for config in configs()], slow, MOST_TOKENS, device)
 
 
 def trace_of(geometry: Geometry, seed: int) -> Trace:
@@ -86,13 +86,15 @@ def calibrate(
     before, _ = _run(bench, geometry, config, (1, 2), throttle, done)
     held = [_run(bench, geometry, other, (5,), throttle, done) for other in others]
     after, ran = _run(bench, geometry, config, (3, 4), throttle, done)
-    found = fit([*before, *after], max(geometry.expert_bytes), about.model_copy(update={"cells": 4}), throttle)
+    found = fit([*before, *after], about.model_copy(update={"cells": 4}), throttle)
     file = folder / "calibrated.toml"
     file.write_text(as_toml(found.platform), "utf-8")
     own = fmean(abs(_error(trace, ns, config, file)) for trace, ns in ran)
     errors = {other.capacity: _error(*runs[0], other, file) for other, (_, runs) in zip(others, held, strict=True)}
     known = found.platform.model_copy(update={"calibration": about.model_copy(update={"cells": 4, "mape": own})})
-    return Calibrated(found._replace(platform=known), found.figures | link_figures(bench.slow), own, errors)
+    return Calibrated(
+        found._replace(platform=known), found.figures | link_figures(bench.slow[geometry.expert_bytes]), own, errors
+    )
 
 
 def _run(

@@ -14,15 +14,15 @@ from simulator.platform import Calibration
 from simulator.platform_files import platform
 from simulator.replay import Plan
 from sweeps.checks import Run
-from tracegen.offload.bench import Bench, check_measurable, replayed, slots_needed
+from tracegen.offload.bench import Bench, Shelves, bits_of, bits_of_all, check_measurable, replayed, slots_of
 from tracegen.offload.compute import layout_of
 from tracegen.offload.device import compute_on, described, free_memory
 from tracegen.offload.part import tokens_of
-from tracegen.offload.slow_tier import SlowTier, kind_of
+from tracegen.offload.slow_tier import kind_of
 from traces.geometry import known
 from traces.schema import Geometry, Trace, TraceError
 
-OpenSlow = Callable[[Geometry], AbstractContextManager[SlowTier]]
+OpenSlow = Callable[[Geometry, Sequence[float]], AbstractContextManager[Shelves]]
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,18 @@ class Measuring:
 
     def _memory(self, part: Trace, ready: Plan) -> int:
         """Bytes that a run takes of the device's memory."""
-        beside = layout_of(part.geometry).total if self.named == "pinned" and self.device == "cpu" else 0
-        return slots_needed(ready) * max(part.geometry.expert_bytes) + beside
+        pinned = self.named == "pinned" and self.device == "cpu"
+        beside = sum(layout_of(part.geometry, bits).total for bits in bits_of(ready)) if pinned else 0
+        return sum(size * slots for size, slots in slots_of([ready]).items()) + beside
 
     @contextmanager
     def opened(self, trace: Trace, configs: Sequence[ReplayConfig]) -> Iterator[Run]:
         """Memory and slow tier for all of them. Raises ConfigError where this machine lacks either."""
         part = self._part(trace)
         compute_on(1)  # as `calibrate` does unless it is asked for more
-        with self.open_slow(part.geometry) as slow:
-            slots = max(slots_needed(check_measurable(part, config)) for config in configs)
-            bench = Bench.of(part.geometry, slow, slots, max(1, self.prompt), self.device)
+        plans = [check_measurable(part, config) for config in configs]
+        with self.open_slow(part.geometry, bits_of_all(plans)) as slow:
+            bench = Bench.of(plans, slow, max(1, self.prompt), self.device)
             yield lambda config: self._measured(bench, part, config)
 
     def _measured(self, bench: Bench, part: Trace, config: ReplayConfig) -> tuple[Side, Side]:

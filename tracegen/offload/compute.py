@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 from simulator.errors import ConfigError
-from tracegen.offload.experts import BYTES_PER_WEIGHT, SEED, WEIGHT, Layout
+from tracegen.offload.experts import BITS_PER_WEIGHT, SEED, WEIGHT, Layout
 from traces.geometry import MODELS
 from traces.schema import Geometry
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MATRICES = 3  #: gate, up and down
+SCALES = 1  #: bits that scales of a group add to a weight's at most
 
 
 @dataclass(frozen=True)
@@ -24,29 +25,49 @@ class Shape:
 
     hidden: int
     width: int
-    dtype: str
+    dtype: str  #: of dense weights and of what is computed
     dense_rows: int  #: of hidden weights each, in a layer's dense part
     head_rows: int  #: the same of what a pass does before layer 0
 
+    @property
+    def params(self) -> int:
+        """Weights of an expert."""
+        return MATRICES * self.width * self.hidden
+
 
 def shape_of(geometry: Geometry) -> Shape:
-    """Raises ConfigError for experts that are not of equal size in 16 or 32 bits."""
-    sizes, bits = set(geometry.expert_bytes), geometry.expert_bits
-    dtype = {16: "bfloat16", 32: "float32"}.get(int(bits))
-    if dtype is None or bits != int(bits) or len(sizes) > 1:
-        raise ConfigError(
-            f"measure computes experts of one size at 16 or 32 bits; these have {bits:g} bits and {len(sizes)} sizes. "
-            "Import or synthesise the trace with --expert-bits 16"
-        )
-    params = sizes.pop() // BYTES_PER_WEIGHT[dtype]
+    """Raises ConfigError for experts that are not of equal size, or of bits that torch does not compute."""
+    sizes = set(geometry.expert_bytes)
+    if len(sizes) > 1:
+        raise ConfigError(f"measure computes experts of one size; these have {len(sizes)}")
+    dtype = format_at(geometry.expert_bits)
+    params = geometry.expert_params or int(sizes.pop() * 8 // geometry.expert_bits)
     hidden = _hidden(geometry, params)
     rows = [(each or 0) // hidden for each in (geometry.dense_params, geometry.head_params)]
-    return Shape(hidden, params // (MATRICES * hidden), dtype, *rows)
+    return Shape(hidden, params // (MATRICES * hidden), "float32" if dtype == "float32" else "bfloat16", *rows)
 
 
-def layout_of(geometry: Geometry) -> Layout:
-    """Of its experts. Raises ConfigError for such as cannot be computed."""
-    return Layout(geometry.experts, geometry.expert_bytes, shape_of(geometry).dtype)
+def experts_only(geometry: Geometry) -> Geometry:
+    """The same model without what is always resident."""
+    return geometry.model_copy(update={"dense_params": None, "head_params": None})
+
+
+def format_at(bits: float) -> str:
+    """Of weights of so many bits, scales included. Raises ConfigError for such as torch does not compute."""
+    for name, own in BITS_PER_WEIGHT.items():
+        if bits == own or (name.startswith("int") and own < bits < own + SCALES):
+            return name
+    raise ConfigError(
+        f"measure computes experts at 2, 4, 8 bits, with or without scales, at 16 or 32; these have {bits:g} bits. "
+        "Import or synthesise the trace with --expert-bits 16"
+    )
+
+
+def layout_of(geometry: Geometry, bits: float | None = None) -> Layout:
+    """Of its experts, as they are stored or at so many bits. Raises ConfigError for such as cannot be computed."""
+    shape_of(geometry)
+    bits = geometry.expert_bits if bits is None else bits
+    return Layout(geometry.experts, geometry.bytes_at(bits), format_at(bits))
 
 
 def _hidden(geometry: Geometry, params: int) -> int:
@@ -91,7 +112,7 @@ class Layers:
         """A gated MLP over the first `tokens` rows; `weights` are the expert's, flat."""
         of = self.shape
         with torch.inference_mode():
-            gate, up, down = weights[: MATRICES * of.width * of.hidden].view(MATRICES, -1)
+            gate, up, down = weights[: of.params].view(MATRICES, -1)
             state = self._state[:tokens]
             inner = silu(linear(state, gate.view(of.width, of.hidden))) * linear(state, up.view(of.width, of.hidden))
             linear(inner, down.view(of.hidden, of.width))
@@ -103,6 +124,14 @@ class Layers:
             torch.cuda.current_stream(self._device).synchronize()
 
 
-def as_weights(slot: Tensor, dtype: str) -> Tensor:
-    """The bytes of a slot as weights, not copied."""
-    return slot.view(DTYPES[dtype])
+def as_weights(slot: Tensor, dtype: str, shape: Shape) -> Tensor:
+    """The bytes of a slot as weights (params,): not copied, or of integers as what they stand for.
+
+    No kernel of torch computes with packed integers everywhere, so they are expanded first, each time.
+    """
+    if dtype in DTYPES:
+        return slot.view(DTYPES[dtype])[: shape.params]
+    bits = BITS_PER_WEIGHT[dtype]
+    packed = slot[: shape.params * bits // 8]
+    parts = [packed >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
+    return (torch.stack(parts, -1).view(-1).to(DTYPES[shape.dtype]) - (1 << bits - 1)) * WEIGHT

@@ -24,7 +24,8 @@ def way_of(ready: Plan, wanted: str = AUTO) -> str:
     """The fastest way that this run allows, or the one that is wanted. Raises ConfigError where it cannot be."""
     if wanted not in WAYS:
         raise ConfigError(f"--decisions knows no {wanted!r}: {hint(wanted, WAYS)}")
-    steps, prefetches = can_step(ready.spec(True)), ready.chosen.prefetch.policy.suggest is not None
+    miss, prefetches = ready.chosen.miss, ready.chosen.prefetch.policy.suggest is not None
+    steps = can_step(ready.spec(True)) and not miss.policy.uses_cpu(miss.params)
     if wanted == AUTO:
         return REFERENCE if not steps else COMPILED if prefetches else SCRIPTED
     if wanted == SCRIPTED and prefetches:
@@ -32,7 +33,10 @@ def way_of(ready: Plan, wanted: str = AUTO) -> str:
             f"--decisions scripted: what prefetch {ready.chosen.prefetch.text()} does depends on timing; use compiled"
         )
     if wanted != REFERENCE and not steps:
-        raise ConfigError(f"--decisions {wanted}: platform {ready.machine.name} has prices that it does not know")
+        raise ConfigError(
+            f"--decisions {wanted}: it knows no CPU beside compute, and no price of platform {ready.machine.name} that "
+            "is more than a number; use reference"
+        )
     return wanted
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import simpy
 
-from simulator.reference.clock import COMPUTE, LINK, Activity, Planned, Span
+from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span
 from simulator.reference.machine import Machine
 from simulator.reference.transfers import Transfer
 
@@ -43,8 +43,17 @@ class Moved(NamedTuple):
     """One transfer."""
 
     y: int
+    size: int  #: bytes
     read: int  #: the thread's own time, ns
     spent: int  #: from choosing what leaves until the engine learnt of its end, ns
+
+
+class OnCpu(NamedTuple):
+    """One expert that the CPU has computed."""
+
+    y: int
+    tokens: int
+    spent: int  #: since it was asked for, or since the one before: until the engine learnt of its end, ns
 
 
 @dataclass
@@ -53,6 +62,8 @@ class Durations:
 
     computed: list[Computed] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
+    on_cpu: list[OnCpu] = field(default_factory=list)
+    sizes: dict[int, int] = field(default_factory=dict)  #: bytes of every copy that was computed
 
     @property
     def gate_ns(self) -> float:
@@ -72,7 +83,7 @@ def as_machine(durations: Durations) -> Machine:
     What did not occur in that run (a replay may prefetch what was demanded there) lasts what its kind did on average.
     """
     env = simpy.Environment()
-    return Machine(env, _Accelerator(env, durations), NoProcessor(), (_Channel(env, durations),))
+    return Machine(env, _Accelerator(env, durations), _Processor(env, durations), (_Channel(env, durations),))
 
 
 class _Accelerator:
@@ -126,12 +137,30 @@ class _Channel:
         """The next transfer waits for nothing."""
 
 
+class _Processor:
+    """The n-th computation of an expert on the CPU lasts what the n-th did, after the one before."""
+
+    def __init__(self, env: simpy.Environment, durations: Durations) -> None:
+        self._env, self._free_at = env, 0
+        self._spent = defaultdict[int, deque[int]](deque)
+        for each in durations.on_cpu:
+            self._spent[each.y].append(each.spent)
+        self._mean = _mean([each.spent for each in durations.on_cpu])
+
+    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+        """Known when it is asked for."""
+        own, began = self._spent[y], max(int(self._env.now), self._free_at)
+        spent = own.popleft() if own else self._mean
+        self._free_at = began + spent
+        return Planned(self._env, CPU, Span(began, self._free_at, spent))
+
+
 class NoProcessor:
     """There is no CPU beside the accelerator: plans that need one are refused before."""
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
         """Raises AssertionError."""
-        raise AssertionError("a measured run has no CPU that computes misses")
+        raise AssertionError("a live model has no CPU that computes misses")
 
 
 def _mean(values: Sequence[int]) -> int:

@@ -15,7 +15,8 @@ PAGE = 4096  #: bytes: what direct reads are aligned to, and what has a mark
 MARK = 8  #: bytes
 SEED = 20_260_301
 WEIGHT = 0.02  #: standard deviation
-BYTES_PER_WEIGHT = {"float32": 4, "bfloat16": 2}
+#: Formats of weights. Scales of the integer ones are bytes after the weights, if their bits say that there are any.
+BITS_PER_WEIGHT = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4, "int2": 2}
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Layout:
 
     experts: int
     sizes: tuple[int, ...]
-    dtype: str  #: of the weights: float32, bfloat16
+    dtype: str  #: of the weights: one of BITS_PER_WEIGHT, or the model's own
     weights: str = ""  #: which they are: a digest of a model's; empty for random ones
 
     @property
@@ -63,7 +64,7 @@ def _pages(size: int) -> int:
 def marks_of(layout: Layout) -> list[int]:
     """By expert: the first weights of each of its pages as an integer, different from expert to expert."""
     draw = np.random.default_rng(SEED)
-    marks = _weights(draw, layout.count * MARK // BYTES_PER_WEIGHT[layout.dtype], layout.dtype).view(np.int64)
+    marks = _weights(draw, layout.count * MARK, layout.dtype).view(np.int64)
     assert len(np.unique(marks)) == layout.count
     return marks.tolist()
 
@@ -72,15 +73,17 @@ def contents(layout: Layout) -> Iterator[np.ndarray]:
     """The bytes of every expert, padded, (n,) uint8; one array is filled again and again."""
     largest = _pages(max(layout.sizes))
     draw = np.random.default_rng(SEED + 1)
-    weights = np.array(_weights(draw, largest // BYTES_PER_WEIGHT[layout.dtype], layout.dtype))
+    weights = np.array(_weights(draw, largest, layout.dtype))
     for y, mark in enumerate(marks_of(layout)):
         weights.view(np.int64)[:: PAGE // MARK] = mark
         yield weights[: layout.padded(y)]
 
 
-def _weights(draw: np.random.Generator, count: int, dtype: str) -> np.ndarray:
-    """Random weights as bytes; a bfloat16 is the upper half of a float32."""
-    values = (draw.standard_normal(count, dtype=np.float32) * WEIGHT).view(np.uint32)
+def _weights(draw: np.random.Generator, size: int, dtype: str) -> np.ndarray:
+    """Random weights as bytes, (size,); a bfloat16 is the upper half of a float32, integers are any bytes."""
+    if dtype.startswith("int"):
+        return draw.integers(0, 256, size, np.uint8)
+    values = (draw.standard_normal(size * 8 // BITS_PER_WEIGHT[dtype], dtype=np.float32) * WEIGHT).view(np.uint32)
     return (values >> 16).astype(np.uint16).view(np.uint8) if dtype == "bfloat16" else values.view(np.uint8)
 
 

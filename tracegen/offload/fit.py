@@ -5,11 +5,12 @@ Means, trimmed by 2 % at both ends, and no medians: waits add up, tails included
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from simulator.platform import Calibration, Contention, Link, Loading, Measured, Platform
-from tracegen.offload.durations import DENSE, Computed, Durations, Moved
+from simulator.platform import Calibration, Contention, Link, Loading, Measured, Platform, Points
+from tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
 
 TRIM = 0.02
 APART = 0.05  #: two halves of a calibration differ by more: say so
@@ -36,11 +37,14 @@ class Fitted(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def fit(runs: Sequence[Durations], size: int, about: Calibration, throttle: float | None) -> Fitted:
-    """Figures of runs under one throttle, whose experts all have `size` bytes; `about` says where they come from."""
+def fit(runs: Sequence[Durations], about: Calibration, throttle: float | None) -> Fitted:
+    """Figures of runs under one throttle; `about` says where they come from."""
     computed = [each for run in runs for each in run.computed]
     moved = [each for run in runs for each in run.moved]
-    figures = _link(moved, size) | _compute(computed)
+    sizes = {y: size for run in runs for y, size in run.sizes.items()}
+    largest = max(sizes.values(), default=0)
+    figures = _link(moved) | _compute([each for each in computed if sizes.get(each.y, largest) == largest])
+    by_size = _by_size(computed, sizes)
     warnings = [
         f"{name}: the halves of its samples differ by {figure.apart:.0%}; the machine was not quiet, or is not steady"
         for name, figure in figures.items()
@@ -48,11 +52,15 @@ def fit(runs: Sequence[Durations], size: int, about: Calibration, throttle: floa
     ]
     if not moved:
         warnings.append("no expert crossed the link: its rate is not known; calibrate with less memory")
+    figures |= _on_cpu([each for run in runs for each in run.on_cpu])
+    figures |= {f"expert_ns.{size}_bytes": each for size, each in by_size.items()}
     values = {name: each.value for name, each in figures.items()}
-    return Fitted(_platform(values, about, throttle), figures, tuple(warnings))
+    return Fitted(_platform(values, by_size, about, throttle), figures, tuple(warnings))
 
 
-def _platform(value: dict[str, float], about: Calibration, throttle: float | None) -> Platform:
+def _platform(
+    value: dict[str, float], by_size: Mapping[int, Figure], about: Calibration, throttle: float | None
+) -> Platform:
     links = (Link(bytes_per_s=value.get("bytes_per_s", 1e12), latency_ns=round(value.get("latency_ns", 0))),)
     share = value.get("contention", 1.0)
     return Platform(
@@ -65,20 +73,54 @@ def _platform(value: dict[str, float], about: Calibration, throttle: float | Non
             pass_ns=round(value["pass_ns"]),
             expert_ns=round(value["expert_ns"]),
             expert_ns_per_token=round(value["expert_ns_per_token"]),
+            expert_by_size=_in_times(by_size),
         ),
+        cpu=Measured(
+            expert_ns=round(value["cpu.expert_ns"]), expert_ns_per_token=round(value["cpu.expert_ns_per_token"])
+        )
+        if "cpu.expert_ns" in value
+        else None,
         contention=Contention(compute=share) if share < 1 else None,
         loading=Loading(gate_ns=round(value["gate_ns"])),
         calibration=about,
     )
 
 
-def _link(moved: Sequence[Moved], size: int) -> dict[str, Figure]:
+def _on_cpu(experts: Sequence[OnCpu]) -> dict[str, Figure]:
+    """Of misses that the CPU has computed, from the slow tier; nothing without any."""
+    if not experts:
+        return {}
+    one = _figure([each for each in experts if each.tokens == 1] or experts, lambda each: each.spent)
+    many = [each for each in experts if each.tokens > 1]
+    tokens = sum(each.tokens for each in many) / len(many) if many else 2
+    more = max(0.0, (_figure(many, lambda each: each.spent).value - one.value) / (tokens - 1)) if many else 0.0
+    return {
+        "cpu.expert_ns": _less(one, Figure(more, None, 0)),
+        "cpu.expert_ns_per_token": Figure(more, None, len(many)),
+    }
+
+
+def _by_size(computed: Sequence[Computed], sizes: Mapping[int, int]) -> dict[int, Figure]:
+    """One token through a copy, by its bytes; nothing where all have one size."""
+    by_size = defaultdict[int, list[Computed]](list)
+    for each in computed:
+        if each.y in sizes and each.tokens == 1:
+            by_size[sizes[each.y]].append(each)
+    return {size: _figure(by_size[size], _until_next) for size in sorted(by_size)} if len(by_size) > 1 else {}
+
+
+def _in_times(by_size: Mapping[int, Figure]) -> Points:
+    """Of what the largest copy takes."""
+    return tuple((size, each.value / by_size[max(by_size)].value) for size, each in by_size.items())
+
+
+def _link(moved: Sequence[Moved]) -> dict[str, Figure]:
     """Rate of the reading thread; everything else that a transfer costs is its latency."""
     if not moved:
         return {}
-    read = _figure(moved, lambda each: each.read)
+    read = _figure(moved, lambda each: each.read / each.size)
     software = _figure(moved, lambda each: each.spent - each.read)
-    rate = size / read.value * 1e9
+    rate = 1e9 / read.value
     return {"bytes_per_s": Figure(rate, rate * read.apart / 2, read.n), "latency_ns": software}
 
 
@@ -123,7 +165,7 @@ def _less(of: Figure, part: Figure) -> Figure:
     return Figure(max(0.0, of.value - part.value), of.spread, of.n)
 
 
-def _figure(items: Sequence[Computed] | Sequence[Moved], value: Callable) -> Figure:
+def _figure(items: Sequence[Computed] | Sequence[Moved] | Sequence[OnCpu], value: Callable) -> Figure:
     values = [value(each) for each in items]
     if not values:
         return Figure(0.0, None, 0)
@@ -133,7 +175,7 @@ def _figure(items: Sequence[Computed] | Sequence[Moved], value: Callable) -> Fig
     return Figure(mean, spread, len(values))
 
 
-def trimmed_mean(values: Sequence[int]) -> float:
+def trimmed_mean(values: Sequence[float]) -> float:
     """Without the smallest and the largest 2 %; 0 of nothing."""
     ordered = sorted(values)
     cut = int(len(ordered) * TRIM)

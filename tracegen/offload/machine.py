@@ -1,4 +1,4 @@
-"""A machine of real threads for the reference engine: one computes, one reads experts into slots."""
+"""A machine of real threads for the reference engine: one computes, one reads experts into slots, one is the CPU's."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from simulator.reference.clock import COMPUTE, LINK, Activity, Span
+from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Span
 from simulator.reference.machine import Machine
 from simulator.reference.transfers import Transfer
 from tracegen.offload.arena import Slots
 from tracegen.offload.clock import RealClock, Worker
-from tracegen.offload.compute import Layers, as_weights
-from tracegen.offload.durations import DENSE, Computed, Durations, Moved, NoProcessor
-from tracegen.offload.experts import check_marks, marks_of
-from tracegen.offload.slow_tier import SlowTier
+from tracegen.offload.compute import Layers
+from tracegen.offload.copies import Copies
+from tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
 
 
 class _Asked(NamedTuple):
@@ -28,27 +27,57 @@ class _Asked(NamedTuple):
     begun: int
 
 
+class _Processor:
+    """The CPU beside the accelerator: computes misses from the slow tier, one after the other."""
+
+    def __init__(self, clock: RealClock, layers: Layers, copies: Copies, durations: Durations) -> None:
+        self._clock, self._layers, self._copies, self._durations = clock, layers, copies, durations
+        self._worker = Worker(clock, CPU)
+        self._free_at = 0
+
+    def expert(self, layer: int, y: int, tokens: int, contended: bool) -> Activity:
+        """On the CPU's thread."""
+        asked = self._clock.now
+        activity = self._worker.begin(lambda: self._compute(y, tokens))
+        activity.measured(lambda _: self._computed(y, tokens, asked))
+        return activity
+
+    def _compute(self, y: int, tokens: int) -> None:
+        weights = self._copies.weights(y, self._copies.on_host(y), self._layers.shape)
+        self._layers.expert(weights, tokens)
+
+    def _computed(self, y: int, tokens: int, asked: int) -> None:
+        now = self._clock.taken
+        self._durations.on_cpu.append(OnCpu(y, tokens, now - max(asked, self._free_at)))
+        self._free_at = now
+
+    def close(self) -> None:
+        """The thread ends after what it has begun."""
+        self._worker.close()
+
+
 class RealMachine:
-    """Accelerator and link of one run on one clock; `durations` is what it saw."""
+    """Accelerator, CPU and link of one run on one clock; `durations` is what it saw."""
 
     depth = 1
 
-    def __init__(self, layers: Layers, slots: Slots, slow: SlowTier) -> None:
-        """Two threads begin; `close` ends them."""
-        self._layers, self._slots, self._slow, self._layout = layers, slots, slow, slow.layout
-        self._marks = marks_of(slow.layout)
+    def __init__(self, layers: Layers, on_cpu: Layers, slots: Slots, copies: Copies) -> None:
+        """Three threads begin; `close` ends them."""
+        self._layers, self._slots, self._copies = layers, slots, copies
         self.durations = Durations()
         self._asked: _Asked | None = None
         self._taken: int | None = None
         self._under_way = 0  # transfers
         self.clock = RealClock(self._end_of_turn)
         self._loader, self._accelerator = Worker(self.clock, LINK), Worker(self.clock, COMPUTE)
-        self.machine = Machine(self.clock, self, NoProcessor(), (self,))
+        self._processor = _Processor(self.clock, on_cpu, copies, self.durations)
+        self.machine = Machine(self.clock, self, self._processor, (self,))
 
     def close(self) -> None:
         """Both threads end after what they have begun."""
         self._end_of_turn(self.clock.now)
         self._loader.close()
+        self._processor.close()
         self._accelerator.close()
 
     # accelerator
@@ -60,11 +89,11 @@ class RealMachine:
     def expert(self, layer: int, y: int, tokens: int) -> Activity:
         """On the compute thread, from the slot that y has now."""
         slot = self._slots.of(y)
+        self.durations.sizes[y] = self._copies.size(y)
         return self._begin(y, layer, tokens, lambda: self._compute(y, slot, tokens))
 
     def _compute(self, y: int, slot: Tensor, tokens: int) -> None:
-        check_marks(slot, self._layout.size(y), self._marks[y], y)
-        self._layers.expert(as_weights(slot, self._layout.dtype), tokens)
+        self._layers.expert(self._copies.weights(y, slot, self._layers.shape), tokens)
 
     def _begin(self, y: int, layer: int, tokens: int, work: Callable[[], None]) -> Activity:
         waited = self._asked is None and self.clock.taken_of_link  # for a transfer: deciding is part of what follows
@@ -92,7 +121,7 @@ class RealMachine:
         follows = self.clock.taken_of_link and self._asked_after(self.clock.taken)
         begun = self.clock.taken if follows else self.clock.now
         self._under_way += 1
-        activity = self._loader.begin(lambda: self._slow.read(y, slot))
+        activity = self._loader.begin(lambda: self._copies.read(y, slot))
         activity.measured(lambda span: self._landed(y, begun, span))
         return activity
 
@@ -102,7 +131,7 @@ class RealMachine:
 
     def _landed(self, y: int, begun: int, span: Span) -> None:
         self._under_way -= 1
-        self.durations.moved.append(Moved(y, span.spent, self.clock.taken - begun))
+        self.durations.moved.append(Moved(y, self._copies.size(y), span.spent, self.clock.taken - begun))
 
     def abandon(self) -> None:
         """The loader ends what it has begun; what takes the slot is read after that."""

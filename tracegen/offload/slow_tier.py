@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +36,10 @@ class SlowTier(Protocol):
 
     def read_bytes(self, begin: int, into: Tensor) -> None:
         """Fill `into`, whole pages, with what lies from `begin` on: a page's beginning. Raises OSError."""
+        ...
+
+    def on_host(self, y: int) -> Tensor:
+        """Expert y in main memory, (padded,) uint8, until the next call. Another thread may read. Raises OSError."""
         ...
 
     def buffer(self) -> Tensor:
@@ -73,6 +78,10 @@ class Memory:
     def read_bytes(self, begin: int, into: Tensor) -> None:
         """A copy."""
         self._copies(self._all[begin : begin + len(into)], into)
+
+    def on_host(self, y: int) -> Tensor:
+        """Where it lies."""
+        return self._of(y)
 
     def buffer(self) -> Tensor:
         """On the device."""
@@ -128,6 +137,16 @@ class Disk:
                 said = f"has no byte {begin + done:,} of {self.layout.total:,}: it was cut off; remove the file"
                 raise OSError(0, said, str(self._path))
             done += read
+
+    @cached_property
+    def _host(self) -> Tensor:
+        return host_memory(largest(self.layout))
+
+    def on_host(self, y: int) -> Tensor:
+        """Read."""
+        into = self._host[: self.layout.padded(y)]
+        self.read_bytes(self.layout.offset(y), into)
+        return into
 
     def buffer(self) -> Tensor:
         """Host memory that begins at a page."""
@@ -226,6 +245,10 @@ class Throttled:
         until = time.perf_counter_ns() + int(len(into) / self._rate * 1e9)
         self._slow.read_bytes(begin, into)
         self._wait(until)
+
+    def on_host(self, y: int) -> Tensor:
+        """No byte crosses what is throttled."""
+        return self._slow.on_host(y)
 
     def buffer(self) -> Tensor:
         """As its slow tier."""

@@ -91,8 +91,7 @@ def measure(bench: Bench, plan: Plan, folder: Path, done: Callable[[], None]) ->
             runs.append((cell, *bench.measured(plan.trace, cell.config, cell.throttle)))
             done()
         after = _calibrated(bench, plan, done)
-        size = max(plan.trace.geometry.expert_bytes)
-        fits = {kind: fit([before[kind], after[kind]], size, _about(plan, kind), kind.throttle) for kind in plan.kinds}
+        fits = {kind: fit([before[kind], after[kind]], _about(plan, kind), kind.throttle) for kind in plan.kinds}
         platforms = {kind: _written(fitted, folder, repeat, at) for at, (kind, fitted) in enumerate(fits.items())}
         before = after
         for cell, ran, durations in runs:
