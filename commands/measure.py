@@ -79,7 +79,8 @@ def measure(
     throttles = list(dict.fromkeys(map(throttle_named, where.throttle.split(","))))
     measured, calibration = _parts(opened, part)
     configs = _configs(settings)
-    plans, runs = _checked(measured, configs, where), list[Measurement]()
+    plans = _checked(measured, configs, where)
+    runs: list[Measurement] = []
     with _folder(out) as folder, _bench(plans, where, max(1, part.prompt)) as bench:
         plan = _plan(configs, throttles, (measured, calibration), (repeat, order_seed))
         with keeping(lambda: _kept(out, runs)), _progress(plan.runs) as done:

@@ -192,10 +192,10 @@ def test_a_throttled_platform_is_checked_with_its_throttle(tmp_path):
 
 def test_configurations_that_no_real_run_has_are_skipped_by_name(tmp_path):
     file = experiment(tmp_path)
-    some = ("--set", 'grid.miss=["lowest_bit:bits=8/4", "fetch"]', "--workers", 1)
+    some = ("--set", 'grid.miss=["lowest_bit:bits=8/3", "fetch"]', "--workers", 1)
     ended = moereplay("sweep", "run", file, "--out", tmp_path / "out", *CHECK, *some)
     assert ended.returncode == 0, ended.stderr
-    assert "a measured run has experts at one precision; choose another" in ended.stderr
+    assert "measure computes experts at 2, 4, 8 bits" in ended.stderr
     assert all(check["config"]["miss"] == "fetch" for check in checks(tmp_path / "out").values())
 
 

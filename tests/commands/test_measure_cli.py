@@ -95,7 +95,6 @@ CALIBRATE = {
     (): "name a folder with --fit PATTERN, or logs; or measure this machine with --slow-tier",
     ("--slow-tier", "pinned"): "--slow-tier needs --model, whose sizes are measured",
     ("--slow-tier", "tape", "--model", "olmoe"): "--slow-tier 'tape' is unknown",
-    ("--slow-tier", "pinned", "--model", "gpt-oss-20b"): "these have 4 bits",
 }
 
 

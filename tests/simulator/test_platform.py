@@ -103,6 +103,27 @@ def test_measured_times_are_a_constant_and_so_much_per_token() -> None:
     assert (times.dense_ns(1, 9), times.pass_ns(9), times.expert_ns(0, 0, 2)) == (3, 4, 5 + 12)
 
 
+def test_measured_times_follow_their_curves() -> None:
+    """3 tokens lie half way between 1 (once) and 5 (twice); beyond 5 in proportion. A copy of 8 bytes takes 3 times."""
+    compute = Measured(
+        dense_ns=10,
+        expert_ns=100,
+        expert_ns_per_token=999,  # means nothing beside a curve
+        dense_by_tokens=((1, 1.0), (5, 2.0)),
+        expert_by_tokens=((1, 1.0), (5, 2.0)),
+        expert_by_size=((8, 3.0), (16, 1.0)),
+    )
+    assert [compute.dense(tokens) for tokens in (1, 3, 5, 10)] == [10, 15, 20, 40]
+    assert [compute.expert(tokens, 16) for tokens in (1, 3, 5, 10)] == [100, 150, 200, 400]
+    assert [compute.expert(1, size) for size in (4, 8, 12, 16, 99)] == [300, 300, 200, 100, 100]
+    straight = Measured(expert_ns=100, expert_ns_per_token=7, expert_by_size=((8, 3.0), (16, 1.0)))
+    assert [straight.expert(2, 16), straight.expert(2, 8)] == [114, 342]
+    with pytest.raises(ValueError, match="the first point is one token"):
+        Measured(expert_by_tokens=((2, 1.0),))
+    with pytest.raises(ValueError, match="sizes"):
+        Measured(expert_by_size=((8, 1.0), (8, 2.0)))
+
+
 def test_computing_on_a_cpu_that_is_not_described_is_refused() -> None:
     where = Platform(name="bare", links=(Link(bytes_per_s=1),), compute=Measured())
     with pytest.raises(ConfigError, match=r"platform bare has no \[cpu\] table"):

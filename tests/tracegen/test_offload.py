@@ -15,13 +15,13 @@ from simulator.errors import ConfigError
 from simulator.platform import Calibration, Measured
 from tests.kit import offloading
 from tests.kit.offloading import RATE, Broken, bench_of, config_of, geometry, trace_of
-from tracegen.offload import calibration
+from tracegen.offload import calibration, kernels
 from tracegen.offload.bench import check_measurable, replayed
 from tracegen.offload.comparison import agreement, figures
-from tracegen.offload.compute import Layers, layout_of, shape_of
-from tracegen.offload.durations import DENSE, Computed, Durations, Moved
-from tracegen.offload.experts import check_marks, contents, marks_of
-from tracegen.offload.fit import fit, trimmed_mean
+from tracegen.offload.compute import Layers, as_weights, layout_of, shape_of
+from tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
+from tracegen.offload.experts import BITS_PER_WEIGHT, WEIGHT, check_marks, contents, marks_of
+from tracegen.offload.fit import Figure, fit, trimmed_mean
 from tracegen.offload.part import tokens_of
 from tracegen.offload.slow_tier import Disk, Memory, Throttled, experts_file
 from tracegen.offload.study import Cell, Plan, measure
@@ -55,7 +55,8 @@ def test_a_replay_of_measured_durations_takes_what_the_run_took(settings):
     trace, config = trace_of(), config_of(**settings)
     ran, durations = bench_of(trace, [config]).measured(trace, config, RATE)
     closure = replayed(trace, config, durations)
-    assert closure.pass_ns.sum() == pytest.approx(ran.pass_ns.sum(), rel=0.05)
+    alone = ran.result.totals["misses"] > ran.result.totals["cpu_executed"]  # the CPU's misses are microseconds
+    assert closure.pass_ns.sum() == pytest.approx(ran.pass_ns.sum(), rel=0.05 if alone else 0.5)
     # a transfer is throttled; what is not hidden by compute, of which there is next to none, is time
     assert ran.pass_ns.sum() > 0.9 * ran.result.totals["bytes_demand"] / RATE * 1e9
     assert len(durations.on_cpu) == ran.result.totals["cpu_executed"]
@@ -268,6 +269,37 @@ def test_halves_that_differ_are_said():
     assert fit([Durations(dense, [])], ABOUT, None).warnings[0].startswith("no expert crossed the link")
 
 
+def test_copies_of_several_precisions_have_times_by_size():
+    # of a copy of 4,000 bytes one token takes 50, of one of 1,000 bytes, unpacked, 125
+    dense = [computed(DENSE, 0, 1, False, 100, 10)]
+    experts = [computed(0, 0, 1, False, 45, 5), computed(1, 0, 1, False, 120, 5)]
+    found = fit(
+        [Durations([*dense, *experts], [], [OnCpu(0, 1, 70), OnCpu(0, 3, 90)], {0: 4_000, 1: 1_000})], ABOUT, None
+    )
+    assert found.platform.compute == Measured(dense_ns=100, expert_ns=50, expert_by_size=((1_000, 2.5), (4_000, 1.0)))
+    assert found.platform.cpu == Measured(expert_ns=60, expert_ns_per_token=10)
+
+
+def test_packed_integers_are_unpacked_as_they_stand_for():
+    shape = shape_of(geometry())
+    for dtype, first in (("int8", [0x1F]), ("int4", [0xF, 0x1]), ("int2", [3, 3, 1, 0])):
+        bits = BITS_PER_WEIGHT[dtype]
+        slot = torch.full((shape.params * bits // 8,), 0x1F, dtype=torch.uint8)
+        weights = as_weights(slot, dtype, shape)
+        assert weights.shape == (shape.params,) and weights.dtype == torch.bfloat16
+        expected = [(value - (1 << bits - 1)) * WEIGHT for value in first]
+        assert weights[: len(first)].tolist() == pytest.approx(expected, rel=0.01)
+
+
+def test_times_by_tokens_never_fall():
+    assert kernels.in_times({n: Figure(ns, 0, 1) for n, ns in ((1, 10), (2, 9), (4, 30), (8, 20))}) == (
+        (1, 1.0),
+        (2, 1.0),
+        (4, 3.0),
+        (8, 3.0),
+    )
+
+
 def test_the_extremes_of_a_mean_are_cut():
     assert trimmed_mean([0] * 2 + [10] * 96 + [9_999] * 2) == 10
     assert trimmed_mean([]) == 0
@@ -307,6 +339,10 @@ def test_a_machine_is_calibrated_by_its_own_runs(tmp_path):
     assert 0 < found.figures["bytes_per_s"].value <= RATE  # by how much it is missed is the machine's load
     assert found.figures["link.lanes_2"].n == 24 and "link.read_65536" not in found.figures  # an expert has 6 KB
     machine = found.fitted.platform
+    assert isinstance(machine.compute, Measured) and machine.compute.expert_ns_per_token == 0
+    for curve in (machine.compute.dense_by_tokens, machine.compute.expert_by_tokens):
+        assert [tokens for tokens, _ in curve] == list(kernels.TOKENS)
+    assert {"expert.bfloat16_ns", "expert.int4_ns", "dense.64_tokens_ns"} <= found.figures.keys()
     assert machine.links[0].bytes_per_s == found.figures["bytes_per_s"].value
     assert machine.calibration is not None and machine.calibration.mape == found.on_itself > 0
     assert found.held_out.keys() == {"25%", "75%"}

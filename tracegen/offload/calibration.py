@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from simulator.config import ReplayConfig, configure
-from simulator.platform import Calibration
+from simulator.platform import Calibration, Measured
 from simulator.platform_files import as_toml
 from tracegen.offload.bench import Bench, Shelves, check_measurable, replayed
 from tracegen.offload.durations import Durations
 from tracegen.offload.fit import Figure, Fitted, fit, trimmed_mean
+from tracegen.offload.kernels import TOKENS, by_format, by_tokens, in_times
 from tracegen.offload.slow_tier import SlowTier
 from traces.schema import Geometry, Trace
 from traces.synthetic import Synthetic, synthesise
@@ -28,7 +29,6 @@ FITTED, HELD_OUT = "50%", ("25%", "75%")  #: capacities
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  #: bytes of a read
 LANES = (2, 4)
 READS = 24
-MOST_TOKENS = 64  #: of what is computed
 
 
 class Calibrated(NamedTuple):
@@ -52,7 +52,7 @@ RUNS = 4 + len(HELD_OUT)
 def bench_of(geometry: Geometry, slow: Shelves, device: str) -> Bench:
     """For all of them. Raises ConfigError where they do not fit this machine's memory."""
     trace = trace_of(geometry, 1)
-    return Bench.of([check_measurable(trace, config) for config in configs()], slow, MOST_TOKENS, device)
+    return Bench.of([check_measurable(trace, config) for config in configs()], slow, max(TOKENS), device)
 
 
 def trace_of(geometry: Geometry, seed: int) -> Trace:
@@ -86,15 +86,35 @@ def calibrate(
     before, _ = _run(bench, geometry, config, (1, 2), throttle, done)
     held = [_run(bench, geometry, other, (5,), throttle, done) for other in others]
     after, ran = _run(bench, geometry, config, (3, 4), throttle, done)
-    found = fit([*before, *after], about.model_copy(update={"cells": 4}), throttle)
+    tokens = by_tokens(bench, geometry)
+    found = _curved(fit([*before, *after], about.model_copy(update={"cells": 4}), throttle), tokens)
     file = folder / "calibrated.toml"
     file.write_text(as_toml(found.platform), "utf-8")
     own = fmean(abs(_error(trace, ns, config, file)) for trace, ns in ran)
     errors = {other.capacity: _error(*runs[0], other, file) for other, (_, runs) in zip(others, held, strict=True)}
     known = found.platform.model_copy(update={"calibration": about.model_copy(update={"cells": 4, "mape": own})})
-    return Calibrated(
-        found._replace(platform=known), found.figures | link_figures(bench.slow[geometry.expert_bytes]), own, errors
-    )
+    figures = found.figures | _named(tokens, by_format(bench, geometry))
+    figures |= link_figures(bench.slow[geometry.expert_bytes])
+    return Calibrated(found._replace(platform=known), figures, own, errors)
+
+
+def _curved(found: Fitted, tokens: dict[str, dict[int, Figure]]) -> Fitted:
+    """With what many tokens take as it was timed, in place of a straight line."""
+    compute = found.platform.compute
+    assert isinstance(compute, Measured)
+    curves = {
+        "expert_ns": compute.expert_ns + compute.expert_ns_per_token,
+        "expert_ns_per_token": 0,
+        "dense_by_tokens": in_times(tokens["dense_ns"]),
+        "expert_by_tokens": in_times(tokens["expert_ns"]),
+    }
+    return found._replace(platform=found.platform.model_copy(update={"compute": compute.model_copy(update=curves)}))
+
+
+def _named(tokens: dict[str, dict[int, Figure]], formats: dict[str, Figure]) -> dict[str, Figure]:
+    """Figures as they are printed."""
+    named = {f"{what[:-3]}.{n}_tokens_ns": figure for what, by in tokens.items() for n, figure in by.items()}
+    return named | {f"expert.{name}_ns": figure for name, figure in formats.items()}
 
 
 def _run(

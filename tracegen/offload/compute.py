@@ -87,7 +87,7 @@ class Layers:
     def __init__(self, geometry: Geometry, most_tokens: int, device: str) -> None:
         """Dense weights are made at once; those of experts come from slots."""
         self.shape = shape_of(geometry)
-        self._device, draw = device, torch.Generator().manual_seed(SEED)
+        self.device, draw = device, torch.Generator().manual_seed(SEED)
         self._dense = [self._weights(self.shape.dense_rows, draw) for _ in range(geometry.layers)]
         self._head = self._weights(self.shape.head_rows, draw)
         self._embedded = self._weights(most_tokens, draw)
@@ -95,7 +95,7 @@ class Layers:
 
     def _weights(self, rows: int, draw: torch.Generator) -> Tensor:
         values = torch.randn(max(rows, 1), self.shape.hidden, generator=draw) * WEIGHT
-        return values.to(self._device, DTYPES[self.shape.dtype])
+        return values.to(self.device, DTYPES[self.shape.dtype])
 
     def dense(self, layer: int, tokens: int) -> None:
         """One product with all dense weights of the layer; before layer 0 with those of the head."""
@@ -120,8 +120,8 @@ class Layers:
 
     def _wait(self) -> None:
         """Until it is computed: then its slot may be overwritten."""
-        if self._device != "cpu":
-            torch.cuda.current_stream(self._device).synchronize()
+        if self.device != "cpu":
+            torch.cuda.current_stream(self.device).synchronize()
 
 
 def as_weights(slot: Tensor, dtype: str, shape: Shape) -> Tensor:

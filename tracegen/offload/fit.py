@@ -53,7 +53,7 @@ def fit(runs: Sequence[Durations], about: Calibration, throttle: float | None) -
     if not moved:
         warnings.append("no expert crossed the link: its rate is not known; calibrate with less memory")
     figures |= _on_cpu([each for run in runs for each in run.on_cpu])
-    figures |= {f"expert_ns.{size}_bytes": each for size, each in by_size.items()}
+    figures |= {f"expert.{size}_bytes_ns": each for size, each in by_size.items()}
     values = {name: each.value for name, each in figures.items()}
     return Fitted(_platform(values, by_size, about, throttle), figures, tuple(warnings))
 
