@@ -11,7 +11,7 @@ SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
 
 .PHONY: help demo demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality
-.PHONY: study-fidelity study-measured study-tune bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-fidelity study-measured study-live-transfers study-tune bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -113,6 +113,9 @@ study-measured: .venv/dev.stamp  ## real offloading on this machine beside repla
 	$(BIN)/moereplay synthesise --out runs/measured/like.zarr --requests 1 --prompt-tokens 0 --decode-tokens 48 --recall .8 --seed 11
 	$(BIN)/moereplay measure runs/measured/like.zarr --slow-tier disk:runs/measured --layers 4 --prompt 8 --tokens 16 \
 	    --throttle 400MB/s,none --capacity 10%,25%,50% --eviction lru,least_stale --prefetch none,top_k --repeat 2 --out runs/measured
+
+study-live-transfers: .venv/record.stamp  ## the live miniature with real transfers beside its emulated runs (15 minutes)
+	$(BIN)/python benchmarks/live_transfers.py
 
 study-tune: .venv/dev.stamp  ## what a search finds of the true Pareto set of 2,000 configurations, beside random search
 	$(BIN)/python benchmarks/tune_against_grid.py

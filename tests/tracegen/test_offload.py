@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,7 @@ from tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
 from tracegen.offload.experts import BITS_PER_WEIGHT, WEIGHT, check_marks, contents, marks_of
 from tracegen.offload.fit import Figure, fit, trimmed_mean
 from tracegen.offload.part import tokens_of
-from tracegen.offload.slow_tier import Disk, Memory, Throttled, experts_file
+from tracegen.offload.slow_tier import Disk, Memory, Throttled, copier, experts_file
 from tracegen.offload.study import Cell, Plan, measure
 from traces.geometry import known
 
@@ -359,3 +361,51 @@ def test_a_read_of_part_of_an_expert_is_what_lies_there(tmp_path):
     assert int(into.view(torch.int64)[0]) == marks_of(layout)[3]
     assert int(into[4096:].sum()) == 0
     slow.close()
+
+
+# ---------------------------------------------------------------- CUDA, as far as a machine without it shows
+
+
+class Cuda:
+    """Stands for torch.cuda: says in which order it was asked for what."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def Stream(self, device: str) -> str:  # noqa: N802 - torch's name
+        return f"a stream of {device}"
+
+    @contextmanager
+    def stream(self, which: str) -> Iterator[None]:
+        self.asked.append(f"into {which}")
+        yield
+        self.asked.append("out of it")
+
+    def Event(self) -> Cuda:  # noqa: N802 - torch's name
+        return self
+
+    def record(self) -> None:
+        self.asked.append("event recorded")
+
+    def synchronize(self) -> None:
+        self.asked.append("awaited")
+
+    def current_stream(self, device: str) -> Cuda:
+        self.asked.append(f"compute's stream of {device}")
+        return self
+
+
+def test_a_copy_to_cuda_has_a_stream_of_its_own_and_is_awaited(monkeypatch):
+    monkeypatch.setattr(torch, "cuda", cuda := Cuda())
+    into = torch.zeros(8, dtype=torch.uint8)
+    copier("cuda:1")(torch.arange(4, dtype=torch.uint8), into)
+    assert into.tolist() == [0, 1, 2, 3, 0, 0, 0, 0]
+    assert cuda.asked == ["into a stream of cuda:1", "event recorded", "out of it", "awaited"]
+
+
+def test_what_cuda_computes_is_awaited_before_its_slot_may_be_overwritten(monkeypatch):
+    layers = Layers(geometry(), 2, "cpu")
+    layers.device = "cuda"
+    monkeypatch.setattr(torch, "cuda", cuda := Cuda())
+    layers.expert(as_weights(torch.from_numpy(next(contents(layout_of(geometry())))), "bfloat16", layers.shape), 1)
+    assert cuda.asked == ["compute's stream of cuda", "awaited"]
