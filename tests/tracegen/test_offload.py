@@ -15,6 +15,7 @@ import torch
 
 from simulator.errors import ConfigError
 from simulator.platform import Calibration, Measured
+from simulator.platform_files import platform
 from tests.kit import offloading
 from tests.kit.offloading import RATE, Broken, bench_of, config_of, geometry, trace_of
 from tracegen.offload import calibration, kernels
@@ -326,6 +327,17 @@ def test_runs_alternate_with_calibrations_and_are_replayed_on_what_they_found(tm
     for run in found:  # 4 ms for each transfer is the least, in either
         least = 4e6 * run.measured.result.totals["misses"] if run.cell.config.prefetch == "none" else 0
         assert min(run.simulated.pass_ns.sum(), run.measured.pass_ns.sum()) >= least
+
+
+def test_what_a_policy_leaves_to_the_platform_is_settled_once_by_this_machine(tmp_path):
+    trace, config = trace_of(6), config_of(miss="fiddler", platform="rtx4090-pcie4")
+    plan = Plan([Cell(config, RATE)], 2, trace, trace_of(4, seed=6), "here")
+    found = list(measure(bench_of(trace, [config]), plan, tmp_path, lambda: None))
+    (miss,) = {run.cell.config.miss for run in found}
+    assert miss.startswith("fiddler:ratio=") and float(miss.partition("=")[2]) > 0
+    assert all(ran.result.config["miss"] == miss for run in found for ran in (run.measured, run.simulated, run.closure))
+    machine = platform(found[0].simulated.result.config["platform"])
+    assert machine.cpu is not None
 
 
 # ---------------------------------------------------------------- this machine, calibrated

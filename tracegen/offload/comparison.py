@@ -58,6 +58,7 @@ def run_document(run: Measurement, label: str) -> dict[str, Any]:
         "decisions": run.measured.decisions,
         "gate_ms": run.measured.gate_ns / MS,
         **{name: figures(each) for name, each in ran.items()},
+        "warnings": list(run.warnings),
         "agreement": agreement(run.measured.result.events, run.simulated.result.events),
         "per_token": {f"{name}_ms": [round(ns / MS, 4) for ns in each.pass_ns.tolist()] for name, each in ran.items()},
     }
@@ -159,6 +160,10 @@ def summary_lines(runs: Sequence[Measurement]) -> list[str]:
     lines.append(
         f"closure, measured durations replayed: mean |error| {closure['mape']:.2%}, worst {closure['worst']:.2%}"
     )
+    unsteady = sorted({each.partition(":")[0] for run in runs for each in run.warnings})
+    if unsteady:
+        some = sum(bool(run.warnings) for run in runs)
+        lines.append(f"warning: around {some} of {len(runs)} runs a calibration was not steady: {', '.join(unsteady)}")
     spent = ", ".join(f"{way} {spent:.2f} ms" for way, spent in found["gate_ms"].items())
     lines.append(f"decisions at a gate: {spent}")
     return lines

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from policies.contract import Costs
 from simulator.config import KINDS, ReplayConfig
 from simulator.platform import Calibration
 from simulator.platform_files import as_toml
+from simulator.replay import plan as replay_plan
 from tracegen.offload.bench import Bench, Ran, replayed
 from tracegen.offload.durations import Durations
 from tracegen.offload.fit import Fitted, fit
@@ -45,6 +47,7 @@ class Measurement(NamedTuple):
     measured: Ran
     simulated: Ran
     closure: Ran
+    warnings: tuple[str, ...] = ()  #: of the calibration
 
 
 @dataclass(frozen=True)
@@ -83,20 +86,23 @@ def measure(bench: Bench, plan: Plan, folder: Path, done: Callable[[], None]) ->
     `done` is called after each real run. Raises ConfigError where the slow tier fails.
     """
     before = _calibrated(bench, plan, done)
+    settled = {cell: _settled(plan, cell, before[kind_of(cell)], folder) for cell in plan.cells}
     order = random.Random(plan.seed)
     for repeat in range(plan.repeats):
         cells = order.sample(list(plan.cells), len(plan.cells))
         runs = []
         for cell in cells:
-            runs.append((cell, *bench.measured(plan.trace, cell.config, cell.throttle)))
+            runs.append((cell, *bench.measured(plan.trace, settled[cell], cell.throttle)))
             done()
         after = _calibrated(bench, plan, done)
-        fits = {kind: fit([before[kind], after[kind]], _about(plan, kind), kind.throttle) for kind in plan.kinds}
+        fits = {kind: _fitted(plan, kind, [before[kind], after[kind]]) for kind in plan.kinds}
         platforms = {kind: _written(fitted, folder, repeat, at) for at, (kind, fitted) in enumerate(fits.items())}
         before = after
         for cell, ran, durations in runs:
-            simulated = replayed(plan.trace, _on(cell.config, platforms[kind_of(cell)]))
-            yield Measurement(cell, repeat, ran, simulated, replayed(plan.trace, cell.config, durations))
+            kind, config = kind_of(cell), settled[cell]
+            simulated = replayed(plan.trace, _on(config, platforms[kind]))
+            closure = replayed(plan.trace, config, durations)
+            yield Measurement(cell._replace(config=config), repeat, ran, simulated, closure, fits[kind].warnings)
 
 
 def _calibrated(bench: Bench, plan: Plan, done: Callable[[], None]) -> dict[Kind, Durations]:
@@ -105,6 +111,31 @@ def _calibrated(bench: Bench, plan: Plan, done: Callable[[], None]) -> dict[Kind
         _, found[kind] = bench.measured(plan.calibration, cell.config, cell.throttle)
         done()
     return found
+
+
+def _settled(plan: Plan, cell: Cell, before: Durations, folder: Path) -> ReplayConfig:
+    """With what its miss policy leaves to the platform as this machine's prices say, the same in all runs."""
+    miss = cell.config.policy_set().miss
+    if miss.policy.priced(miss.params, Costs(1, 1, 1)) == miss.params:
+        return cell.config
+    path = folder / "platform-before.toml"
+    path.write_text(as_toml(_fitted(plan, kind_of(cell), [before]).platform), "utf-8")
+    ready = replay_plan(plan.trace, _on(cell.config, path))
+    return cell.config.model_copy(update={"miss": ready.chosen.priced(ready.spec(False).times).miss.text()})
+
+
+def _fitted(plan: Plan, kind: Kind, runs: Sequence[Durations]) -> Fitted:
+    found = fit(runs, _about(plan, kind), kind.throttle)
+    if found.platform.cpu is not None or not _uses_cpu(plan.kinds[kind].config):
+        return found
+    said = "cpu: it has computed no miss, and is priced as the accelerator; calibrate with more tokens"
+    platform = found.platform.model_copy(update={"cpu": found.platform.compute})
+    return found._replace(platform=platform, warnings=(*found.warnings, said))
+
+
+def _uses_cpu(config: ReplayConfig) -> bool:
+    miss = config.policy_set().miss
+    return miss.policy.uses_cpu(miss.params)
 
 
 def _on(config: ReplayConfig, platform: Path) -> ReplayConfig:
