@@ -119,7 +119,7 @@ def _link(moved: Sequence[Moved]) -> dict[str, Figure]:
     if not moved:
         return {}
     read = _figure(moved, lambda each: each.read / each.size)
-    software = _figure(moved, lambda each: each.spent - each.read)
+    software = _figure(moved, lambda each: max(0, each.spent - each.read))
     rate = 1e9 / read.value
     return {"bytes_per_s": Figure(rate, rate * read.apart / 2, read.n), "latency_ns": software}
 

@@ -68,6 +68,8 @@ class RealMachine:
         self._asked: _Asked | None = None
         self._taken: int | None = None
         self._under_way = 0  # transfers
+        self._begun: dict[int, int] = {}  # by copy, of its last transfer
+        self._in_this_turn: list[int] = []  # copies whose transfers began since compute was asked last
         self.clock = RealClock(self._end_of_turn)
         self._loader, self._accelerator = Worker(self.clock, LINK), Worker(self.clock, COMPUTE)
         self._processor = _Processor(self.clock, on_cpu, copies, self.durations)
@@ -112,26 +114,34 @@ class RealMachine:
         if self._asked is not None and self._taken is not None:
             self.durations.computed.append(Computed(*self._asked, self._taken, now))
             self._asked = self._taken = None
+        for y in self._in_this_turn:
+            self._begun[y] = now
+        self._in_this_turn.clear()
 
     # link
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
-        """On the loader's thread. One that follows another began when that had landed: its space was chosen then."""
+        """On the loader's thread. One that follows another began when that had landed: its space was chosen then.
+
+        One that begins at a gate, or at the end of a computation, began when the engine had decided all of that.
+        """
         slot, y = self._slots.of(transfer.y), transfer.y
         follows = self.clock.taken_of_link and self._asked_after(self.clock.taken)
-        begun = self.clock.taken if follows else self.clock.now
+        self._begun[y] = self.clock.taken if follows else self.clock.now
+        if not follows:
+            self._in_this_turn.append(y)
         self._under_way += 1
         activity = self._loader.begin(lambda: self._copies.read(y, slot))
-        activity.measured(lambda span: self._landed(y, begun, span))
+        activity.measured(lambda span: self._landed(y, span))
         return activity
 
     def _asked_after(self, taken: int) -> bool:
         """Whether nothing was asked of compute since then."""
         return self._asked is None or self._asked.begun < taken
 
-    def _landed(self, y: int, begun: int, span: Span) -> None:
+    def _landed(self, y: int, span: Span) -> None:
         self._under_way -= 1
-        self.durations.moved.append(Moved(y, self._copies.size(y), span.spent, self.clock.taken - begun))
+        self.durations.moved.append(Moved(y, self._copies.size(y), span.spent, self.clock.taken - self._begun[y]))
 
     def abandon(self) -> None:
         """The loader ends what it has begun; what takes the slot is read after that."""
