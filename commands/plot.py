@@ -11,7 +11,8 @@ from commands.terminal import say
 
 if TYPE_CHECKING:
     import polars as pl
-    from matplotlib.figure import Figure
+
+    from analysis.figures import Drawn
 
 #: The figure that can be drawn from curves without replays.
 CURVES_ALONE = "hit_rate_by_capacity"
@@ -31,20 +32,26 @@ def plot(
     ] = None,
     where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these replays.")] = None,
 ) -> None:
-    """Draw figures from results, PNG and SVG: collisions by layer, misses, hit rate and latency against capacity."""
+    """Draw figures from results, PNG and SVG: collisions by layer, misses, hit rate, TTFT and TPOT against capacity.
+
+    Says which figures the results do not allow, and what would.
+    """
     from analysis.figures import save
     from sweeps.store import place_of
 
     place = place_of(results)
     folder = out or place.beside(Path()) / "figures"
-    for name, drawn in _drawn(place.local(), figure.split(",") if figure else None, where or []):
-        for path in save(drawn, folder / name):
+    drawn = _drawn(place.local(), results, figure.split(",") if figure else None, where or [])
+    for name, each in drawn.figures:
+        for path in save(each, folder / name):
             say(f"wrote {path}")
+    for name, why in drawn.left_out.items():
+        say(f"left out: {name}: {why}")
 
 
-def _drawn(folder: Path, names: list[str] | None, where: list[str]) -> list[tuple[str, Figure]]:
-    """Figures of a validation, of curves alone, or of replays with the curves behind them."""
-    from analysis.figures import draw_all, draw_curves
+def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str]) -> Drawn:
+    """Figures of a validation, of curves alone, or of replays with the curves behind them; `called` as the user did."""
+    from analysis.figures import FIGURES, Drawn, draw_all, draw_curves
     from results import curves, measured, validation
 
     if (folder / measured.FILE).exists():
@@ -54,8 +61,29 @@ def _drawn(folder: Path, names: list[str] | None, where: list[str]) -> list[tupl
     lines = curves.load(folder)
     alone = not lines.is_empty() and not any(folder.glob("part-*"))
     if alone and names in (None, [CURVES_ALONE]):
-        return [(CURVES_ALONE, draw_curves(lines))]
-    return draw_all(_rows(folder, where), names, lines)
+        others = {name: f"no replay in {called}; make some with: {_replay(called)}" for name in FIGURES}
+        others.pop(CURVES_ALONE)
+        return Drawn([(CURVES_ALONE, draw_curves(lines))], {} if names else others)
+    rows = _rows(folder, where)
+    drawn = draw_all(rows, names, lines)
+    if lines.is_empty() and names is None and folder == Path(called).absolute():  # a store of objects holds no curves
+        drawn.left_out["curves"] = f"no curve in {called}; make some with: {_curve(called, rows)}"
+    return drawn
+
+
+def _replay(folder: str) -> str:
+    return f"moereplay replay TRACE --capacity 5%,25% --out {folder}"
+
+
+def _curve(folder: str, rows: pl.DataFrame) -> str:
+    """The command for curves that hold for these replays: theirs are the settings."""
+    from results.read import runs
+    from results.settings import OF_CURVES, SETTINGS
+
+    defaults = {each.name: each.default for each in SETTINGS}
+    found = {name: runs(rows)[name].unique().sort().to_list() for name in OF_CURVES}
+    unlike = [f"--{name} {values[0]}" for name, values in found.items() if values[0] != defaults[name]]
+    return " ".join(["moereplay curve TRACE", *unlike, f"--out {folder}"])
 
 
 def _rows(folder: Path, where: list[str]) -> pl.DataFrame:

@@ -225,7 +225,10 @@ def _write(out: Path, found: Sequence[Comparison]) -> None:
     write_frame(frame, out / FILE)
     paths = [out / FILE]
     try:
-        paths += [path for name, drawn in draw_all(frame) for path in save(drawn, out / "figures" / name)]
+        drawn = draw_all(frame)
+        paths += [path for name, figure in drawn.figures for path in save(figure, out / "figures" / name)]
+        for name, why in drawn.left_out.items():
+            say(f"left out: {name}: {why}")
     except ResultError as refusal:
         say(f"note: {refusal}")
     for path in paths:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import NamedTuple
 
 import polars as pl
 from matplotlib.figure import Figure
@@ -17,6 +18,7 @@ __all__ = [
     "FIGURES",
     "MEASURED_FIGURES",
     "VALIDATION_FIGURES",
+    "Drawn",
     "draw",
     "draw_all",
     "draw_curves",
@@ -25,10 +27,24 @@ __all__ = [
 
 #: Of replays, of those that were checked as well, of live runs beside replays, and of measured ones, in the order in
 #: which reports show them.
-FIGURES = ("collisions_by_layer", "misses", "hit_rate_by_capacity", "ttft_by_capacity")
+FIGURES = (
+    "collisions_by_layer",
+    "collisions_in_prefill",
+    "misses",
+    "hit_rate_by_capacity",
+    "ttft_by_capacity",
+    "tpot_by_capacity",
+)
 CHECK_FIGURES = ("checks",)
 VALIDATION_FIGURES = ("validation", "open_loop_error")
 MEASURED_FIGURES = ("measured",)
+
+
+class Drawn(NamedTuple):
+    """Figures with their names, and the names of those that the rows do not allow, with the reason and the remedy."""
+
+    figures: list[tuple[str, Figure]]
+    left_out: dict[str, str]
 
 
 def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **options: str) -> Figure:
@@ -56,23 +72,21 @@ def draw_curves(curves: pl.DataFrame) -> Figure:
         return import_module("analysis.figures.curves").draw(curves)
 
 
-def draw_all(
-    frame: pl.DataFrame, names: Sequence[str] | None = None, curves: pl.DataFrame | None = None
-) -> list[tuple[str, Figure]]:
-    """The named figures with their names; without names, all that these rows allow.
+def draw_all(frame: pl.DataFrame, names: Sequence[str] | None = None, curves: pl.DataFrame | None = None) -> Drawn:
+    """The named figures; without names, all that these rows allow.
 
     Raises ResultError if a named one cannot be drawn, or without names if none can.
     """
     if names is not None:
-        return [(name, draw(name, frame, curves)) for name in names]
-    drawn: list[tuple[str, Figure]] = []
-    refusals: list[ResultError] = []
+        return Drawn([(name, draw(name, frame, curves)) for name in names], {})
+    drawn, refusals = Drawn([], {}), list[ResultError]()
     for name in _fed_by(frame):
         try:
-            drawn.append((name, draw(name, frame, curves)))
+            drawn.figures.append((name, draw(name, frame, curves)))
         except ResultError as refusal:
             refusals.append(refusal)
-    if not drawn:
+            drawn.left_out[name] = str(refusal).removeprefix(f"{name} ")
+    if not drawn.figures:
         raise refusals[0]
     return drawn
 
@@ -83,7 +97,8 @@ def _fed_by(frame: pl.DataFrame) -> tuple[str, ...]:
         return MEASURED_FIGURES
     if "open_loop" in frame.columns:
         return VALIDATION_FIGURES
-    return (*FIGURES, *CHECK_FIGURES) if COLUMN in frame.columns else FIGURES
+    of_a_sweep = COLUMN in frame.columns or "latency" in frame.columns  # only configurations of sweeps are checked
+    return (*FIGURES, *CHECK_FIGURES) if of_a_sweep else FIGURES
 
 
 def _chosen(name: str, known: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> dict[str, str]:

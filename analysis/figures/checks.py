@@ -9,7 +9,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from analysis.checks import COLUMN, error_of
 from analysis.figures.facets import DIGEST, shared
-from analysis.figures.lines import legend
+from analysis.figures.lines import axis_name, legend, spans_a_decade
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.metrics import measured
 from analysis.palette import MUTED, Look, looks
@@ -17,7 +17,6 @@ from results.errors import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 LABELS = {"measured": "MEASURED beside SIMULATED", "live": "LIVE, emulated, beside SIMULATED"}
-LOG_FROM = 10  #: ratio of the longest to the shortest time from which the axes are logarithmic
 NOTE = (
     "A point for every checked configuration. Both times are of the same tokens and layers, a part of the trace; on "
     "the line the replay is right."
@@ -36,9 +35,8 @@ def draw(frame: pl.DataFrame) -> Figure:
     where = f"On {', '.join(sorted(set(rows['device'])))}"
     found = "; ".join(filter(None, (error_of(frame, each) for each in (figure, "hit_rate"))))
     label = " / ".join(LABELS[way] for way in ways)
-    wording = Wording(
-        title, shared(rows), label, f"checked {name}, ms", f"replayed {name}, ms", f"{NOTE} {where}: {found}."
-    )
+    x, y = (axis_name(f"{side} {name}, ms", spans_a_decade(_times(rows))) for side in ("checked", "replayed"))
+    wording = Wording(title, shared(rows), label, x, y, f"{NOTE} {where}: {found}.")
     sheet = Sheet(Grid([""], [""], (4.0, 4.0)), wording, legend(drawn))
     _draw(sheet.panels[0][0], rows, drawn)
     return sheet.figure
@@ -58,10 +56,14 @@ def _points(frame: pl.DataFrame) -> tuple[str, pl.DataFrame]:
     raise ResultError("what was checked of these configurations has no times; check requests that have a prompt")
 
 
+def _times(rows: pl.DataFrame) -> list[float]:
+    return [*rows["checked"], *rows["replayed"]]
+
+
 def _draw(axes: Axes, rows: pl.DataFrame, drawn: dict[str, Look]) -> None:
-    times = [*rows["checked"], *rows["replayed"]]
+    times = _times(rows)
     spread = max(times) - min(times) or max(times)
-    logarithmic = max(times) > LOG_FROM * min(times)
+    logarithmic = spans_a_decade(times)
     ends = (min(times) / 1.2, max(times) * 1.2) if logarithmic else (min(times) - spread / 10, max(times) + spread / 10)
     axes.plot(ends, ends, color=MUTED, linewidth=0.8, zorder=0)
     for name, look in drawn.items():

@@ -1,4 +1,8 @@
-"""Collisions by layer (SpecMD, Fig. 5): where in the model a policy throws out what the same pass still needs."""
+"""Collisions by layer (SpecMD, Fig. 5): where in the model a policy evicts what the same pass still needs.
+
+A figure is of one phase. A prompt's pass demands many experts of every layer, a decode pass a few; summed, the
+collisions of a few prefill passes hide those of decode. `collisions_in_prefill` draws the other phase.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,23 @@ from results.counters import COUNTERS
 from results.errors import ResultError
 from results.read import layers
 
-OPTIONS = {"phase": ("both", "prefill", "decode"), "per": ("miss", "access")}
+OPTIONS = {"phase": ("decode", "prefill", "both"), "per": ("miss", "access")}
+PASSES = {
+    "decode": "Decode passes alone.",
+    "prefill": "Prefill passes alone, those of prompts.",
+    "both": "Prefill and decode passes, summed.",
+}
+#: What to do without passes of a phase.
+WITHOUT = {
+    "decode": "no pass decodes; draw collisions_in_prefill, or replay a trace that has decoded tokens",
+    "prefill": "no pass is a prompt's; draw collisions_by_layer, or replay a trace of requests that have prompts",
+}
 
 
 def draw(frame: pl.DataFrame, phase: str, per: str) -> Figure:
     """A line per eviction policy over layers; a column of panels per capacity, a row per setting.
 
-    Raises ResultError if no layer has a miss (or an access) in that phase.
+    Raises ResultError if nothing was replayed in that phase, or no layer has a miss (or an access) in it.
     """
     found = facets(frame, _points(frame, phase, f"collisions_per_{per}"))
     drawn = looks(found.policies)
@@ -39,25 +53,28 @@ def _points(frame: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
     """A row per configuration and layer, counters summed over the wanted phases, with `value` null where undefined."""
     cells = layers(frame)
     cells = cells if phase == "both" else cells.filter(pl.col("phase") == phase)
+    if cells.is_empty():
+        raise ResultError(WITHOUT.get(phase, "no result has rows of layers; replay again with moereplay replay"))
     sums = cells.group_by("identity", "layer").agg(pl.col("collisions", "misses", "accesses").sum())
     about = cells.drop("layer", "collisions", "misses", "accesses").unique("identity", maintain_order=True)
     points = with_ratios(sums.join(about, on="identity")).with_columns(pl.col(ratio).alias("value"))
     if points["value"].drop_nulls().is_empty():
         raise ResultError(
-            f"{ratio} is undefined in every layer (phase {phase}); replay a smaller --capacity or draw both phases"
+            f"{ratio} is undefined in every layer ({phase}): nothing misses there; replay a smaller --capacity"
         )
     return points.sort("identity", "layer")
 
 
 def _wording(found: Facets, phase: str, per: str) -> Wording:
-    when = "" if phase == "both" else f", {phase} only"
+    when = "prefill and decode together" if phase == "both" else phase
     return Wording(
-        title=f"Collisions per {per} by layer{when}",
+        title=f"Collisions per {per} by layer, {when}",
         subtitle=found.shared,
         label=found.label,
         x="MoE layer",
         y=f"collisions per {per}",
-        note=f"Collisions: {COUNTERS['collisions'].definition}. Layers without any {per} have no point.",
+        note=f"{PASSES[phase]} Collisions: {COUNTERS['collisions'].definition}. "
+        f"Layers without any {per} have no point.",
     )
 
 

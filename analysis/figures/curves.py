@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 
-from analysis.figures.lines import from_zero, panel_size
+from analysis.figures.lines import axis_name, from_zero, panel_size
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.palette import BOUND, LIMIT, look_of
 from results.curves import TIDY
@@ -25,7 +25,7 @@ GAPS = (
     "At every capacity: each whole number of experts, from one pass over the demand (stack distances). A gap: the "
     "capacity holds less than a step demands, so that a machine's times decide."
 )
-NOTE = f"{GAPS} Nothing is prefetched. Capacity: of all expert bytes."
+NOTE = f"{GAPS} Prefill and decode together; nothing is prefetched. Capacity: of all expert bytes."
 
 
 def draw(curves: pl.DataFrame) -> Figure:
@@ -41,7 +41,7 @@ def draw(curves: pl.DataFrame) -> Figure:
     varying = [name for name in keys if curves[name].n_unique() > 1]
     shared = " · ".join(_worded(curves, name) for name in keys if name not in varying)
     titles = [", ".join(_worded(rows, name) for name in varying) for rows in panels]
-    wording = Wording("Hit rate at every capacity", shared, "SIMULATED", "capacity", "hit rate", NOTE)
+    wording = Wording("Hit rate at every capacity", shared, "SIMULATED", axis_name("capacity", True), "hit rate", NOTE)
     legend = [*handles(policies), Line2D([], [], **LIMIT_LINE)]
     sheet = Sheet(Grid([""], titles, panel_size(len(panels), 1)), wording, legend)
     for row, rows in enumerate(panels):

@@ -62,7 +62,7 @@ def column_titles(found: Facets) -> list[str]:
     if len(found.capacities) > MOST_COLUMNS:
         raise ResultError(
             f"{len(found.capacities)} capacities do not fit a page of {MOST_COLUMNS} columns; "
-            f"choose fewer, for example capacity={found.capacities[0]}, or draw hit_rate_by_capacity"
+            f"choose fewer, for example --where capacity={found.capacities[0]}, or draw hit_rate_by_capacity"
         )
     return [f"capacity {capacity}" for capacity in found.capacities] if len(found.capacities) > 1 else [""]
 
@@ -73,7 +73,7 @@ def _check(found: Facets, varying: list[str]) -> None:
         widest = max(counts, key=lambda name: counts[name])
         raise ResultError(
             f"{len(found.settings)} combinations of {', '.join(varying)} do not fit a page of {MOST_ROWS} rows; "
-            f"choose fewer, for example {widest}={found.rows[widest][0]}"
+            f"choose fewer, for example --where {widest}={found.rows[widest][0]}"
         )
 
 

@@ -10,21 +10,29 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import StrMethodFormatter
 
 from analysis.checks import caption, ringed
+from analysis.figures import capacities
 from analysis.figures import curves as unbroken
 from analysis.figures.curves import BELADY, GAPS, LIMIT_LINE, TICKS
-from analysis.figures.facets import Facets, facets
-from analysis.figures.lines import apart, from_zero, legend, panel_size, plot, ring_handles, rings
+from analysis.figures.facets import Facets
+from analysis.figures.lines import (
+    apart,
+    axis_name,
+    from_zero,
+    legend,
+    panel_size,
+    plot,
+    ring_handles,
+    rings,
+    spans_a_decade,
+)
+from analysis.figures.phases import covered
 from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.metrics import measured
 from analysis.palette import Look, looks
-from results.errors import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 TAKES_CURVES = True
-LOG_FROM = 10  #: ratio of the largest to the smallest capacity from which the axis is logarithmic
 NOTE = (
     "Hit rate: accesses whose expert was resident at look-up; an expert in flight is no hit. Compulsory limit: every "
     "first access of an expert misses, so that no cache without prefetch hits more. Capacity: of all expert bytes."
@@ -37,20 +45,18 @@ def draw(frame: pl.DataFrame, curves: pl.DataFrame | None = None) -> Figure:
     Where `curves` (of `results.curves.load`) hold for a panel, an unbroken line takes the place of the pieces between
     points, Belady's bound included. Raises ResultError if there is one capacity only, and no curve.
     """
-    percent = pl.col("capacity_forms").str.extract(r"^([\d.e+-]+)%").cast(pl.Float64)
-    found = facets(frame, measured(frame).with_columns(percent.alias("percent")))
+    found = capacities.with_percents(frame)
     panels = [found.panel(setting) for setting in found.settings]
     behind = [unbroken.beside(curves, panel) for panel in panels]
-    if found.rows["percent"].n_unique() < 2 and all(lines.is_empty() for lines in behind):
-        raise ResultError(
-            f"hit_rate_by_capacity needs two capacities or more, found {', '.join(found.capacities)}; "
-            "replay several, for example --capacity 1%,5%,25%"
-        )
+    curved = not all(lines.is_empty() for lines in behind)
+    if not curved:
+        capacities.check_several(found, "hit_rate_by_capacity")
     drawn = looks(found.policies)
     grid = Grid([""], found.settings, panel_size(len(found.settings), 1))
-    marked, curved = ringed(frame, "hit_rate"), not all(lines.is_empty() for lines in behind)
-    note = " ".join(filter(None, (NOTE, GAPS if curved else "", caption(frame, "hit_rate"))))
-    wording = Wording("Hit rate against capacity", found.shared, found.label, "capacity", "hit rate", note)
+    marked = ringed(frame, "hit_rate")
+    note = " ".join(filter(None, (NOTE, covered(frame), GAPS if curved else "", caption(frame, "hit_rate"))))
+    axis = axis_name("capacity", spans_a_decade(_reached(found.rows, behind)))
+    wording = Wording("Hit rate against capacity", found.shared, found.label, axis, "hit rate", note)
     sheet = Sheet(grid, wording, [*_handles(found, drawn, behind), *ring_handles(marked)])
     for (axes,), panel, lines in zip(sheet.panels, panels, behind, strict=True):
         known = set(lines["policy"])
@@ -89,17 +95,19 @@ def _bounds(axes: Axes, rows: pl.DataFrame, lines: pl.DataFrame, curved: bool) -
 
 def _scale(axes: Axes, rows: pl.DataFrame, behind: list[pl.DataFrame]) -> None:
     """Logarithmic if capacities span more than a decade; ticks where replays are."""
-    percents = rows["percent"].unique().sort().to_list()
-    reached = [*percents, *(at for lines in behind for at in lines["percent"])]
-    ends = min(reached), max(reached)
-    logarithmic = ends[1] > LOG_FROM * ends[0]
+    ends = _reached(rows, behind)
+    logarithmic = spans_a_decade(ends)
     axes.set_xscale("log" if logarithmic else "linear")
-    axes.set_xticks(_ticks(percents, ends, math.log if logarithmic else float))
-    axes.minorticks_off()
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}%"))
+    capacities.named(axes, _ticks(capacities.percents(rows), ends, math.log if logarithmic else float))
     tops = [rows[name].max() for name in ("hit_rate", "belady_hit_rate", "compulsory_limit")]
     tops += [lines["compulsory_limit"].max() for lines in behind]
     from_zero(axes, max((top for top in tops if isinstance(top, float)), default=0.0))
+
+
+def _reached(rows: pl.DataFrame, behind: list[pl.DataFrame]) -> tuple[float, float]:
+    """The smallest and the largest capacity of replays and curves."""
+    reached = [*capacities.percents(rows), *(at for lines in behind for at in lines["percent"])]
+    return min(reached), max(reached)
 
 
 def _ticks(replayed: list[float], ends: tuple[float, float], scale: Callable[[float], float]) -> list[float]:

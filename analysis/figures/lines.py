@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from analysis.palette import INK, MUTED, Look
 
 MARKERS = 16  #: about so many per line
 MOST_TICKS = 12
+LOG_FROM = 10  #: ratio of the largest to the smallest value from which an axis is logarithmic
+TICK_ROOM = 0.32  #: inches between ticks of a percent axis, at least
+NEARLY = 0.4  #: part of a step by which such an axis may be longer, to end on a tick
 RING: dict[str, Any] = {
     "linestyle": "none",
     "marker": "o",
@@ -79,9 +83,29 @@ def apart(values: list[float], scale: Callable[[float], float], ends: Sequence[f
 
 
 def from_zero(axes: Axes, highest: float) -> None:
-    """A percent axis from zero with room above the highest value."""
-    axes.set_ylim(0, highest * 1.06 if highest > 0 else 0.05)
+    """A percent axis from zero with room above the highest value; a tick that is nearly reached is shown."""
+    end = highest * 1.06 if highest > 0 else 0.05
+    step = _step(end, max(2, int(axes.bbox.height / DPI / TICK_ROOM)))
+    count = min(math.floor(end / step + NEARLY), round(1 / step))  # no ratio is above 100 %
+    axes.set_ylim(0, max(end, count * step))
+    axes.set_yticks([step * number for number in range(count + 1)])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
+
+
+def _step(end: float, most: int) -> float:
+    """The smallest of 1, 2, 5, 10, 20, ... that needs no more than `most` steps."""
+    power = math.floor(math.log10(end / most))
+    return next(step for step in (factor * 10.0**power for factor in (1, 2, 5, 10)) if end / step <= most)
+
+
+def axis_name(name: str, logarithmic: bool) -> str:
+    """The label of an axis."""
+    return f"{name} (log)" if logarithmic else name
+
+
+def spans_a_decade(values: Sequence[float]) -> bool:
+    """Whether an axis of these values is logarithmic."""
+    return max(values) > LOG_FROM * min(values)
 
 
 def _name_equals(axes: Axes, groups: list[list[str]]) -> None:

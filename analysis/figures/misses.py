@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from analysis.figures.facets import Facets, column_titles, facets
+from analysis.figures.phases import covered
 from analysis.figures.sheet import LETTER, TEXT_SIZE, Grid, Sheet, Wording
 from analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, looks
 from results.counters import COUNTERS
@@ -35,7 +36,7 @@ def draw(frame: pl.DataFrame) -> Figure:
     found = facets(frame, runs(frame))
     names = list(looks(found.policies))
     longest = max(1, int(found.rows["misses"].to_numpy().max())) * ROOM
-    sheet = Sheet(_grid(found, names), _wording(found), _handles(found))
+    sheet = Sheet(_grid(found, names), _wording(found, covered(frame)), _handles(found))
     for row, setting in enumerate(found.settings):
         for column, capacity in enumerate(found.capacities):
             _bars(sheet.panels[row][column], found.panel(setting, capacity), names, longest)
@@ -49,10 +50,11 @@ def _grid(found: Facets, names: list[str]) -> Grid:
     return Grid(column_titles(found), found.settings, (width, max(0.25 * len(names) + 0.15, 0.9)), left)
 
 
-def _wording(found: Facets) -> Wording:
-    note = " ".join(
+def _wording(found: Facets, phases: str) -> Wording:
+    reasons = [
         f"{name.capitalize()}: {COUNTERS[name].definition}." for name in ("compulsory", "collisions", "capacity")
-    )
+    ]
+    note = " ".join((*reasons, phases)).rstrip()
     return Wording("Misses by reason", found.shared, found.label, "misses", "eviction policy", note)
 
 

@@ -46,7 +46,7 @@ def draw(frame: pl.DataFrame) -> Figure:
         _titles(families),
         HEADINGS if scored else HEADINGS[:2],
         (6.0 if len(families) == 1 else 3.0, 1.5),
-        y_by_row=True,
+        scales="rows",
     )
     wording = Wording("The open-loop error of cache-aware routing", _common(families), LABEL, "lambda", "", NOTE)
     sheet = Sheet(grid, wording, [Line2D([], [], **look) for look in (LIVE, REPLAYED, ERROR)])

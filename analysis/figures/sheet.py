@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib import style
 from matplotlib.artist import Artist
@@ -43,7 +43,8 @@ STYLE = {
     "svg.fonttype": "path",
     "savefig.dpi": 160,
 }
-MARGIN, LINE, GAP = 0.25, 0.17, 0.2  # inches: page margin, height of a line of text, between columns of panels
+MARGIN, LINE = 0.25, 0.17  # inches: page margin, height of a line of text
+GAP, SCALE_GAP = 0.2, 0.75  # inches between columns of panels: without tick labels and with them
 TITLE_SIZE, TEXT_SIZE, NOTE_SIZE = 12.0, 8.5, 7.5  # points
 LETTER = 0.6 / 72  # inches: width of a letter of DejaVu Sans per point of its size, on the safe side
 AXIS_LABEL, ENTRY = 0.55, 0.185  # inches: below the grid, height of a legend entry
@@ -69,7 +70,12 @@ class Grid:
     rows: Sequence[str]  #: a heading above each row, none if there is one row only
     panel: tuple[float, float]
     left: float = 0.85
-    y_by_row: bool = False  #: a vertical scale per row instead of one for all
+    scales: Literal["one", "rows", "columns"] = "one"  #: a vertical scale for all panels, or for each row or column
+
+    @property
+    def gap(self) -> float:
+        """Room between columns of panels."""
+        return SCALE_GAP if self.scales == "columns" else GAP
 
     @property
     def above(self) -> float:
@@ -80,7 +86,7 @@ class Grid:
     def size(self) -> tuple[float, float]:
         """Width and height of the panels with everything between them."""
         across, down = len(self.columns), len(self.rows)
-        return across * self.panel[0] + (across - 1) * GAP, down * self.panel[1] + (down - 1) * self.above
+        return across * self.panel[0] + (across - 1) * self.gap, down * self.panel[1] + (down - 1) * self.above
 
     def stretched(self, height: float) -> Grid:
         """The same grid, at least as high."""
@@ -89,7 +95,7 @@ class Grid:
 
 
 class Sheet:
-    """A figure with its panels; `panels[row][column]` share both axes, or the vertical one by row."""
+    """A figure with its panels; `panels[row][column]` share both axes, or the vertical one by row or column."""
 
     def __init__(self, grid: Grid, wording: Wording, legend: Sequence[Artist]) -> None:
         self._grid, self._wording = grid.stretched(ENTRY * len(legend) + 0.1), wording
@@ -112,23 +118,27 @@ class Sheet:
 
     def _panels(self) -> list[list[Axes]]:
         """Axes from the top left; the first one gives its scales to the others."""
-        first: Axes | None = None
         panels: list[list[Axes]] = []
         for row in range(len(self._grid.rows)):
             panels.append([])
             for column in range(len(self._grid.columns)):
-                beside = panels[-1][0] if panels[-1] else None
-                like = beside if self._grid.y_by_row else first
-                axes = self.figure.add_axes(self._place(row, column), sharex=first, sharey=like)
-                first = first or axes
-                axes.tick_params(labelleft=column == 0, labelbottom=row == len(self._grid.rows) - 1, length=2.5)
+                first = panels[0][0] if panels[0] else None
+                like = {
+                    "one": first,
+                    "rows": next(iter(panels[-1]), None),
+                    "columns": panels[0][column] if row else None,
+                }
+                scale = like[self._grid.scales]
+                axes = self.figure.add_axes(self._place(row, column), sharex=first, sharey=scale)
+                left = column == 0 or self._grid.scales == "columns"
+                axes.tick_params(labelleft=left, labelbottom=row == len(self._grid.rows) - 1, length=2.5)
                 panels[-1].append(axes)
         return panels
 
     def _corner(self, row: int, column: int) -> tuple[float, float]:
         """Upper left corner of a panel: inches from the left and from the upper edge."""
         across, down = self._grid.panel
-        return self._grid.left + column * (across + GAP), self._top + row * (down + self._grid.above)
+        return self._grid.left + column * (across + self._grid.gap), self._top + row * (down + self._grid.above)
 
     def _place(self, row: int, column: int) -> tuple[float, float, float, float]:
         """Left, bottom, width and height as fractions of the figure."""

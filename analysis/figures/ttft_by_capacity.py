@@ -1,74 +1,49 @@
-"""Latency against capacity: what more memory buys a user who waits for the first token, or for the next."""
+"""TTFT against capacity: what more memory buys a user who waits for the first token."""
 
 from __future__ import annotations
 
-import math
-
 import polars as pl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from analysis.checks import caption, ringed
-from analysis.figures.facets import facets
-from analysis.figures.lines import apart, legend, panel_size, plot, ring_handles, rings
+from analysis.figures import capacities
+from analysis.figures.lines import legend, panel_size, plot, ring_handles, rings
 from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.metrics import measured
 from analysis.palette import looks
 from analysis.ratios import FORMULAS
 from results.errors import ResultError
 from results.read import seconds_of
 
-OPTIONS = {"latency": ("ttft_mean_ms", "ttft_median_ms", "tpot_ms")}
-WORDS = {"ttft_mean_ms": "mean TTFT", "ttft_median_ms": "median TTFT", "tpot_ms": "TPOT"}
-LOG_FROM = 10  #: ratio of the largest to the smallest capacity from which the axis is logarithmic
+OPTIONS = {"latency": ("ttft_mean_ms", "ttft_median_ms")}
+WORDS = {"ttft_mean_ms": "mean TTFT", "ttft_median_ms": "median TTFT"}
 
 
 def draw(frame: pl.DataFrame, latency: str) -> Figure:
-    """A line per eviction policy, a panel per setting.
+    """A line per eviction policy, a panel per setting; requests without a prompt have no TTFT.
 
-    Raises ResultError if the rows have one capacity only, or nothing was timed.
+    Raises ResultError if the rows have one capacity only, or no request has a prompt.
     """
-    percent = pl.col("capacity_forms").str.extract(r"^([\d.e+-]+)%").cast(pl.Float64)
-    found = facets(frame, measured(frame).with_columns(percent.alias("percent")))
-    _check(found.rows, latency)
-    drawn = looks(found.policies)
+    found = capacities.with_percents(frame)
+    capacities.check_several(found, "ttft_by_capacity")
+    if found.rows[latency].drop_nulls().is_empty():
+        raise ResultError(
+            "no request has a prompt, so that none has a TTFT; replay a trace of prompts, for example of: "
+            "moereplay record MODEL --prompts FILE --out TRACE"
+        )
+    drawn, marked = looks(found.policies), ringed(frame, "ttft_ms")
     word = WORDS[latency]
-    seconds = f"Seconds: {seconds_of(frame)}."
-    checked = _checked(frame, latency)
-    marked, off = ringed(frame, checked), caption(frame, checked)
-    note = f"{word}: {FORMULAS[latency]}. {seconds} Capacity: of all expert bytes. {off}".rstrip()
+    note = f"{word}: {FORMULAS[latency]}. Seconds: {seconds_of(frame)}. Capacity: of all expert bytes."
     title = f"{word[0].upper()}{word[1:]} against capacity"
-    wording = Wording(title, found.shared, found.label, "capacity", f"{word}, ms", note)
+    note = f"{note} {caption(frame, 'ttft_ms')}".rstrip()
+    wording = Wording(title, found.shared, found.label, capacities.axis(found.rows), f"{word}, ms", note)
     handles = [*legend(drawn), *ring_handles(marked)]
     sheet = Sheet(Grid([""], found.settings, panel_size(len(found.settings), 1)), wording, handles)
-    for row, setting in enumerate(found.settings):
-        plot(sheet.panels[row][0], found.panel(setting), "percent", latency, drawn)
-        rings(sheet.panels[row][0], found.panel(setting), "percent", latency, marked)
-    _scale(sheet.panels[0][0], found.rows, latency)
+    for (axes,), setting in zip(sheet.panels, found.settings, strict=True):
+        plot(axes, found.panel(setting), "percent", latency, drawn)
+        rings(axes, found.panel(setting), "percent", latency, marked)
+    first = sheet.panels[0][0]
+    capacities.scale(first, found.rows)
+    first.set_ylim(0, 1.06 * max(found.rows[latency].drop_nulls()) or 1)  # from zero, so that lengths compare
+    first.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     return sheet.figure
-
-
-def _checked(frame: pl.DataFrame, latency: str) -> str:
-    """The time whose error is said: this one's where it was checked, or the other's."""
-    own = "tpot_ms" if latency == "tpot_ms" else "ttft_ms"
-    return own if ringed(frame, own) or own == "tpot_ms" else "tpot_ms"
-
-
-def _check(rows: pl.DataFrame, latency: str) -> None:
-    if rows["percent"].n_unique() < 2:
-        raise ResultError("ttft_by_capacity needs two capacities or more; replay several, as --capacity 1%,5%,25%")
-    if rows[latency].drop_nulls().is_empty():
-        raise ResultError(f"{WORDS[latency]} is undefined in every row; replay requests that have a prompt")
-
-
-def _scale(axes: Axes, rows: pl.DataFrame, latency: str) -> None:
-    """Logarithmic if capacities span more than a decade; times from zero, so that lengths compare."""
-    percents = rows["percent"].unique().sort().to_list()
-    logarithmic = percents[-1] > LOG_FROM * percents[0]
-    axes.set_xscale("log" if logarithmic else "linear")
-    axes.set_xticks(apart(percents, math.log if logarithmic else float))
-    axes.minorticks_off()
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}%"))
-    axes.set_ylim(0, 1.06 * max(rows[latency].drop_nulls().to_list()) or 1)
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))

@@ -135,7 +135,9 @@ def test_labels_of_ticks_do_not_touch(trace: Trace, curves: pl.DataFrame) -> Non
 
 
 def test_curves_alone_have_a_page(trace: Trace, curves: pl.DataFrame, tmp_path: Path) -> None:
-    (axes,) = draw_curves(curves).axes
+    figure = draw_curves(curves)
+    (axes,) = figure.axes
+    assert (axes.get_xscale(), "capacity (log)" in [text.get_text() for text in figure.texts]) == ("log", True)
     assert [len(lines(axes, label)) for label in (LRU, BELADY, "compulsory limit")] == [1, 1, 1]
     write_curve(tmp_path, curve(trace, scope="per_layer"))
     assert len(draw_curves(pl.concat([curves, load(tmp_path)])).axes) == 2

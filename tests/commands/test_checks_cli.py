@@ -114,9 +114,12 @@ def test_show_prints_the_error_and_columns_where_something_was_checked(sweep):
 def test_plot_draws_the_checks(sweep, tmp_path):
     drawn = moereplay("plot", sweep / "out", "--out", tmp_path)
     assert drawn.returncode == 0, drawn.stderr
-    assert {"checks.png", "checks.svg", "ttft_by_capacity.png", "hit_rate_by_capacity.png"} <= {
+    assert {"checks.png", "checks.svg", "tpot_by_capacity.png", "hit_rate_by_capacity.png"} <= {
         path.name for path in tmp_path.iterdir()
-    } | {"ttft_by_capacity.png"}
+    }
+    svg = (tmp_path / "tpot_by_capacity.svg").read_text()
+    assert svg.count("<!-- checked -->") == 1 and "Ringed: 3" in svg
+    assert "left out: ttft_by_capacity: no request has a prompt" in drawn.stderr
     alone = moereplay("plot", sweep / "out", "--out", tmp_path / "one", "--figure", "checks")
     assert alone.returncode == 0 and len(list((tmp_path / "one").iterdir())) == 2
 
@@ -124,7 +127,7 @@ def test_plot_draws_the_checks(sweep, tmp_path):
 def test_a_sweep_without_checks_has_no_figure_of_them(sweep, tmp_path):
     moereplay("sweep", "run", sweep / "experiment.toml", "--out", tmp_path / "out", "--workers", 1)
     refused = moereplay("plot", tmp_path / "out", "--figure", "checks")
-    assert refused.returncode == 2 and "no figure called 'checks'" in refused.stderr
+    assert refused.returncode == 2 and "none of these configurations was checked" in refused.stderr
     assert "checked" not in moereplay("sweep", "show", tmp_path / "out").stdout
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from analysis.figures import FIGURES
 from analysis.ratios import FORMULAS
 from commands.terminal import say_when_compiling
 from results.counters import COUNTERS
@@ -143,10 +144,25 @@ def test_plot_draws_what_the_results_can_feed(small, tmp_path):
     assert replayed.returncode == 0, replayed.stderr
     drawn = moereplay("plot", tmp_path)
     assert drawn.returncode == 0, drawn.stderr
-    stems = {"collisions_by_layer", "misses", "hit_rate_by_capacity", "ttft_by_capacity"}
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
-        f"{s}.{kind}" for s in stems for kind in ("png", "svg")
+        f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")
     }
+    hint = f"left out: curves: no curve in {tmp_path}; make some with: moereplay curve TRACE --out {tmp_path}"
+    assert [line for line in drawn.stderr.splitlines() if line.startswith("left out")] == [hint]
+
+
+def test_plot_says_what_it_left_out_and_what_would_draw_it(small, tmp_path):
+    assert moereplay("replay", small, "--capacity", "30%", "--scope", "per_layer", "--out", tmp_path).returncode == 0
+    drawn = moereplay("plot", tmp_path)
+    said = [line.removeprefix("left out: ") for line in drawn.stderr.splitlines() if line.startswith("left out")]
+    need = "needs two capacities or more, found 30%; replay several, for example --capacity 1%,5%,25%"
+    curve = f"moereplay curve TRACE --scope per_layer --out {tmp_path}"
+    assert said == [
+        *(f"{name}_by_capacity: {need}" for name in ("hit_rate", "ttft", "tpot")),
+        f"curves: no curve in {tmp_path}; make some with: {curve}",
+    ]
+    asked = moereplay("plot", tmp_path, "--figure", "misses")
+    assert asked.returncode == 0 and "left out" not in asked.stderr
 
 
 def test_open_loop_is_labelled(small):

@@ -94,6 +94,8 @@ def test_plot_draws_curves_alone_and_behind_replays(trace: Path, tmp_path: Path)
     assert {path.name for path in (tmp_path / "alone").iterdir()} == {
         f"hit_rate_by_capacity.{k}" for k in ("png", "svg")
     }
+    replays = f"no replay in {tmp_path}; make some with: moereplay replay TRACE --capacity 5%,25% --out {tmp_path}"
+    assert f"left out: tpot_by_capacity: {replays}" in drawn.stderr.splitlines()
     refused = moereplay("plot", tmp_path, "--figure", "misses")
     assert (refused.returncode, "no results in" in refused.stderr) == (2, True)
     replayed = moereplay("replay", trace, "--capacity", "25%,50%", "--out", tmp_path)

@@ -12,6 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from analysis.figures import FIGURES
 from commands.plot import plot
 from commands.sweep_merge import sweep_merge
 from commands.sweep_run import sweep_run as sweep_run_verb
@@ -97,9 +98,10 @@ def test_merge_and_plot_take_the_folder(folder, tmp_path, capsys):
     sweep_merge([str(folder / "out")], str(tmp_path / "merged"))
     assert "18 configurations" in capsys.readouterr().err
     plot(str(tmp_path / "merged"), where=["prefetch=top_k"])
-    assert {path.stem for path in (tmp_path / "merged" / "figures").iterdir()} == {
-        *("collisions_by_layer", "misses", "hit_rate_by_capacity", "ttft_by_capacity")
-    }
+    assert {path.stem for path in (tmp_path / "merged" / "figures").iterdir()} == set(FIGURES)
+    assert "left out: checks: none of these configurations was checked; run the sweep again with --every N" in (
+        capsys.readouterr().err.splitlines()
+    )
 
 
 REFUSALS = {

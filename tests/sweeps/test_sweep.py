@@ -99,7 +99,7 @@ def test_a_sweep_reads_like_replays(sweep, whole, tmp_path):
         write_part(tmp_path, *outcome)
     ours, theirs = (measured(frame).sort("identity") for frame in (sweeps.load(whole), results.load(tmp_path)))
     assert ours.select(sorted(ours.columns)).equals(theirs.select(sorted(theirs.columns)))
-    assert [name for name, _ in draw_all(sweeps.load(whole))] == list(FIGURES)
+    assert [name for name, _ in draw_all(sweeps.load(whole)).figures] == list(FIGURES)
 
 
 def test_parts_of_before_a_counter_was_added_are_read_and_merged(whole, tmp_path):

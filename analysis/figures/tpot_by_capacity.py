@@ -1,0 +1,51 @@
+"""TPOT against capacity, and tokens per second beside it: what more memory buys a user who waits for the next token."""
+
+from __future__ import annotations
+
+import polars as pl
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+
+from analysis.checks import caption, ringed
+from analysis.figures import capacities
+from analysis.figures.lines import legend, panel_size, plot, ring_handles, rings
+from analysis.figures.sheet import Grid, Sheet, Wording
+from analysis.palette import looks
+from analysis.ratios import FORMULAS
+from results.errors import ResultError
+from results.read import seconds_of
+
+OPTIONS: dict[str, tuple[str, ...]] = {}
+#: A column of panels each.
+METRICS = {"tpot_ms": "TPOT, ms", "tokens_per_s": "tokens/s, of one request"}
+NOTE = f"Decode passes alone. TPOT: {FORMULAS['tpot_ms']}. tokens/s: its inverse, one token per pass."
+
+
+def draw(frame: pl.DataFrame) -> Figure:
+    """A line per eviction policy, a row of panels per setting, a column for milliseconds and one for their inverse.
+
+    Raises ResultError if the rows have one capacity only, or nothing was decoded.
+    """
+    found = capacities.with_percents(frame)
+    capacities.check_several(found, "tpot_by_capacity")
+    if found.rows["tpot_ms"].drop_nulls().is_empty():
+        raise ResultError(
+            "no pass decodes, so that there is no TPOT; replay a trace of decoded tokens, for example of: "
+            "moereplay record MODEL --prompts FILE --max-new-tokens 64 --out TRACE"
+        )
+    drawn, marked = looks(found.policies), ringed(frame, "tpot_ms")
+    note = f"{NOTE} Seconds: {seconds_of(frame)}. Capacity: of all expert bytes. {caption(frame, 'tpot_ms')}".rstrip()
+    axis = capacities.axis(found.rows)
+    wording = Wording("Time per output token against capacity", found.shared, found.label, axis, "", note)
+    size = panel_size(len(found.settings), len(METRICS))
+    grid = Grid(list(METRICS.values()), found.settings, size, scales="columns")
+    sheet = Sheet(grid, wording, [*legend(drawn), *ring_handles(marked)])
+    for row, setting in enumerate(found.settings):
+        for axes, metric in zip(sheet.panels[row], METRICS, strict=True):
+            plot(axes, found.panel(setting), "percent", metric, drawn)
+            rings(axes, found.panel(setting), "percent", metric, marked)
+    capacities.scale(sheet.panels[0][0], found.rows)
+    for axes, metric in zip(sheet.panels[0], METRICS, strict=True):
+        axes.set_ylim(0, 1.06 * max(found.rows[metric].drop_nulls()) or 1)
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    return sheet.figure
