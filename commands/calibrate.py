@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from calibration.fitting import Fitted
     from calibration.prediction import Prediction
     from simulator.platform import Platform
+    from traces.schema import Geometry
 
 
 class OfLogs(NamedTuple):
@@ -71,6 +72,8 @@ def calibrate(
     if out:
         check_output(out)
     if here.slow_tier:
+        if sources or fit:
+            raise ConfigError("--slow-tier measures this machine and reads no logs; leave the sources and --fit out")
         _measure_here(here, here.slow_tier, logs, out, as_json)
         return
     if not sources:
@@ -98,23 +101,18 @@ def _measure_here(here: Here, slow_tier: str, about: OfLogs, out: Path | None, a
 
     from commands.offloading import slow_tier_of
     from commands.progress_bar import progress
-    from simulator.errors import ConfigError
     from simulator.platform_files import as_toml
+    from tracegen.offload.named import require_place, slow_tier_named, throttle_named
     from tracegen.requirements import require_torch
-    from traces.geometry import known
 
     require_torch()
-    if about.model is None:
-        raise ConfigError("--slow-tier needs --model, whose sizes are measured; `moereplay models` lists them")
+    device = "cpu" if about.device == OfLogs().device else about.device
+    throttle, geometry = throttle_named(here.throttle), _measured_geometry(about.model, here.layers)
+    require_place(slow_tier_named(slow_tier), device)
     from tracegen.offload.calibration import RUNS, about_of, bench_of, calibrate, document
     from tracegen.offload.device import compute_on, described
-    from tracegen.offload.named import throttle_named
-    from tracegen.offload.part import shallow
     from tracegen.offload.slow_tier import kind_of
 
-    device = "cpu" if about.device == OfLogs().device else about.device
-    throttle = throttle_named(here.throttle)
-    geometry = shallow(known(about.model).geometry, here.layers)
     compute_on(here.threads)
     with TemporaryDirectory() as folder, slow_tier_of(slow_tier, device, geometry, [geometry.expert_bits]) as slow:
         bench = bench_of(geometry, slow, device)
@@ -126,6 +124,20 @@ def _measure_here(here: Here, slow_tier: str, about: OfLogs, out: Path | None, a
     _show_here(document(found, described(device)), as_json)
     if out:
         say(f"wrote {out}: give it as --platform")
+
+
+def _measured_geometry(model: str | None, layers: int) -> Geometry:
+    """The first layers of a known model. Raises ConfigError or TraceError for none, or for more than it has."""
+    from simulator.errors import ConfigError
+    from tracegen.offload.part import shallow
+    from traces.geometry import known
+
+    if model is None:
+        raise ConfigError("--slow-tier needs --model, whose sizes are measured; `moereplay models` lists them")
+    geometry = known(model).geometry
+    if layers > geometry.layers:
+        raise ConfigError(f"--layers {layers}: {model} has {geometry.layers}; take at most that")
+    return shallow(geometry, layers)
 
 
 def _show_here(document: dict[str, Any], as_json: bool) -> None:

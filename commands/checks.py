@@ -91,12 +91,14 @@ def _option(name: str) -> str:
 
 def _measuring(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str]) -> Checker:
     from commands.offloading import slow_tier_of
-    from tracegen.offload.checks import Measuring
-    from tracegen.offload.named import throttle_named
+    from tracegen.offload.named import require_place, slow_tier_named, throttle_named
 
     named, device = asked.slow_tier or "", asked.device or "cpu"
     part = (asked.layers or 4, asked.check_prompt or 0, asked.check_tokens or 16)
     throttle = throttle_named(asked.throttle or "none")
+    require_place(slow_tier_named(named), device)
+    from tracegen.offload.checks import Measuring
+
     found = Measuring(
         named, lambda geometry, bits: slow_tier_of(named, device, geometry, bits), device, throttle, *part
     )
@@ -106,11 +108,14 @@ def _measuring(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
 
 def _running(asked: Checks, traces: Sequence[Trace]) -> Checker:
     from commands.validate import as_recorded, folder_of, loaded_for
-    from tracegen.live.checks import Running
+    from tracegen.placement import check_device
 
     device, named = asked.device or "auto", asked.live or ""
+    check_device(device)
     folder = folder_of(traces[0], named)
     stored = {trace.digest: as_recorded(trace, asked.dtype or "", None) | {"device": device} for trace in traces}
+    from tracegen.live.checks import Running
+
     model = folder.name + (f" in {asked.dtype}" if asked.dtype else "")
     return Running(
         lambda trace: loaded_for(trace, folder, stored[trace.digest]), model, device, asked.check_requests or 1

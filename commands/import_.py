@@ -5,61 +5,91 @@ from __future__ import annotations
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from commands.groups import grouped
 from commands.interrupt import keeping, left_of
 from commands.options import NewTrace, complaint
 from commands.terminal import say, say_wrote
 
+if TYPE_CHECKING:
+    from traces.importers.contract import Options
 
-def import_(
-    source: Annotated[Path, typer.Argument(help="Another tool's trace: a file or a folder.", show_default=False)],
-    out: NewTrace,
-    format: Annotated[str | None, typer.Option(help="Importer name, if the file is not recognised.")] = None,
-    model: Annotated[str | None, typer.Option(help="Known model that gives the sizes; see `moereplay models`.")] = None,
+
+class Sizes(NamedTuple):
+    """How large experts are, where the file does not say it."""
+
+    model: Annotated[str | None, typer.Option(help="Known model that gives the sizes; see `moereplay models`.")] = None
     expert_bytes: Annotated[
         str | None, typer.Option(help="Of one expert: bytes, 600MB or 1.5GiB; or one per layer, with `/`.")
-    ] = None,
-    expert_bits: Annotated[float | None, typer.Option(help="Precision of those bytes.")] = None,
-    prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None,
-    chunk: Annotated[int | None, typer.Option(help="Tokens after which the recorder cleared its context.")] = None,
+    ] = None
+    expert_bits: Annotated[float | None, typer.Option(help="Precision of those bytes.")] = None
+
+
+class Reading(NamedTuple):
+    """How the file is read."""
+
+    format: Annotated[str | None, typer.Option(help="Importer name, if the file is not recognised.")] = None
+    columns: Annotated[
+        str | None, typer.Option(help="Its own names: token=pos,layer=moe_layer,experts=topk,request=id,...")
+    ] = None
+    prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None
+    chunk: Annotated[int | None, typer.Option(help="Tokens after which the recorder cleared its context.")] = None
+
+
+@grouped
+def import_(
+    source: Annotated[Path, typer.Argument(help="Another tool's trace: a file or a folder.", show_default=False)],
+    *,
+    out: NewTrace,
+    sizes: Sizes,
+    reading: Reading,
     limit: Annotated[int | None, typer.Option(min=1, help="Import the first N requests only.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted import.")] = False,
 ) -> None:
     """Convert another tool's routing trace."""
-    from pydantic import ValidationError
-
-    from simulator.errors import ConfigError
-    from traces.geometry import known
     from traces.importers import registry as importers
-    from traces.importers.contract import size_line
+    from traces.importers.contract import ASSUMED, size_line
     from traces.schema import RowError, TraceError
     from traces.writer import write_trace
 
-    named = known(model) if model else None
-    try:
-        settings = importers.Options(
-            model=named.name if named else None,
-            geometry=named.geometry if named else None,
-            expert_bytes=_sizes(expert_bytes),
-            expert_bits=expert_bits,
-            prompt_length=prompt_length,
-            chunk=chunk,
-        )
-    except ValidationError as error:
-        raise ConfigError(complaint(error)) from None
+    settings = _settings(sizes, reading)
     with keeping(lambda: left_of(out, "imported")):
-        foreign = importers.read(source, settings, format)
+        foreign = importers.read(source, settings, reading.format)
         requests = foreign.requests if limit is None else islice(foreign.requests, min(limit, sys.maxsize))
         try:
             trace = write_trace(out, foreign.header, requests, resume=resume)
         except RowError as error:
             raise TraceError(f"{source}: {error}") from error
     for note in (*foreign.notes, size_line(trace.geometry)):
-        say(f"note: {note}")
+        say(note if note.startswith(ASSUMED) else f"note: {note}")
     say_wrote(out, trace)
+
+
+def _settings(sizes: Sizes, reading: Reading) -> Options:
+    """What importers are given. Raises ConfigError or TraceError."""
+    from pydantic import ValidationError
+
+    from simulator.errors import ConfigError
+    from traces.geometry import known
+    from traces.importers import mapping
+    from traces.importers.contract import Options
+
+    named = known(sizes.model) if sizes.model else None
+    try:
+        return Options(
+            model=named.name if named else None,
+            geometry=named.geometry if named else None,
+            expert_bytes=_sizes(sizes.expert_bytes),
+            expert_bits=sizes.expert_bits,
+            prompt_length=reading.prompt_length,
+            chunk=reading.chunk,
+            columns=mapping.named(reading.columns) if reading.columns is not None else None,
+        )
+    except ValidationError as error:
+        raise ConfigError(complaint(error)) from None
 
 
 def _sizes(text: str | None) -> int | tuple[int, ...] | None:

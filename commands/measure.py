@@ -68,11 +68,12 @@ def measure(
     """Run real offloading on this machine under every configuration, in turns with calibrations, beside its replay."""
     from results.measured import FILE
     from results.outputs import check_output
-    from tracegen.offload.named import throttle_named
+    from tracegen.offload.named import require_place, slow_tier_named, throttle_named
     from tracegen.requirements import require_torch
     from traces.store import open_trace
 
     require_torch()
+    require_place(slow_tier_named(where.slow_tier), where.device)
     if out:
         check_output(out / FILE)
     opened = open_trace(trace)
@@ -127,13 +128,17 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def _checked(measured: Trace, configs: Sequence[ReplayConfig], where: Where) -> list[Ready]:
-    """Everything that can be refused is, before the first run."""
-    from tracegen.offload.bench import check_measurable
+    """Everything that can be refused is, before the first run; what needs no torch, before that is imported."""
     from tracegen.offload.decisions import way_of
+    from tracegen.offload.planned import planned
 
-    plans = [check_measurable(measured, config) for config in configs]
+    plans = [planned(measured, config) for config in configs]
     for ready in plans:
         way_of(ready, where.decisions)
+    from tracegen.offload.bench import check_computable
+
+    for ready in plans:
+        check_computable(ready)
     return plans
 
 

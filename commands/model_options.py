@@ -51,8 +51,9 @@ class Placement(NamedTuple):
     def located(self, model: str) -> Folder:
         """The checkpoint of `model`, checked as far as torch is not needed. Raises RecordError."""
         from tracegen.folder import located
-        from tracegen.placement import check_placement
+        from tracegen.placement import check_device, check_placement
 
+        check_device(self.device)
         check_placement(self.dtype, self.device_map, self.quantise)
         return located(model, self.revision)
 

@@ -48,7 +48,7 @@ class Offloading(NamedTuple):
         """None without a slow tier. Raises ConfigError for what cannot run with it, or means nothing without."""
         from simulator.errors import ConfigError
         from tracegen.live.requests import check_offloadable
-        from tracegen.offload.named import slow_tier_named, throttle_named
+        from tracegen.offload.named import require_place, slow_tier_named, throttle_named
 
         if self.slow_tier is None:
             for name in ("throttle", "threads"):
@@ -60,7 +60,9 @@ class Offloading(NamedTuple):
         if placement.device_map:
             raise ConfigError("--device-map: with --slow-tier the model is on one device; leave one of them out")
         check_offloadable(config)
-        return Real(slow_tier_named(self.slow_tier), throttle_named(self.throttle or "none"), self.threads)
+        real = Real(slow_tier_named(self.slow_tier), throttle_named(self.throttle or "none"), self.threads)
+        require_place(real.named, "cpu" if placement.device == "auto" else placement.device)
+        return real
 
 
 @contextmanager

@@ -74,6 +74,7 @@ def record(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted recording, or begin.")] = False,
 ) -> None:
     """Record a model's routing, prompt by prompt, into a trace. Nothing of what the model computes is changed."""
+    from results.outputs import check_output
     from tracegen.folder import require_tokenizer
     from tracegen.plan import refuse_taken
     from tracegen.requirements import require_torch
@@ -82,6 +83,7 @@ def record(
     require_torch()
     with keeping(lambda: left_of(out, "recorded")):  # all that needs no torch is checked before the model is loaded
         refuse_taken(out, resume)
+        check_output(out)
         plan, texts, folder = _plan(source, sampling, kept), _texts(source, kept.seed), placement.located(model)
         require_tokenizer(folder)
         loaded = placement.loaded(model, folder)

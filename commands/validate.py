@@ -63,6 +63,7 @@ def validate(
     from commands.progress_bar import progress
     from results.outputs import check_output
     from results.validation import FILE
+    from tracegen.placement import check_device
     from tracegen.requirements import require_torch
     from traces.store import open_trace
 
@@ -74,6 +75,7 @@ def validate(
         check_output(out / FILE)
     tolerances = Tolerances(hit_rate=allowed.tolerance_hit_rate, time=allowed.tolerance_time)
     stored = as_recorded(opened, model.dtype, model.device_map)
+    check_device(model.device)
     loaded = loaded_for(opened, folder_of(opened, model.model), stored | {"device": model.device})
     runs = _prepared(opened, configs, loaded)
     say_when_compiling()

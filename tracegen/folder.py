@@ -41,9 +41,11 @@ def locate(source: str, revision: str | None = None) -> Folder:
 
     Raises RecordError if it is none of these, or the hub refuses it or cannot be reached.
     """
+    path = Path(source).expanduser()
+    if revision and (source == "miniature" or path.is_dir()):
+        raise RecordError(f"--revision {revision}: only a Hugging Face id has revisions; leave it out for {source}")
     if source == "miniature":
         return _bundled()
-    path = Path(source).expanduser()
     if path.is_dir():
         return Folder(path, path.resolve().name, "")
     if path.exists():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tracegen.errors import RecordError
 from tracegen.requirements import require
 from traces.spelling import hint
@@ -9,6 +11,17 @@ from traces.spelling import hint
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 #: What --quantise names, and the library that it needs beside accelerate.
 QUANTISERS = {"bnb-8bit": "bitsandbytes", "bnb-4bit": "bitsandbytes", "fp8": "accelerate"}
+
+#: What torch calls devices of its own and of others' that compute.
+DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu", "xla", "mtia", "maia", "privateuseone")
+NUMBERED = re.compile(r"([a-z]+)(:\d{1,3})?")
+
+
+def check_device(device: str) -> None:
+    """Raises RecordError for what is no name of a device; whether this machine has it, torch knows."""
+    named = NUMBERED.fullmatch(device)
+    if device != "auto" and not (named and named[1] in DEVICES):
+        raise RecordError(f"--device {device!r}: torch has no such device here; try auto or cpu")
 
 
 def check_placement(dtype: str = "auto", device_map: str | None = None, quantise: str | None = None) -> None:

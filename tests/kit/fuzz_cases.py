@@ -79,6 +79,7 @@ def _take(materials: Path, folder: Path, name: str) -> None:
 
 
 IMPORT = "--expert-bytes 100 --out out.zarr"
+OWN_NAMES = "--columns token=pos,layer=moe_layer,experts=topk,weights=gate"
 SWEEP = "sweep run in/experiment.{} --dry-run --engine reference --workers 1 --out out"
 PLAIN = "replay in/tiny.zarr --engine reference --workers 1 --capacity 40%"
 #: (verb, the file that is damaged, words of the command).
@@ -87,6 +88,9 @@ FILES = (
     ("import", "samples/generic.jsonl", f"import in/samples/generic.jsonl {IMPORT}"),
     ("import", "samples/route_trace.csv", f"import in/samples/route_trace.csv {IMPORT}"),
     ("import", "samples/token_lines.jsonl", f"import in/samples/token_lines.jsonl {IMPORT}"),
+    ("import", "samples/own_names.tsv", f"import in/samples/own_names.tsv {OWN_NAMES} {IMPORT}"),
+    ("import", "samples/own_names.parquet", f"import in/samples/own_names.parquet {OWN_NAMES} {IMPORT}"),
+    ("import", "samples/array.npy", f"import in/samples/array.npy {IMPORT}"),
     ("import", "samples/gptoss_json/run_a.json", f"import in/samples/gptoss_json {IMPORT}"),
     ("import", "samples/gptoss_npz/decode.npz", f"import in/samples/gptoss_npz {IMPORT}"),
     ("import", "samples/gptoss_npz/decode.meta.json", f"import in/samples/gptoss_npz {IMPORT}"),

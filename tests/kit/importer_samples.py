@@ -277,6 +277,66 @@ def write_token_lines(file: Path) -> None:
     file.write_text("".join(f"{line}\n" for line in lines))
 
 
+# ---------------------------------------------------------------- tables with names of their own, and an array
+
+OWN_NAMES = {"token": ("pos",), "layer": ("moe_layer",), "experts": ("topk",), "weights": ("gate",)}
+OWN = Options(expert_bytes=BYTES, columns=OWN_NAMES)
+OWN_REQUESTS = (4, 3)  #: tokens of each
+OWN_TEXT = (
+    "column pos is the token; column moe_layer is the layer; column topk has the experts; column gate has the weights"
+)
+FROM_ONE = "layers 1..2 of the file are MoE layers 0..1"
+DECODED = "no phase recorded: every token counts as decoded"
+
+
+def own_rows() -> list[tuple[int, int, list[int], list[float]]]:
+    """Position, layer from 1 on, experts and weights; nothing says where a request ends but the positions."""
+    cells = [(request, token) for request, tokens in enumerate(OWN_REQUESTS) for token in range(tokens)]
+    return [
+        (
+            token,
+            layer + 1,
+            [expert(request, token, layer, rank) for rank in range(K)],
+            [weight(token, layer, rank) for rank in range(K)],
+        )
+        for request, token in cells
+        for layer in range(LAYERS)
+    ]
+
+
+def write_tsv(file: Path) -> None:
+    """A row per expert."""
+    lines = ["pos\tmoe_layer\tnote\ttopk\tgate"]
+    for token, layer, chosen, mass in own_rows():
+        lines += [f"{token}\t{layer}\tx\t{one}\t{each}" for one, each in zip(chosen, mass, strict=True)]
+    file.write_text("".join(f"{line}\n" for line in lines))
+
+
+def write_parquet(file: Path) -> None:
+    """The same in columns of lists."""
+    import polars as pl
+
+    names = ["pos", "moe_layer", "topk", "gate"]
+    pl.DataFrame([dict(zip(names, row, strict=True)) for row in own_rows()]).write_parquet(file, statistics=False)
+
+
+def own() -> list[Request]:
+    """Both requests."""
+    return [Request(ids(request, tokens), 0, weights(tokens)) for request, tokens in enumerate(OWN_REQUESTS)]
+
+
+def own_notes(*more: str) -> tuple[str, ...]:
+    """What is said of these."""
+    said = ["no request column: 2 requests, a new one where the token falls back", FROM_ONE, *more, "k = 2"]
+    basis = ["layers 0..1", "experts = 8 as the largest id + 1"]
+    return (f"assumed: {'; '.join([OWN_TEXT, *said, *basis])}", DECODED, BITS_UNKNOWN)
+
+
+def write_npy(file: Path) -> None:
+    """Nine tokens."""
+    np.save(file, ids(0, LINES).astype(np.int16))
+
+
 ALL = [
     Sample(
         "gptoss_npz",
@@ -331,6 +391,25 @@ ALL = [
     ),
     Sample("generic", "generic.csv", write_csv, plain(False), (), options=Options(), model="made-up"),
     Sample("generic", "generic.jsonl", write_jsonl, plain(True), (), options=Options(), model="made-up"),
+    *(
+        Sample("columns", f"own_names.{suffix}", write, own(), own_notes(*more), options=OWN)
+        for suffix, write, more in (
+            ("tsv", write_tsv, ("a row per expert, ranks in the order of rows",)),
+            ("parquet", write_parquet, ()),
+        )
+    ),
+    Sample(
+        "arrays",
+        "array.npy",
+        write_npy,
+        [Request(ids(0, LINES), 0)],
+        (
+            "assumed: axes are (token, layer, rank), 9 tokens, k = 2; one request; layers 0..1; "
+            "experts = 8 as the largest id + 1",
+            DECODED,
+            BITS_UNKNOWN,
+        ),
+    ),
 ]
 
 

@@ -21,7 +21,7 @@ from traces.schema import Request, TraceError
 from traces.store import open_trace, verify
 
 CUTS = 40  #: truncations of one file
-TEXTS = [sample for sample in ALL if sample.path.suffix in (".csv", ".jsonl")]
+TEXTS = [sample for sample in ALL if sample.path.suffix in (".csv", ".tsv", ".jsonl")]
 FOLDERS = [sample for sample in ALL if sample.path.is_dir() and sample.importer != "gptoss_npz"]
 
 each = pytest.mark.parametrize("sample", ALL, ids=[sample.name for sample in ALL])
@@ -109,7 +109,9 @@ def test_a_sample_gives_sizes_and_says_what_was_assumed(sample: Sample) -> None:
 def test_a_sample_becomes_a_trace_on_the_command_line(sample: Sample, tmp_path: Path) -> None:
     command = ["import", str(sample.path), "--out", str(tmp_path / "a.zarr")]
     sizes = ["--expert-bytes", "/".join(map(str, sample.expert_bytes))] if sample.options.expert_bytes else []
-    outcome = CliRunner().invoke(entry.application(), [*command, *sizes])
+    own = [f"{field}={'+'.join(names)}" for field, names in (sample.options.columns or {}).items()]
+    columns = ["--columns", ",".join(own)] if own else []
+    outcome = CliRunner().invoke(entry.application(), [*command, *sizes, *columns])
     assert outcome.exit_code == 0, outcome.output
     trace = open_trace(tmp_path / "a.zarr")
     verify(trace)

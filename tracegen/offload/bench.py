@@ -11,7 +11,6 @@ import numpy as np
 
 from results.result import Event, Result
 from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
 from simulator.reference import engine as reference
 from simulator.replay import Plan, plan, report, report_measured, source_of
 from tracegen.offload.arena import Arena, Slots, arenas_of
@@ -21,6 +20,7 @@ from tracegen.offload.copies import Copies
 from tracegen.offload.decisions import AUTO, Decider, way_of
 from tracegen.offload.durations import Durations, as_machine
 from tracegen.offload.machine import RealMachine
+from tracegen.offload.planned import planned
 from tracegen.offload.slow_tier import SlowTier, faults_named, throttled
 from traces.schema import Trace
 
@@ -40,13 +40,16 @@ class Ran(NamedTuple):
 
 def check_measurable(trace: Trace, config: ReplayConfig) -> Plan:
     """Raises ConfigError or PolicyError for what no real run can do."""
-    ready = plan(trace, config)
-    if len(ready.machine.links) > 1 or ready.machine.tiers:
-        raise ConfigError(f"platform {ready.machine.name}: a measured run has one link and no lower tier")
-    shape_of(trace.geometry)
+    ready = planned(trace, config)
+    check_computable(ready)
+    return ready
+
+
+def check_computable(ready: Plan) -> None:
+    """Raises ConfigError for experts, or precisions of them, that torch does not compute."""
+    shape_of(ready.origin.geometry)
     for bits in bits_of(ready):
         format_at(bits)
-    return ready
 
 
 def bits_of(ready: Plan) -> tuple[float, ...]:

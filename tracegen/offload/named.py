@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
+from results.errors import ResultError
+from results.outputs import check_output
 from simulator.capacity import parse_size
 from simulator.errors import ConfigError
+
+COMPUTES = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 class Named(NamedTuple):
@@ -34,3 +39,15 @@ def throttle_named(text: str) -> float | None:
     if word != "none" and (not size or not word.endswith("/s")):
         raise ConfigError(f"--throttle {word!r} is no rate; write 400MB/s, 1GiB/s or none")
     return float(size) if size else None
+
+
+def require_place(named: Named, device: str) -> None:
+    """Raises ConfigError for a folder that cannot be made or written, and for a device that is none."""
+    if not COMPUTES.fullmatch(device):
+        raise ConfigError(f"--device {device}: no such device; write cpu, cuda or cuda:1")
+    if named.folder is None:
+        return
+    try:
+        check_output(named.folder / "experts.bin")
+    except ResultError as refusal:
+        raise ConfigError(f"--slow-tier disk:{named.folder}: {refusal}") from None

@@ -54,10 +54,26 @@ def arrays(file: Path, *names: str) -> list[np.ndarray]:
 def expert_ids(file: Path, name: str) -> np.ndarray:
     """A 3-D array of whole numbers that may be ids. Raises TraceError otherwise."""
     (ids,) = arrays(file, name)
+    return checked_ids(ids, f"{file}: {name}")
+
+
+def checked_ids(ids: np.ndarray, place: str) -> np.ndarray:
+    """The array, if it has three axes and whole numbers that may be ids. Raises TraceError otherwise."""
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or ids.size == 0:
-        raise TraceError(f"{file}: {name} is {ids.dtype}{ids.shape}; expected three axes of whole numbers, none empty")
-    check_values(ids, "chosen", f"{file}: {name}")
+        raise TraceError(f"{place} is {ids.dtype}{ids.shape}; expected three axes of whole numbers, none empty")
+    check_values(ids, "chosen", place)
     return ids
+
+
+def lone(file: Path) -> np.ndarray:
+    """The array of an npy file. Raises TraceError if it is damaged, pickled or no array."""
+    with file.open("rb") as stream:
+        _check_header(stream, file.stat().st_size, str(file))
+        stream.seek(0)
+        try:
+            return npy.read_array(stream, allow_pickle=False)
+        except HEADER_DAMAGE as broken:
+            raise TraceError(f"{file} is a broken array ({shown(broken)}); record it again") from broken
 
 
 def text(file: Path, name: str) -> str:

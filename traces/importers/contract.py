@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
 from traces.faults import first_fault
@@ -25,6 +26,8 @@ from traces.schema import (
 )
 from traces.weight_formats import BITS_PER_WEIGHT, named_in
 
+ASSUMED = "assumed: "  #: how a note begins that says how a file was read
+
 
 class Options(Frozen):
     """What the user adds to a foreign file; every field may be left out if the file says it."""
@@ -35,6 +38,7 @@ class Options(Frozen):
     expert_bits: float | None = None  #: precision of those bytes
     prompt_length: int | None = Field(default=None, ge=0)  #: prompt tokens of every request, at most its length
     chunk: int | None = Field(default=None, ge=1)  #: tokens after which the recorder cleared its context
+    columns: dict[str, tuple[str, ...]] | None = None  #: the file's names for fields, see `mapping`
 
     @field_validator("expert_bits")
     @classmethod
@@ -66,6 +70,7 @@ class Importer:
     formats: str
     sniff: Callable[[Path], bool]
     read: Callable[[Path, Options], Foreign]
+    columns: bool = False  #: whether it takes `Options.columns`
 
 
 @dataclass(frozen=True)
@@ -192,6 +197,20 @@ def _size_notes(shape: Shape, base: Geometry | None, bits: float | None, geometr
     if bits is None:
         notes.append("precision of the expert bytes not known: taken as 16 bits; --expert-bits tells it")
     return notes
+
+
+def counted(ids: np.ndarray, layers: int, options: Options) -> Shape:
+    """The shape of ids (..., k) in a file that says no number of experts: the model's, else the largest id + 1."""
+    highest = int(ids.max())
+    return Shape(layers, ids.shape[-1], highest, None if options.geometry or highest < 0 else highest + 1)
+
+
+def assumed(said: list[str], shape: Shape, options: Options) -> str:
+    """The note that says how a file without a header of its own was read."""
+    experts = f"{shape.experts} as the largest id + 1"
+    if options.geometry:
+        experts = f"{options.geometry.experts} as {'--model says' if options.model else 'the geometry given has'}"
+    return "; ".join([f"{ASSUMED}{said[0]}", *said[1:], f"layers 0..{shape.layers - 1}", f"experts = {experts}"])
 
 
 def size_line(geometry: Geometry) -> str:

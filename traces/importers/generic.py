@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from traces.faults import first_fault
 from traces.importers import token_lines
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
-from traces.importers.rows import Rows, from_jsonl, from_table, requests_of
+from traces.importers.rows import FIX, NEEDED, Rows, from_jsonl, from_table, requests_of
 from traces.importers.table import read_table
 from traces.importers.text import blocks, parse_json, start_of, suffix_of
 from traces.schema import Geometry, TraceError, shown
@@ -57,7 +57,7 @@ def read(path: Path, options: Options) -> Foreign:
     if next(blocks(path, skip), None) is None:
         raise TraceError(f"{path}: no rows; expected a line per request, token and layer")
     is_table = suffix_of(path) == ".csv"
-    rows = from_table(read_table(path, skip), experts) if is_table else from_jsonl(path, skip, experts)
+    rows = from_table(read_table(path, skip, NEEDED, FIX), experts) if is_table else from_jsonl(path, skip, experts)
     notes = [] if rows.phase is not None else ["no phase recorded: every token counts as decoded"]
     header = header_for(_shape(rows, stated), options, Origin(IMPORTER.name, path, [path], model=model), notes)
     return Foreign(header, requests_of(rows, header.geometry, options))

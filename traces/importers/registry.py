@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from traces.importers import NAMES
+from traces.importers import NAMES, arrays, sheet
 from traces.importers.contract import Foreign, Importer, Options
 from traces.importers.sources import refuse_unreadable
+from traces.importers.text import suffix_of
 from traces.schema import TraceError
 from traces.spelling import hint
 
@@ -35,6 +36,13 @@ def detect(path: Path) -> Importer:
     raise TraceError(f"{path}: no importer recognises it; name one with --format, or bring it into one of: {formats}")
 
 
+def _of_columns(path: Path, options: Options) -> Importer | None:
+    """The importer that takes the columns that a user names, if it reads such files."""
+    suffix = suffix_of(path) if options.columns and path.is_file() else None
+    name = "columns" if suffix in sheet.SUFFIXES else "arrays" if suffix in arrays.SUFFIXES else None
+    return load(name) if name else None
+
+
 def markdown() -> str:
     """The Markdown table of formats in docs/trace-format.md."""
     rows = [f"| `{each.name}` | {each.summary} | {each.formats} |" for each in map(load, NAMES)]
@@ -44,5 +52,7 @@ def markdown() -> str:
 def read(path: Path, options: Options, format: str | None = None) -> Foreign:
     """Header and lazily read requests of a foreign trace, by the importer named or detected. Raises TraceError."""
     refuse_unreadable(path)
-    importer = load(format) if format else detect(path)
+    importer = load(format) if format else _of_columns(path, options) or detect(path)
+    if options.columns and not importer.columns:
+        raise TraceError(f"{path}: --columns means nothing to importer {importer.name}; leave it out")
     return importer.read(path, options)

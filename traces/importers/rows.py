@@ -16,10 +16,12 @@ from traces.importers.text import blocks, parse_json
 from traces.schema import VALUES, Geometry, Request, TraceError, Values, shown
 
 KEYS = ("request", "token", "layer")
+NEEDED = (*KEYS, "expert_0")  #: columns of a table
 OPTIONAL = ("weights", "logits", "phase")
 FLOATS = ("weights", "logits")
 LISTS = ("experts", *FLOATS)
 PHASE = Values("iu", 0, 1)
+FIX = "; name the file's own with --columns token=NAME,layer=NAME,experts=NAME"
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,12 @@ def from_table(table: Table, experts: int | None) -> Rows:
     k = sum(name.startswith("expert_") for name in table.columns)
     ids = [f"expert_{rank}" for rank in range(max(k, 1))]
     weights = [f"weight_{rank}" for rank in range(k)]
-    require(table, *KEYS, *ids)
+    require(table, *KEYS, *ids, fix=FIX)
     unknown = set(table.columns) - {*KEYS, *ids, *weights, "phase"}
     if unknown or len(set(table.columns)) < len(table.columns):
         names = shown(", ".join(sorted(unknown))) or "a repeated column"
         place = f"{table.file} line {table.first_line - 1}"
-        raise TraceError(f"{place}: {names} not known; expected {','.join(KEYS)},expert_0,...")
+        raise TraceError(f"{place}: {names} not known; expected {','.join(KEYS)},expert_0,...{FIX}")
     weighed = any(name in table for name in weights)
     if weighed:
         require(table, *weights)
@@ -147,7 +149,9 @@ def _check_keys(record: Any, place: str) -> None:
     missing = {*KEYS, "experts"} - set(record)
     if unknown or missing:
         wrong = f"unknown key {shown(sorted(unknown)[0])!r}" if unknown else f"no {sorted(missing)[0]!r}"
-        raise TraceError(f"{place}: {wrong}; expected {', '.join((*KEYS, 'experts'))}, perhaps {', '.join(OPTIONAL)}")
+        raise TraceError(
+            f"{place}: {wrong}; expected {', '.join((*KEYS, 'experts'))}, perhaps {', '.join(OPTIONAL)}{FIX}"
+        )
 
 
 def requests_of(rows: Rows, geometry: Geometry, options: Options) -> Iterator[Request]:

@@ -70,13 +70,17 @@ def ids_below(experts: int | None) -> Values:
     return allowed if experts is None else allowed._replace(most=min(experts, MOST_EXPERTS) - 1)
 
 
-def read_table(file: Path, header: int) -> Table:
-    """The table whose column names stand on the line after the first `header`. Raises TraceError naming the line."""
+def read_table(file: Path, header: int, needed: Sequence[str] = (), fix: str = "") -> Table:
+    """The table whose column names stand on the line after the first `header`.
+
+    Raises TraceError naming the line, of columns that are `needed` and missing before any number is read.
+    """
     columns: tuple[str, ...] = ()
     parts = []
     for number, lines in blocks(file, skip=header, ended=True):
         if not columns:
             columns, number, lines = _names(lines[0], f"{file} line {number}"), number + 1, lines[1:]  # noqa: PLW2901
+            require(Table(file, header + 2, np.empty((0, len(columns))), columns), *needed, fix=fix)
         if lines:
             parts.append(_numbers(lines, len(columns), number, file))
     if not parts:
@@ -84,12 +88,12 @@ def read_table(file: Path, header: int) -> Table:
     return Table(file, header + 2, np.concatenate(parts), columns)
 
 
-def require(table: Table, *columns: str) -> None:
+def require(table: Table, *columns: str, fix: str = "") -> None:
     """Raises TraceError naming the columns a table lacks."""
     missing = [column for column in columns if column not in table]
     if missing:
         place = f"{table.file} line {table.first_line - 1}"
-        raise TraceError(f"{place}: no column {', '.join(missing)}; found {shown(','.join(table.columns))}")
+        raise TraceError(f"{place}: no column {', '.join(missing)}; found {shown(','.join(table.columns))}{fix}")
 
 
 def _names(line: str, place: str) -> tuple[str, ...]:

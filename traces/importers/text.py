@@ -20,7 +20,7 @@ FREE, EXPANSION = 1 << 25, 100
 GZIP_START = b"\x1f\x8b"
 PACKED = ".gz"
 MOST_JSON = 1 << 26  #: bytes of one document, which is held whole; as Python's lists it takes twenty times as many
-TEXT_SUFFIXES = (".csv", ".jsonl", ".json")
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json")
 
 
 def suffix_of(path: Path) -> str:

@@ -1,0 +1,223 @@
+"""Wrong options, missing files and unreadable traces are refused before torch is imported, which takes seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Runs each command line with a torch that cannot be imported: what asks for it is named instead of refused.
+RUN = """
+import json, shlex, sys
+from importlib.machinery import ModuleSpec
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self) if name.partition(".")[0] in ("torch", "transformers") else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        raise SystemError(f"asked for {module.__name__}")
+
+sys.meta_path.insert(0, Refusing())
+from tests.kit.command import moereplay_here
+found = []
+for line in json.load(sys.stdin):
+    try:
+        ended = moereplay_here(*shlex.split(line))
+        found.append([ended.returncode, ended.stderr.strip().splitlines()[-1]])
+    except SystemError as asked:
+        found.append([str(asked), ""])
+print(json.dumps(found))
+"""
+
+MEASURE = "measure miniature --slow-tier pinned"
+RECORD = "record miniature --out new.zarr"
+CALIBRATE = "calibrate --slow-tier pinned --model olmoe-1b-7b"
+SWEEP = "sweep run good.toml --every 1"
+TUNE = "tune good.toml --trials 1 --every 1"
+#: Of settings that every verb has which replays.
+SETTINGS = (
+    ("--capacity abc", "'abc' cannot be read"),
+    ("--eviction nope", "no eviction policy called 'nope'"),
+    ("--prefetch top_k:depth=100", "is not an integer from 1 to 8"),
+    ("--miss nope", "no miss policy called 'nope'"),
+    ("--routing nope", "no routing policy called 'nope'"),
+    ("--preset nope", "no preset called 'nope'"),
+    ("--policy-file none.py", "none.py: No such file"),
+    ("--nope", "No such option"),
+)
+#: Of options that name a model's place.
+PLACES = (
+    ("--device gpu", "torch has no such device"),
+    ("--device cuda:x", "torch has no such device"),
+    ("--dtype int3", "--dtype 'int3' is unknown"),
+    ("--device-map balanced --quantise nope", "--quantise 'nope' is unknown"),
+)
+#: (what is typed, what the last line says) by the verb that needs torch.
+WRONG: dict[str, list[tuple[str, str]]] = {
+    "measure": [
+        ("measure none.zarr --slow-tier pinned", "none.zarr does not exist"),
+        ("measure text.txt --slow-tier pinned", "text.txt is a file"),
+        ("measure empty.zarr --slow-tier pinned", "empty.zarr"),
+        ("measure miniature", "Missing option '--slow-tier'"),
+        ("measure miniature --slow-tier nope", "--slow-tier 'nope' is unknown"),
+        ("measure miniature --slow-tier disk:", "--slow-tier 'disk:' is unknown"),
+        ("measure miniature --slow-tier disk:text.txt", "text.txt is no folder"),
+        *((f"{MEASURE} {more}", said) for more, said in SETTINGS),
+        (f"{MEASURE} --throttle abc", "--throttle 'abc' is no rate"),
+        (f"{MEASURE} --device gpu", "--device gpu: no such device"),
+        (f"{MEASURE} --platform phone-ufs4", "measure runs on this machine"),
+        (f"{MEASURE} --decisions nope", "--decisions knows no 'nope'"),
+        (f"{MEASURE} --decisions scripted --prefetch top_k", "depends on timing"),
+        (f"{MEASURE} --tokens 100000", "take fewer --tokens"),
+        (f"{MEASURE} --layers 100", "the trace has 16"),
+        (f"{MEASURE} --out text.txt", "text.txt is no folder"),
+        (f"{MEASURE} --warm none.json", "--warm none.json: No such file"),
+    ],
+    "validate": [
+        ("validate none.zarr", "none.zarr does not exist"),
+        ("validate text.txt", "text.txt is a file"),
+        ("validate empty.zarr", "empty.zarr"),
+        *((f"validate miniature {more}", said) for more, said in SETTINGS),
+        ("validate miniature --device gpu", "torch has no such device"),
+        ("validate miniature --dtype int3", "--dtype 'int3' is unknown"),
+        ("validate miniature --model /none/there", "does not exist"),
+        ("validate miniature --model text.txt", "text.txt is a file"),
+        ("validate miniature --sets none.toml", "none.toml: No such file"),
+        ("validate miniature --sets text.txt", "text.txt"),
+        ("validate miniature --eviction belady", "needs the future"),
+        ("validate miniature --platform nope", "no platform called 'nope'"),
+        ("validate miniature --requests 0", "--requests"),
+        ("validate miniature --out text.txt", "text.txt is no folder"),
+    ],
+    "live": [
+        ("live /none/there --text text.txt", "does not exist"),
+        ("live text.txt --text text.txt", "text.txt is a file"),
+        ("live miniature --prompts none.jsonl", "none.jsonl does not exist"),
+        ("live miniature --text none.txt", "none.txt does not exist"),
+        ("live miniature --trace none.zarr", "none.zarr does not exist"),
+        ("live miniature --trace text.txt", "text.txt is a file"),
+        ("live miniature --trace empty.zarr", "empty.zarr"),
+        ("live miniature --text text.txt --trace miniature", "Give one of"),
+        *((f"live miniature {more}", said) for more, said in (*SETTINGS, *PLACES)),
+        ("live miniature --capacity 5%,9%", "a live run takes one configuration"),
+        ("live miniature --eviction belady", "needs the future"),
+        ("live miniature --field nope", "no field 'nope'"),
+        ("live miniature --window 3", "--window means nothing beside --prompts"),
+        ("live miniature --revision nope", "only a Hugging Face id has revisions"),
+        ("live miniature --slow-tier nope", "--slow-tier 'nope' is unknown"),
+        ("live miniature --slow-tier disk:text.txt", "text.txt is no folder"),
+        ("live miniature --slow-tier pinned --device mps", "--device mps: no such device"),
+        ("live miniature --throttle 4MB/s", "means nothing without --slow-tier"),
+        ("live miniature --events text.txt/e.csv", "text.txt is no folder"),
+    ],
+    "record": [
+        ("record miniature", "Missing option '--out'"),
+        ("record /none/there --text text.txt --out new.zarr", "does not exist"),
+        ("record text.txt --text text.txt --out new.zarr", "text.txt is a file"),
+        ("record miniature --out text.txt", "text.txt exists"),
+        ("record miniature --out text.txt/new.zarr", "text.txt is no folder"),
+        *((f"{RECORD} {more}", said) for more, said in PLACES),
+        (f"{RECORD} --text none.txt", "none.txt does not exist"),
+        (f"{RECORD} --prompts none.jsonl", "none.jsonl does not exist"),
+        (f"{RECORD} --prompts good.toml", ".toml is not one of"),
+        (f"{RECORD} --prompts text.txt --text text.txt", "Give one of"),
+        (f"{RECORD} --text text.txt --field x", "--field means nothing beside --text"),
+        (f"{RECORD} --text text.txt --window 8 --prompt-tokens 9", "exceeds --window 8"),
+        (f"{RECORD} --field nope", "no field 'nope'"),
+        (f"{RECORD} --top-p .5", "give a --temperature"),
+        (f"{RECORD} --temperature 1 --top-p 5", "--top-p: expected at most 1"),
+        (f"{RECORD} --revision nope", "only a Hugging Face id has revisions"),
+        (f"{RECORD} --look-ahead -1", "--look-ahead"),
+        (f"{RECORD} --limit 0", "--limit"),
+        (f"{RECORD} --max-new-tokens 0", "--max-new-tokens"),
+        (f"{RECORD} --nope", "No such option"),
+    ],
+    "calibrate": [
+        ("calibrate", "name a folder with --fit PATTERN, or logs"),
+        ("calibrate --slow-tier pinned", "--slow-tier needs --model"),
+        ("calibrate --slow-tier nope --model olmoe-1b-7b", "--slow-tier 'nope' is unknown"),
+        ("calibrate --slow-tier disk:text.txt --model olmoe-1b-7b", "text.txt is no folder"),
+        ("calibrate --slow-tier pinned --model nope", "nope"),
+        ("calibrate none --slow-tier pinned --model olmoe-1b-7b", "leave the sources and --fit out"),
+        (f"{CALIBRATE} --fit x", "leave the sources and --fit out"),
+        (f"{CALIBRATE} --throttle abc", "--throttle 'abc' is no rate"),
+        (f"{CALIBRATE} --throttle 0MB/s", "--throttle '0MB/s' is no rate"),
+        (f"{CALIBRATE} --device gpu", "--device gpu: no such device"),
+        (f"{CALIBRATE} --device cuda:x", "--device cuda:x: no such device"),
+        (f"{CALIBRATE} --layers 1000", "olmoe-1b-7b has 16"),
+        (f"{CALIBRATE} --layers 0", "--layers"),
+        (f"{CALIBRATE} --threads 0", "--threads"),
+        (f"{CALIBRATE} --out .", "it is a folder"),
+        (f"{CALIBRATE} --out text.txt/x.toml", "text.txt is no folder"),
+        (f"{CALIBRATE} --nope", "No such option"),
+        ("calibrate none", "cannot read none"),
+        ("calibrate .", "one folder and at least one --fit PATTERN"),
+        ("calibrate text.txt", "logs need --model and --memory"),
+    ],
+    "sweep run --every": [
+        ("sweep run none.toml --every 1 --slow-tier pinned", "none.toml"),
+        ("sweep run text.txt --every 1 --slow-tier pinned", "text.txt"),
+        ("sweep run lost.toml --every 1 --slow-tier pinned", "none.zarr"),
+        ("sweep run good.toml --slow-tier pinned", "say how many, with --every N"),
+        (SWEEP, "give either --slow-tier"),
+        (f"{SWEEP} --slow-tier pinned --live miniature", "give either --slow-tier"),
+        (f"{SWEEP} --slow-tier nope", "--slow-tier 'nope' is unknown"),
+        (f"{SWEEP} --slow-tier disk:text.txt", "text.txt is no folder"),
+        (f"{SWEEP} --slow-tier pinned --throttle abc", "--throttle 'abc' is no rate"),
+        (f"{SWEEP} --slow-tier pinned --device gpu", "--device gpu: no such device"),
+        (f"{SWEEP} --slow-tier pinned --dtype float32", "--dtype means nothing beside --slow-tier"),
+        (f"{SWEEP} --slow-tier pinned --executor slurm", "checks run on this machine"),
+        (f"{SWEEP} --slow-tier pinned --out s3://bucket/name", "s3"),
+        (f"{SWEEP} --slow-tier pinned --set base.eviction=nope", "no eviction policy called 'nope'"),
+        (f"{SWEEP} --slow-tier pinned --shard 3/2", "shard"),
+        (f"{SWEEP} --slow-tier pinned --engine nope", "nope"),
+        (f"{SWEEP} --live /none/there", "does not exist"),
+        (f"{SWEEP} --live text.txt", "text.txt is a file"),
+        (f"{SWEEP} --live miniature --device gpu", "torch has no such device"),
+        (f"{SWEEP} --live miniature --dtype int3", "--dtype 'int3' is unknown"),
+        (f"{SWEEP} --live miniature --throttle 4MB/s", "--throttle means nothing beside --live"),
+    ],
+    "tune --every": [
+        ("tune none.toml --every 1 --live miniature", "none.toml"),
+        (f"{TUNE} --slow-tier nope", "--slow-tier 'nope' is unknown"),
+        (f"{TUNE} --live miniature --device gpu", "torch has no such device"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("wrong")
+    (made / "text.txt").write_text("a text\n")
+    (made / "empty.zarr").mkdir()
+    sample = ROOT / "traces" / "samples" / "miniature.zarr"
+    (made / "good.toml").write_text(f'traces = ["{sample}"]\n[grid]\ncapacity = ["5%", "9%"]\n')
+    (made / "lost.toml").write_text('traces = ["none.zarr"]\n[grid]\ncapacity = ["5%", "9%"]\n')
+    return made
+
+
+@pytest.fixture(scope="module")
+def refused(folder: Path) -> dict[str, list[tuple[int | str, str]]]:
+    """Exit code and last line of every command; one process, which takes a second to start, runs them all."""
+    lines = [line for cases in WRONG.values() for line, _ in cases]
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{RUN}"]
+    ran = subprocess.run(command, cwd=folder, input=json.dumps(lines), capture_output=True, text=True, check=True)
+    found = iter(json.loads(ran.stdout))
+    return {verb: [next(found) for _ in cases] for verb, cases in WRONG.items()}
+
+
+@pytest.mark.parametrize("verb", WRONG)
+def test_what_is_wrong_is_refused_without_torch(verb: str, refused: dict[str, list[tuple[int | str, str]]]) -> None:
+    for (line, said), (code, last) in zip(WRONG[verb], refused[verb], strict=True):
+        assert code == 2 and said in last, (line, code, last)
+
+
+def test_twenty_wrong_inputs_for_every_verb_that_runs_a_model() -> None:
+    assert min(len(cases) for verb, cases in WRONG.items() if verb != "tune --every") >= 20

@@ -1,0 +1,183 @@
+"""Tables with columns of any names, and arrays: what is read, what is said of it, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.importing import imported, refusal, written
+from traces.importers import mapping
+from traces.importers.contract import Options
+from traces.schema import TraceError
+
+COLUMNS = "token=pos,layer=moe_layer,experts=topk"
+IDS = np.array([[[3, 1], [0, 2]], [[2, 3], [1, 0]], [[0, 1], [3, 2]]])  #: (3 tokens, 2 layers, 2)
+FORMS = {
+    "[3, 1]": '"[{}, {}]"',
+    "3 1": "{} {}",
+    "3;1": "{};{}",
+    "(3, 1)": '"({}, {})"',
+    "3|1": "{}|{}",
+    "[3 1]": "[{} {}]",
+}
+
+
+def options(columns: str = COLUMNS, **more: object) -> Options:
+    return Options.model_validate({"expert_bytes": 1000, "columns": mapping.named(columns), **more})
+
+
+def rows(cell: str = '"[{}, {}]"', layer_first: bool = False) -> str:
+    """The ids as a CSV."""
+    keys = [(token, layer) for token in range(3) for layer in range(2)]
+    if layer_first:
+        keys.sort(key=lambda key: key[1])
+    lines = [f"{token},{layer},{cell.format(*IDS[token, layer])}" for token, layer in keys]
+    return "\n".join(["pos,moe_layer,topk", *lines, ""])
+
+
+def ids_of(path: Path, given: Options | None = None) -> list[list[object]]:
+    return [request.chosen.tolist() for request in imported(path, given or options())[1]]
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_lists_in_a_cell_may_be_written_in_many_ways(form: str, tmp_path: Path) -> None:
+    assert ids_of(written(tmp_path / "a.csv", rows(form))) == [IDS.tolist()]
+
+
+@pytest.mark.parametrize("layer_first", [False, True])
+def test_every_kind_of_file_gives_the_same(layer_first: bool, tmp_path: Path) -> None:
+    text = rows("{} {}", layer_first)
+    keys = [line.split(",") for line in text.splitlines()[1:]]
+    records = [{"pos": int(a), "moe_layer": int(b), "topk": [int(each) for each in c.split()]} for a, b, c in keys]
+    written(tmp_path / "a.csv", text)
+    written(tmp_path / "a.tsv", text.replace(",", "\t"))
+    written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
+    pl.DataFrame(records).write_parquet(tmp_path / "a.parquet")
+    for path in sorted(tmp_path.iterdir()):
+        assert ids_of(path) == [IDS.tolist()], path.name
+
+
+def test_a_list_may_stand_in_several_columns(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", rows("{},{}").replace("topk", "first,second"))
+    assert ids_of(path, options("token=pos,layer=moe_layer,experts=first+second")) == [IDS.tolist()]
+
+
+def test_a_request_begins_where_the_token_falls_back(tmp_path: Path) -> None:
+    """Whether the tokens of a request come one after the other, or its layers."""
+    for layer_first in (False, True):
+        head, *lines = rows(layer_first=layer_first).splitlines()
+        path = written(tmp_path / "a.csv", "\n".join([head, *lines, *lines, ""]))
+        trace, requests = imported(path, options())
+        assert [request.chosen.tolist() for request in requests] == [IDS.tolist()] * 2
+        assert "no request column: 2 requests, a new one where the token falls back" in trace.header.provenance.notes[0]
+
+
+def test_requests_may_have_any_names_and_phases_words(tmp_path: Path) -> None:
+    text = "\n".join(
+        ["id,pos,layer,e,stage"]
+        + [f"{name},{token},5,{token},{stage}" for name in "ba" for token, stage in enumerate(("Prefill", "decode"))]
+        + [""]
+    )
+    given = options("request=id,token=pos,experts=e,phase=stage")
+    trace, requests = imported(written(tmp_path / "a.csv", text), given)
+    assert [(request.chosen.tolist(), request.prompt_length) for request in requests] == [([[[0]], [[1]]], 1)] * 2
+    said = trace.header.provenance.notes[0]
+    assert "requests in the order of their first rows" in said and "layers 5..5 of the file are MoE layers 0..0" in said
+
+
+def test_a_shorter_list_is_filled_up_and_said(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", 'token,layer,experts\n0,0,"[3, 1]"\n1,0,[2]\n')
+    trace, (request,) = imported(path, options("token=token"))
+    assert request.chosen.tolist() == [[[3, 1]], [[2, -1]]]
+    assert "k = 2 from the widest row, -1 in the others" in trace.header.provenance.notes[0]
+
+
+WRONG = {
+    "token,layer,ids\n0,0,1\n": "no column experts; it has token, layer, ids; name yours with --columns experts=NAME",
+    "token,layer,experts,experts\n0,0,1,2\n": "line 1: column experts stands twice",
+    "token,layer,experts\n0,0,[3, 1]\n": "line 2: 4 columns; expected 3; a list of ids with commas stands in quotes",
+    "token,layer,experts\n0,0,3\n1,0,x\n": "line 3: experts is 'x'; expected numbers, each a whole number from -1 to",
+    "token,layer,experts\n0,0,3.5\n": "line 2: experts is '3.5'; expected numbers",
+    "token,layer,experts\n0,0,99999\n": "line 2: experts is '99999'; expected numbers",
+    "token,layer,experts\n0,0,[]\n": "line 2: experts is '[]'; expected numbers",
+    "token,layer,experts\n0,0,1 1\n": "line 2: expert 1 twice; expected each once",
+    "token,layer,experts\n-1,0,1\n": "line 2: token is '-1'; expected a whole number from 0",
+    "token,layer,experts\n0,x,1\n": "line 2: layer is 'x'; expected a whole number from 0",
+    "token,layer,experts\n0,0,1\n0,0,2\n1,0,2\n": "line 4: its token has 1 rows at this layer, others have 2",
+    "token,layer,experts\n0,0,1 2\n0,0,2 3\n": "line 3: repeats line 2 of request 0",
+    "token,layer,experts\n0,0,1\n2,0,1\n": "request 0 jumps from token 0 to 2",
+    "token,layer,experts\n0,0,1\n0,1,1\n1,0,1\n": "layer 1 has 1 tokens of 2",
+    "token,layer,experts,phase\n0,0,1,maybe\n": "line 2: phase is 'maybe'; expected 0, 1, prompt",
+    "token,layer,experts,weights\n0,0,1 2,.5\n1,0,1 2,.5 .5\n": "line 2: 1 weights for 2 experts; expected as many",
+    "token,layer,experts\n0,0,1": "the last line has no line end",
+    "token,layer,experts\n": "no rows; expected a row per token and layer",
+    'token,layer,experts\n0,0,"1\n': "line 2: cells that cannot be read",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_wrong_is_refused_by_line_value_and_fix(text: str, tmp_path: Path) -> None:
+    assert WRONG[text] in refusal(written(tmp_path / "a.csv", text), options("token=token"))
+
+
+@pytest.mark.parametrize("text", ["", "pos", "token=", "token=a,token=b", "token=a+b", "experts=a+", "tokens=x"])
+def test_columns_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(TraceError, match=r"--columns .*; write token=NAME,layer=NAME,experts=NAME"):
+        mapping.named(text)
+
+
+def test_plain_formats_say_how_columns_are_named(tmp_path: Path) -> None:
+    for name, text in (("a.csv", rows()), ("a.jsonl", '{"pos": 0}\n')):
+        assert "name the file's own with --columns token=NAME" in refusal(written(tmp_path / name, text))
+
+
+def test_columns_of_other_formats_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", "{}")
+    assert "--columns means nothing to importer gptoss_json" in refusal(path, options(), "gptoss_json")
+
+
+# ---------------------------------------------------------------- arrays
+
+
+def test_an_array_may_lie_in_an_archive_with_its_weights(tmp_path: Path) -> None:
+    weights = np.full(IDS.shape, 0.5)
+    np.savez(tmp_path / "a.npz", chosen=IDS, gates=weights, other=np.zeros(3))
+    _, (request,) = imported(tmp_path / "a.npz", options("experts=chosen,weights=gates"))
+    assert request.chosen.tolist() == IDS.tolist() and request.weights is not None
+    assert "name that of the ids" in refusal(tmp_path / "a.npz", format="arrays")
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (IDS.astype(float), "is float64(3, 2, 2); expected three axes of whole numbers"),
+        (IDS[0], "is int64(2, 2); expected three axes"),
+        (np.array([{}]), "holds pickled objects, which can run code"),
+        (IDS + 40_000, "[0, 0, 0] is 40003; expected a whole number"),
+    ],
+)
+def test_an_array_of_no_ids_is_refused(array: np.ndarray, said: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", array)
+    assert said in refusal(tmp_path / "a.npy")
+
+
+def test_layers_first_are_noticed_where_the_model_is_known(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(16 * 5 * 8).reshape(16, 5, 8) % 64)
+    ended = moereplay("import", tmp_path / "a.npy", "--model", "olmoe-1b-7b", "--out", tmp_path / "a.zarr")
+    assert ended.returncode == 2 and "save it with array.transpose(1, 0, 2)" in ended.stderr
+
+
+def test_what_was_assumed_is_printed(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", rows())
+    arguments = ("import", path, "--columns", COLUMNS, "--expert-bytes", 1000, "--out", tmp_path / "a.zarr")
+    ended = moereplay(*arguments)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.splitlines()[0] == (
+        "assumed: column pos is the token; column moe_layer is the layer; column topk has the experts; "
+        "no request column: one request; k = 2; layers 0..1; experts = 4 as the largest id + 1"
+    )

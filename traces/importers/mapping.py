@@ -1,0 +1,67 @@
+"""Which columns of a file are the request, token, layer, experts, weights and phase: as named, or by their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from traces.schema import TraceError, shown
+from traces.spelling import hint
+
+NEEDED = ("token", "layer", "experts")
+FIELDS = ("request", *NEEDED, "weights", "phase")
+LISTS = {"experts": "expert", "weights": "weight"}  #: fields of several numbers, and what one of them is called
+FORM = "token=NAME,layer=NAME,experts=NAME[,request=NAME,weights=NAME,phase=NAME]"
+
+#: The columns of each field, by the names that the file has for them.
+Columns = dict[str, tuple[str, ...]]
+
+
+def named(text: str) -> Columns:
+    """Columns as typed: `token=pos,experts=e0+e1`, a list in several columns with +. Raises TraceError."""
+    found: Columns = {}
+    for part in text.split(","):
+        field, _, names = part.partition("=")
+        field = field.strip()
+        if field not in FIELDS:
+            raise TraceError(f"--columns {shown(part)}: no field {shown(field)!r}, {hint(field, FIELDS)}; write {FORM}")
+        columns = tuple(name.strip() for name in names.split("+"))
+        if not all(columns) or field in found or (len(columns) > 1 and field not in LISTS):
+            raise TraceError(f"--columns {shown(part)}: expected one name for {field}, once; write {FORM}")
+        found[field] = columns
+    return found
+
+
+def chosen(file: Path, found: tuple[str, ...], asked: Mapping[str, tuple[str, ...]]) -> Columns:
+    """The columns of each field that the file has. Raises TraceError for one that was named, or is needed."""
+    mapped: Columns = {field: asked.get(field) or _by_name(field, found) for field in FIELDS}
+    for field, names in mapped.items():
+        if missing := [name for name in names if name not in found]:
+            fix = f"it has {shown(', '.join(found), 200)}; correct --columns {field}="
+            raise TraceError(f"{file}: no column {shown(missing[0])}; {fix}")
+        if not names and field in NEEDED:
+            fix = f"it has {shown(', '.join(found), 200)}; name yours with --columns {field}=NAME"
+            raise TraceError(f"{file}: no column {field}; {fix}")
+    return {field: names for field, names in mapped.items() if names}
+
+
+def _by_name(field: str, found: tuple[str, ...]) -> tuple[str, ...]:
+    """The column of the field's name; else expert_0, expert_1, ... in the order of their numbers."""
+    if field in found or field not in LISTS:
+        return (field,) if field in found else ()
+    numbers = [int(each[1]) for name in found if (each := re.fullmatch(rf"{LISTS[field]}_([0-9]{{1,5}})", name))]
+    return tuple(f"{LISTS[field]}_{number}" for number in sorted(numbers))
+
+
+def words(columns: Columns) -> list[str]:
+    """What is said of columns whose names are not those of their fields."""
+    others = {field: names for field, names in columns.items() if names != (field,)}
+    return [_words(field, names) for field, names in others.items()]
+
+
+def _words(field: str, names: tuple[str, ...]) -> str:
+    first, *_, last = (*names, *names)
+    if first != last:
+        return f"columns {shown(first)} to {shown(last)} have the {field}"
+    return f"column {shown(first)} {'has' if field in LISTS else 'is'} the {field}"

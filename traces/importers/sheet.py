@@ -1,0 +1,117 @@
+"""Files with named columns, a row each: CSV, TSV, JSON lines and Parquet, of which some columns are read."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traces.documents import refuse_irregular
+from traces.importers.text import EXPANSION, allowance, blocks, parse_json, suffix_of
+from traces.schema import TraceError, shown
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+PARQUET = ".parquet"
+SUFFIXES = (*DELIMITERS, ".jsonl", PARQUET)
+CELL = 8  #: bytes of a number
+
+Choose = Callable[[tuple[str, ...]], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """N rows of the columns that were chosen."""
+
+    file: Path
+    unit: str  #: what a row is called: a line of a text, a row of a table
+    first: int  #: number of the first row
+    columns: dict[str, list[Any]]  #: (N,) cells by the column's name
+
+    def place(self, row: int) -> str:
+        """Where row i stands."""
+        return f"{self.file} {self.unit} {self.first + row}"
+
+
+def read_sheet(file: Path, choose: Choose) -> Sheet:
+    """The columns that `choose` takes of those there are. Raises TraceError naming the line that cannot be read."""
+    suffix = suffix_of(file)
+    if suffix == PARQUET:
+        return _of_parquet(file, choose)
+    rows = _json_rows(file, choose) if suffix == ".jsonl" else _text_rows(file, DELIMITERS[suffix], choose)
+    names = next(rows)
+    cells = list(rows)
+    if not cells:
+        raise TraceError(f"{file}: no rows; expected a row per token and layer, or per token, layer and expert")
+    first = 1 if suffix == ".jsonl" else 2
+    return Sheet(file, "line", first, {name: [row[at] for row in cells] for at, name in enumerate(names)})
+
+
+def _text_rows(file: Path, delimiter: str, choose: Choose) -> Iterator[list[Any]]:
+    """The names of the chosen columns, then their cells line by line."""
+    names: list[str] = []
+    picked: list[int] = []
+    for number, lines in blocks(file, ended=True):
+        for at, line in enumerate(lines, number):
+            cells = _cells(line, delimiter, f"{file} line {at}")
+            if not names:
+                names = [cell.strip() for cell in cells]
+                chosen = _chosen(names, choose, f"{file} line {at}")
+                picked = [names.index(name) for name in chosen]
+                yield chosen
+            elif len(cells) != len(names):
+                quoted = "; a list of ids with commas stands in quotes" if delimiter == "," else ""
+                raise TraceError(f"{file} line {at}: {len(cells)} columns; expected {len(names)}{quoted}")
+            else:
+                yield [cells[each] for each in picked]
+    if not names:
+        raise TraceError(f"{file}: no rows; expected the names of the columns on the first line")
+
+
+def _chosen(names: list[str], choose: Choose, place: str) -> list[str]:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise TraceError(f"{place}: column {shown(twice)} stands twice; expected each name once")
+    return list(choose(tuple(names)))
+
+
+def _cells(line: str, delimiter: str, place: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=delimiter, strict=True, skipinitialspace=True), None) or [""]
+    except csv.Error as broken:
+        raise TraceError(f"{place}: cells that cannot be read ({broken}); close every quote") from broken
+
+
+def _json_rows(file: Path, choose: Choose) -> Iterator[list[Any]]:
+    chosen: list[str] = []
+    for number, lines in blocks(file):
+        for at, line in enumerate(lines, number):
+            place = f"{file} line {at}"
+            record = parse_json(line, place)
+            if not isinstance(record, dict):
+                raise TraceError(f"{place}: not an object; expected one with the same keys on every line")
+            if not chosen:
+                chosen = list(choose(tuple(record)))
+                yield chosen
+            if missing := [name for name in chosen if name not in record]:
+                raise TraceError(f"{place}: no {shown(missing[0])!r}; expected the keys of line 1 on every line")
+            yield [record[name] for name in chosen]
+
+
+def _of_parquet(file: Path, choose: Choose) -> Sheet:
+    import polars as pl
+
+    try:
+        refuse_irregular(file)
+        lazy = pl.scan_parquet(file)
+        chosen = list(choose(tuple(lazy.collect_schema().names())))
+        rows, size = lazy.select(pl.len()).collect().item(), file.stat().st_size
+        if rows * max(len(chosen), 1) * CELL > allowance(size):
+            raise TraceError(f"{file}: expands more than {EXPANSION}-fold; write it as CSV if that is right")
+        frame = lazy.select(chosen).collect()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as broken:
+        raise TraceError(f"{file}: no readable Parquet ({shown(broken)}); write it again") from None
+    if frame.is_empty():
+        raise TraceError(f"{file}: no rows; expected a row per token and layer, or per token, layer and expert")
+    return Sheet(file, "row", 1, {name: frame[name].to_list() for name in chosen})
