@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import polars as pl
 
 from analysis.ratios import FORMULAS, RANKED, RATIOS
+from analysis.verdict import Entry, lines
 from results.errors import unknown
 from results.read import fields, runs
 
@@ -45,6 +48,24 @@ def ranked(frame: pl.DataFrame, by: str) -> pl.DataFrame:
     varying = [field for field in fields(frame) if table[field].n_unique() > 1]
     order = table.sort(by, "identity", descending=[RANKED[by], False], nulls_last=True)
     return order.select("identity", *varying, *RANKED)
+
+
+def judged(frame: pl.DataFrame) -> list[str]:
+    """The best configurations of a frame in words (`analysis/verdict.py`)."""
+    table = measured(frame)
+    names = [field for field in fields(frame) if field != "trace" and table[field].n_unique() > 1]
+    rows = table.select(*fields(frame), "identity", "tokens_per_s", "hit_rate").with_row_index("at").sort("identity")
+    entries = [
+        Entry(row, row["tokens_per_s"], row["hit_rate"], partial(_requests_of, frame, row["at"]))
+        for row in rows.iter_rows(named=True)
+    ]
+    return lines(entries, names)
+
+
+def _requests_of(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
+    """The rows of requests of a configuration; none where a sweep did not keep them."""
+    kept = frame["per_request"][at]
+    return [] if kept is None else kept.to_list()
 
 
 def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFrame:

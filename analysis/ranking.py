@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cmp_to_key
+from functools import cmp_to_key, partial
 from statistics import mean, median
 from typing import Any
 
 from analysis.ratios import RANKED, RATIOS, quotient
+from analysis.verdict import Entry, lines
 from results.errors import unknown
 
 #: Settings that lead a table.
@@ -22,6 +24,36 @@ def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str]
     A row is `Result.to_json()` with its `bounds`, or a row of a frame of results. `called` names rows by their
     identity: a column `preset` then stands for the settings that it fixes. Raises ResultError if `by` is no column.
     """
+    table, shown = _sorted(rows, by, called)
+    lower = ["gb_lower"] if any(line["gb_lower"] for line in table) else []
+    return [{name: line[name] for name in (*shown, *RANKED, *lower)} for line in table]
+
+
+def judged(rows: Sequence[Row], called: Mapping[str, str] | None = None) -> list[str]:
+    """The last lines of that table: the best of its rows (`analysis/verdict.py`)."""
+    table, shown = _sorted(rows, "hit_rate", called)
+    requests = {row["about"]["identity"]: row["per_request"] for row in rows}
+    names = [name for name in shown if len({line[name] for line in table}) > 1]
+    entries = [
+        Entry(line, line["tokens_per_s"], line["hit_rate"], partial(requests.__getitem__, line["identity"]))
+        for line in table
+    ]
+    return lines(entries, names)
+
+
+def best_of_each(rows: Sequence[Row], top: int) -> list[Row]:
+    """The first `top` rows of each capacity of a ranking; all for 0."""
+    taken = Counter[Any]()
+    kept = []
+    for row in rows:
+        taken[row.get("capacity")] += 1
+        if not top or taken[row.get("capacity")] <= top:
+            kept.append(row)
+    return kept
+
+
+def _sorted(rows: Sequence[Row], by: str, called: Mapping[str, str] | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Every row with its settings and figures, the best of each capacity first, and the settings to show."""
     if by not in RANKED:
         raise unknown("ranking column", by, RANKED)
     table: list[dict[str, Any]] = [{**_settings(row), **_figures(row)} for row in rows]
@@ -31,9 +63,7 @@ def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str]
     shown.sort(key=lambda field: field != "capacity")  # what the rows are grouped by comes first
     keys = {"capacity_bytes": False, by: RANKED[by], "tpot_ms": False} | dict.fromkeys(shown, False)
     table.sort(key=cmp_to_key(lambda a, b: _compared(a, b, keys)))
-    lower = ["gb_lower"] if any(line["gb_lower"] for line in table) else []
-    names = [*(["preset"] if called else []), *shown, *RANKED, *lower]
-    return [{name: line[name] for name in names} for line in table]
+    return table, [*(["preset"] if called else []), *shown]
 
 
 def _fields(row: Row) -> list[str]:

@@ -1,34 +1,128 @@
-"""Tables of text for a terminal or a pipe."""
+"""Tables of text for a terminal or a pipe. They fit its width, and a number is never wrapped.
+
+What is too wide loses, one after the other until it fits: the columns that do not vary, which move above the table; the
+columns that the caller can spare; prose, which is folded; then the row becomes a line of text above its numbers.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from csv import DictWriter
+from dataclasses import dataclass
+from io import StringIO
+from itertools import zip_longest
+from textwrap import fill, wrap
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
 
-PIPE_WIDTH = 220  #: a pipe has no width, and a cut cell is worse than a long line
+WIDTH = 80  #: of what is no terminal, unless COLUMNS says otherwise
+GAP = "  "
+LONG = 24  #: a text of more characters and several words is prose
+NARROWEST = 16  #: of a column of prose
+SPARED = "more with --csv: "
+
+Rows = Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A head and its cells as text."""
+
+    head: str
+    cells: tuple[str, ...]
+    numeric: bool
+
+    @property
+    def width(self) -> int:
+        """Of the widest cell, or of the head."""
+        return max(map(len, (self.head, *self.cells)))
+
+    @property
+    def least(self) -> int:
+        """The width to which it may be folded: numbers and short texts stay whole, heads break at spaces."""
+        if self.prose:
+            return NARROWEST
+        return max(map(len, (*self.head.split(), *self.cells)), default=0)
+
+    @property
+    def prose(self) -> bool:
+        """Whether it may be folded."""
+        return not self.numeric and any(len(cell) > LONG and " " in cell for cell in self.cells)
+
+    @property
+    def constant(self) -> bool:
+        """Whether all of several cells are alike."""
+        return len(self.cells) > 1 and len(set(self.cells)) == 1
+
+    def padded(self, text: str, width: int) -> str:
+        """A text of this column: numbers to the right."""
+        return text.rjust(width) if self.numeric else text.ljust(width)
+
+
+def width_of(stream: object = None) -> int:
+    """Columns of the terminal that the stream is, or COLUMNS, or 80."""
+    isatty: Callable[[], bool] = getattr(stream or sys.stdout, "isatty", bool)
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns if isatty() else _of_environment()
+    return max(columns, NARROWEST)
+
+
+def _of_environment() -> int:
+    """COLUMNS, where the user sets it; get_terminal_size would ask the terminal that started a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else WIDTH
 
 
 def console(stderr: bool = False) -> Console:
-    """The console on stdout, as wide as the terminal, or wide enough for any table in a pipe."""
+    """The console for progress bars, and for what is printed as it is."""
+    from rich.console import Console
+
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PIPE_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, markup=False, soft_wrap=True)  # [x] is text
+    return Console(stderr=stderr, width=width_of(stream), highlight=False, markup=False, soft_wrap=True)  # [x] is text
 
 
-def table(rows: Sequence[Mapping[str, object]], title: str = "") -> Table:
-    """A column per key of any row; numbers to the right, floats with four significant digits."""
-    drawn = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+def table(rows: Rows, title: str = "", spare: Sequence[str] = (), width: int = 0) -> str:
+    """A column per key of any row; numbers to the right, floats with four significant digits.
+
+    `spare` are the columns that may be left out, first to go first; `width` is the terminal's unless given.
+    """
+    width = width or width_of()
+    columns = [_column(rows, name) for name in dict.fromkeys(name for row in rows for name in row)]
+    above: list[str] = [title] if title else []
+    columns, said = _without_constants(columns, width)
+    above += [folded(f"all: {'; '.join(said)}", width)] if said else []
+    columns, left_out = _spared(columns, spare, width)
+    below = [folded(SPARED + ", ".join(left_out), width)] if left_out else []
+    return "\n".join([*above, *_drawn(columns, width), *below, ""])
+
+
+def markdown(rows: Rows) -> str:
+    """The rows as a Markdown table, of any width."""
+    columns = [_column(rows, name) for name in dict.fromkeys(name for row in rows for name in row)]
+    lines = [[each.head for each in columns], ["--:" if each.numeric else "---" for each in columns]]
+    lines += [[each.cells[at].replace("|", "\\|") for each in columns] for at in range(len(rows))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def csv(rows: Rows) -> str:
+    """The rows as CSV, every digit; what is not there is empty."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    for name in names:
-        numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
-        drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        drawn.add_row(*(cell(row.get(name)) for name in names))
-    return drawn
+    written = StringIO()
+    writer = DictWriter(written, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return written.getvalue().rstrip("\n")
+
+
+def folded(text: str, width: int = 0) -> str:
+    """A line as several that fit, unless a word does not; those after the first are indented."""
+    indented = " " * (len(text) - len(text.lstrip())) + GAP
+    width = width or width_of()
+    return fill(text, width, subsequent_indent=indented, break_long_words=False, break_on_hyphens=False)
 
 
 def cell(value: object) -> str:
@@ -38,3 +132,102 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+class Share(float):
+    """A share that is shown in percent."""
+
+    def __str__(self) -> str:
+        """As 12.34%."""
+        return f"{100 * self:.2f}%"
+
+
+def _column(rows: Rows, name: str) -> Column:
+    values = [row.get(name) for row in rows]
+    numeric = all(isinstance(value, int | float | None) for value in values)
+    shown = tuple(str(value) if isinstance(value, Share) else cell(value) for value in values)
+    return Column(name, shown, numeric)
+
+
+def _total(columns: Sequence[Column]) -> int:
+    return sum(column.width for column in columns) + len(GAP) * (len(columns) - 1)
+
+
+def _without_constants(columns: list[Column], width: int) -> tuple[list[Column], list[str]]:
+    """Columns that vary, and the others in words, where not all fit. The first column always stays."""
+    if _total(columns) <= width:
+        return columns, []
+    alike = [column for column in columns[1:] if column.constant]
+    return [column for column in columns if column not in alike], [f"{each.head} {each.cells[0]}" for each in alike]
+
+
+def _spared(columns: list[Column], spare: Sequence[str], width: int) -> tuple[list[Column], list[str]]:
+    """Columns without as many of `spare` as it takes to fit; all of them where that is not enough."""
+    left: list[str] = []
+    for name in spare:
+        kept = [column for column in columns if column.head not in left]
+        if _total(kept) <= width:
+            return kept, left
+        left += [name] if name in {column.head for column in kept} else []
+    kept = [column for column in columns if column.head not in left]
+    return (kept, left) if _total(kept) <= width else (columns, [])
+
+
+def _drawn(columns: Sequence[Column], width: int) -> list[str]:
+    if not columns:
+        return []
+    if widths := _folded(columns, width):
+        return _lines(columns, widths)
+    numbers = [column for column in columns if column.numeric]
+    if numbers and _total(numbers) + len(GAP) <= width:
+        return _stacked(columns, numbers, width)
+    return [line for at in range(len(columns[0].cells)) for line in (*_pairs(columns, at, width), "")]
+
+
+def _folded(columns: Sequence[Column], width: int) -> list[int]:
+    """The width of each column, the widest of those that can be folded made narrow; none if that is not enough."""
+    widths = [column.width for column in columns]
+    for _ in range(_total(columns) - width):
+        foldable = [at for at, column in enumerate(columns) if widths[at] > column.least]
+        if not foldable:
+            return []
+        widths[max(foldable, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _lines(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    """Head, rule and rows; a cell that is folded takes several lines."""
+    rule = "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
+    rows = range(len(columns[0].cells))
+    body = [line for at in rows for line in _line([column.cells[at] for column in columns], columns, widths)]
+    return [*_line([column.head for column in columns], columns, widths), rule, *body]
+
+
+def _line(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    """One text per column, as many lines as the longest takes."""
+    pieces = [_wrapped(text, width) for text, width in zip(texts, widths, strict=True)]
+    return [GAP.join(map(Column.padded, columns, line, widths)).rstrip() for line in zip_longest(*pieces, fillvalue="")]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return [text] if len(text) <= width else wrap(text, width, break_on_hyphens=False)
+
+
+def _stacked(columns: Sequence[Column], numbers: Sequence[Column], width: int) -> list[str]:
+    """The numbers of a row below a line of its texts, each with its name."""
+    texts = [column for column in columns if not column.numeric]
+    head, rule, *rows = _lines(numbers, [column.width for column in numbers])
+    lines = [GAP + head, rule + "─" * len(GAP)]
+    for at, row in enumerate(rows):
+        label = "; ".join(f"{column.head} {column.cells[at]}" for column in texts)
+        lines += [*_wrapped(label, width), GAP + row]
+    return lines
+
+
+def _pairs(columns: Sequence[Column], at: int, width: int) -> list[str]:
+    """A row as names and values, as many on a line as fit."""
+    lines = [""]
+    for pair in (f"{column.head} {column.cells[at]}" for column in columns):
+        joined = f"{lines[-1]}; {pair}" if lines[-1] else pair
+        lines = [*lines[:-1], joined] if len(joined) <= width else [*lines, pair]
+    return [line for line in lines if line]

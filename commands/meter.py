@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from commands.terminal import clock, say
+from commands.terminal import clock, rewrite, say
 
 if TYPE_CHECKING:
     from tracegen.record import Progress
@@ -21,22 +21,21 @@ class Meter:
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._said = time.monotonic() - SECONDS_BETWEEN_LINES + SECONDS_TO_FIRST_LINE
-        self._open = False
+        self._wide = 0
 
     def show(self, at: Progress) -> None:
         """To be called with every request's progress."""
         if at.skipped and at.done == at.skipped:
             say(f"resuming after {at.skipped} of {at.total} requests")
         elif self._terminal:
-            print(f"\r{_status(at):70}", end="", file=sys.stderr, flush=True)
-            self._open = True
+            self._wide = rewrite(_status(at), self._wide)
         elif at.done > at.skipped and time.monotonic() - self._said > SECONDS_BETWEEN_LINES:
             self._said = time.monotonic()
             say(_status(at))
 
     def close(self) -> None:
         """End the status line, if one is open, so that what follows begins a new one."""
-        if self._open:
+        if self._wide:
             say("")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,7 +16,7 @@ from commands.settings import Settings
 from commands.terminal import say, say_when_compiling, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from commands.settings import Given
     from simulator.config import ReplayConfig
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from traces.schema import Trace
 
 WORKERS = os.cpu_count() or 1
+
+
+class Printed(NamedTuple):
+    """What the table has, and how it is printed."""
+
+    by: Annotated[str, typer.Option(help="hit_rate, ttft_mean_ms, tpot_ms, gb_moved, ...: best first.")] = "hit_rate"
+    top: Annotated[int, typer.Option(min=0, help="Rows of each capacity; 0 for all.")] = 0
+    csv: Annotated[bool, typer.Option("--csv", help="The rows as CSV, all columns and digits.")] = False
+    markdown: Annotated[bool, typer.Option("--markdown", help="The rows as a Markdown table.")] = False
 
 
 @grouped
@@ -34,6 +43,7 @@ def replay(
     policy_file: options.PolicyFiles = None,
     engine: options.Engine = "compiled",
     workers: Annotated[int, typer.Option(help="Replays at once.")] = WORKERS,
+    printed: Printed,
     as_json: Annotated[bool, typer.Option("--json", help="One configuration as one JSON document.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for one Parquet part per configuration.")] = None,
     events: Annotated[Path | None, typer.Option(help="Event log of one configuration (.parquet or .csv).")] = None,
@@ -51,6 +61,7 @@ def replay(
     called = _called(settings)
     configs = list(called)
     _one_only(configs, as_json, events)
+    _check_printed(printed, as_json)
     with keeping(lambda: _kept_in(out)), _progress(configs) as advance:
         outcomes = run_grid(opened, configs, workers, bool(events), done=advance, engine=engine)
         say_when_compiling()
@@ -62,7 +73,7 @@ def replay(
     if as_json:
         print(json.dumps(_document(opened, configs[0], outcomes[0]), indent=1))
         return
-    _report(opened, configs, outcomes, list(called.values()))
+    _report(opened, configs, outcomes, list(called.values()), printed)
     for path in filter(None, (out and out / "part-*.parquet", events)):
         say(f"wrote {path}")
 
@@ -87,6 +98,18 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
     if len(configs) > 1 and (as_json or events):
         option = "--json" if as_json else "--events"
         raise ConfigError(f"{option} takes one configuration, these lists make {len(configs)}; use --out DIR for many")
+
+
+def _check_printed(printed: Printed, as_json: bool) -> None:
+    """Raises ConfigError before anything is replayed."""
+    from analysis.ratios import RANKED
+    from results.errors import unknown
+    from simulator.errors import ConfigError
+
+    if printed.by not in RANKED:
+        raise unknown("ranking column", printed.by, RANKED)
+    if as_json + printed.csv + printed.markdown > 1:
+        raise ConfigError("--json, --csv and --markdown are three ways to print; give one")
 
 
 def _progress(configs: list[ReplayConfig]) -> Any:
@@ -126,14 +149,27 @@ def _document(trace: Trace, config: ReplayConfig, outcome: Outcome) -> dict[str,
     return result.to_json() | derived
 
 
-def _report(trace: Trace, configs: list[ReplayConfig], outcomes: list[Outcome], presets: list[str]) -> None:
+def _report(
+    trace: Trace, configs: list[ReplayConfig], outcomes: list[Outcome], presets: list[str], printed: Printed
+) -> None:
     from analysis.heading import heading
-    from analysis.ranking import ranking
-    from analysis.tables import table
+    from analysis.ranking import best_of_each, judged, ranking
+    from analysis.short import drawn
+    from analysis.tables import folded
     from simulator.bounds import remarks
 
     results = [result for result, _ in outcomes]
     rows = [result.to_json() | {"bounds": bound} for result, bound in outcomes]
     called = {result.about["identity"]: name for result, name in zip(results, presets, strict=True) if name}
-    show(*heading(trace, results))
-    show(table(ranking(rows, called=called)), *remarks(trace, configs))
+    shown = best_of_each(ranking(rows, printed.by, called), printed.top)
+    if printed.csv or printed.markdown:
+        _print_plain(shown, printed.csv)
+        return
+    show(*heading(trace, results), *drawn(shown), *map(folded, [*remarks(trace, configs), *judged(rows, called)]))
+
+
+def _print_plain(rows: Sequence[Mapping[str, Any]], as_csv: bool) -> None:
+    """For other programs: no heading, whole names."""
+    from analysis.tables import csv, markdown
+
+    print(csv(rows) if as_csv else markdown(rows))

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from commands.terminal import clock, say
+from commands.terminal import clock, rewrite, say
 
 if TYPE_CHECKING:
     from sweeps.dispatch import Standing
@@ -31,8 +31,7 @@ class Meter:
         self._said = time.monotonic()
         line = status(at)
         if self._terminal:
-            self._wide = max(self._wide, len(line))
-            print(f"\r{line:{self._wide}}", end="", file=sys.stderr, flush=True)
+            self._wide = rewrite(line, self._wide)
         else:
             say(line)
 

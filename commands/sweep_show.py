@@ -24,12 +24,14 @@ def sweep_show(
     group_by: Annotated[str, typer.Option(help="Comma list of settings: the mean of each group.")] = "",
     errors: Annotated[bool, typer.Option("--errors", help="The configurations without a result, and why.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="All rows as CSV.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="The rows as a Markdown table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All rows as JSON lines.")] = False,
 ) -> None:
     """Show what a sweep found: what varies, and the figures by which it can be ranked. SIMULATED."""
     from analysis.checks import columns, in_short, summary
-    from analysis.metrics import grouped, ranked
-    from analysis.tables import table
+    from analysis.metrics import grouped, judged, ranked
+    from analysis.short import drawn
+    from analysis.tables import folded, markdown
     from results import checks
     from results import read_sweep as sweeps
     from results.read import filtered, label_of
@@ -37,7 +39,7 @@ def sweep_show(
     from sweeps.store import place_of
 
     folder = place_of(results).local()
-    heading, checked = "error rows", []
+    heading, checked, best = "error rows", [], []
     if errors:
         rows = sweeps.errors(folder).select("identity", *POLICIES, "capacity", "error")
     else:
@@ -46,11 +48,13 @@ def sweep_show(
         ranking = ranked(frame, by)
         rows = grouped(frame, group_by.split(","), by) if group_by else columns(ranking, found)
         checked = summary([each for each in found if each.identity in set(ranking["identity"])], len(frame))
+        best = [] if group_by else judged(frame)
         heading = f"{label_of(frame)}: {len(frame):,} configurations, best {by} first"
     if as_csv or as_json:
         _print_all(rows, as_json)
         return
-    show(heading, table(in_short(rows.head(top).to_dicts())), *checked)
+    shown = in_short(rows.head(top).to_dicts())
+    show(*([markdown(shown)] if as_markdown else [heading, "", *drawn(shown), *map(folded, [*checked, *best])]))
     if len(rows) > top:
         say(f"{top} of {len(rows):,} rows; --top for more")
 

@@ -17,6 +17,15 @@ def say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
+def rewrite(line: str, before: int = 0) -> int:
+    """Write a line over the one on stderr's terminal, cut to its width; `before` and the answer are how long it is."""
+    from analysis.tables import width_of
+
+    cut = line[: width_of(sys.stderr) - 1]  # a full line would scroll
+    print(f"\r{cut:{min(before, width_of(sys.stderr) - 1)}}", end="", file=sys.stderr, flush=True)
+    return len(cut)
+
+
 def mute() -> None:
     """Discard what is still to be written on stdout: its reader is gone, or the disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,9 +57,6 @@ def say_when_compiling() -> None:
 
 
 def show(*parts: Any) -> None:
-    """Text and tables on stdout, as wide as the terminal."""
-    from analysis.tables import console
-
-    out = console()
+    """Text and tables on stdout."""
     for part in parts:
-        out.print(part)
+        print(part)

@@ -45,7 +45,7 @@ SETTINGS = (
     Setting(
         "passes",
         "recorded",
-        "Tokens of a pass: recorded, token, chunk:N, or batch:N for N requests at a time.",
+        "Tokens of a pass: recorded, token, chunk:N, decode:N (all from N on decoded), batch:N (requests at a time).",
         of_recording=True,
     ),
     Setting("reset", "never", "When the cache is emptied: never, request, or a number of tokens."),

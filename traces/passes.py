@@ -86,10 +86,19 @@ def parse_passes(text: str) -> Schedule:
 
 def one_by_one(trace: Trace, size: int) -> Passes:
     """One request after the other: its prompt in pieces of `size` tokens (0: whole), then one token per pass."""
+    return _in_turn(trace, np.asarray(trace.prompt_lengths), size)
+
+
+def decode(trace: Trace, size: int) -> Passes:
+    """One request after the other: its prompt, but at most `size` tokens of it, then one decoded token per pass."""
+    return _in_turn(trace, np.minimum(trace.prompt_lengths, size), 0)
+
+
+def _in_turn(trace: Trace, prompts: np.ndarray, size: int) -> Passes:
+    """One request after the other, with prompts of so many tokens, (R,), in pieces of `size` (0: whole)."""
     starts, requests, phases = [], [], []
-    for request in range(trace.requests):
+    for request, prompt in enumerate(prompts.tolist()):
         first, last = int(trace.request_offsets[request]), int(trace.request_offsets[request + 1])
-        prompt = int(trace.prompt_lengths[request])
         prefill = np.arange(first, first + prompt, size or max(prompt, 1))
         decode = np.arange(first + prompt, last)
         starts += [prefill, decode]
@@ -142,4 +151,4 @@ def _in_slots(passes: Sequence[int], size: int) -> tuple[np.ndarray, np.ndarray]
 
 #: Every schedule, by what `--passes` calls it; those of NUMBERED as `name:N`.
 NAMED: dict[str, Schedule] = {"recorded": partial(one_by_one, size=0), "token": partial(one_by_one, size=1)}
-NUMBERED: dict[str, Callable[..., Passes]] = {"chunk": one_by_one, "batch": batch}
+NUMBERED: dict[str, Callable[..., Passes]] = {"chunk": one_by_one, "decode": decode, "batch": batch}

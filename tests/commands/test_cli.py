@@ -209,7 +209,10 @@ REFUSALS = {
     "needs look-ahead": (["replay", "IDS", "--prefetch", "top_k", "--capacity", "50%"], "needs lookahead"),
     "needs weights": (["replay", "IDS", "--eviction", "score", "--capacity", "50%"], "needs weights"),
     "unknown contract": (["replay", "TRACE", "--contract", "loose"], "atomic"),
-    "unknown passes": (["replay", "TRACE", "--passes", "all"], "use recorded, token, chunk:N or batch:N, with N"),
+    "unknown passes": (
+        ["replay", "TRACE", "--passes", "all"],
+        "use recorded, token, chunk:N, decode:N or batch:N",
+    ),
     "unknown reset": (["replay", "TRACE", "--reset", "often"], "never, request or a number"),
     "unknown platform": (["replay", "TRACE", "--platform", "a100-5gb"], "did you mean a100-5gbps?"),
     "unknown engine": (["replay", "TRACE", "--engine", "warp"], "reference"),

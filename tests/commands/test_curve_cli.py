@@ -128,7 +128,7 @@ REFUSALS = {
     "unknown platform": (["TRACE", "--platform", "a100-5gb"], "did you mean a100-5gbps?"),
     "unknown engine": (["TRACE", "--engine", "warp"], "no engine called 'warp': choose from "),
     "unknown contract": (["TRACE", "--contract", "loose"], "atomic"),
-    "unknown passes": (["TRACE", "--passes", "all"], "use recorded, token, chunk:N or batch:N, with N"),
+    "unknown passes": (["TRACE", "--passes", "all"], "use recorded, token, chunk:N, decode:N or batch:N"),
     "unknown reset": (["TRACE", "--reset", "often"], "never, request or a number"),
     "unknown scope": (["TRACE", "--scope", "rack"], "per_layer"),
     "file in the way": (["TRACE", "--out", "FILE"], "cannot write"),

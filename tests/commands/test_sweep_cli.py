@@ -126,7 +126,9 @@ def test_error_rows_are_told_and_the_others_are_there(folder, tmp_path, capsys):
     assert said.count("less than one expert of 1,000") == 10  # five before, five after
     assert "and 1 more error rows" in said
     sweep_show(str(tmp_path), errors=True)
-    assert capsys.readouterr().out.count("0.1%") == 12  # the setting and the reason of each
+    shown = capsys.readouterr().out
+    assert shown.count("all: ") == 1 and shown.count("0.1%") == 2  # setting and reason, the same of all six
+    assert len(re.findall(r"^[0-9a-f]{8} ", shown, re.MULTILINE)) == 6
 
 
 def children(pid: int) -> list[int]:

@@ -75,6 +75,7 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             ),
             "--passes": (
                 "chunk:0",
+                "decode:0",
                 f"chunk:{LONG}",
                 "chunk:-1",
                 "chunk:99999999999999999999",

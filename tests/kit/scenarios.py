@@ -86,7 +86,7 @@ def _settings() -> st.SearchStrategy[dict[str, Any]]:
             "miss": st.sampled_from(MISSES),
             "routing": st.sampled_from(ROUTINGS),
             "contract": st.sampled_from(CONTRACTS),
-            "passes": st.sampled_from(("recorded", "token", "chunk:2")),
+            "passes": st.sampled_from(("recorded", "token", "chunk:2", "decode:2")),
             "reset": st.sampled_from(("never", "request", "3")),
             "prefetch_at": st.sampled_from(("gate", "after_demand")),
             "prefetch_admission": st.sampled_from(("evict", "free_only")),

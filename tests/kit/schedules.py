@@ -17,6 +17,8 @@ def laid(lengths: Lengths, passes: str) -> list[list[Row]]:
     name, _, number = passes.partition(":")
     if name == "batch":
         return in_slots(lengths, int(number))
+    if name == "decode":
+        return laid([(min(prompt, int(number)), tokens) for prompt, tokens in lengths], "recorded")
     size = {"recorded": 0, "token": 1}.get(name, int(number or 0))
     return [rows for request in range(len(lengths)) for rows in _alone(lengths, request, size)]
 

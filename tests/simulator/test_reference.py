@@ -257,6 +257,15 @@ def test_chunks_cut_the_prompt_and_leave_decoding_alone() -> None:
     assert [outcome.requests[0][name] for name in ("ttft_ns", "decode_ns", "decode_passes")] == [35, 20, 2]
 
 
+def test_text_of_one_pass_counts_as_decoded_from_a_position_on() -> None:
+    # 5 prompt tokens, the last 3 of which are decoded one per pass, as the two that were recorded as decoded
+    rows = tokens(*([[e]] for e in (0, 1, 2, 3, 4, 0, 1)))
+    source = ListSource(sizes(1, 5, 1), [Prompted(rows, prompt=5)], "decode:2")
+    outcome = replay_lists(source, 5, machine(dense_ns=10))
+    assert [row["accesses"] for row in outcome.layers] == [2, 5]
+    assert [outcome.requests[0][name] for name in ("ttft_ns", "decode_ns", "decode_passes")] == [12, 53, 5]
+
+
 @CONTRACTS
 def test_a_pass_that_routes_nothing_spends_its_dense_part_only(contract: str) -> None:
     outcome = replay_lists(decode([[-1, -1], [-1, -1]]), 2, SLOW, contract=contract)

@@ -23,7 +23,7 @@ from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 from traces.writer import write_trace
 
 LAYERS, EXPERTS, K = 2, 6, 3
-SCHEDULES = ["recorded", "token", "chunk:2", "batch:1", "batch:2", "batch:3"]
+SCHEDULES = ["recorded", "token", "chunk:2", "decode:2", "batch:1", "batch:2", "batch:3"]
 HEADER = Header(geometry=Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(1, 1)), lookahead_depth=1)
 searched = settings(max_examples=60, deadline=None, derandomize=True)
 
