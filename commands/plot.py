@@ -45,8 +45,13 @@ def plot(
     for name, each in drawn.figures:
         for path in save(each, folder / name):
             say(f"wrote {path}")
-    for name, why in drawn.left_out.items():
-        say(f"left out: {name}: {why}")
+    say_left_out(drawn)
+
+
+def say_left_out(drawn: Drawn) -> None:
+    """A line for every reason, with the figures that it concerns."""
+    for why in dict.fromkeys(drawn.left_out.values()):
+        say(f"left out: {', '.join(name for name, said in drawn.left_out.items() if said == why)}: {why}")
 
 
 def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str]) -> Drawn:

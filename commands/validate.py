@@ -219,6 +219,7 @@ def _write(out: Path, found: Sequence[Comparison]) -> None:
     """The comparison as Parquet, and every figure that it allows."""
     from analysis.figures import draw_all, save
     from analysis.validation_rows import to_frame
+    from commands.plot import say_left_out
     from results.errors import ResultError
     from results.validation import FILE
     from results.write import write_frame
@@ -229,8 +230,7 @@ def _write(out: Path, found: Sequence[Comparison]) -> None:
     try:
         drawn = draw_all(frame)
         paths += [path for name, figure in drawn.figures for path in save(figure, out / "figures" / name)]
-        for name, why in drawn.left_out.items():
-            say(f"left out: {name}: {why}")
+        say_left_out(drawn)
     except ResultError as refusal:
         say(f"note: {refusal}")
     for path in paths:

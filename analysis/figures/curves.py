@@ -25,7 +25,7 @@ GAPS = (
     "At every capacity: each whole number of experts, from one pass over the demand (stack distances). A gap: the "
     "capacity holds less than a step demands, so that a machine's times decide."
 )
-NOTE = f"{GAPS} Prefill and decode together; nothing is prefetched. Capacity: of all expert bytes."
+NOTE = f"{GAPS} Passes of either phase count; nothing is prefetched. Capacity: of all expert bytes."
 
 
 def draw(curves: pl.DataFrame) -> Figure:

@@ -15,9 +15,9 @@ from analysis.figures.sheet import DPI, LETTER
 from analysis.palette import INK, MUTED, Look
 
 MARKERS = 16  #: about so many per line
-MOST_TICKS = 12
+MOST_TICKS, MOST_STEPS = 12, 6  #: of an axis of capacities, and of a percent axis
 LOG_FROM = 10  #: ratio of the largest to the smallest value from which an axis is logarithmic
-TICK_ROOM = 0.32  #: inches between ticks of a percent axis, at least
+TICK_ROOM = 0.29  #: inches between ticks of a percent axis, at least
 NEARLY = 0.4  #: part of a step by which such an axis may be longer, to end on a tick
 RING: dict[str, Any] = {
     "linestyle": "none",
@@ -85,17 +85,18 @@ def apart(values: list[float], scale: Callable[[float], float], ends: Sequence[f
 def from_zero(axes: Axes, highest: float) -> None:
     """A percent axis from zero with room above the highest value; a tick that is nearly reached is shown."""
     end = highest * 1.06 if highest > 0 else 0.05
-    step = _step(end, max(2, int(axes.bbox.height / DPI / TICK_ROOM)))
+    room = int(axes.bbox.height / DPI / TICK_ROOM)
+    step = _step(highest or end, min(max(2, room), MOST_STEPS))
     count = min(math.floor(end / step + NEARLY), round(1 / step))  # no ratio is above 100 %
     axes.set_ylim(0, max(end, count * step))
     axes.set_yticks([step * number for number in range(count + 1)])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
 
 
-def _step(end: float, most: int) -> float:
+def _step(highest: float, most: int) -> float:
     """The smallest of 1, 2, 5, 10, 20, ... that needs no more than `most` steps."""
-    power = math.floor(math.log10(end / most))
-    return next(step for step in (factor * 10.0**power for factor in (1, 2, 5, 10)) if end / step <= most)
+    power = math.floor(math.log10(highest / most))
+    return next(step for step in (factor * 10.0**power for factor in (1, 2, 5, 10)) if highest / step <= most)
 
 
 def axis_name(name: str, logarithmic: bool) -> str:

@@ -73,8 +73,8 @@ def _note() -> str:
     misses = COUNTERS["misses"].definition.partition(";")[0]
     return (
         f"Miss rate: {misses}, per access. Replayed: the baseline recording under the same policies, "
-        "capacity and times. Policies that change the model's output are replayed open loop. Prefill and decode "
-        "together."
+        "capacity and times. Policies that change the model's output are replayed open loop. Passes of either "
+        "phase count, prefill and decode."
     )
 
 

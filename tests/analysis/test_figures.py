@@ -10,10 +10,8 @@ from itertools import product
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import polars as pl
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -29,6 +27,7 @@ from results.read import layers, only, runs
 from results.result import Row
 from results.write import to_frame
 from simulator.config import ReplayConfig
+from tests.kit.drawn import drawn, legend, renamed, texts
 from tests.kit.tiny_runs import by_hand, frame_of, replayed, small_trace, written_to
 from traces.schema import Geometry
 
@@ -43,24 +42,6 @@ def frame() -> pl.DataFrame:
 @pytest.fixture(scope="module")
 def single(frame: pl.DataFrame) -> pl.DataFrame:
     return only(frame, prefetch="top_k", capacity="25%")
-
-
-def texts(figure: Figure) -> list[str]:
-    return [text.get_text().replace("\N{NO-BREAK SPACE}", " ") for text in figure.texts]
-
-
-def note(figure: Figure) -> str:
-    """What stands below the panels, whose lines are written from the last to the first."""
-    return " ".join(reversed(texts(figure)))
-
-
-def drawn(axes: Axes) -> dict[str, list[float]]:
-    """Label of each line -> its y values."""
-    return {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()}
-
-
-def legend(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def refusal(name: str, frame: pl.DataFrame, **options: str) -> str:
@@ -101,71 +82,11 @@ def test_legends_follow_the_order_of_the_catalogue() -> None:
 # Contents
 
 
-def test_collisions_of_both_phases_are_drawn_as_counted(single: pl.DataFrame) -> None:
-    (axes,) = draw("collisions_by_layer", single, phase="both").axes
-    sums = layers(single).group_by("eviction", "layer").agg(pl.col("collisions", "misses").sum()).sort("layer")
-    assert set(drawn(axes)) == set(EVICTIONS)
-    for name, values in drawn(axes).items():
-        rows = sums.filter(pl.col("eviction") == name)
-        assert values == (rows["collisions"] / rows["misses"]).to_list()
-
-
 def test_collisions_of_one_phase_per_access(single: pl.DataFrame) -> None:
     (axes,) = draw("collisions_by_layer", single, per="access").axes
     cells = layers(single).filter(pl.col("phase") == "decode", pl.col("eviction") == "lru").sort("layer")
     assert drawn(axes)["lru"] == (cells["collisions"] / cells["accesses"]).to_list()
     assert sum(drawn(axes)["lru"]) > 0
-
-
-@pytest.mark.parametrize(("name", "phase"), [("collisions_by_layer", "decode"), ("collisions_in_prefill", "prefill")])
-def test_each_phase_has_a_figure_that_names_it(single: pl.DataFrame, name: str, phase: str) -> None:
-    figure = draw(name, single)
-    cells = layers(single).filter(pl.col("phase") == phase, pl.col("eviction") == "lru").sort("layer")
-    assert drawn(figure.axes[0])["lru"] == (cells["collisions"] / cells["misses"]).to_list()
-    assert texts(figure)[0] == f"Collisions per miss by layer, {phase}"
-    assert any(text.startswith(f"{phase.capitalize()} passes alone") for text in texts(figure))
-
-
-@pytest.mark.parametrize("name", ["misses", "hit_rate_by_capacity"])
-def test_totals_say_which_phases_they_cover(frame: pl.DataFrame, name: str) -> None:
-    assert "Prefill and decode together." in note(draw(name, frame))
-    parts = [by_hand({"misses": 4}, [{"layer": 0}], capacity=f"{at}%") for at in (5, 25)]
-    alone = pl.concat(renamed(part, "lru") for part in parts)
-    assert "Decode only: no prompt was replayed." in note(draw(name, alone))
-
-
-def test_tpot_and_tokens_per_second_are_drawn_as_counted(frame: pl.DataFrame) -> None:
-    figure = draw("tpot_by_capacity", only(frame, prefetch="none"))
-    table = measured(only(frame, prefetch="none")).sort("capacity")
-    assert {"TPOT, ms", "tokens/s, of one request"} <= set(texts(figure))
-    for axes, metric in zip(figure.axes, ("tpot_ms", "tokens_per_s"), strict=True):
-        for name in EVICTIONS:
-            assert drawn(axes)[name] == table.filter(pl.col("eviction") == name)[metric].to_list()
-        assert axes.get_ylim()[0] == 0
-
-
-def test_rows_of_tpot_share_a_scale_and_columns_do_not(frame: pl.DataFrame) -> None:
-    above, beside, below, _ = draw("tpot_by_capacity", frame).axes
-    assert above.get_ylim() == below.get_ylim() != beside.get_ylim()
-    assert above.get_xlim() == beside.get_xlim()
-
-
-@pytest.mark.parametrize(
-    ("highest", "labels"),
-    [
-        (0.62, ["0%", "20%", "40%", "60%"]),
-        (0.88, ["0%", "20%", "40%", "60%", "80%", "100%"]),
-        (1.0, ["0%", "20%", "40%", "60%", "80%", "100%"]),
-        (0.031, ["0%", "1%", "2%", "3%"]),
-        (0.0004, ["0%", "0.01%", "0.02%", "0.03%", "0.04%"]),
-    ],
-)
-def test_percent_axes_have_round_ticks(highest: float, labels: list[str]) -> None:
-    cells = [{"layer": layer, "misses": 10_000, "collisions": round(highest * 10_000 * layer)} for layer in (0, 1)]
-    twice = pl.concat([by_hand({}, cells, capacity=f"{at}%") for at in (5, 25)])
-    axes = draw("collisions_by_layer", twice).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == labels
-    assert axes.get_ylim()[1] >= highest
 
 
 def test_a_layer_without_misses_is_a_gap() -> None:
@@ -209,22 +130,6 @@ def test_without_bounds_none_are_drawn() -> None:
     unbounded = to_frame(results, [None, None])
     assert legend(draw("hit_rate_by_capacity", unbounded)) == ["lru"]
     assert legend(draw("misses", unbounded)) == ["compulsory", "capacity", "collision"]
-
-
-def test_a_wide_range_of_capacities_is_logarithmic() -> None:
-    wide = frame_of(small_trace(), eviction=["lru"], capacity=["5%", "60%"])
-    for name in ("hit_rate_by_capacity", "ttft_by_capacity", "tpot_by_capacity"):
-        figure = draw(name, wide)
-        axes = figure.axes[0]
-        assert (axes.get_xscale(), [label.get_text() for label in axes.get_xticklabels()]) == ("log", ["5%", "60%"])
-        assert "capacity (log)" in texts(figure)
-
-
-def test_an_axis_says_that_it_is_logarithmic_only_where_it_is(frame: pl.DataFrame) -> None:
-    for name in FIGURES:
-        figure = draw(name, frame)
-        logarithmic = any("log" in (axes.get_xscale(), axes.get_yscale()) for axes in figure.axes)
-        assert logarithmic == any("(log)" in text for text in texts(figure)), name
 
 
 # Pages
@@ -280,15 +185,6 @@ def many() -> pl.DataFrame:
     cells = both_phases([{"layer": layer, "misses": 7 + layer, "collisions": layer % 5} for layer in range(61)])
     base = pl.concat([by_hand({"misses": 99, "capacity": 99}, cells, TIMED, capacity=f"{c}%") for c in (1, 5, 25, 50)])
     return pl.concat([renamed(base, name) for name in names])
-
-
-def renamed(frame: pl.DataFrame, eviction: str) -> pl.DataFrame:
-    identity = pl.concat_str(pl.col("about").struct.field("identity"), pl.lit(eviction))
-    forms = pl.concat_str(pl.col("config").struct.field("capacity"), pl.lit(" = much"))
-    return frame.with_columns(
-        pl.col("config").struct.with_fields(eviction=pl.lit(eviction)),
-        pl.col("about").struct.with_fields(identity=identity, capacity_forms=forms),
-    )
 
 
 def tiny() -> pl.DataFrame:
@@ -349,25 +245,6 @@ def test_without_names_all_that_can_be_drawn_is_drawn(frame: pl.DataFrame, singl
     reason = "needs two capacities or more, found 25%; replay several, for example --capacity 1%,5%,25%"
     assert few.left_out == {f"{name}_by_capacity": reason for name in ("hit_rate", "ttft", "tpot")}
     assert [name for name, _ in draw_all(frame, ["misses"]).figures] == ["misses"]
-
-
-def test_what_has_one_phase_only_leaves_the_figures_of_the_other_out() -> None:
-    times = {"prefill": {"ttft_ns": 5}, "decode": {"decode_ns": 5, "decode_passes": 1}}
-    rows = {
-        phase: pl.concat(
-            renamed(by_hand({}, [{"layer": 0, "phase": phase, "misses": 2}], [time], capacity=f"{at}%"), "lru")
-            for at in (5, 25)
-        )
-        for phase, time in times.items()
-    }
-    assert {name: why.partition(";")[0] for name, why in draw_all(rows["prefill"]).left_out.items()} == {
-        "collisions_by_layer": "no pass decodes",
-        "tpot_by_capacity": "no pass decodes, so that there is no TPOT",
-    }
-    assert {name: why.partition(";")[0] for name, why in draw_all(rows["decode"]).left_out.items()} == {
-        "collisions_in_prefill": "no pass is a prompt's",
-        "ttft_by_capacity": "no request has a prompt, so that none has a TTFT",
-    }
 
 
 def test_a_figure_asked_for_by_name_is_never_left_out(single: pl.DataFrame) -> None:

@@ -158,7 +158,7 @@ def test_plot_says_what_it_left_out_and_what_would_draw_it(small, tmp_path):
     need = "needs two capacities or more, found 30%; replay several, for example --capacity 1%,5%,25%"
     curve = f"moereplay curve TRACE --scope per_layer --out {tmp_path}"
     assert said == [
-        *(f"{name}_by_capacity: {need}" for name in ("hit_rate", "ttft", "tpot")),
+        f"hit_rate_by_capacity, ttft_by_capacity, tpot_by_capacity: {need}",
         f"curves: no curve in {tmp_path}; make some with: {curve}",
     ]
     asked = moereplay("plot", tmp_path, "--figure", "misses")
