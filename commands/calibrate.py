@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from commands.groups import grouped
-from commands.terminal import say, show
+from commands.terminal import STDOUT, say, show
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from calibration.fitting import Fitted
     from calibration.prediction import Prediction
     from simulator.platform import Platform
@@ -55,7 +57,10 @@ def calibrate(
         list[str] | None, typer.Option(help="Of a folder: cells to fit on, a pattern; again for more.")
     ] = None,
     base: Annotated[str, typer.Option(help="Platform whose other figures are kept.")] = "phone-ufs4",
-    out: Annotated[Path | None, typer.Option(help="Write the calibrated platform (.toml).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the calibrated platform (.toml); - is standard output, without the tables."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     logs: OfLogs,
     here: Here,
@@ -69,7 +74,9 @@ def calibrate(
     from simulator.errors import ConfigError
     from simulator.platform_files import as_toml, platform
 
-    if out:
+    if out == STDOUT and as_json:
+        raise ConfigError("--out - and --json both write to standard output; leave one of them out")
+    if out and out != STDOUT:
         check_output(out)
     if here.slow_tier:
         if sources or fit:
@@ -86,7 +93,9 @@ def calibrate(
     machine = platform(base)
     found, held, more = _of_folder(sources[0], fit or [], machine) if fit else _of_logs(sources, logs, machine)
     if out:
-        out.write_text(as_toml(found.platform), "utf-8")
+        _write(out, as_toml(found.platform), found.warnings)
+    if out == STDOUT:
+        return
     if as_json:
         print(json.dumps(document(found, held) | more, indent=1))
     else:
@@ -120,10 +129,22 @@ def _measure_here(here: Here, slow_tier: str, about: OfLogs, out: Path | None, a
             said = about_of(described(device), kind_of(slow_tier), throttle)
             found = calibrate(bench, geometry, said, Path(folder), done)
     if out:
-        out.write_text(as_toml(found.fitted.platform), "utf-8")
+        _write(out, as_toml(found.fitted.platform), found.fitted.warnings)
+    if out == STDOUT:
+        return
     _show_here(document(found, described(device)), as_json)
     if out:
         say(f"wrote {out}: give it as --platform")
+
+
+def _write(out: Path, toml: str, warnings: Sequence[str]) -> None:
+    """The platform, into a file, or on standard output, beside which no table has the warnings."""
+    if out == STDOUT:
+        for each in warnings:
+            say(f"warning: {each}")
+        print(toml, end="")
+    else:
+        out.write_text(toml, "utf-8")
 
 
 def _measured_geometry(model: str | None, layers: int) -> Geometry:

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from traces.schema import Trace
 
 
+#: A file of this name is standard output, where a verb writes one text.
+STDOUT = Path("-")
+
+
 def say(line: str) -> None:
     """Print one line to stderr: stdout is for results."""
     print(line, file=sys.stderr)

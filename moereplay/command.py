@@ -34,9 +34,12 @@ LONGEST = 1000  #: characters of a message
 
 def application() -> typer.Typer:
     """The command with all its verbs, some of them in groups."""
-    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(options)
-    groups = {name: typer.Typer(help=about, no_args_is_help=True) for name, about in commands.GROUPS.items()}
+    groups = {
+        name: typer.Typer(help=about, no_args_is_help=True, add_completion=False)
+        for name, about in commands.GROUPS.items()
+    }
     for name, group in groups.items():
         app.add_typer(group, name=name)
     for name, verb in VERBS.items():
@@ -46,8 +49,21 @@ def application() -> typer.Typer:
     return app
 
 
+def _say_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from moereplay import __version__
+    from simulator.config import SEMANTICS_VERSION
+
+    print(f"moereplay {__version__}, semantics {SEMANTICS_VERSION}")
+    raise typer.Exit
+
+
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (anywhere on the line).")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Of the package and of semantics.")
+    ] = False,
 ) -> None:
     """Replay the expert routing of Mixture-of-Experts models against modelled caches, links and policies."""
 
