@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.tables import Share, table
+from analysis.tables import Share, folded, table
 
 #: Columns of a ranking by their heads; the whole names are in files, --csv and --json.
 HEADS = {
@@ -33,7 +33,8 @@ DIGITS = 8  #: of an identity
 def drawn(rows: Sequence[Mapping[str, Any]], width: int = 0) -> list[str]:
     """A ranking as a table, and its legend."""
     legend = LEGEND if rows and "belady_hit_rate" in rows[0] else ()
-    return [table([_short(row) for row in rows], spare=SPARE, width=width), *legend]
+    shown = table([_short(row) for row in rows], spare=SPARE, width=width)
+    return [shown, *(folded(line, width) for line in legend)]
 
 
 def _short(row: Mapping[str, Any]) -> dict[str, object]:

@@ -13,11 +13,11 @@ from analysis.statistics import Pairs, uncertainty
 from analysis.tables import cell
 
 #: What two configurations have alike when one of them is called the second: policies are compared, not machines.
-ALIKE = ("model", "trace", "platform", "capacity")
+ALIKE = ("model", "trace", "passes", "platform", "capacity")
 SHOWN_TIED = 3
 NO_TPOT = (
-    "no TPOT, no tokens/s: no pass decodes a token, as with text recorded in one pass.",
-    "--passes decode:N replays the tokens from position N on as decoded, one per pass",
+    "no TPOT, no tokens/s where no pass decodes, as of text recorded in one pass:",
+    "  --passes decode:N takes the tokens from position N on as decoded, one per pass",
 )
 
 
@@ -88,8 +88,8 @@ def _line(figure: _Figure, entries: Sequence[Entry], names: Sequence[str]) -> st
 
 
 def _second(first: Entry, known: Sequence[Entry]) -> Entry | None:
-    """The next best that differs in its policies alone, or else of the same trace."""
-    for alike in (ALIKE, ALIKE[:2]):
+    """The next best of the same machine and capacity, or else of the same passes, or of the same trace."""
+    for alike in (ALIKE, ALIKE[:3], ALIKE[:2]):
         ours = [first.settings.get(name) for name in alike]
         for entry in known[1:]:
             if [entry.settings.get(name) for name in alike] == ours:
@@ -104,7 +104,7 @@ def _compared(figure: _Figure, first: Entry, second: Entry, names: Sequence[str]
     said = f", {figure.more(more, below)} more than {_called(second, apart)} (second)"
     pairs = _paired(figure, first, second)
     if not pairs:
-        return f"{said}; requests were not kept, so no telling how sure"
+        return f"{said}; no telling how sure: `requests = true` keeps requests"
     count = len(pairs[0])
     if count == 1:
         return f"{said}; one request, so no telling how sure"

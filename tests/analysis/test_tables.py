@@ -128,6 +128,11 @@ def test_the_second_has_the_same_capacity_where_there_is_one() -> None:
     assert "100% more than capacity 5% (second)" in lines([small, large], ["capacity"])[0]
 
 
+def test_requests_that_a_sweep_did_not_keep_are_asked_for() -> None:
+    kept, left_out = entry("lru", [(10**9, 90)]), entry("fifo", [(2 * 10**9, 40)])._replace(requests=list)
+    assert lines([kept, left_out], NAMES)[0].endswith("(second); no telling how sure: `requests = true` keeps requests")
+
+
 def test_without_decode_passes_it_says_what_to_type() -> None:
     assert "--passes decode:N" in lines([entry("lru", [(0, 5)])], NAMES)[1]
 

@@ -303,3 +303,12 @@ def test_elsewhere_a_line_comes_now_and_then(capsys, monkeypatch):
         "2/9 requests, 1,000 tokens/s, 0:00:07 left",
         "4/9 requests, 1,000 tokens/s, 0:00:05 left",
     ]
+
+
+def test_the_line_is_cut_to_the_width_of_the_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    meter = Meter()
+    meter.show(Progress(1, 4, 0, 100, 90.0))
+    meter.close()
+    assert capsys.readouterr().err == "\r1/4 requests, 1 tok\n"
