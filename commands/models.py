@@ -9,6 +9,10 @@ import typer
 from commands.terminal import show
 
 
+LISTED = ("model", "layers", "experts", "k", "shared", "MiB per expert")
+MORE = "router, context, bytes by precision and sources of one: moereplay models NAME"
+
+
 def models(name: Annotated[str | None, typer.Argument(help="Show one model's geometry and sources.")] = None) -> None:
     """List the models whose geometry is known, or show one."""
     from analysis.tables import table
@@ -17,4 +21,5 @@ def models(name: Annotated[str | None, typer.Argument(help="Show one model's geo
     if name:
         print(known(name).model_dump_json(indent=1))
         return
-    show(table([model.row() for model in MODELS.values()]))
+    show(table([{column: model.row()[column] for column in LISTED} for model in MODELS.values()]))
+    show(MORE)

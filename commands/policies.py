@@ -10,6 +10,10 @@ from commands import options
 from commands.terminal import show
 
 
+LISTED = ("kind", "policy", "what")
+MORE = "parameters, needs and source of one: moereplay policies NAME; of all: --markdown"
+
+
 def policies(
     name: Annotated[str | None, typer.Argument(help="Explain one policy.")] = None,
     policy_file: options.PolicyFiles = None,
@@ -25,7 +29,8 @@ def policies(
         print(as_markdown())
         return
     if name is None:
-        show(table(rows()))
+        show(table([{column: row[column] for column in LISTED} for row in rows()]))
+        show(MORE)
         return
     for policy in named(name):
         width = max(len(heading) for heading, _ in explain(policy))

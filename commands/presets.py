@@ -9,6 +9,10 @@ import typer
 from commands.terminal import show
 
 
+LISTED = ("preset", "what")
+MORE = "policies, capacity, platform and sources of one: moereplay presets NAME"
+
+
 def presets(name: Annotated[str | None, typer.Argument(help="Explain one preset.")] = None) -> None:
     """List the presets of `replay --preset`, or explain one: values, sources, and what was assumed."""
     from analysis.tables import table
@@ -17,4 +21,5 @@ def presets(name: Annotated[str | None, typer.Argument(help="Explain one preset.
     if name:
         show(*explain(preset(name)))
         return
-    show(table([preset(known).row() for known in NAMES]))
+    show(table([{column: preset(known).row()[column] for column in LISTED} for known in NAMES]))
+    show(MORE)
