@@ -8,7 +8,6 @@ import typer
 
 from commands.terminal import show
 
-
 LISTED = ("model", "layers", "experts", "k", "shared", "MiB per expert")
 MORE = "router, context, bytes by precision and sources of one: moereplay models NAME"
 

@@ -9,7 +9,6 @@ import typer
 from commands import options
 from commands.terminal import show
 
-
 LISTED = ("kind", "policy", "what")
 MORE = "parameters, needs and source of one: moereplay policies NAME; of all: --markdown"
 

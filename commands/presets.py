@@ -8,7 +8,6 @@ import typer
 
 from commands.terminal import show
 
-
 LISTED = ("preset", "what")
 MORE = "policies, capacity, platform and sources of one: moereplay presets NAME"
 
