@@ -50,11 +50,12 @@ class Placement(NamedTuple):
 
     def located(self, model: str) -> Folder:
         """The checkpoint of `model`, checked as far as torch is not needed. Raises RecordError."""
-        from tracegen.folder import located
+        from tracegen.folder import check_revision, located
         from tracegen.placement import check_device, check_placement
 
         check_device(self.device)
         check_placement(self.dtype, self.device_map, self.quantise)
+        check_revision(model, self.revision)
         return located(model, self.revision)
 
     def loaded(self, model: str, folder: Folder) -> Loaded:

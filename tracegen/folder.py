@@ -36,14 +36,18 @@ class Folder(NamedTuple):
     revision: str  #: the hub's commit; empty for a local folder
 
 
+def check_revision(source: str, revision: str | None) -> None:
+    """Raises RecordError for the revision of what has none."""
+    if revision and (source == "miniature" or Path(source).expanduser().is_dir()):
+        raise RecordError(f"--revision {revision}: only a Hugging Face id has revisions; leave it out for {source}")
+
+
 def locate(source: str, revision: str | None = None) -> Folder:
     """`miniature`, a local folder or a Hugging Face id, fetched into the hub's cache if it is not there yet.
 
     Raises RecordError if it is none of these, or the hub refuses it or cannot be reached.
     """
     path = Path(source).expanduser()
-    if revision and (source == "miniature" or path.is_dir()):
-        raise RecordError(f"--revision {revision}: only a Hugging Face id has revisions; leave it out for {source}")
     if source == "miniature":
         return _bundled()
     if path.is_dir():
