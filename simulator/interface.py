@@ -43,6 +43,12 @@ class RunSpec:
     lower: tuple[int, ...] = ()  #: bytes of each tier between the fast and the slow one, from the top down
 
     @cached_property
+    def warm(self) -> list[int]:
+        """Copies that are in the fast tier from the start, of the most precise tier."""
+        experts, precisions = self.layout.geometry.experts, self.layout.precisions
+        return [(layer * experts + expert) * precisions for layer, expert in self.config.warm]
+
+    @cached_property
     def chosen(self) -> PolicySet:
         """The four policies, parsed once for the whole run."""
         return self.config.policy_set()

@@ -17,6 +17,8 @@ from simulator.reference.machine import Machine
 from simulator.reference.placement import Unobserved
 from simulator.steps import run
 
+OF_LINK = ("evict", "transfer")  #: what the link does; compute does the rest
+
 
 class TimingMattersError(ConfigError):
     """The engine would have decided otherwise, because of what ended when."""
@@ -153,6 +155,8 @@ class Script:
         asked.compare(engine.begin(self._began))
         for ended in self._ended:
             asked.take(ended)
+        if not engine.is_over:
+            raise TimingMattersError("the engine has more to do than its replay; use --decisions compiled")
         for y, elapsed in self._abandoned:
             engine.abandoned(y, elapsed)
         return engine.close()
@@ -205,9 +209,6 @@ class _Asked:
             self._at[of_link] = at + 1
             if due.line in self._ends:
                 self._engine.note_end(each.line, self._ends[due.line])
-
-
-OF_LINK = ("evict", "transfer")
 
 
 def entries(kept: Sequence[Kept]) -> tuple[list[Entry], list[Entry]]:

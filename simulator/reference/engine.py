@@ -80,7 +80,7 @@ class Engine:
         machine = machine or simulated(spec.times, spec.layout.precisions)
         self.env = machine.env
         self.finished = Bell(self.env)
-        self._config, self._layout = config, spec.layout
+        self._config, self._warm = config, spec.warm
         self._counters = Counters(spec.layout.geometry.layers)
         self._tables = Tables(spec.layout, spec.pools, oracle_of(source, config, chosen.eviction), config.seed)
         self._log = EventLog(self.env, self._tables, spec.log)
@@ -133,9 +133,8 @@ class Engine:
 
     def warm_up(self) -> None:
         """What is resident before the first pass."""
-        geometry = self._layout.geometry
-        for layer, expert in self._config.warm:
-            self._cache.warm((layer * geometry.experts + expert) * self._layout.precisions)
+        for y in self._warm:
+            self._cache.warm(y)
 
     def _reset_due(self, requests: set[int]) -> bool:
         """`request`: before a pass that has no request in common with the pass before."""

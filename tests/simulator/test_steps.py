@@ -41,11 +41,6 @@ def spec_for(scenario: Scenario, **times: Any) -> RunSpec:
     return spec
 
 
-def copies(spec: RunSpec) -> list[int]:
-    layout = spec.layout
-    return [(layer * layout.geometry.experts + expert) * layout.precisions for layer, expert in spec.config.warm]
-
-
 def on(spec: RunSpec) -> Machine:
     return simulated(spec.times, spec.layout.precisions)
 
@@ -64,7 +59,7 @@ def same(ours: Outcome, theirs: Outcome) -> bool:
 def test_in_steps_the_engine_does_what_it_does_whole(scenario: Scenario) -> None:
     spec = spec_for(scenario)
     whole = outcome_of(compiled_run(scenario.source, spec))
-    steps = outcome_of(run(Stepper.of_source(scenario.source, spec), on(spec), Unobserved(), copies(spec)))
+    steps = outcome_of(run(Stepper.of_source(scenario.source, spec), on(spec), Unobserved(), spec.warm))
     assert steps.events == whole.events and same(steps, whole)
 
 
@@ -76,11 +71,11 @@ def test_without_prefetch_a_script_holds_on_any_machine(
     spec = spec_for(scenario, depth=1)
     engine: Callable[[], Stepper] = lambda: Stepper.of_source(scenario.source, spec)  # noqa: E731
     whole = outcome_of(compiled_run(scenario.source, spec))
-    scripted = outcome_of(run(script_of(engine, on(spec), copies(spec)), on(spec), Unobserved(), copies(spec)))
+    scripted = outcome_of(run(script_of(engine, on(spec), spec.warm), on(spec), Unobserved(), spec.warm))
     assert sorted(map(str, scripted.events)) == sorted(map(str, whole.events)) and same(scripted, whole)
     other = spec_for(scenario, depth=1, dense_ns=dense_ns, expert_ns=expert_ns, bytes_per_ns=rate)
-    elsewhere = script_of(engine, on(spec), copies(spec))
-    there = outcome_of(run(elsewhere, on(other), Unobserved(), copies(spec)))
+    elsewhere = script_of(engine, on(spec), spec.warm)
+    there = outcome_of(run(elsewhere, on(other), Unobserved(), spec.warm))
     assert there.totals == outcome_of(compiled_run(scenario.source, other)).totals
 
 
@@ -142,7 +137,7 @@ def test_copies_are_placed_where_the_reference_places_them(scenario: Scenario) -
 
     spec = spec_for(scenario)
     ours, theirs = Seats(), Seats()
-    run(Stepper.of_source(scenario.source, spec), on(spec), ours, copies(spec))
+    run(Stepper.of_source(scenario.source, spec), on(spec), ours, spec.warm)
     reference(scenario.source, spec, on(spec), theirs)
     assert ours.there.keys() == theirs.there.keys() and ours.most == theirs.most
 

@@ -222,7 +222,7 @@ class Emulation:
         return None if self._transfers is None else partial(self._served, self._transfers)
 
     def _served(self, transfers: Transfers, module: nn.Module, hidden: Tensor, ids: Tensor) -> Mapping[int, Tensor]:
-        """The step's experts, computed from slots as they come; then it has told what every token runs."""
+        """The step's experts, computed from slots as they come; then the engine has said what every token runs."""
         states = transfers.serve(self._engine, module, hidden, ids)
         assert self._gates.verdict is not None
         self._keep(self._next - 1, self._gates.verdict)

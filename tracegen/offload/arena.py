@@ -14,7 +14,7 @@ from tracegen.offload.experts import PAGE
 
 
 class Arena:
-    """Slots of memory of a device, each as large as the largest expert."""
+    """Slots of memory of a device, each as large as a copy."""
 
     def __init__(self, slots: int, size: int, device: str) -> None:
         """`size` bytes each, rounded up to pages. On a CPU every page is touched once, now."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from results.checks import side_of
 from results.result import Event
 from tracegen.offload.bench import Ran
 from tracegen.offload.study import Cell, Measurement
@@ -21,16 +22,8 @@ COUNTED = ("hits", "late", "misses")
 
 def figures(ran: Ran) -> dict[str, float | int | None]:
     """Times in milliseconds and bytes, the last two per pass, and counts, of one run."""
-    totals, requests, passes = ran.result.totals, ran.result.per_request, len(ran.pass_ns)
-    ttft = [row["ttft_ns"] for row in requests if row["ttft_ns"] is not None]
-    decoded = sum(row["decode_passes"] for row in requests)
-    return {
-        "ttft_ms": fmean(ttft) / MS if ttft else None,
-        "tpot_ms": sum(row["decode_ns"] for row in requests) / decoded / MS if decoded else None,
-        "stall_ms": totals["stall_ns"] / passes / MS,
-        "bytes_per_token": (totals["bytes_demand"] + totals["bytes_prefetch"]) / passes,
-        **{name: totals[name] for name in COUNTED},
-    }
+    times = side_of(ran.result, len(ran.pass_ns)).model_dump(exclude={"hit_rate"})
+    return times | {name: ran.result.totals[name] for name in COUNTED}
 
 
 def agreement(measured: Sequence[Event], simulated: Sequence[Event]) -> dict[str, int | None]:

@@ -7,7 +7,7 @@ from functools import partial
 from simulator.compiled.stepper import Stepper, can_step
 from simulator.decisions import Decisions
 from simulator.errors import ConfigError
-from simulator.interface import FinishedRun, RunSpec
+from simulator.interface import FinishedRun
 from simulator.reference import engine as reference
 from simulator.reference.machine import Machine, simulated
 from simulator.reference.placement import Placement
@@ -46,7 +46,6 @@ class Decider:
     def __init__(self, trace: Trace, ready: Plan, way: str) -> None:
         """`way` is one of WAYS but `auto`."""
         self._trace, self._ready, self._spec = trace, ready, ready.spec(True)
-        self._warm = _copies(self._spec)
         self._decisions = self._made(way)
 
     def _made(self, way: str) -> Decisions | None:
@@ -56,16 +55,10 @@ class Decider:
         engine = partial(Stepper.of, self._trace, self._spec)
         if way == COMPILED:
             return engine()
-        return script_of(engine, simulated(self._spec.times, self._spec.layout.precisions), self._warm)
+        return script_of(engine, simulated(self._spec.times, self._spec.layout.precisions), self._spec.warm)
 
     def run(self, machine: Machine, placement: Placement) -> FinishedRun:
         """To the end, on the machine."""
         if self._decisions is None:
             return reference.run(source_of(self._trace, self._ready), self._spec, machine, placement)
-        return run(self._decisions, machine, placement, self._warm)
-
-
-def _copies(spec: RunSpec) -> list[int]:
-    """Copies that are in the fast tier from the start."""
-    geometry, precisions = spec.layout.geometry, spec.layout.precisions
-    return [(layer * geometry.experts + expert) * precisions for layer, expert in spec.config.warm]
+        return run(self._decisions, machine, placement, self._spec.warm)

@@ -30,11 +30,7 @@ def by_tokens(bench: Bench, geometry: Geometry) -> dict[str, dict[int, Figure]]:
 
 def by_format(bench: Bench, geometry: Geometry) -> dict[str, Figure]:
     """Nanoseconds of an expert for one token by the format of its weights, unpacked where they are integers."""
-    found = {}
-    for name, bits in BITS_PER_WEIGHT.items():
-        if bits <= 16:
-            found[name] = _format(bench, geometry, bits)
-    return found
+    return {name: _format(bench, geometry, bits) for name, bits in BITS_PER_WEIGHT.items() if bits <= 16}
 
 
 def _format(bench: Bench, geometry: Geometry, bits: int) -> Figure:

@@ -276,8 +276,7 @@ def _describe(state: SimulationState, spec: RunSpec) -> None:
         arrays[name][:] = np.arange(len(arrays[name]))
     arrays["keyed_scope"][:] = 0 if state["key_scope"] == TOUCH else NEVER_LEFT
     arrays["keyed_pass"][:] = NEVER_LEFT
-    warm = [(layer * geometry.experts + expert) * layout.precisions for layer, expert in spec.config.warm]
-    arrays["warm"][:] = warm
+    arrays["warm"][:] = spec.warm
 
 
 def _foresee(state: SimulationState, oracle: Oracle) -> None:
