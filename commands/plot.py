@@ -95,8 +95,7 @@ def _rows(folder: Path, where: list[str]) -> pl.DataFrame:
     """The replays of a folder that `replay` or `sweep` wrote, with the checks of a sweep."""
     from analysis.checks import with_checks
     from results import checks
-    from results import read as results
-    from results import read_sweep as sweeps
+    from results.read import filtered
+    from results.stored import load
 
-    rows = results.filtered((sweeps if sweeps.is_sweep(folder) else results).load(folder), where)
-    return with_checks(rows, checks.load(folder))
+    return with_checks(filtered(load(folder), where), checks.load(folder))

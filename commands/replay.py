@@ -45,7 +45,7 @@ def replay(
     workers: Annotated[int, typer.Option(help="Replays at once.")] = WORKERS,
     printed: Printed,
     as_json: Annotated[bool, typer.Option("--json", help="One configuration as one JSON document.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for one Parquet part per configuration.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results, as `sweep run` writes them.")] = None,
     events: Annotated[Path | None, typer.Option(help="Event log of one configuration (.parquet or .csv).")] = None,
 ) -> None:
     """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
@@ -65,7 +65,7 @@ def replay(
     with keeping(lambda: _kept_in(out)), _progress(configs) as advance:
         outcomes = run_grid(opened, configs, workers, bool(events), done=advance, engine=engine)
         say_when_compiling()
-        outcomes = list(_written(out, outcomes, opened, configs, engine) if out else outcomes)
+        outcomes = list(_stored(out, outcomes, opened, configs, engine) if out else outcomes)
     if events:
         from results.write import write_events
 
@@ -74,8 +74,10 @@ def replay(
         print(json.dumps(_document(opened, configs[0], outcomes[0]), indent=1))
         return
     _report(opened, configs, outcomes, list(called.values()), printed)
-    for path in filter(None, (out and out / "part-*.parquet", events)):
-        say(f"wrote {path}")
+    if out:
+        say(f"wrote {out}/part-*/; next: moereplay plot {out}, or moereplay sweep show {out}")
+    if events:
+        say(f"wrote {events}")
 
 
 def _called(settings: Given) -> dict[ReplayConfig, str]:
@@ -118,22 +120,17 @@ def _progress(configs: list[ReplayConfig]) -> Any:
     return progress(len(configs), "replays")
 
 
-def _written(
+def _stored(
     out: Path, outcomes: Iterator[Outcome], trace: Trace, configs: list[ReplayConfig], engine: str
 ) -> Iterator[Outcome]:
-    """Every outcome, written as soon as it is there: an interrupted grid keeps what it has."""
-    from results.write import write_part
-    from sweeps.provenance import provenance
+    from sweeps.keep import keep  # tables take half as long to import as a replay takes
 
-    origin = provenance([trace], engine, {config.platform for config in configs})
-    for outcome in outcomes:
-        write_part(out, *outcome, origin)
-        yield outcome
+    return keep(out, trace, configs, outcomes, engine)
 
 
 def _kept_in(out: Path | None) -> str:
     """What an interrupted grid has written."""
-    if not (out and any(out.glob("part-*.parquet"))):
+    if not (out and any(out.glob("part-*"))):
         return "nothing was written"
     return f"what was replayed is kept, one part each, in {out}"
 

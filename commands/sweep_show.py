@@ -32,8 +32,7 @@ def sweep_show(
     from analysis.metrics import grouped, judged, ranked
     from analysis.short import drawn
     from analysis.tables import folded, markdown
-    from results import checks
-    from results import read_sweep as sweeps
+    from results import checks, stored
     from results.read import filtered, label_of
     from results.settings import POLICIES
     from sweeps.store import place_of
@@ -41,9 +40,9 @@ def sweep_show(
     folder = place_of(results).local()
     heading, checked, best = "error rows", [], []
     if errors:
-        rows = sweeps.errors(folder).select("identity", *POLICIES, "capacity", "error")
+        rows = stored.errors(folder).select("identity", *POLICIES, "capacity", "error")
     else:
-        frame = filtered(sweeps.load(folder), where or [])
+        frame = filtered(stored.load(folder), where or [])
         found = checks.load(folder)
         ranking = ranked(frame, by)
         rows = grouped(frame, group_by.split(","), by) if group_by else columns(ranking, found)

@@ -10,7 +10,7 @@ import polars as pl
 
 from results.digest import row_digest
 from results.errors import ResultError
-from results.read import damaged, read_parquet
+from results.files import damaged, read_parquet
 from results.settings import OF_CURVES
 from results.write import write_frame
 

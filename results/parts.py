@@ -1,5 +1,7 @@
 """Parts: tables that appear whole or not at all, with the provenance that says what is in them, wherever they are kept.
 
+`replay --out` writes one for each configuration, `sweep run` one for a few seconds' worth, `sweep merge` one of many.
+
 OUT/part-2f61c0/configurations.parquet  layers.parquet  bounds.parquet  requests.parquet  provenance.json
 
 Every reader goes through the checks of this file: the provenance by its own digest, the part's name by what it holds,
@@ -9,13 +11,18 @@ the files that are there by the list, and the content of each by its sha256, bef
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
+from results.columns import with_settings
 from results.errors import ResultError
+from results.schema import ORDER
 from traces.documents import content, from_json
 from traces.schema import canonical
 
@@ -61,8 +68,20 @@ class StoredPart:
     path: Path
     provenance: Mapping[str, Any]
 
-    def table(self, name: str) -> bytes | None:
-        """A table as a Parquet file, None if the part has none. Raises PartError if it is damaged or missing."""
+    def frame(self, name: str) -> pl.DataFrame | None:
+        """A table, None if the part has none. Raises PartError if it is damaged, missing, or no table."""
+        data = self._content(name)
+        if data is None:
+            return None
+        try:
+            table = pl.read_parquet(io.BytesIO(data))
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+            raise PartError(f"{self.path}: its {name} are no Parquet table; remove it and replay again") from None
+        if lacking := [key for key in ORDER[name] if key not in table.columns]:
+            raise PartError(f"{self.path}: its {name} lack the column {lacking[0]}; remove it and replay again")
+        return with_settings(table) if name == "configurations" else table
+
+    def _content(self, name: str) -> bytes | None:
         file = _file(name)
         if file not in self.provenance["sha256"]:
             return None
@@ -76,13 +95,18 @@ class StoredPart:
 
 def stored_parts(folder: Path) -> Iterator[StoredPart]:
     """Every part of a folder, in the order of their names. Raises PartError for the first that is broken."""
-    for path in sorted(folder.glob(PARTS)):
+    for path in sorted(set(folder.glob(PARTS)).difference(older_files(folder))):
         try:
             data = content(path / PROVENANCE, MOST_BYTES)
             there = [file.name for file in path.iterdir()]
         except OSError as error:
             raise _no_part(path, error) from None
         yield StoredPart(path, parsed(data, path, there))
+
+
+def older_files(folder: Path) -> list[Path]:
+    """What `replay --out` wrote until November 2026: no folders, but `part-*.parquet`, and a provenance beside each."""
+    return [path for ending in (".parquet", f".{PROVENANCE}") for path in folder.glob(PARTS + ending) if path.is_file()]
 
 
 def parsed(data: bytes, where: Path | str, there: Collection[str]) -> dict[str, Any]:
@@ -148,7 +172,7 @@ def _check_name(provenance: Mapping[str, Any], where: Path | str) -> None:
     if str(where).replace("\\", "/").rpartition("/")[2] != expected:
         raise PartError(
             f"{where} holds what is called {expected}: it was renamed, or its provenance is damaged; "
-            "rename it back, or remove it and run the sweep again"
+            "rename it back, or remove it and replay again"
         )
 
 
@@ -162,17 +186,17 @@ def _check_files(provenance: Mapping[str, Any], where: Path | str, there: Collec
     if more := sorted(name for name in there if name not in listed and not name.startswith(".")):
         raise PartError(
             f"{where}/{more[0]} is not listed in the part's provenance; move it elsewhere if it is yours, "
-            f"else remove {where} and run the sweep again"
+            f"else remove {where} and replay again"
         )
 
 
 def _no_part(where: object, why: object) -> PartError:
-    return PartError(f"{where} is no part of a sweep ({why}); remove it and run the sweep again")
+    return PartError(f"{where} is no part of results ({why}); remove it and replay again")
 
 
 def _missing(where: object, file: str, why: str) -> PartError:
-    return PartError(f"{where}/{file} is missing ({why}); remove {where} and run the sweep again")
+    return PartError(f"{where}/{file} is missing ({why}); remove {where} and replay again")
 
 
 def _damaged(where: object, file: str) -> PartError:
-    return PartError(f"{where}/{file} is damaged; remove {where} and run the sweep again")
+    return PartError(f"{where}/{file} is damaged; remove {where} and replay again")

@@ -1,4 +1,4 @@
-"""Result files become frames: one nested row per configuration, or tidy rows of numbers beside their configuration.
+"""What frames of results hold: `results.stored` reads one nested row per configuration, and this makes tidy rows of it.
 
 A tidy frame has a column per configuration field, per fact of `ABOUT_FIELDS` and per counter, those of the files: one
 that older results lack is null there, one that only newer ones have is passed on. A counter with the name of a setting
@@ -7,57 +7,24 @@ has the column that its declaration says: `capacity` is what the user asked for,
 
 from __future__ import annotations
 
-import io
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 import polars as pl
 
-from results.columns import with_config
 from results.counters import heading_of
-from results.digest import is_damaged, row_digest
 from results.errors import ResultError, unknown
 from results.labels import ESTIMATE
-from results.schema import BOUNDS, ROWS_VERSION, rows_schema, together
-from traces.documents import content
+from results.schema import BOUNDS, fields_of
 
-MOST_BYTES = 1 << 30  #: of one file of results
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
 #: Fields that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
-#: What every part must hold: nested column -> the fields that are read by name. A counter may be missing.
-NEEDED: dict[str, tuple[str, ...]] = {
-    "config": ("eviction", "prefetch", "miss", "routing", "capacity", "platform", "contract", "scope", "passes"),
-    "about": (*ABOUT_FIELDS, "policies"),
-    "totals": ("time_ns",),
-    "bounds": tuple(BOUNDS),
-    "per_layer": ("layer", "phase"),
-    "per_request": ("request", "ttft_ns", "decode_ns", "decode_passes"),
-}
-
-
-def load(folder: Path) -> pl.DataFrame:
-    """Every `part-*.parquet` of `folder`, one nested row per configuration, in the order of their file names.
-
-    Parts of several versions go together. Raises ResultError if there is none, or naming the part that is broken or
-    foreign, or whose layout is newer than this code.
-    """
-    paths = sorted(folder.glob("part-*.parquet"))
-    if not paths:
-        raise ResultError(f"no results in {folder}; make some with: moereplay replay TRACE --out {folder}")
-    parts = []
-    for path in paths:
-        part = read_rows(path)
-        check_columns(path, part.schema, NEEDED)
-        check_digests(path, part)
-        parts.append((path, with_config(part)))
-    return together(rows_schema(), parts)
 
 
 def runs(frame: pl.DataFrame) -> pl.DataFrame:
     """One tidy row per configuration: its totals, `time_ns`, and its bounds as `bound_*` (null if not computed)."""
     totals, bounds = pl.col("totals").struct, pl.col("bounds").struct
-    counters = [name for name in _inner(frame.schema["totals"]) if name != "lifetime"]
+    counters = [name for name in fields_of(frame.schema["totals"]) if name != "lifetime"]
     return frame.select(
         *_identifying(frame),
         *(totals.field(name).alias(heading_of(name)) for name in counters),
@@ -111,7 +78,7 @@ def label_of(frame: pl.DataFrame) -> str:
 def seconds_of(frame: pl.DataFrame) -> str:
     """What the times of these rows rest on, in words; results of before were estimates."""
     about = frame.schema["about"]
-    if not isinstance(about, pl.Struct) or "calibration" not in _inner(about):
+    if not isinstance(about, pl.Struct) or "calibration" not in fields_of(about):
         return ESTIMATE
     calibrations = frame.select(pl.col("about").struct.field("calibration")).to_series()
     known = ", ".join(sorted(set(calibrations.drop_nulls())))
@@ -122,69 +89,18 @@ def seconds_of(frame: pl.DataFrame) -> str:
 
 def fields(frame: pl.DataFrame) -> list[str]:
     """What tells configurations apart, most telling first."""
-    return list(dict.fromkeys([*LEADING, *_inner(frame.schema["config"]), "semantics"]))
-
-
-def read_rows(path: Path, verb: str = "replay") -> pl.DataFrame:
-    """The rows of one file that `verb` wrote. Raises ResultError if it is broken, foreign or newer than this code."""
-    part = read_parquet(path, verb)
-    version = part["rows_version"].max() if part.schema.get("rows_version") == pl.Int64 else None
-    if not isinstance(version, int):
-        raise _foreign(path, "rows_version")
-    if version > ROWS_VERSION:
-        raise ResultError(f"{path} has rows_version {version}, newer than {ROWS_VERSION}; upgrade moereplay to read it")
-    return part
-
-
-def check_digests(path: Path, part: pl.DataFrame, verb: str = "replay") -> None:
-    """Raises ResultError if a row is not what was written."""
-    if any(row.get("digest") != row_digest(row) for row in part.iter_rows(named=True)):
-        raise damaged(path, verb)
-
-
-def read_parquet(path: Path, verb: str) -> pl.DataFrame:
-    """A file that `verb` wrote, unparsed if damaged. Raises ResultError if it is, or no Parquet."""
-    try:
-        data = content(path, MOST_BYTES)
-        if is_damaged(data):
-            raise damaged(path, verb)
-        return pl.read_parquet(io.BytesIO(data))
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
-        raise ResultError(f"{path} is no readable Parquet file; delete it and {verb} again") from None
-
-
-def check_columns(path: Path, schema: pl.Schema, columns: Mapping[str, Collection[str]]) -> None:
-    """Raises ResultError naming the first field of a nested column that is missing."""
-    for column, needed in columns.items():
-        found = set(_inner(schema.get(column)))
-        if absent := [name for name in needed if name not in found]:
-            raise _foreign(path, f"{column}.{absent[0]}")
-
-
-def damaged(path: Path, verb: str) -> ResultError:
-    """The refusal of a file that is not what was written."""
-    return ResultError(f"{path} is damaged: its content does not match its digest; delete it and {verb} again")
-
-
-def _foreign(path: Path, missing: str) -> ResultError:
-    return ResultError(f"{path} holds no replay results ({missing} is missing); move it elsewhere")
-
-
-def _inner(dtype: pl.DataType | None) -> list[str]:
-    """Field names of a struct or of a list of structs."""
-    inner = dtype.inner if isinstance(dtype, pl.List) else dtype
-    return [field.name for field in inner.fields] if isinstance(inner, pl.Struct) else []
+    return list(dict.fromkeys([*LEADING, *fields_of(frame.schema["config"]), "semantics"]))
 
 
 def _exploded(frame: pl.DataFrame, column: str) -> pl.DataFrame:
     tidy = frame.select(*_identifying(frame), column).explode(column, empty_as_null=False)
-    inner = _inner(frame.schema[column])
+    inner = fields_of(frame.schema[column])
     renamed = pl.col(column).struct.rename_fields([heading_of(name) for name in inner])
     return tidy.with_columns(renamed).unnest(column)
 
 
 def _identifying(frame: pl.DataFrame) -> list[pl.Expr]:
-    named = [_column(frame, name).alias(name) for name in _inner(frame.schema["config"])]
+    named = [_column(frame, name).alias(name) for name in fields_of(frame.schema["config"])]
     return named + [pl.col("about").struct.field(name) for name in ABOUT_FIELDS]
 
 

@@ -92,6 +92,12 @@ def table_schemas(kinds: Mapping[str, str] | None = None, policies: Iterable[str
     }
 
 
+def fields_of(dtype: pl.DataType | None) -> list[str]:
+    """Field names of a struct or of a list of structs."""
+    inner = dtype.inner if isinstance(dtype, pl.List) else dtype
+    return [field.name for field in inner.fields] if isinstance(inner, pl.Struct) else []
+
+
 def _counters(per: Rows, flat: bool = False) -> Columns:
     counted = [counter for counter in COUNTERS.values() if per in counter.per]
     return {counter.heading if flat else counter.name: pl.Int64 for counter in counted}

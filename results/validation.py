@@ -9,7 +9,8 @@ from typing import Any
 import polars as pl
 
 from results.errors import ResultError
-from results.read import ABOUT_FIELDS, check_columns, check_digests, read_rows
+from results.files import check_columns, check_digests, read_rows
+from results.read import ABOUT_FIELDS
 from results.result import Row
 from results.schema import FACTS, with_digests
 

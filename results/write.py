@@ -1,17 +1,15 @@
-"""Results as Parquet: one row per configuration, nested as the JSON document is; written whole or not at all."""
+"""Results in memory as a frame, and files of a single table: written whole or not at all."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from results.digest import FILE_DIGEST, NO_DIGEST, with_file_digest
 from results.errors import ResultError
-from results.parts import PROVENANCE, Part
 from results.result import Event, Result
 from results.schema import nested
 from traces.scratch import write_whole
@@ -20,24 +18,6 @@ from traces.scratch import write_whole
 def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int | None] | None]) -> pl.DataFrame:
     """One row per result, with a digest of its content; their configurations have the same settings."""
     return nested([result.to_json() for result in results], bounds, results[0].kinds)
-
-
-def write_part(
-    folder: Path, result: Result, bound: Mapping[str, int | None] | None, provenance: Mapping[str, Any] | None = None
-) -> Path:
-    """Write `part-<identity>.parquet` and then, beside it, its provenance in the form of a sweep's parts, if given.
-
-    The same configuration replaces its own part. Raises ResultError.
-    """
-    identity = result.about["identity"]
-    path, frame = folder / f"part-{identity}.parquet", to_frame([result], [bound])
-    if provenance is None:
-        write_frame(frame, path)
-        return path
-    documents = Part({path.stem: parquet(frame)}, {"configuration": [identity]}).documents(provenance)
-    write_file(path, documents[path.name])
-    write_file(folder / f"{path.stem}.{PROVENANCE}", documents[PROVENANCE])
-    return path
 
 
 def write_events(path: Path, events: Sequence[Event]) -> None:

@@ -20,6 +20,7 @@ from simulator.errors import ConfigError
 from traces.scratch import is_abandoned, scratch_name
 
 SCRATCH = "tmp"
+TRIES = 100  #: at making a folder in it
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Folder:
     def prepare(self) -> None:
         """Make the folder, and remove what killed processes of this host left half written in it."""
         try:
-            (self.path / SCRATCH).mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write into {self}: {error.strerror}; choose another folder") from None
-        for left in (self.path / SCRATCH).iterdir():
+        for left in (self.path / SCRATCH).glob("*"):
             if is_abandoned(left.name):
                 shutil.rmtree(left, ignore_errors=True)
 
@@ -50,7 +51,7 @@ class Folder:
         final = self.path / name
         scratch = self.path / SCRATCH / scratch_name()
         try:
-            scratch.mkdir(parents=True)
+            _make(scratch)
             for file, data in files.items():
                 _write(scratch / file, data)
             _sync(scratch)
@@ -63,6 +64,8 @@ class Folder:
             ) from None
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+            with suppress(OSError):  # others may be writing
+                scratch.parent.rmdir()
 
     def names(self) -> list[str]:
         """File names of all parts, sorted."""
@@ -83,6 +86,18 @@ class Folder:
     def beside(self, otherwise: Path) -> Path:
         """The folder itself."""
         return self.path
+
+
+def _make(scratch: Path) -> None:
+    """Again if another process, which is done, removes the folder above at this moment."""
+    for attempt in range(TRIES):
+        try:
+            scratch.mkdir(parents=True)
+        except FileNotFoundError:
+            if attempt == TRIES - 1:
+                raise
+        else:
+            return
 
 
 def _write(path: Path, data: bytes) -> None:

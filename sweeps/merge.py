@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from results.parts import SWEEP_VERSION, TABLES, Part
-from results.read_sweep import table_of
+from results.stored import sources, table_of
+from results.tables import frame_bytes
 from simulator.errors import ConfigError
-from sweeps.folder_store import Folder
 from sweeps.store import Place
-from sweeps.tables import frame_bytes
 
 
 class Merged(NamedTuple):
@@ -31,7 +30,7 @@ def merge(places: Sequence[Place], out: Place) -> Merged:
     """
     if out.names():
         raise ConfigError(f"{out} holds results already; merge into a new folder")
-    found = [part for place in places for part in Folder(place.local()).parts()]
+    found = [part for place in places for part in sources(place.local())]
     if not found:
         where = ", ".join(map(str, places))
         raise ConfigError(f"no parts in {where}; make some with: moereplay sweep run FILE --out DIR")

@@ -33,6 +33,7 @@ def provenance(
     """
     machines = sorted({name.partition(":")[0] for name in platforms})
     return {
+        "sweep_version": SWEEP_VERSION,
         "semantics": SEMANTICS_VERSION,
         "engine": engine,
         "traces": {trace.digest: str(trace.path) for trace in traces},
@@ -54,8 +55,7 @@ def sweep_provenance(
     command: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Of a run of a sweep; `experiment` names its file. Raises ConfigError if a platform cannot be read."""
-    own = {"sweep_version": SWEEP_VERSION, "experiment": experiment}
-    return own | provenance(traces, engine, platforms, command)
+    return {"experiment": experiment} | provenance(traces, engine, platforms, command)
 
 
 def _once(taken: Iterable[tuple[str, bytes]]) -> Iterable[tuple[bytes, str]]:

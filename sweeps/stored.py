@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from results import read, read_sweep
+from results import read
 from results.errors import unknown
+from results.stored import load
 from sweeps.store import place_of
 
 if TYPE_CHECKING:
@@ -25,5 +26,4 @@ def read_results(folder: str | Path, table: str = "runs") -> pl.DataFrame:
     """
     if table not in TABLES:
         raise unknown("table", table, TABLES)
-    stored = place_of(str(folder)).local()
-    return TABLES[table]((read_sweep if read_sweep.is_sweep(stored) else read).load(stored))
+    return TABLES[table](load(place_of(str(folder)).local()))

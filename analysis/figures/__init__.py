@@ -97,8 +97,8 @@ def _fed_by(frame: pl.DataFrame) -> tuple[str, ...]:
         return MEASURED_FIGURES
     if "open_loop" in frame.columns:
         return VALIDATION_FIGURES
-    of_a_sweep = COLUMN in frame.columns or "latency" in frame.columns  # only configurations of sweeps are checked
-    return (*FIGURES, *CHECK_FIGURES) if of_a_sweep else FIGURES
+    stored = COLUMN in frame.columns or "latency" in frame.columns  # only stored results can have been checked
+    return (*FIGURES, *CHECK_FIGURES) if stored else FIGURES
 
 
 def _chosen(name: str, known: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> dict[str, str]:

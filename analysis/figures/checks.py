@@ -45,7 +45,7 @@ def draw(frame: pl.DataFrame) -> Figure:
 def _points(frame: pl.DataFrame) -> tuple[str, pl.DataFrame]:
     """The time that was checked, and a tidy row for each configuration that has it, with `checked` and `replayed`."""
     if COLUMN not in frame.columns:
-        raise ResultError("none of these configurations was checked; run the sweep again with --every N")
+        raise ResultError("none of these configurations was checked; `sweep run --every N` checks some")
     known = frame[COLUMN].struct.unnest()
     tidy = measured(frame).with_columns(pl.col("trace").str.head(DIGEST), known["way"], known["device"])
     for figure in ("tpot_ms", "ttft_ms"):

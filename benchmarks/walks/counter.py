@@ -6,10 +6,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from results.read import load, runs
-from results.write import write_part
+from results.read import runs
+from results.stored import load
+from results.tables import part_of
 from simulator.config import configure
 from simulator.replay import replay
+from sweeps.folder_store import Folder
 from traces.schema import Geometry
 from traces.synthetic import Synthetic, synthesise
 
@@ -28,7 +30,7 @@ def main() -> None:
     assert totals[COUNTER] == EXPERT * totals["evictions"] > 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(shutil.copytree(BEFORE, Path(scratch) / "replays"))
-        write_part(folder, by_engine[0], None)
+        Folder(folder).store(part_of(by_engine[0], None, None), {"sweep_version": 1})
         counted = runs(load(folder))[COUNTER].to_list()
     assert sorted(counted, key=bool) == [None, totals[COUNTER]]
 

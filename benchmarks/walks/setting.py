@@ -9,10 +9,11 @@ from pathlib import Path
 import typer
 
 from moereplay.command import application
-from results.read import load
-from results.write import write_part
+from results.stored import load
+from results.tables import part_of
 from simulator.config import configure
 from simulator.replay import replay
+from sweeps.folder_store import Folder
 from traces.schema import Geometry
 from traces.synthetic import Synthetic, synthesise
 
@@ -32,7 +33,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(shutil.copytree(BEFORE, Path(scratch) / "replays"))
         for result in results:
-            write_part(folder, result, None)
+            Folder(folder).store(part_of(result, None, None), {"sweep_version": 1})
         stored = load(folder)["config"].struct.field(SETTING).to_list()
     assert sorted(stored) == [OTHER, DEFAULT, DEFAULT]
 

@@ -283,7 +283,7 @@ import sys
 from pathlib import Path
 from analysis.figures import FIGURES, draw, draw_all, save
 from analysis.figures.sheet import save
-from results.read import load
+from results.stored import load
 frame = load(Path(sys.argv[1]))
 for name, figure in draw_all(frame).figures:
     save(figure, Path(sys.argv[2]) / name)

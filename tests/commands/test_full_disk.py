@@ -17,7 +17,8 @@ import pytest
 from analysis.figures import draw, save
 from results.errors import ResultError
 from results.parts import Part
-from results.write import to_frame, write_events, write_frame, write_part
+from results.tables import part_of
+from results.write import to_frame, write_events, write_frame
 from simulator.config import configure
 from simulator.curves.curve import curve
 from simulator.curves.rows import write_curve
@@ -124,10 +125,11 @@ def recorded(folder: Path) -> None:
 def writers(outcome, trace, part, swept) -> dict[str, Callable[[Path], object]]:
     """Every writer of results, into a folder."""
     events = outcome[0].events * 20
+    replay, about = part_of(outcome[0], "bound", outcome[1]), {"sweep_version": 1}
     figure = draw("misses", to_frame([outcome[0]], [outcome[1]]))
     return {
-        "replay --out": lambda folder: write_part(folder, *outcome),
-        "replay --out, to a new folder": lambda folder: write_part(folder / "new" / "er", *outcome),
+        "replay --out": lambda folder: Folder(folder).store(replay, about),
+        "replay --out, to a new folder": lambda folder: Folder(folder / "out" / "out").store(replay, about),
         "replay --events, Parquet": lambda folder: write_events(folder / "events.parquet", events),
         "replay --events, CSV": lambda folder: write_events(folder / "events.csv", events),
         "curve --out": lambda folder: write_curve(folder, curve(trace)),
@@ -154,7 +156,7 @@ def test_a_full_disk_is_named_and_nothing_is_left_on_it(name, disk, writers):
     assert "\n" not in str(refused.value)
     left = {path.name for path in folder.rglob("*") if path.is_file()} - {"ballast"}
     assert left <= ({"tune.journal"} if name == "tune" else set())
-    assert {path.name for path in folder.rglob("*") if path.is_dir()} <= {"out", "tmp"}  # a sweep's, and empty
+    assert {path.name for path in folder.rglob("*") if path.is_dir()} <= {"out", "tmp"}  # of results, and empty
 
 
 def test_every_writer_is_tried(writers):

@@ -99,7 +99,7 @@ def test_merge_and_plot_take_the_folder(folder, tmp_path, capsys):
     assert "18 configurations" in capsys.readouterr().err
     plot(str(tmp_path / "merged"), where=["prefetch=top_k"])
     assert {path.stem for path in (tmp_path / "merged" / "figures").iterdir()} == set(FIGURES)
-    assert "left out: checks: none of these configurations was checked; run the sweep again with --every N" in (
+    assert "left out: checks: none of these configurations was checked; `sweep run --every N` checks some" in (
         capsys.readouterr().err.splitlines()
     )
 

@@ -98,3 +98,4 @@ def _write_texts(folder: Path) -> None:
     pl.DataFrame({"prompt": ["one", "two"]}).write_parquet(folder / "prompts.parquet")
     shutil.copy(ROOT / "simulator" / "platforms" / f"{NAMES[-1]}.toml", folder / "platform.toml")
     shutil.copytree(ROOT / "tests" / "samples", folder / "samples")
+    shutil.copytree(ROOT / "tests" / "results" / "before", folder / "before")

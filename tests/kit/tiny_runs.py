@@ -9,11 +9,14 @@ from pathlib import Path
 import polars as pl
 
 from results.counters import COUNTERS
+from results.parts import SWEEP_VERSION
 from results.result import Result, Row
 from results.settings import setting_kinds
-from results.write import to_frame, write_part
+from results.tables import part_of
+from results.write import to_frame, write_frame
 from simulator.bounds import Counted
 from simulator.config import KINDS, configure
+from sweeps.folder_store import Folder
 from sweeps.grid import run_grid
 from traces.schema import Geometry, Trace
 from traces.synthetic import Synthetic, synthesise
@@ -43,7 +46,19 @@ def frame_of(trace: Trace, **grid: Sequence[str]) -> pl.DataFrame:
 
 
 def written_to(folder: Path, results: Sequence[Result], bounds: Sequence[Counted | None]) -> list[Path]:
-    return [write_part(folder, result, bound) for result, bound in zip(results, bounds, strict=True)]
+    """A part for each; a bound goes by the identity of its result."""
+    parts = [part_of(result, result.about["identity"], bound) for result, bound in zip(results, bounds, strict=True)]
+    for part in parts:
+        Folder(folder).store(part, {"sweep_version": SWEEP_VERSION})
+    return [folder / part.name for part in parts]
+
+
+def written_before(folder: Path, results: Sequence[Result], bounds: Sequence[Counted | None]) -> list[Path]:
+    """The files that `replay --out` wrote until November 2026."""
+    paths = [folder / f"part-{result.about['identity']}.parquet" for result in results]
+    for path, result, bound in zip(paths, results, bounds, strict=True):
+        write_frame(to_frame([result], [bound]), path)
+    return paths
 
 
 def by_hand(

@@ -18,7 +18,7 @@ from commands.sweep_run import sweep_run as sweep_run_verb
 from commands.sweep_show import sweep_show
 from policies import files
 from policies.contract import PolicyError
-from results import read_sweep as sweeps
+from results.stored import load
 from simulator.errors import ConfigError
 from sweeps import slurm
 from sweeps.batches import Batch, Made, compute
@@ -103,7 +103,7 @@ def command() -> Callable[..., tuple[int, str]]:
 
 
 def test_worker_processes_take_the_files_of_an_experiment(whole: Path) -> None:
-    rows = sweeps.load(whole / "out")["config"].struct
+    rows = load(whole / "out")["config"].struct
     version = hashlib.sha256(NEWEST.encode()).hexdigest()[:12]
     assert sorted(rows.field("eviction")) == ["lru", "lru", f"newest@{version}", f"newest@{version}"]
 
@@ -194,7 +194,7 @@ def test_a_search_takes_them_and_another_version_is_another_search(tmp_path: Pat
         forget()
     assert [sum(each) for each in counted] == [6, 6, 6]
     assert [each[0] for each in counted] == [0, 6, 0]  # trials that were done before
-    evictions = set(sweeps.load(tmp_path)["config"].struct.field("eviction"))
+    evictions = set(load(tmp_path)["config"].struct.field("eviction"))
     assert sum(name.startswith("newest@") for name in evictions) == 2
 
 

@@ -13,13 +13,15 @@ from analysis.metrics import measured, with_ratios
 from analysis.ratios import FORMULAS, RANKED, RATIOS
 from results.digest import row_digest
 from results.errors import ResultError
-from results.read import NEEDED, fields, layers, load, only, requests, runs
+from results.older import NEEDED
+from results.read import fields, layers, only, requests, runs
 from results.result import Row
 from results.schema import BOUNDS, rows_schema
 from results.settings import setting_kinds
+from results.stored import load
 from results.write import write_frame
 from simulator.config import KINDS
-from tests.kit.tiny_runs import by_hand, frame_of, replayed, small_trace, written_to
+from tests.kit.tiny_runs import by_hand, frame_of, replayed, small_trace, written_before
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def frame() -> pl.DataFrame:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    written_to(tmp_path, *replayed(small_trace(), eviction=["lru", "fifo"], capacity=["25%"]))
+    written_before(tmp_path, *replayed(small_trace(), eviction=["lru", "fifo"], capacity=["25%"]))
     return tmp_path
 
 
@@ -107,7 +109,7 @@ def test_a_part_with_a_column_of_another_type_is_named(folder: Path) -> None:
     part = sorted(folder.iterdir())[1]
     rewritten(part, lambda row: row["totals"].update(hits="many"))
     assert refusal(folder) == (
-        f"{part} has other columns than it should: totals.hits holds String, not Int64; keep versions apart"
+        f"{part} has other columns than it should: hits holds String, not Int64; keep versions apart"
     )
 
 

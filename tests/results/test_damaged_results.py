@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from results import curves, parts
-from results import read as results
-from results import read_sweep as sweeps
 from results.digest import FILE_DIGEST
 from results.errors import ResultError
 from results.parts import PROVENANCE, stored
-from results.write import write_part
+from results.stored import errors, load
 from simulator.config import configure
 from simulator.curves.curve import curve
 from simulator.curves.rows import write_curve
@@ -27,6 +25,7 @@ from sweeps.folder_store import Folder
 from sweeps.grid import run_grid
 from sweeps.run import Sweep, planned
 from tests.kit.sweeping import experiment, merged
+from tests.kit.tiny_runs import written_before
 from traces.store import open_trace
 
 REFUSED = (ResultError, ConfigError)
@@ -68,8 +67,8 @@ def readers(folder: Path, scratch: Path) -> dict[str, Callable[[], object]]:
     """What each way of reading gets."""
     return {
         "merge": lambda: merged(scratch / str(random.random()), folder),
-        "show and plot": lambda: sweeps.load(folder).to_dicts(),
-        "show --errors": lambda: sweeps.errors(folder).to_dicts(),
+        "show and plot": lambda: load(folder).to_dicts(),
+        "show --errors": lambda: errors(folder).to_dicts(),
         "resume": lambda: stored(Folder(folder).provenances(), True),
     }
 
@@ -124,7 +123,7 @@ def test_one_bit_in_the_name_of_a_table_loses_no_row(has_digest, copy, tmp_path)
     (part / PROVENANCE).write_bytes(flipped(data, 8 * at + 4))
     assert b"reqeests.parquet" in (part / PROVENANCE).read_bytes()
     for said in refusals(copy, tmp_path).values():
-        assert str(part) in said and "run the sweep again" in said
+        assert str(part) in said and "replay again" in said
 
 
 def test_a_part_without_a_digest_of_its_provenance_is_read_as_ever(copy, swept, tmp_path):
@@ -146,7 +145,7 @@ def test_a_part_without_a_digest_of_its_provenance_is_read_as_ever(copy, swept, 
 def test_an_edited_provenance_is_refused(change, copy, tmp_path):
     rewrite(first_part(copy), change)
     for said in refusals(copy, tmp_path).values():
-        assert said == f"{first_part(copy)}/{PROVENANCE} is damaged; remove {first_part(copy)} and run the sweep again"
+        assert said == f"{first_part(copy)}/{PROVENANCE} is damaged; remove {first_part(copy)} and replay again"
 
 
 def test_what_is_listed_and_not_there_is_refused(copy, tmp_path):
@@ -205,7 +204,7 @@ def test_flipped_bits_in_a_sweep_are_refused_or_change_nothing(count, copy, tmp_
     assert capfd.readouterr().err == ""
 
 
-# folders of `replay --out` and `curve --out`
+# files of `curve --out`, and those of `replay --out` until November 2026
 
 
 @pytest.fixture(scope="module")
@@ -213,16 +212,15 @@ def replays(sweep, tmp_path_factory) -> Path:
     """Four replays and the curves behind them."""
     out, trace = tmp_path_factory.mktemp("replays"), open_trace(sweep.traces[0].path or Path())
     configs = [configure(capacity=capacity, prefetch=name) for capacity in ("20%", "60%") for name in ("none", "top_k")]
-    for outcome in run_grid(trace, configs, engine="reference"):
-        write_part(out, *outcome)
+    written_before(out, *zip(*run_grid(trace, configs, engine="reference"), strict=True))
     write_curve(out, curve(trace))
     return out
 
 
-def test_the_file_of_a_replay_carries_its_own_digest(replays, tmp_path):
+def test_a_file_of_one_table_carries_its_own_digest(replays, tmp_path):
     """So that nothing damaged is parsed: what polars says of that goes to the terminal in many lines."""
     for file in replays.iterdir():
-        load = results.load if file.name.startswith("part-") else curves.load
+        reader = load if file.name.startswith("part-") else curves.load
         data = file.read_bytes()
         assert data.count(FILE_DIGEST.encode()) == 1
         name = data.index(FILE_DIGEST.encode())  # without it a file is an older version's
@@ -231,7 +229,7 @@ def test_the_file_of_a_replay_carries_its_own_digest(replays, tmp_path):
                 continue
             (tmp_path / file.name).write_bytes(flipped(data, bit))
             with pytest.raises(ResultError, match="is damaged: its content does not match its digest"):
-                load(tmp_path)
+                reader(tmp_path)
         (tmp_path / file.name).unlink()
 
 
@@ -240,7 +238,7 @@ def test_flipped_bits_in_replays_are_refused_or_change_nothing(count, replays, t
     copy = Path(shutil.copytree(replays, tmp_path / "copy"))
 
     def read() -> list[dict]:
-        return results.load(copy).to_dicts() + curves.load(copy).to_dicts()
+        return load(copy).to_dicts() + curves.load(copy).to_dicts()
 
     expected = read()
     found = [outcome(read, expected) for _ in flips(copy, count)]

@@ -12,13 +12,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
-from results import read, read_sweep
+from results import read
 from results.counters import COUNT, COUNTERS, Counter
 from results.schema import table_schemas
 from results.settings import setting_kinds
-from results.write import write_part
+from results.stored import load
+from results.tables import part_of
 from simulator.config import KINDS, configure
 from simulator.replay import replay
 from sweeps import tables
@@ -44,19 +46,35 @@ def before(tmp_path: Path) -> Path:
 
 def test_a_folder_of_replays_opens_and_takes_new_parts(before):
     replays = before / "replays"
-    assert read.load(replays)["about"].struct.field("identity").to_list() == ["6f1a3ac40081255e"]
+    assert load(replays)["about"].struct.field("identity").to_list() == ["6f1a3ac40081255e"]
     ended = moereplay("replay", "miniature", "--capacity", "25%", "--eviction", "lru,fifo", "--out", replays)
     assert ended.returncode == 0, ended.stderr
-    runs = read.runs(read.load(replays)).sort("eviction")
+    runs = read.runs(load(replays)).sort("eviction")
     assert runs["eviction"].to_list() == ["fifo", "lru"]
     assert runs["misses"].null_count() == 0
 
 
+def test_replays_of_then_are_merged_with_a_sweep(before, tmp_path):
+    """The replay and the sweep of then share no configuration."""
+    ended = moereplay("sweep", "merge", before / "replays", before / "sweep", "--out", tmp_path / "merged")
+    assert ended.returncode == 0, ended.stderr
+    apart = [runs["identity"].to_list() for runs in (load_runs(before / "replays"), load_runs(before / "sweep"))]
+    merged = load_runs(tmp_path / "merged")
+    assert merged["identity"].to_list() == sorted({*apart[0], *apart[1]})
+    assert merged.filter(pl.col("identity").is_in(apart[0])).equals(load_runs(before / "replays"))
+    about = json.loads(next((tmp_path / "merged").glob("part-*/provenance.json")).read_text())
+    assert [each["command"][1] for each in about["merged"]] == ["replay", "sweep"]
+
+
+def load_runs(folder: Path) -> pl.DataFrame:
+    return read.runs(load(folder)).sort("identity")
+
+
 def test_a_replay_of_today_writes_the_numbers_of_then(before, tmp_path):
-    then = read.load(before / "replays")
+    then = load(before / "replays")
     ended = moereplay("replay", "miniature", "--capacity", "25%", "--out", tmp_path / "today")
     assert ended.returncode == 0, ended.stderr
-    today = read.load(tmp_path / "today").select(then.columns)
+    today = load(tmp_path / "today").select(then.columns)
     for column in ("config", "about", "totals", "bounds", "per_layer", "per_request"):
         assert known_then(today[column].to_list(), then[column].to_list()) == then[column].to_list(), column
 
@@ -83,7 +101,7 @@ def test_a_sweep_takes_new_parts_beside_the_old(before):
     file.write_text(file.read_text().replace('"least_stale"', '"least_stale", "fifo"'))
     ended = moereplay("sweep", "run", file, "--out", before / "sweep")
     assert ended.returncode == 0, ended.stderr
-    loaded = read_sweep.load(before / "sweep")
+    loaded = load(before / "sweep")
     assert sorted(loaded["config"].struct.field("eviction")) == ["fifo", "least_stale", "lru"]
     ended = moereplay("sweep", "show", before / "sweep", "--json")
     assert (ended.returncode, len([json.loads(line) for line in ended.stdout.splitlines()])) == (0, 3), ended.stderr
@@ -106,12 +124,12 @@ def one_counter_more(monkeypatch) -> pytest.MonkeyPatch:
 def test_replays_of_before_and_after_a_counter_was_added_go_together(before, one_counter_more, tmp_path):
     replays = before / "replays"
     later = replay(open_trace(SAMPLE), configure(capacity="25%", eviction="fifo"), engine="reference")
-    write_part(replays, later, None)
-    knowing = read.runs(read.load(replays)).sort("eviction")
+    Folder(replays).store(part_of(later, None, None), {"sweep_version": 1})
+    knowing = read.runs(load(replays)).sort("eviction")
     assert knowing.select("eviction", "spilled").rows() == [("fifo", 0), ("lru", None)]
     one_counter_more.undo()
-    assert read.runs(read.load(replays)).sort("eviction").equals(knowing)
-    assert read.layers(read.load(replays))["spilled"].null_count() > 0
+    assert read.runs(load(replays)).sort("eviction").equals(knowing)
+    assert read.layers(load(replays))["spilled"].null_count() > 0
     assert moereplay("plot", replays, "--out", tmp_path / "figures").returncode == 0
 
 
@@ -121,12 +139,12 @@ def test_parts_of_a_sweep_of_before_and_after_a_counter_was_added_go_together(be
     fifo = tuple(job for job in planned(file).jobs if job.kind == "configuration" and job.config.eviction == "fifo")
     Folder(stored).store(compute(Batch(0, fifo, "reference", True)).part, {"sweep_version": 1})
     expected = [("fifo", 0), ("least_stale", None), ("lru", None)]
-    knowing = read.runs(read_sweep.load(stored)).sort("eviction")
+    knowing = read.runs(load(stored)).sort("eviction")
     assert knowing.select("eviction", "spilled").rows() == expected
     one_counter_more.undo()
     assert moereplay("sweep", "merge", stored, "--out", tmp_path / "merged").returncode == 0
     for folder in (stored, tmp_path / "merged"):
-        assert read.runs(read_sweep.load(folder)).sort("eviction").equals(knowing)
+        assert read.runs(load(folder)).sort("eviction").equals(knowing)
         shown = moereplay("sweep", "show", folder, "--json")
         assert (shown.returncode, len(shown.stdout.splitlines())) == (0, 3), shown.stderr
         assert moereplay("plot", folder, "--out", tmp_path / "figures").returncode == 0

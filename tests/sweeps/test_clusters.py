@@ -15,7 +15,7 @@ import pytest
 
 from commands.sweep_run import sweep_run as sweep_run_verb
 from commands.tune import tune as tune_verb
-from results import read_sweep as sweeps
+from results.stored import load
 from simulator.errors import ConfigError
 from sweeps.batches import Batch, compute
 from sweeps.executor import Stored
@@ -180,7 +180,7 @@ def test_a_search_finds_what_nothing_beats_and_is_the_same_again(folder, tmp_pat
             "one of them is beaten"
         )
     assert all(each.settings["eviction"] != "fifo" for each in found[0])
-    assert 0 < len(sweeps.load(tmp_path / "a")) <= 14
+    assert 0 < len(load(tmp_path / "a")) <= 14
 
 
 def test_a_search_is_resumed_from_its_journal(folder, tmp_path):

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from moereplay import command as entry
 from policies import files
-from results.read import load
+from results.stored import load
 from simulator.platform_files import platform
 from sweeps import provenance as origins
 from sweeps.experiment.expand import platforms
@@ -52,13 +53,15 @@ def test_replay_keeps_where_its_parts_come_from(trace: Path, tmp_path: Path, com
     line = command(
         "replay", trace, *options, "--capacity", "50%", "--engine", "reference", "--workers", 1, "--out", out
     )
-    parts = sorted(out.glob("part-*.parquet"))
+    parts = sorted(out.glob("part-*"))
     assert len(parts) == 4
     for part in parts:
-        about = json.loads(part.with_suffix(".provenance.json").read_text())
-        identity = part.stem.removeprefix("part-")
-        assert about["holds"] == {"configuration": [identity]}
-        assert about["sha256"] == {part.name: hashlib.sha256(part.read_bytes()).hexdigest()}
+        about = json.loads((part / "provenance.json").read_text())
+        (identity,) = pl.read_parquet(part / "configurations.parquet")["identity"]
+        assert about["holds"]["configuration"] == about["holds"]["requests"] == [identity]
+        assert about["sha256"] == {
+            file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in part.glob("*.parquet")
+        }
         assert about["traces"] == {open_trace(trace).digest: str(trace)}
         assert about["platforms"] == {name: platform(name).figures() for name in ("a100-5gbps", "phone-ufs4")}
         assert (about["command"], about["engine"], about["semantics"]) == (line, "reference", 1)
@@ -66,19 +69,27 @@ def test_replay_keeps_where_its_parts_come_from(trace: Path, tmp_path: Path, com
         assert about["versions"]["moereplay"] and about["commit"] == origins._commit()
 
 
-def test_results_without_provenance_are_read_as_before(trace: Path, tmp_path: Path, command: Callable) -> None:
-    command("replay", trace, "--capacity", "50%", "--engine", "reference", "--workers", 1, "--out", tmp_path)
-    before = load(tmp_path)
-    for about in tmp_path.glob("*.provenance.json"):
-        about.unlink()
-    assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
-    assert load(tmp_path).equals(before)
+def test_a_replay_again_into_the_same_folder_adds_no_part(trace: Path, tmp_path: Path, command: Callable) -> None:
+    for options in (("--eviction", "lru"), ("--eviction", "lru,fifo")):
+        command(
+            "replay", trace, *options, "--capacity", "50%", "--engine", "reference", "--workers", 1, "--out", tmp_path
+        )
+    assert len(list(tmp_path.glob("part-*"))) == len(load(tmp_path)) == 2
+
+
+def test_a_sweep_leaves_out_what_a_replay_has_stored(trace: Path, tmp_path: Path, command: Callable, capsys) -> None:
+    out, file = tmp_path / "out", tmp_path / "e.toml"
+    command("replay", trace, "--capacity", "50%", "--engine", "reference", "--workers", 1, "--out", out)
+    file.write_text(f'traces = ["{trace}"]\n[grid]\ncapacity = ["50%"]\neviction = ["lru", "fifo"]\n')
+    capsys.readouterr()
+    command("sweep", "run", file, "--out", out, "--engine", "reference", "--workers", 1)
+    assert "2 configurations and 1 bounds on 1 trace, 2 already stored" in capsys.readouterr().err
 
 
 def test_a_sweep_says_the_same_and_its_experiment(trace: Path) -> None:
     given = ([open_trace(trace)], "reference", ["mac-nvme"], ["moereplay", "sweep", "run", "e.toml"])
     ours, theirs = sweep_provenance("e.toml", *given), provenance(*given)
-    assert ours == theirs | {"experiment": "e.toml", "sweep_version": 1, "started": ours["started"]}
+    assert ours == theirs | {"experiment": "e.toml", "started": ours["started"]}
 
 
 def test_a_search_names_every_machine_that_it_may_come_to(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from commands.plot import plot
 from commands.sweep_merge import sweep_merge
 from commands.sweep_run import sweep_run as sweep_run_verb
 from commands.sweep_show import sweep_show
-from results import read_sweep as sweeps
 from results.parts import PROVENANCE, PartError
+from results.stored import load
 from simulator.errors import ConfigError
 from sweeps.batches import Batch, compute
 from sweeps.bucket_store import Bucket
@@ -199,10 +199,10 @@ def test_show_merge_and_plot_take_the_url(filled, folder, tmp_path, monkeypatch,
 
 def test_a_part_is_fetched_once_and_what_is_there_is_asked_every_time(filled):
     first, *rest = place_of(filled).names()
-    assert len(sweeps.load(place_of(filled).local())) == 18
+    assert len(load(place_of(filled).local())) == 18
     tables = [name for name in Objects(filled).names() if name.endswith(".parquet")]
     remove(filled, *tables)  # they are not needed again
-    assert len(sweeps.load(place_of(filled).local())) == 18
+    assert len(load(place_of(filled).local())) == 18
     remove(filled, f"{first}/{PROVENANCE}")
     assert Folder(place_of(filled).local()).names() == rest
 
@@ -212,7 +212,7 @@ def test_a_flipped_bit_is_noticed_when_it_is_fetched(filled):
     data = bytearray(Objects(filled).get(name))
     data[len(data) // 2] ^= 4
     Objects(filled).put(name, bytes(data))
-    with pytest.raises(PartError, match=rf"{filled}/{name} is damaged; remove {filled}/part-\w+ and run"):
+    with pytest.raises(PartError, match=rf"{filled}/{name} is damaged; remove {filled}/part-\w+ and replay again"):
         place_of(filled).local()
 
 
@@ -234,7 +234,7 @@ def test_files_of_a_part_are_those_that_it_lists(filled, folder):
 def test_what_is_no_part_is_named(text, files):
     Objects(files).put(f"part-0/{PROVENANCE}", text.encode())
     for read in (lambda place: place.local(), lambda place: list(place.provenances())):
-        with pytest.raises(PartError, match=f"{files}/part-0 is no part of a sweep"):
+        with pytest.raises(PartError, match=f"{files}/part-0 is no part of results"):
             read(place_of(files))
 
 

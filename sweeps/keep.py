@@ -1,0 +1,28 @@
+"""Replays of a grid, each kept as a part of its own as soon as it is there, in the form of a sweep's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from results.tables import part_of
+from simulator.bounds import bound_of
+from simulator.config import ReplayConfig
+from sweeps.folder_store import Folder
+from sweeps.grid import Outcome
+from sweeps.provenance import provenance
+from traces.schema import Trace
+
+
+def keep(
+    folder: Path, trace: Trace, configs: Sequence[ReplayConfig], outcomes: Iterable[Outcome], engine: str
+) -> Iterator[Outcome]:
+    """Every outcome, once it is stored: an interrupted grid keeps what it has. Raises ConfigError."""
+    place = Folder(folder)
+    origin = provenance([trace], engine, {config.platform for config in configs})
+    for number, (config, (result, counted)) in enumerate(zip(configs, outcomes, strict=True)):
+        if not number:  # a replay that is refused leaves no folder
+            place.prepare()
+        bound = bound_of(trace, config)
+        place.store(part_of(result, bound and bound.identity(trace), counted), origin)
+        yield result, counted
