@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,13 +50,16 @@ def ranked(frame: pl.DataFrame, by: str) -> pl.DataFrame:
     return order.select("identity", *varying, *RANKED)
 
 
-def judged(frame: pl.DataFrame) -> list[str]:
-    """The best configurations of a frame in words (`analysis/verdict.py`)."""
+def judged(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[str]:
+    """The best configurations of a frame in words (`analysis/verdict.py`).
+
+    `foresees` says whether the policies of a row know the future, by kind.
+    """
     table = measured(frame)
     names = [field for field in fields(frame) if field != "trace" and table[field].n_unique() > 1]
     rows = table.select(*fields(frame), "identity", "tokens_per_s", "hit_rate").with_row_index("at").sort("identity")
     entries = [
-        Entry(row, row["tokens_per_s"], row["hit_rate"], partial(_requests_of, frame, row["at"]))
+        Entry(row, row["tokens_per_s"], row["hit_rate"], partial(_requests_of, frame, row["at"]), foresees(row))
         for row in rows.iter_rows(named=True)
     ]
     return lines(entries, names)

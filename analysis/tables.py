@@ -7,6 +7,7 @@ columns that the caller can spare; prose, which is folded; then the row becomes 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ GAP = "  "
 LONG = 24  #: a text of more characters and several words is prose
 NARROWEST = 16  #: of a column of prose
 SPARED = "more with --csv: "
+COMMAND = ": moereplay "  #: before a command that ends a line
+KEPT = "\N{NO-BREAK SPACE}"  #: where a line is not to be broken; textwrap breaks at spaces of ASCII alone
 
 Rows = Sequence[Mapping[str, object]]
 
@@ -119,10 +122,30 @@ def csv(rows: Rows) -> str:
 
 
 def folded(text: str, width: int = 0) -> str:
-    """A line as several that fit, unless a word does not; those after the first are indented."""
-    indented = " " * (len(text) - len(text.lstrip())) + GAP
-    width = width or width_of()
-    return fill(text, width, subsequent_indent=indented, break_long_words=False, break_on_hyphens=False)
+    """A line as several that fit, unless a word does not; those after the first are indented.
+
+    What is to be pasted stays whole: text in backticks, and a command at the end, which gets a line of its own.
+    """
+    width, indented = width or width_of(), " " * (len(text) - len(text.lstrip())) + GAP
+    if len(text) <= width:
+        return text
+    prose, _, typed = text.rpartition(COMMAND)
+    if prose:
+        return f"{folded(prose + ':', width)}\n{indented}{COMMAND[2:]}{typed}"
+    kept = re.sub("`[^`]*`", lambda span: span[0].replace(" ", KEPT), text)
+    lines = fill(kept, width, subsequent_indent=indented, break_long_words=False, break_on_hyphens=False)
+    return lines.replace(KEPT, " ")
+
+
+def definitions(pairs: Sequence[tuple[str, str]], width: int = 0) -> list[str]:
+    """Each name with its text beside it, folded below itself; a name is given once for texts that follow it."""
+    width, names = width or width_of(), max(len(name) for name, _ in pairs)
+    return [line for name, text in pairs for line in _beside(f"{name:{names}}{GAP}", text, width)]
+
+
+def _beside(name: str, text: str, width: int) -> list[str]:
+    first, *others = folded(text, max(width - len(name), NARROWEST)).splitlines() or [""]
+    return [(name + first).rstrip(), *(" " * len(name) + line for line in others)]
 
 
 def cell(value: object) -> str:

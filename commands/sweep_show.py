@@ -31,7 +31,8 @@ def sweep_show(
     from analysis.checks import columns, in_short, summary
     from analysis.metrics import grouped, judged, ranked
     from analysis.short import drawn
-    from analysis.tables import folded, markdown
+    from analysis.tables import markdown
+    from policies.grammar import foresight
     from results import checks
     from results import read_sweep as sweeps
     from results.read import filtered, label_of
@@ -48,13 +49,16 @@ def sweep_show(
         ranking = ranked(frame, by)
         rows = grouped(frame, group_by.split(","), by) if group_by else columns(ranking, found)
         checked = summary([each for each in found if each.identity in set(ranking["identity"])], len(frame))
-        best = [] if group_by else judged(frame)
+        best = [] if group_by else judged(frame, foresight())
         heading = f"{label_of(frame)}: {len(frame):,} configurations, best {by} first"
     if as_csv or as_json:
         _print_all(rows, as_json)
         return
     shown = in_short(rows.head(top).to_dicts())
-    show(*([markdown(shown)] if as_markdown else [heading, "", *drawn(shown), *map(folded, [*checked, *best])]))
+    if as_markdown:
+        print(markdown(shown))
+    else:
+        show(heading, "", *drawn(shown), *checked, *best)
     if len(rows) > top:
         say(f"{top} of {len(rows):,} rows; --top for more")
 
