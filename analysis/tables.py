@@ -15,7 +15,7 @@ from csv import DictWriter
 from dataclasses import dataclass
 from io import StringIO
 from itertools import zip_longest
-from textwrap import fill, wrap
+from textwrap import TextWrapper, fill, wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ WIDTH = 80  #: of what is no terminal, unless COLUMNS says otherwise
 GAP = "  "
 LONG = 24  #: a text of more characters and several words is prose
 NARROWEST = 16  #: of a column of prose
+HEAD_BREAKS = r" +|(?<=_)(?=\w)"
 SPARED = "more with --csv: "
 COMMAND = ": moereplay "  #: before a command that ends a line
 KEPT = "\N{NO-BREAK SPACE}"  #: where a line is not to be broken; textwrap breaks at spaces of ASCII alone
@@ -47,10 +48,10 @@ class Column:
 
     @property
     def least(self) -> int:
-        """The width to which it may be folded: numbers and short texts stay whole, heads break at spaces."""
+        """The width to which it may be folded: numbers and short texts stay whole, heads break after spaces and _."""
         if self.prose:
             return NARROWEST
-        return max(map(len, (*self.head.split(), *self.cells)), default=0)
+        return max(map(len, (*re.split(HEAD_BREAKS, self.head), *self.cells)), default=0)
 
     @property
     def prose(self) -> bool:
@@ -121,17 +122,17 @@ def csv(rows: Rows) -> str:
     return written.getvalue().rstrip("\n")
 
 
-def folded(text: str, width: int = 0) -> str:
+def folded(text: str, width: int = 0, hanging: str = GAP) -> str:
     """A line as several that fit, unless a word does not; those after the first are indented.
 
     What is to be pasted stays whole: text in backticks, and a command at the end, which gets a line of its own.
     """
-    width, indented = width or width_of(), " " * (len(text) - len(text.lstrip())) + GAP
+    width, indented = width or width_of(), " " * (len(text) - len(text.lstrip())) + hanging
     if len(text) <= width:
         return text
     prose, _, typed = text.rpartition(COMMAND)
     if prose:
-        return f"{folded(prose + ':', width)}\n{indented}{COMMAND[2:]}{typed}"
+        return f"{folded(prose + ':', width, hanging)}\n{indented}{COMMAND[2:]}{typed}"
     kept = re.sub("`[^`]*`", lambda span: span[0].replace(" ", KEPT), text)
     lines = fill(kept, width, subsequent_indent=indented, break_long_words=False, break_on_hyphens=False)
     return lines.replace(KEPT, " ")
@@ -144,8 +145,16 @@ def definitions(pairs: Sequence[tuple[str, str]], width: int = 0) -> list[str]:
 
 
 def _beside(name: str, text: str, width: int) -> list[str]:
-    first, *others = folded(text, max(width - len(name), NARROWEST)).splitlines() or [""]
+    room = max(width - len(name), NARROWEST)
+    first, *others = lines = folded(text, room, "").splitlines() or [""]
+    if max(map(len, lines)) > room:  # what cannot be folded has a line of its own
+        return [name.rstrip(), GAP + text]
     return [(name + first).rstrip(), *(" " * len(name) + line for line in others)]
+
+
+def counted(many: int, what: str) -> str:
+    """1 token, 2,000 tokens."""
+    return f"{many:,} {what}{'' if many == 1 else 's'}"
 
 
 def cell(value: object) -> str:
@@ -223,12 +232,26 @@ def _lines(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
     rule = "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
     rows = range(len(columns[0].cells))
     body = [line for at in rows for line in _line([column.cells[at] for column in columns], columns, widths)]
-    return [*_line([column.head for column in columns], columns, widths), rule, *body]
+    heads = [
+        _Heads(width, break_long_words=False).wrap(column.head) for column, width in zip(columns, widths, strict=True)
+    ]
+    return [*_joined(heads, columns, widths), rule, *body]
 
 
 def _line(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
     """One text per column, as many lines as the longest takes."""
-    pieces = [_wrapped(text, width) for text, width in zip(texts, widths, strict=True)]
+    return _joined([_wrapped(text, width) for text, width in zip(texts, widths, strict=True)], columns, widths)
+
+
+class _Heads(TextWrapper):
+    """Breaks `relaxed_belady hits` after `relaxed_` too."""
+
+    def _split(self, text: str) -> list[str]:
+        return [piece for piece in re.split(f"({HEAD_BREAKS})", text) if piece]
+
+
+def _joined(pieces: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    """The lines of each column's text beside those of the others."""
     return [GAP.join(map(Column.padded, columns, line, widths)).rstrip() for line in zip_longest(*pieces, fillvalue="")]
 
 

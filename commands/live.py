@@ -302,17 +302,19 @@ def _kept(run: Callable[..., Live], kept: Outcome, pace: _Pace, append: Callable
 def _report(ran: Live, tokens: int) -> None:
     from analysis.heading import settings
     from analysis.metrics import measured
-    from analysis.tables import table
+    from analysis.tables import counted, table
     from results.write import to_frame
 
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
     about = ran.result.about
-    first = f"{about['label']}: {about['model']}, {len(ran.executed):,} requests, {tokens:,} tokens"
+    first = f"{about['label']}: {about['model']}, {counted(len(ran.executed), 'request')}, {counted(tokens, 'token')}"
     show(first, *measured_on(about), *settings([ran.result]), "")
     times = "MEASURED" if about["seconds"] == "measured" else "SIMULATED"
-    show(table([{f"{times} {what}" if name in TIMES else what: row[name] for name, what in SHOWN.items()}]))
+    shown = [(f"{times} {what}" if name in TIMES else what, row[name]) for name, what in SHOWN.items()]
+    show(table([{"of the run": what, "": value} for what, value in shown]))
     if ran.quality:
-        show(table([{heading: getattr(ran.quality.total, name) for name, heading in JUDGED.items()}]))
+        judged = [{"of its output": what, "": getattr(ran.quality.total, name)} for name, what in JUDGED.items()]
+        show(table(judged))
 
 
 def _quality(ran: Live) -> dict[str, Any] | None:

@@ -178,10 +178,14 @@ def test_a_line_is_folded_and_what_is_pasted_is_whole() -> None:
     assert folded(f"  warning: {'ab ' * 20}", 30).splitlines()[1].startswith("    ab")
 
 
+def test_a_definition_that_cannot_be_folded_has_a_line_of_its_own() -> None:
+    assert definitions([("write", "--miss a:b=c:d=e:f=g:h=i")], 24) == ["write", "  --miss a:b=c:d=e:f=g:h=i"]
+
+
 def test_definitions_are_folded_below_their_texts() -> None:
     assert definitions([("what", "one two three four"), ("", ""), ("a", "b")], 22) == [
         "what  one two three",
-        "        four",
+        "      four",
         "",
         "a     b",
     ]
