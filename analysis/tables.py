@@ -26,7 +26,6 @@ GAP = "  "
 LONG = 24  #: a text of more characters and several words is prose
 NARROWEST = 16  #: of a column of prose
 HEAD_BREAKS = r" +|(?<=_)(?=\w)"
-SPARED = "more with --csv: "
 COMMAND = ": moereplay "  #: before a command that ends a line
 KEPT = "\N{NO-BREAK SPACE}"  #: where a line is not to be broken; textwrap breaks at spaces of ASCII alone
 
@@ -89,10 +88,11 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=width_of(stream), highlight=False, markup=False, soft_wrap=True)  # [x] is text
 
 
-def table(rows: Rows, title: str = "", spare: Sequence[str] = (), width: int = 0) -> str:
+def table(rows: Rows, title: str = "", spare: Sequence[str] = (), width: int = 0, more: str = "--csv") -> str:
     """A column per key of any row; numbers to the right, floats with four significant digits.
 
-    `spare` are the columns that may be left out, first to go first; `width` is the terminal's unless given.
+    `spare` are the columns that may be left out, first to go first, and `more` the option that prints them; `width` is
+    the terminal's unless given.
     """
     width = width or width_of()
     columns = [_column(rows, name) for name in dict.fromkeys(name for row in rows for name in row)]
@@ -100,7 +100,7 @@ def table(rows: Rows, title: str = "", spare: Sequence[str] = (), width: int = 0
     columns, said = _without_constants(columns, width)
     above += [folded(f"all: {'; '.join(said)}", width)] if said else []
     columns, left_out = _spared(columns, spare, width)
-    below = [folded(SPARED + ", ".join(left_out), width)] if left_out else []
+    below = [folded(f"more with {more}: {', '.join(left_out)}", width)] if left_out else []
     return "\n".join([*above, *_drawn(columns, width), *below, ""])
 
 
@@ -196,13 +196,12 @@ def _without_constants(columns: list[Column], width: int) -> tuple[list[Column],
 def _spared(columns: list[Column], spare: Sequence[str], width: int) -> tuple[list[Column], list[str]]:
     """Columns without as many of `spare` as it takes to fit; all of them where that is not enough."""
     left: list[str] = []
-    for name in spare:
+    for name in (*spare, ""):
         kept = [column for column in columns if column.head not in left]
-        if _total(kept) <= width:
+        if _folded(kept, width):
             return kept, left
         left += [name] if name in {column.head for column in kept} else []
-    kept = [column for column in columns if column.head not in left]
-    return (kept, left) if _total(kept) <= width else (columns, [])
+    return columns, []
 
 
 def _drawn(columns: Sequence[Column], width: int) -> list[str]:

@@ -67,11 +67,11 @@ def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
         {
             "set": each.name,
             "lam": each.lam,
-            "miss rate, live": miss_rate(each, "live"),
-            "miss rate, replayed": miss_rate(each, "replayed"),
-            "tokens": each.quality["tokens"],
+            "miss rate live": miss_rate(each, "live"),
+            "miss rate replayed": miss_rate(each, "replayed"),
+            "tokens scored": each.quality["tokens"],
             "perplexity": each.quality["perplexity"],
-            "unmodified model": each.quality["perplexity_base"],
+            "of the model alone": each.quality["perplexity_base"],
             "mean KL, nats": each.quality["mean_kl"],
             "same top-1": each.quality["top1"],
         }
@@ -155,7 +155,7 @@ def _measure(measure: Measure) -> Row:
 def _divergence(found: Divergence | None) -> Row | None:
     if found is None:
         return None
-    return found._asdict() | {"tokens": None if found.tokens is None else list(found.tokens)}
+    return found._asdict() | {"tokens scored": None if found.tokens is None else list(found.tokens)}
 
 
 def _flat(config: Row) -> Row:

@@ -18,7 +18,7 @@ from commands.interrupt import keeping
 from commands.meter import Meter
 from commands.model_options import NEW_TOKENS, WINDOW, Placement
 from commands.offloading import Offloading, measured_on, real_transfers
-from commands.options import PolicyFiles, complaint
+from commands.options import PolicyFiles, check_events, complaint
 from commands.settings import LiveSettings
 from commands.terminal import say, say_wrote, show
 
@@ -102,6 +102,7 @@ def live(
 
     With --slow-tier experts are read from there into a cache of that capacity, and times are MEASURED.
     """
+    from tracegen.folder import check_look_ahead
     from tracegen.requirements import require_torch
 
     tokens = _checked(model, tokens)
@@ -111,6 +112,7 @@ def live(
     with keeping(lambda: "nothing was written"):
         _check_outputs(config, kept)
         read = _read(tokens, placement.located(model))
+        check_look_ahead(read.folder, kept.look_ahead)
         loaded = placement.loaded(model, read.folder)
         ready = _prepared(tokens, config, read, loaded, kept.look_ahead)
         with real_transfers(ready, real) as transfers:
@@ -178,6 +180,7 @@ def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
     check_live(config)
     if kept.record_to:
         refuse_taken(kept.record_to, resume=False)
+    check_events(kept.events)
     for path in filter(None, (kept.record_to, kept.events)):
         check_output(path)
 

@@ -55,6 +55,7 @@ def replay(
     from traces.store import open_trace
 
     check_engine(engine)
+    options.check_events(events)
     for path in filter(None, (out and out / "part", events)):
         check_output(path)
     opened = open_trace(trace)

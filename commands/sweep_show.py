@@ -29,20 +29,21 @@ def sweep_show(
 ) -> None:
     """Show what a sweep found: what varies, and the figures by which it can be ranked. SIMULATED."""
     from analysis.checks import columns, in_short, summary
-    from analysis.metrics import grouped, judged, ranked
+    from analysis.metrics import grouped, judged, ranked, shared
     from analysis.short import drawn
-    from analysis.tables import markdown
+    from analysis.tables import counted, markdown
     from policies.grammar import foresight
     from results import checks
     from results import read_sweep as sweeps
-    from results.read import filtered, label_of
+    from results.read import filtered, label_of, seconds_of
     from results.settings import POLICIES
     from sweeps.store import place_of
 
     folder = place_of(results).local()
-    heading, checked, best = "error rows", [], []
+    checked, best = [], []
     if errors:
         rows = sweeps.errors(folder).select("identity", *POLICIES, "capacity", "error")
+        heading = [f"{counted(len(rows), 'configuration')} without a result"]
     else:
         frame = filtered(sweeps.load(folder), where or [])
         found = checks.load(folder)
@@ -50,7 +51,11 @@ def sweep_show(
         rows = grouped(frame, group_by.split(","), by) if group_by else columns(ranking, found)
         checked = summary([each for each in found if each.identity in set(ranking["identity"])], len(frame))
         best = [] if group_by else judged(frame, foresight())
-        heading = f"{label_of(frame)}: {len(frame):,} configurations, best {by} first"
+        heading = [
+            f"{label_of(frame)}: {counted(len(frame), 'configuration')}, best {by} first",
+            shared(frame),
+            f"seconds: {seconds_of(frame)}",
+        ]
     if as_csv or as_json:
         _print_all(rows, as_json)
         return
@@ -58,7 +63,7 @@ def sweep_show(
     if as_markdown:
         print(markdown(shown))
     else:
-        show(heading, "", *drawn(shown), *checked, *best)
+        show(*heading, "", *drawn(shown), *checked, *best)
     if len(rows) > top:
         say(f"{top} of {len(rows):,} rows; --top for more")
 

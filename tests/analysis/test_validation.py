@@ -269,7 +269,7 @@ def test_quality_is_told_of_sets_that_change_it(comparisons: list[Comparison]) -
     assert [row["lam"] for row in rows] == [0, 0.3, 1]
     layers = comparisons[2].layers
     misses, accesses = (sum(layer[f"live_{name}"] for layer in layers) for name in ("misses", "accesses"))
-    assert rows[1]["miss rate, live"] == misses / accesses
+    assert rows[1]["miss rate live"] == misses / accesses
 
 
 def test_the_document_is_json_and_says_where_runs_part(comparisons: list[Comparison]) -> None:
