@@ -9,8 +9,14 @@ WORKERS ?= 2
 MINI := tracegen/miniature
 SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
+BEGAN := $(shell date +%s)
+# Room for more than one token's experts: below it a global LRU hits nothing.
+GRID := --capacity 15%,25%,50% --eviction lru,lfu,least_stale
+# Other people's recordings, where a folder of them lies beside this one (CONTRIBUTING.md).
+RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
+REAL := $(RECORDINGS)/gpt-oss-20b/gptoss20b_decode.npz
 
-.PHONY: help demo demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality
+.PHONY: help demo demo-begins demo-ends demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality
 .PHONY: study-fidelity study-measured study-live-transfers study-tune bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
@@ -19,13 +25,14 @@ help:            ## this list
 # uv first (fast), pip as the fallback. uv reads no pip.conf, so a local wheel folder is handed on by hand; without one,
 # uv looks for the build of torch that fits this machine's GPU, or the small one for none.
 define install
-	@links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
+	@echo "installing $(strip $(1)) $(2)"; while sleep 5; do printf .; done & trap "kill $$! 2>/dev/null" EXIT; \
+	links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
 	if [ -z "$$links" ]; then export UV_TORCH_BACKEND="$${UV_TORCH_BACKEND:-auto}"; fi; \
 	if [ -z "$${NO_UV:-}" ] && $(BIN)/pip install --quiet --disable-pip-version-check uv 2>/dev/null \
 	   && UV_FIND_LINKS="$${links// /,}" VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet -c constraints.txt $(1) $(2); \
-	then echo "installed with uv"; \
+	then echo " done, with uv"; \
 	else $(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1" \
-	   && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(1) $(2) && echo "installed with pip"; fi
+	   && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(1) $(2) && echo " done, with pip"; fi
 endef
 
 $(BIN)/python:
@@ -43,20 +50,46 @@ $(BIN)/python:
 	$(call install,-e '.[record]',--group dev)
 	@touch $@
 
-demo: .venv/record.stamp     ## record the miniature, replay a grid, draw, run live beside the replays (4 minutes)
+demo: demo-begins .venv/record.stamp  ## record a small model, replay 18 configurations, draw, name the best (2 minutes)
 	rm -rf $(DEMO)
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 16 --max-new-tokens 65 \
-	    --temperature 1 --look-ahead 2 --dtype float32 --out $(DEMO)/prompts.zarr
-	$(BIN)/moereplay record miniature --text $(MINI)/heldout.txt --window 256 --limit 8 --dtype float32 --out $(DEMO)/text.zarr
-	$(BIN)/moereplay inspect $(DEMO)/prompts.zarr
-	$(BIN)/moereplay replay $(DEMO)/prompts.zarr --capacity 10%,25%,50% --eviction lru,least_stale --prefetch none,top_k \
-	    --out $(DEMO)/replays
-	$(BIN)/moereplay plot $(DEMO)/replays
-	$(BIN)/moereplay validate $(DEMO)/prompts.zarr --requests 2 --out $(DEMO)/validation
+	    --temperature 1 --look-ahead 2 --dtype float32 --out $(DEMO)/miniature.zarr
+	$(BIN)/moereplay replay $(DEMO)/miniature.zarr --passes token $(GRID) --prefetch none,top_k --out $(DEMO)/miniature
+	$(BIN)/moereplay plot $(DEMO)/miniature
+ifneq ($(wildcard $(REAL)),)
+	$(BIN)/moereplay import $(REAL) --model gpt-oss-20b --expert-bits 4 --limit 6 --out $(DEMO)/gpt-oss-20b.zarr
+	$(BIN)/moereplay replay $(DEMO)/gpt-oss-20b.zarr --platform rtx4090-pcie4 $(GRID) --out $(DEMO)/gpt-oss-20b
+	$(BIN)/moereplay plot $(DEMO)/gpt-oss-20b
+endif
+	@$(MAKE) --no-print-directory demo-ends
+
+demo-begins:
+	@if [ -e .venv/record.stamp ]; then echo "The demo takes about a minute, and 60 MB in $(DEMO)."; \
+	else echo "The demo takes 2 minutes after its packages are downloaded: 2 GB in .venv, 60 MB in $(DEMO)."; fi
+
+demo-ends:
+	@for model in miniature gpt-oss-20b; do \
+	  if [ -d $(DEMO)/$$model ]; then echo; echo "$$model:"; $(BIN)/moereplay sweep show $(DEMO)/$$model --brief; \
+	    echo "pictures: $(DEMO)/$$model/figures/ (collisions_by_layer.png first)"; fi; done
+ifeq ($(wildcard $(REAL)),)
+	@echo; echo "With a real model's routing beside it: docs/recording.md, \"The routing of a real model\"."
+endif
+	@echo "Done in $$(($$(date +%s) - $(BEGAN))) seconds. Next: README.md, or make demo-full."
+
+demo-full: .venv/record.stamp  ## the long circle: texts as well, trace health, and the model live beside its replays (3 minutes)
+	rm -rf $(DEMO)-full
+	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 16 --max-new-tokens 65 \
+	    --temperature 1 --look-ahead 2 --dtype float32 --out $(DEMO)-full/prompts.zarr
+	$(BIN)/moereplay record miniature --text $(MINI)/heldout.txt --window 256 --limit 8 --dtype float32 --out $(DEMO)-full/text.zarr
+	$(BIN)/moereplay inspect $(DEMO)-full/prompts.zarr
+	$(BIN)/moereplay replay $(DEMO)-full/text.zarr --passes decode:64 $(GRID) --out $(DEMO)-full/replays
+	$(BIN)/moereplay curve $(DEMO)-full/text.zarr --passes decode:64 --out $(DEMO)-full/replays
+	$(BIN)/moereplay plot $(DEMO)-full/replays
+	$(BIN)/moereplay validate $(DEMO)-full/prompts.zarr --requests 2 --out $(DEMO)-full/validation
+	$(BIN)/moereplay plot $(DEMO)-full/validation
 
 demo-replay: .venv/base.stamp  ## without torch: replay the recorded trace that comes with the repository
-	$(BIN)/moereplay replay $(SAMPLE) --capacity 5%,25% --eviction lru,least_stale,farthest_layer --prefetch none,top_k \
-	    --out runs/demo-replay
+	$(BIN)/moereplay replay $(SAMPLE) --passes token $(GRID) --prefetch none,top_k --out runs/demo-replay
 	$(BIN)/moereplay plot runs/demo-replay
 
 test: .venv/dev.stamp        ## the test suite, without what takes minutes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from analysis.tables import counted
 from results.labels import ESTIMATE
 from results.result import Result
 from results.settings import EXPERTS, POLICIES, SETTINGS
@@ -17,8 +19,7 @@ def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
     """Lines that say what was replayed, and how to read it."""
     label = "SIMULATED, open-loop" if any("open-loop" in result.about["label"] for result in results) else "SIMULATED"
     lines = [
-        f"{label}: {trace.header.provenance.model}, {trace.requests:,} requests, {trace.tokens:,} tokens, "
-        f"trace {trace.digest[:12]}",
+        f"{label}: {of_trace(trace)}",
         *settings(results),
         *_seconds(results),
     ]
@@ -29,44 +30,51 @@ def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
     return [*lines, ""]
 
 
+def of_trace(trace: Trace) -> str:
+    """Of what model, how much, and which."""
+    much = f"{counted(trace.requests, 'request')}, {counted(trace.tokens, 'token')}"
+    return f"{trace.header.provenance.model}, {much}, trace {trace.digest[:12]}"
+
+
 def settings(results: Sequence[Result]) -> list[str]:
     """Every setting, the capacities in every form with their warnings, and what is cached beside them."""
     return [
         _echo(results, POLICIES),
         _echo(results, OTHERS),
-        *_each_capacity(results),
+        *capacities([(result.config, result.about) for result in results]),
         *_each_side_buffer(results),
     ]
 
 
 def _seconds(results: Sequence[Result]) -> list[str]:
-    """What the times of each platform rest on."""
-    platforms = {
-        (result.config["platform"], result.about.get("seconds"), result.about.get("calibration")): None
-        for result in results
-    }
-    lines = []
-    for platform, seconds, calibration in platforms:
-        of = f"calibrated, {calibration}" if seconds == "calibrated" else ESTIMATE
-        lines.append(f"seconds of {platform}: {of}")
-    return lines
-
-
-def _each_capacity(results: Sequence[Result]) -> list[str]:
-    forms = dict[tuple[str, str], dict[str, None]]()  # with each warning once: it may be of one platform alone
+    """What the times of the platforms rest on, those alike in one line."""
+    platforms: dict[str, dict[str, None]] = {}
     for result in results:
-        warnings = forms.setdefault((result.config["capacity"], result.about["capacity_forms"]), {})
-        warnings |= {result.about["warning"]: None} if result.about["warning"] else {}
-    lines = []
-    for (capacity, text), warnings in forms.items():
-        lines += [f"capacity {capacity}: {text}", *(f"  warning: {warning}" for warning in warnings)]
-    return lines
+        about = result.about
+        of = f"calibrated, {about.get('calibration')}" if about.get("seconds") == "calibrated" else ESTIMATE
+        platforms.setdefault(of, {})[result.config["platform"]] = None
+    return [f"seconds of {', '.join(names)}: {of}" for of, names in platforms.items()]
+
+
+def capacities(cached: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+    """From (configuration, `about`) of each: the capacities in every other form, then each warning once."""
+    forms = dict.fromkeys((config["capacity"], about["capacity_forms"]) for config, about in cached)
+    warnings: dict[str, dict[str, None]] = {}  # one may be of one platform alone
+    for config, about in cached:
+        if about["warning"]:
+            warnings.setdefault(about["warning"], {})[config["capacity"]] = None
+    return [
+        *(f"capacity {capacity}: {text.removeprefix(f'{capacity} = ')}" for capacity, text in forms),
+        *(f"warning for {', '.join(texts)}: {warning}" for warning, texts in warnings.items()),
+    ]
 
 
 def _each_side_buffer(results: Sequence[Result]) -> list[str]:
     """Side buffers, whose bytes are outside of the capacity."""
     held = {result.about["policies"]["prefetch"]: result.about["side_bytes"] for result in results}
-    return [f"side buffers of {prefetch}: {size:,} bytes more" for prefetch, size in held.items() if size]
+    return [
+        f"side buffers of {prefetch}: {size:,} bytes beside the capacity" for prefetch, size in held.items() if size
+    ]
 
 
 def _echo(results: Sequence[Result], names: Sequence[str]) -> str:

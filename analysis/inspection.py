@@ -28,6 +28,7 @@ def render(trace: Trace, summary: Summary, findings: Sequence[Finding]) -> list[
     return [
         *_heading(trace, summary),
         table([_layer_row(index, layer) for index, layer in enumerate(summary.layers)]),
+        *_legend(summary),
         *(f"{finding.level:8} {finding.check}: {finding.text}" for finding in findings),
     ]
 
@@ -41,7 +42,22 @@ def _heading(trace: Trace, summary: Summary) -> list[str]:
         f"{summary.requests:,} requests, {summary.tokens:,} tokens ({summary.prompt_tokens:,} of prompts){state}",
         f"holds {', '.join(summary.capabilities)}; digest {trace.digest[:16]}",
         *(f"note: {note}" for note in provenance.notes),
-        f"reuse by chance is {summary.chance:.3f}; reuse, entropy and imbalance are per layer:",
+        "",
+    ]
+
+
+def _legend(summary: Summary) -> list[str]:
+    """What the columns of the table are."""
+    return [
+        f"reuse: share of a token's experts that the token before it used; {summary.chance:.3f} by chance",
+        "entropy: 1 where all experts are used alike; busiest/mean: uses of the busiest over the mean",
+        *(["distinct in N: how many experts N tokens in a row use, mean"] if summary.layers[0].distinct else []),
+        *(
+            ["recall +D: share of the experts D layers on that look-ahead predicts here"]
+            if summary.layers[0].recall
+            else []
+        ),
+        "",
     ]
 
 

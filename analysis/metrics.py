@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,12 @@ from analysis.ratios import FORMULAS, RANKED, RATIOS
 from analysis.verdict import Entry, lines
 from results.errors import unknown
 from results.read import fields, runs
+from results.settings import POLICIES, SETTINGS
+
+DEFAULTS = {each.name: each.default for each in SETTINGS}
+#: Said of a table even at their defaults.
+ALWAYS = ("model", "trace", *POLICIES, "platform", "passes")
+SAID = (*ALWAYS, *DEFAULTS)
 
 
 def with_ratios(tidy: pl.DataFrame) -> pl.DataFrame:
@@ -50,16 +56,28 @@ def ranked(frame: pl.DataFrame, by: str) -> pl.DataFrame:
     return order.select("identity", *varying, *RANKED)
 
 
-def judged(frame: pl.DataFrame) -> list[str]:
-    """The best configurations of a frame in words (`analysis/verdict.py`)."""
+def judged(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[str]:
+    """The best configurations of a frame in words (`analysis/verdict.py`).
+
+    `foresees` says whether the policies of a row know the future, by kind.
+    """
     table = measured(frame)
     names = [field for field in fields(frame) if field != "trace" and table[field].n_unique() > 1]
     rows = table.select(*fields(frame), "identity", "tokens_per_s", "hit_rate").with_row_index("at").sort("identity")
     entries = [
-        Entry(row, row["tokens_per_s"], row["hit_rate"], partial(_requests_of, frame, row["at"]))
+        Entry(row, row["tokens_per_s"], row["hit_rate"], partial(_requests_of, frame, row["at"]), foresees(row))
         for row in rows.iter_rows(named=True)
     ]
     return lines(entries, names)
+
+
+def shared(frame: pl.DataFrame) -> str:
+    """The settings that all configurations have alike, in words; a default is said of policies and `ALWAYS` alone."""
+    table = runs(frame)
+    alike = {name: table[name][0] for name in fields(frame) if name in SAID and table[name].n_unique() == 1}
+    alike |= {name: str(digest)[:12] for name, digest in alike.items() if name == "trace"}
+    said = {name: value for name, value in alike.items() if name in ALWAYS or value not in (DEFAULTS[name], "", None)}
+    return "; ".join(f"{name} {value}" for name, value in said.items())
 
 
 def _requests_of(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:

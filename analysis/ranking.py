@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cmp_to_key, partial
 from statistics import mean, median
 from typing import Any
@@ -29,14 +29,20 @@ def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str]
     return [{name: line[name] for name in (*shown, *RANKED, *lower)} for line in table]
 
 
-def judged(rows: Sequence[Row], called: Mapping[str, str] | None = None) -> list[str]:
-    """The last lines of that table: the best of its rows (`analysis/verdict.py`)."""
+def judged(
+    rows: Sequence[Row], called: Mapping[str, str] | None = None, foresees: Callable[[Row], bool] = lambda row: False
+) -> list[str]:
+    """The last lines of that table: the best of its rows (`analysis/verdict.py`).
+
+    `foresees` says whether the policies of a row know the future, by kind.
+    """
     table, shown = _sorted(rows, "hit_rate", called)
     requests = {row["about"]["identity"]: row["per_request"] for row in rows}
     names = [name for name in shown if len({line[name] for line in table}) > 1]
+    kept = [partial(requests.__getitem__, line["identity"]) for line in table]
     entries = [
-        Entry(line, line["tokens_per_s"], line["hit_rate"], partial(requests.__getitem__, line["identity"]))
-        for line in table
+        Entry(line, line["tokens_per_s"], line["hit_rate"], its, foresees(line))
+        for line, its in zip(table, kept, strict=True)
     ]
     return lines(entries, names)
 

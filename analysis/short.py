@@ -22,7 +22,7 @@ HEADS = {
 }
 SHARES = ("hit_rate", "belady_hit_rate", "compulsory_limit", "collisions_per_miss")
 #: What may be left out, first to go first.
-SPARE = ("id", "limit", "GB lower", "GB", "coll")
+SPARE = ("id", "limit", "GB lower", "GB", "coll", "tok/s", "belady")
 LEGEND = (
     "belady, limit: the most hits of any eviction, of any cache, without prefetch",
     "coll: misses of what the same pass evicted; TTFT, TPOT in ms; --csv: all digits",
@@ -34,7 +34,8 @@ def drawn(rows: Sequence[Mapping[str, Any]], width: int = 0) -> list[str]:
     """A ranking as a table, and its legend."""
     legend = LEGEND if rows and "belady_hit_rate" in rows[0] else ()
     shown = table([_short(row) for row in rows], spare=SPARE, width=width)
-    return [shown, *(folded(line, width) for line in legend)]
+    legend = [line for line in legend if not line.startswith("coll:") or " coll " in shown.partition("─")[0]]
+    return [*filter(None, [shown.rstrip("\n") and shown]), *(folded(line, width) for line in legend)]
 
 
 def _short(row: Mapping[str, Any]) -> dict[str, object]:

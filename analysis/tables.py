@@ -7,6 +7,7 @@ columns that the caller can spare; prose, which is folded; then the row becomes 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from csv import DictWriter
 from dataclasses import dataclass
 from io import StringIO
 from itertools import zip_longest
-from textwrap import fill, wrap
+from textwrap import TextWrapper, fill, wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ WIDTH = 80  #: of what is no terminal, unless COLUMNS says otherwise
 GAP = "  "
 LONG = 24  #: a text of more characters and several words is prose
 NARROWEST = 16  #: of a column of prose
-SPARED = "more with --csv: "
+HEAD_BREAKS = r" +|(?<=_)(?=\w)"
+COMMAND = ": moereplay "  #: before a command that ends a line
+KEPT = "\N{NO-BREAK SPACE}"  #: where a line is not to be broken; textwrap breaks at spaces of ASCII alone
 
 Rows = Sequence[Mapping[str, object]]
 
@@ -44,10 +47,10 @@ class Column:
 
     @property
     def least(self) -> int:
-        """The width to which it may be folded: numbers and short texts stay whole, heads break at spaces."""
+        """The width to which it may be folded: numbers and short texts stay whole, heads break after spaces and _."""
         if self.prose:
             return NARROWEST
-        return max(map(len, (*self.head.split(), *self.cells)), default=0)
+        return max(map(len, (*re.split(HEAD_BREAKS, self.head), *self.cells)), default=0)
 
     @property
     def prose(self) -> bool:
@@ -85,10 +88,11 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=width_of(stream), highlight=False, markup=False, soft_wrap=True)  # [x] is text
 
 
-def table(rows: Rows, title: str = "", spare: Sequence[str] = (), width: int = 0) -> str:
+def table(rows: Rows, title: str = "", spare: Sequence[str] = (), width: int = 0, more: str = "--csv") -> str:
     """A column per key of any row; numbers to the right, floats with four significant digits.
 
-    `spare` are the columns that may be left out, first to go first; `width` is the terminal's unless given.
+    `spare` are the columns that may be left out, first to go first, and `more` the option that prints them; `width` is
+    the terminal's unless given.
     """
     width = width or width_of()
     columns = [_column(rows, name) for name in dict.fromkeys(name for row in rows for name in row)]
@@ -96,7 +100,7 @@ def table(rows: Rows, title: str = "", spare: Sequence[str] = (), width: int = 0
     columns, said = _without_constants(columns, width)
     above += [folded(f"all: {'; '.join(said)}", width)] if said else []
     columns, left_out = _spared(columns, spare, width)
-    below = [folded(SPARED + ", ".join(left_out), width)] if left_out else []
+    below = [folded(f"more with {more}: {', '.join(left_out)}", width)] if left_out else []
     return "\n".join([*above, *_drawn(columns, width), *below, ""])
 
 
@@ -118,11 +122,39 @@ def csv(rows: Rows) -> str:
     return written.getvalue().rstrip("\n")
 
 
-def folded(text: str, width: int = 0) -> str:
-    """A line as several that fit, unless a word does not; those after the first are indented."""
-    indented = " " * (len(text) - len(text.lstrip())) + GAP
-    width = width or width_of()
-    return fill(text, width, subsequent_indent=indented, break_long_words=False, break_on_hyphens=False)
+def folded(text: str, width: int = 0, hanging: str = GAP) -> str:
+    """A line as several that fit, unless a word does not; those after the first are indented.
+
+    What is to be pasted stays whole: text in backticks, and a command at the end, which gets a line of its own.
+    """
+    width, indented = width or width_of(), " " * (len(text) - len(text.lstrip())) + hanging
+    if len(text) <= width:
+        return text
+    prose, _, typed = text.rpartition(COMMAND)
+    if prose:
+        return f"{folded(prose + ':', width, hanging)}\n{indented}{COMMAND[2:]}{typed}"
+    kept = re.sub("`[^`]*`", lambda span: span[0].replace(" ", KEPT), text)
+    lines = fill(kept, width, subsequent_indent=indented, break_long_words=False, break_on_hyphens=False)
+    return lines.replace(KEPT, " ")
+
+
+def definitions(pairs: Sequence[tuple[str, str]], width: int = 0) -> list[str]:
+    """Each name with its text beside it, folded below itself; a name is given once for texts that follow it."""
+    width, names = width or width_of(), max(len(name) for name, _ in pairs)
+    return [line for name, text in pairs for line in _beside(f"{name:{names}}{GAP}", text, width)]
+
+
+def _beside(name: str, text: str, width: int) -> list[str]:
+    room = max(width - len(name), NARROWEST)
+    first, *others = lines = folded(text, room, "").splitlines() or [""]
+    if max(map(len, lines)) > room:  # what cannot be folded has a line of its own
+        return [name.rstrip(), GAP + text]
+    return [(name + first).rstrip(), *(" " * len(name) + line for line in others)]
+
+
+def counted(many: int, what: str) -> str:
+    """1 token, 2,000 tokens."""
+    return f"{many:,} {what}{'' if many == 1 else 's'}"
 
 
 def cell(value: object) -> str:
@@ -164,13 +196,12 @@ def _without_constants(columns: list[Column], width: int) -> tuple[list[Column],
 def _spared(columns: list[Column], spare: Sequence[str], width: int) -> tuple[list[Column], list[str]]:
     """Columns without as many of `spare` as it takes to fit; all of them where that is not enough."""
     left: list[str] = []
-    for name in spare:
+    for name in (*spare, ""):
         kept = [column for column in columns if column.head not in left]
-        if _total(kept) <= width:
+        if _folded(kept, width):
             return kept, left
         left += [name] if name in {column.head for column in kept} else []
-    kept = [column for column in columns if column.head not in left]
-    return (kept, left) if _total(kept) <= width else (columns, [])
+    return columns, []
 
 
 def _drawn(columns: Sequence[Column], width: int) -> list[str]:
@@ -200,12 +231,26 @@ def _lines(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
     rule = "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
     rows = range(len(columns[0].cells))
     body = [line for at in rows for line in _line([column.cells[at] for column in columns], columns, widths)]
-    return [*_line([column.head for column in columns], columns, widths), rule, *body]
+    heads = [
+        _Heads(width, break_long_words=False).wrap(column.head) for column, width in zip(columns, widths, strict=True)
+    ]
+    return [*_joined(heads, columns, widths), rule, *body]
 
 
 def _line(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
     """One text per column, as many lines as the longest takes."""
-    pieces = [_wrapped(text, width) for text, width in zip(texts, widths, strict=True)]
+    return _joined([_wrapped(text, width) for text, width in zip(texts, widths, strict=True)], columns, widths)
+
+
+class _Heads(TextWrapper):
+    """Breaks `relaxed_belady hits` after `relaxed_` too."""
+
+    def _split(self, text: str) -> list[str]:
+        return [piece for piece in re.split(f"({HEAD_BREAKS})", text) if piece]
+
+
+def _joined(pieces: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    """The lines of each column's text beside those of the others."""
     return [GAP.join(map(Column.padded, columns, line, widths)).rstrip() for line in zip_longest(*pieces, fillvalue="")]
 
 

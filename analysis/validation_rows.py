@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import polars as pl
 
 from analysis.divergence import Divergence
+from analysis.heading import capacities, of_trace
 from analysis.validation import Comparison, Measure
 from results import validation
 from results.result import Row
@@ -30,26 +32,33 @@ def to_frame(comparisons: Sequence[Comparison]) -> pl.DataFrame:
 
 def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
     """Title lines: what was run, and how to read the table."""
-    capacities = {f"{each.config['capacity']}: {each.about['capacity_forms']}" for each in comparisons}
-    warnings = {each.about["warning"] for each in comparisons} - {None}
+    alike = {name for name in SHOWN if len({each.config[name] for each in comparisons}) == 1}
+    first = comparisons[0].config
     return [
-        f"LIVE, emulated, beside SIMULATED: {trace.header.provenance.model}, {trace.requests:,} requests, "
-        f"{trace.tokens:,} tokens, trace {trace.digest[:12]}",
-        *(f"capacity {capacity}" for capacity in sorted(capacities)),
-        *(f"  warning: {warning}" for warning in sorted(warnings)),
-        *(f"set {each.name}: {_settings(each)}" for each in comparisons),
+        f"LIVE, emulated, beside SIMULATED: {of_trace(trace)}",
+        "; ".join(f"{name} {first[name]}" for name in SHOWN if name in alike),
+        *(f"set {each.name}: {said}" for each in comparisons if (said := _settings(each, alike))),
+        *capacities([(each.config, each.about) for each in comparisons]),
+        "replayed: the trace, without the model; closed loop: what the live run itself recorded, replayed",
         "allowed 0: policies that leave the output alone may not differ at all; the others are replayed open loop",
         "",
     ]
 
 
 def measure_rows(comparisons: Sequence[Comparison]) -> list[Row]:
-    """A table row per set and measure; the set's name stands in its first row only."""
+    """A table row per set and measure; the set's name goes down its rows, word by word."""
+    outside = any(not measure.within for each in comparisons for measure in each.measures)
     return [
-        {"set": "" if at else each.name, **_shown(measure)}
+        {"set": words, **_shown(measure, outside)}
         for each in comparisons
-        for at, measure in enumerate(each.measures)
+        for words, measure in zip(_down(each.name, len(each.measures)), each.measures, strict=True)
     ]
+
+
+def _down(name: str, rows: int) -> list[str]:
+    """The words of a name, one for each row, the last for all that are left."""
+    words = name.split(maxsplit=rows - 1)
+    return words + [""] * (rows - len(words))
 
 
 def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
@@ -59,7 +68,7 @@ def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
             "set": each.name,
             "lam": each.lam,
             "miss rate live": miss_rate(each, "live"),
-            "replayed": miss_rate(each, "replayed"),
+            "miss rate replayed": miss_rate(each, "replayed"),
             "tokens scored": each.quality["tokens"],
             "perplexity": each.quality["perplexity"],
             "of the model alone": each.quality["perplexity_base"],
@@ -77,7 +86,7 @@ def lines(comparisons: Sequence[Comparison]) -> list[str]:
     for each in comparisons:
         told.append(f"{each.name}: {each.verdict()}{_compared(each)}")
         if each.open_loop is not None and not each.exact:
-            told.append(f"  open loop parts at {each.open_loop.text()}")
+            told.append(f"  open loop first differs at {each.open_loop.text()}")
         told += [f"  not allowed: {complaint}" for complaint in each.complaints()]
     return told
 
@@ -88,8 +97,11 @@ def miss_rate(each: Comparison, side: str) -> float | None:
     return sum(layer[f"{side}_misses"] for layer in each.layers) / accesses if accesses else None
 
 
-def _settings(each: Comparison) -> str:
-    return "; ".join(f"{name} {each.config[name]}" for name in SHOWN)
+def _settings(each: Comparison, alike: AbstractSet[str]) -> str:
+    """What neither all sets share nor the name of this one says."""
+    named = each.name.split()
+    own = {name: each.config[name] for name in SHOWN if name not in alike}
+    return "; ".join(f"{name} {value}" for name, value in own.items() if f"{name}={value}" not in named)
 
 
 def _compared(each: Comparison) -> str:
@@ -97,15 +109,15 @@ def _compared(each: Comparison) -> str:
     return f" ({each.events:,} events of either log{closed})" if each.events else f" (counters only{closed})"
 
 
-def _shown(measure: Measure) -> Row:
-    return {
+def _shown(measure: Measure, outside: bool) -> Row:
+    shown: Row = {
         "what": measure.name,
         "live": measure.live,
         "replayed": measure.replayed,
         "error": _spelled(measure, measure.error),
         "allowed": _spelled(measure, measure.allowed),
-        "": "" if measure.within else "outside",
     }
+    return shown | ({"": "" if measure.within else "outside"} if outside else {})
 
 
 def _spelled(measure: Measure, share: float | None) -> str:
@@ -143,7 +155,7 @@ def _measure(measure: Measure) -> Row:
 def _divergence(found: Divergence | None) -> Row | None:
     if found is None:
         return None
-    return found._asdict() | {"tokens": None if found.tokens is None else list(found.tokens)}
+    return found._asdict() | {"tokens scored": None if found.tokens is None else list(found.tokens)}
 
 
 def _flat(config: Row) -> Row:

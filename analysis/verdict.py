@@ -1,5 +1,7 @@
 """The last lines of a table of replays: which is fastest, which hits most, and whether the difference means anything.
 
+What knows the future cannot be used, and is no winner: a line of its own says how far the best of them gets.
+
 Requests are the samples. They share a cache, so that they are not quite independent; the interval is a guide.
 """
 
@@ -15,6 +17,7 @@ from analysis.tables import cell
 #: What two configurations have alike when one of them is called the second: policies are compared, not machines.
 ALIKE = ("model", "trace", "passes", "platform", "capacity")
 SHOWN_TIED = 3
+WITH_FUTURE = "with knowledge of the future"
 NO_TPOT = (
     "no TPOT, no tokens/s where no pass decodes, as of text recorded in one pass:",
     "  --passes decode:N takes the tokens from position N on as decoded, one per pass",
@@ -28,6 +31,7 @@ class Entry(NamedTuple):
     tokens_per_s: float | None
     hit_rate: float | None
     requests: Callable[[], Sequence[Mapping[str, Any]]]  #: its rows of requests; none where they are not kept
+    foresees: bool = False  #: whether a policy of it knows the future
 
 
 def _two_digits(value: float) -> str:
@@ -68,22 +72,33 @@ def lines(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
 
     `names` are the settings by which configurations are called.
     """
-    said = [_line(figure, entries, names) for figure in FIGURES] if len(entries) > 1 else []
+    said = [line for figure in FIGURES for line in _judged(figure, entries, names)] if len(entries) > 1 else []
     missing = any(entry.tokens_per_s is None for entry in entries)
-    return [*(NO_TPOT if missing else ()), *filter(None, said)]
+    return [*(NO_TPOT if missing else ()), *said]
 
 
-def _line(figure: _Figure, entries: Sequence[Entry], names: Sequence[str]) -> str:
-    known = [entry for entry in entries if getattr(entry, figure.name) is not None]
-    if not known:
-        return ""
-    known.sort(key=lambda entry: -getattr(entry, figure.name))  # stable: the order of the table among equals
+def _judged(figure: _Figure, entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
+    """The best that can be used, and the best that knows the future; none where nothing has the figure."""
+    usable, foreseeing = (
+        [entry for entry in entries if entry.foresees is foresees and getattr(entry, figure.name) is not None]
+        for foresees in (False, True)
+    )
+    said = [f"{figure.best}: {_best(figure, usable, names)}"] if usable else []
+    if not foreseeing:
+        return said
+    words = WITH_FUTURE if usable else f"{figure.best}, {WITH_FUTURE}"
+    return [*said, f"{'  ' if usable else ''}{words}: {_best(figure, foreseeing, names, alone=not usable)}"]
+
+
+def _best(figure: _Figure, known: Sequence[Entry], names: Sequence[str], alone: bool = True) -> str:
+    """The winner of these with its figure, beside the second where these are judged alone."""
+    known = sorted(known, key=lambda entry: -getattr(entry, figure.name))  # stable: the order of the table among equals
     first, value = known[0], getattr(known[0], figure.name)
     tied = [entry for entry in known if getattr(entry, figure.name) == value]
     if len(tied) > 1:
-        return f"{figure.best}: a tie of {_listed(tied, names)}, {figure.shown(value)} each"
-    said = f"{figure.best}: {_called(first, names)}, {figure.shown(value)}"
-    second = _second(first, known)
+        return f"a tie of {_listed(tied, names)}, {figure.shown(value)} each"
+    said = f"{_called(first, names)}, {figure.shown(value)}"
+    second = _second(first, known) if alone else None
     return f"{said}{_compared(figure, first, second, names)}" if second else said
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from calibration.fitting import Fitted
 from calibration.prediction import TIMES, Prediction, summary
 
+#: Columns of predicted cells that may be left out of a table, first to go first.
+SPARE = ("loading", "waiting", "compute", "time", "basis")
 SHOWN = 2  #: cells of a reason
 #: What a figure is shown in, by the end of its name: divisor and unit.
 UNITS = {
@@ -43,12 +45,28 @@ def figure_row(name: str, value: float, spread: float | None, n: int) -> dict[st
     """A figure in the unit that its name ends in; rates are bytes per second."""
     fits = [of for end, of in UNITS.items() if name.endswith(end)]
     divisor, unit = (fits or [(1e9, "GB/s")])[0]
-    shown = "" if spread is None else f"{spread / divisor:.3g}"
-    return {"figure": name, "value": f"{value / divisor:.4g}", "spread": shown, "unit": unit, "runs": n}
+    shown = name.replace("ns_per", "time_per").removesuffix("_ns")  # the unit is not ns
+    apart = None if spread is None else spread / divisor
+    return {"figure": shown, "value": value / divisor, "spread": apart, "unit": unit, "samples": n}
+
+
+def warning_lines(warnings: Sequence[str]) -> list[str]:
+    """Each warning; those that end in the same words below these."""
+    alike: dict[str, list[str]] = {}
+    for each in warnings:
+        what, _, why = each.rpartition("; ")
+        alike.setdefault(why, []).append(what)
+    return [line for why, each in alike.items() for line in _warning(why, each)]
+
+
+def _warning(why: str, what: Sequence[str]) -> list[str]:
+    if len(what) == 1:
+        return [f"warning: {'; '.join(filter(None, (*what, why)))}"]
+    return [f"warning: {why}:", *(f"  {each}" for each in what)]
 
 
 def residual_rows(found: Sequence[Prediction]) -> list[dict[str, object]]:
-    """One row per predicted cell: time per token, its error, and the split as predicted / measured."""
+    """One row per predicted cell: predicted/measured ms of a token, the error, and what the time is made of."""
     return [_residual_row(each) for each in found if not each.refused]
 
 
@@ -57,11 +75,11 @@ def _residual_row(each: Prediction) -> dict[str, object]:
     error = each.time_error
     row: dict[str, object] = {
         "cell": each.cell,
-        "role": each.role,
+        "role": each.role.replace("_", " "),
         "basis": each.basis,
         "time": name,
-        "predicted / measured ms": _both(each, name),
-        "error": "not compared" if error is None else f"{error:+.1%}",
+        "predicted/ measured ms": _both(each, name),
+        "error": "-" if error is None else f"{error:+.1%}",
     }
     waits = "io_ms" if "io_ms" in each.predicted else "stall_ms"
     return row | {
@@ -72,9 +90,13 @@ def _residual_row(each: Prediction) -> dict[str, object]:
 
 
 def _both(each: Prediction, name: str) -> str:
-    """Predicted / measured."""
     was = each.measured.get(name)
-    return f"{each.predicted[name]:.4g} / {'-' if was is None else f'{was:.4g}'}"
+    return f"{_three(each.predicted[name])}/{'-' if was is None else _three(was)}"
+
+
+def _three(ms: float) -> str:
+    """With three digits, or all before the point."""
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
 
 
 def refusal_rows(found: Sequence[Prediction]) -> list[dict[str, object]]:

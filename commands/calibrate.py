@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands.groups import grouped
+from commands.groups import Typed, grouped
 from commands.terminal import STDOUT, say, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from calibration.fitting import Fitted
     from calibration.prediction import Prediction
@@ -46,6 +47,9 @@ class Here(NamedTuple):
     threads: Annotated[int, typer.Option(min=1, help="Of --slow-tier: that compute, on a CPU.")] = 1
 
 
+OF_BOTH = {"model", "device"}  #: options of logs that --slow-tier takes too
+
+
 @grouped
 def calibrate(
     sources: Annotated[
@@ -64,6 +68,7 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     logs: OfLogs,
     here: Here,
+    typed: Typed,
 ) -> None:
     """Fit the prices of a machine to measured runs; print what is off, on them and on runs held out.
 
@@ -81,8 +86,10 @@ def calibrate(
     if here.slow_tier:
         if sources or fit:
             raise ConfigError("--slow-tier measures this machine and reads no logs; leave the sources and --fit out")
+        _refuse(typed & {"base", *OfLogs._fields} - OF_BOTH, "means nothing beside --slow-tier")
         _measure_here(here, here.slow_tier, logs, out, as_json)
         return
+    _refuse(typed & {*Here._fields}, "means nothing without --slow-tier")
     if not sources:
         raise ConfigError("name a folder with --fit PATTERN, or logs; or measure this machine with --slow-tier")
     for source in sources:
@@ -102,6 +109,14 @@ def calibrate(
         _report(found, held, more)
     if out:
         say(f"wrote {out}: give it as --platform, or to `moereplay evidence --calibration`")
+
+
+def _refuse(ignored: AbstractSet[str], why: str) -> None:
+    """Raises ConfigError naming the first of these options, if there is one."""
+    from simulator.errors import ConfigError
+
+    for name in sorted(ignored):
+        raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
 
 
 def _measure_here(here: Here, slow_tier: str, about: OfLogs, out: Path | None, as_json: bool) -> None:
@@ -139,9 +154,11 @@ def _measure_here(here: Here, slow_tier: str, about: OfLogs, out: Path | None, a
 
 def _write(out: Path, toml: str, warnings: Sequence[str]) -> None:
     """The platform, into a file, or on standard output, beside which no table has the warnings."""
+    from calibration.report import warning_lines
+
     if out == STDOUT:
-        for each in warnings:
-            say(f"warning: {each}")
+        for line in warning_lines(warnings):
+            say(line)
         print(toml, end="")
     else:
         out.write_text(toml, "utf-8")
@@ -163,7 +180,7 @@ def _measured_geometry(model: str | None, layers: int) -> Geometry:
 
 def _show_here(document: dict[str, Any], as_json: bool) -> None:
     from analysis.tables import table
-    from calibration.report import figure_row
+    from calibration.report import figure_row, warning_lines
 
     if as_json:
         print(json.dumps(document, indent=1))
@@ -173,7 +190,7 @@ def _show_here(document: dict[str, Any], as_json: bool) -> None:
     held = document["held_out"]
     show(f"fit       mean |error| of the time per token {document['fit']['mape']:.1%}")
     show(f"held out  {held['cells']} capacities: mean |error| {held['mape']:.1%}, worst {held['worst']:+.1%}")
-    show(*(f"warning: {each}" for each in document["warnings"]))
+    show(*warning_lines(document["warnings"]))
 
 
 def _of_folder(folder: Path, globs: list[str], base: Platform) -> tuple[Fitted, list[Prediction], dict[str, object]]:
@@ -215,11 +232,11 @@ def _of_logs(files: list[Path], about: OfLogs, base: Platform) -> tuple[Fitted, 
 
 def _report(found: Fitted, held: list[Prediction], more: dict[str, object]) -> None:
     from analysis.tables import table
-    from calibration.report import figure_rows, residual_rows, summary_line
+    from calibration.report import SPARE, figure_rows, residual_rows, summary_line, warning_lines
 
     show(f"{found.device}: {found.platform.calibration.method}" if found.platform.calibration else found.device)
-    show(table(figure_rows(found)), table(residual_rows([*found.on_itself, *held])))
+    show(table(figure_rows(found)), table(residual_rows([*found.on_itself, *held]), spare=SPARE, more="--json"))
     show(f"fit       {summary_line(found.on_itself)}", f"held out  {summary_line(held)}")
-    show(*(f"warning: {each}" for each in found.warnings))
+    show(*warning_lines(found.warnings))
     if more.get("replay"):
         show(f"replay of its routing: {json.dumps(more['replay'])}")

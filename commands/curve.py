@@ -130,13 +130,14 @@ def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
 
 
 def _report(trace: Trace, curves: list[Curve]) -> None:
+    from analysis.heading import of_trace
     from analysis.tables import table
     from results.settings import NAMES, OF_CURVES
 
     first = curves[0]
     settings = "; ".join(f"{name} {getattr(first.config, name)}" for name in NAMES if name in OF_CURVES)
     show(
-        f"SIMULATED: {first.model}, {trace.requests:,} requests, {trace.tokens:,} tokens, trace {first.trace[:12]}",
+        f"SIMULATED: {of_trace(trace)}",
         f"{settings}; no prefetch",
         f"{first.accesses:,} accesses; {first.compulsory:,} of them are compulsory misses at any capacity",
         *(f"{made.policy}: {line}" for made in curves for line in _gaps(made)),
@@ -146,12 +147,14 @@ def _report(trace: Trace, curves: list[Curve]) -> None:
 
 
 def _line(curves: list[Curve], text: str, size: int) -> dict[str, object]:
+    from analysis.tables import Share
+
     first = curves[0]
     line: dict[str, object] = {"capacity": text, "experts": size * first.experts / first.total_bytes}
     for made in curves:
         misses = _misses(made, size)
         line[f"{made.policy} misses"] = misses
-        line[f"{made.policy} hit rate"] = None if misses is None else (made.accesses - misses) / max(1, made.accesses)
+        line[f"{made.policy} hits"] = None if misses is None else Share(1 - misses / max(1, made.accesses))
     return line
 
 

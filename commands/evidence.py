@@ -26,7 +26,7 @@ def evidence(
     from analysis.tables import table
     from calibration.evidence import document, from_files, from_fits, predictions
     from calibration.folder import read_folder
-    from calibration.report import refusal_rows, residual_rows, summary_line
+    from calibration.report import SPARE, refusal_rows, residual_rows, summary_line
     from simulator.errors import ConfigError
     from simulator.platform_files import platform
 
@@ -38,6 +38,7 @@ def evidence(
     if as_json:
         print(json.dumps(document(found), indent=1))
         return
-    show(table(residual_rows(found)), table(refusal_rows(found)))
+    for rows in filter(None, (residual_rows(found), refusal_rows(found))):
+        show(table(rows, spare=SPARE, more="--json"))
     for role in ("fit", "held_out"):
         show(f"{role.replace('_', ' '):9} {summary_line([each for each in found if each.role == role])}")

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -22,6 +22,20 @@ class Group:
 def option(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
     """An option as a parameter of a function, which is how typer wants it."""
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def is_typed(context: typer.Context, name: str) -> bool:
+    """Whether the user gave an option, be it at its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _all_typed(context: typer.Context, values: dict[str, Any]) -> frozenset[str]:
+    return frozenset(name for name in context.params if is_typed(context, name))
+
+
+#: Names of the options that the user typed: an argument of a verb that needs no option of its own.
+Typed = Annotated[frozenset[str], Group([], _all_typed)]
 
 
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from commands.interrupt import keeping
 from commands.meter import Meter
 from commands.model_options import NEW_TOKENS, WINDOW, Placement
 from commands.offloading import Offloading, measured_on, real_transfers
-from commands.options import PolicyFiles, complaint
+from commands.options import PolicyFiles, check_events, complaint
 from commands.settings import LiveSettings
 from commands.terminal import say, say_wrote, show
 
@@ -102,6 +102,7 @@ def live(
 
     With --slow-tier experts are read from there into a cache of that capacity, and times are MEASURED.
     """
+    from tracegen.folder import check_look_ahead
     from tracegen.requirements import require_torch
 
     tokens = _checked(model, tokens)
@@ -111,6 +112,7 @@ def live(
     with keeping(lambda: "nothing was written"):
         _check_outputs(config, kept)
         read = _read(tokens, placement.located(model))
+        check_look_ahead(read.folder, kept.look_ahead)
         loaded = placement.loaded(model, read.folder)
         ready = _prepared(tokens, config, read, loaded, kept.look_ahead)
         with real_transfers(ready, real) as transfers:
@@ -178,6 +180,7 @@ def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
     check_live(config)
     if kept.record_to:
         refuse_taken(kept.record_to, resume=False)
+    check_events(kept.events)
     for path in filter(None, (kept.record_to, kept.events)):
         check_output(path)
 
@@ -302,17 +305,19 @@ def _kept(run: Callable[..., Live], kept: Outcome, pace: _Pace, append: Callable
 def _report(ran: Live, tokens: int) -> None:
     from analysis.heading import settings
     from analysis.metrics import measured
-    from analysis.tables import table
+    from analysis.tables import counted, table
     from results.write import to_frame
 
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
     about = ran.result.about
-    first = f"{about['label']}: {about['model']}, {len(ran.executed):,} requests, {tokens:,} tokens"
+    first = f"{about['label']}: {about['model']}, {counted(len(ran.executed), 'request')}, {counted(tokens, 'token')}"
     show(first, *measured_on(about), *settings([ran.result]), "")
     times = "MEASURED" if about["seconds"] == "measured" else "SIMULATED"
-    show(table([{f"{times} {what}" if name in TIMES else what: row[name] for name, what in SHOWN.items()}]))
+    shown = [(f"{times} {what}" if name in TIMES else what, row[name]) for name, what in SHOWN.items()]
+    show(table([{"of the run": what, "": value} for what, value in shown]))
     if ran.quality:
-        show(table([{heading: getattr(ran.quality.total, name) for name, heading in JUDGED.items()}]))
+        judged = [{"of its output": what, "": getattr(ran.quality.total, name)} for name, what in JUDGED.items()]
+        show(table(judged))
 
 
 def _quality(ran: Live) -> dict[str, Any] | None:

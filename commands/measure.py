@@ -189,12 +189,18 @@ def _document(runs: Sequence[Measurement], label: str, device: str) -> dict[str,
 
 def _report(document: dict[str, object], runs: Sequence[Measurement], as_json: bool) -> None:
     from analysis.tables import table
-    from tracegen.offload.comparison import rows, summary_lines
+    from tracegen.offload.comparison import LEGEND, SPARE, rows, summary_lines
 
     if as_json:
         print(json.dumps(document, indent=1))
         return
-    show(f"MEASURED on {document['device']}, beside its replay", "", table(rows(runs)), *summary_lines(runs))
+    show(
+        f"MEASURED on {document['device']}, beside its replay",
+        "",
+        table(rows(runs), spare=SPARE, more="--json"),
+        *LEGEND,
+        *summary_lines(runs),
+    )
 
 
 def _write(out: Path, document: dict[str, object]) -> None:

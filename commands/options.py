@@ -64,6 +64,14 @@ def named_experts(option: str, path: Path | None) -> Any:
         raise ConfigError(f"{option} {path}: {said}; expected a JSON list of [layer, expert]") from None
 
 
+def check_events(path: Path | None) -> None:
+    """Raises ConfigError for an event log of neither format."""
+    from simulator.errors import ConfigError
+
+    if path and path.suffix not in (".parquet", ".csv"):
+        raise ConfigError(f"--events {path}: an event log is Parquet or CSV; give it a name in .parquet or .csv")
+
+
 def complaint(error: ValidationError) -> str:
     """The first thing that is wrong, by the name of its option."""
     from traces.faults import words

@@ -56,7 +56,7 @@ def say_left_out(drawn: Drawn) -> None:
 
 def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str]) -> Drawn:
     """Figures of a validation, of curves alone, or of replays with the curves behind them; `called` as the user did."""
-    from analysis.figures import FIGURES, Drawn, draw_all, draw_curves
+    from analysis.figures import FIGURES, Drawn, draw_all, draw_curves, unmatched
     from results import curves, measured, validation
 
     if (folder / measured.FILE).exists():
@@ -73,6 +73,8 @@ def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str])
     drawn = draw_all(rows, names, lines)
     if lines.is_empty() and names is None and folder == Path(called).absolute():  # a store of objects holds no curves
         drawn.left_out["curves"] = f"no curve in {called}; make some with: {_curve(called, rows)}"
+    elif (unlike := unmatched(rows, lines)) and (names is None or CURVES_ALONE in names):
+        drawn.left_out["curves"] = f"{unlike}; make some that do with: {_curve(called, rows)}"
     return drawn
 
 

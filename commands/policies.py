@@ -19,7 +19,7 @@ def policies(
     markdown: Annotated[bool, typer.Option("--markdown", help="The list as docs/policies-table.md has it.")] = False,
 ) -> None:
     """List the policies of all four kinds with parameters, needs and sources, or explain one."""
-    from analysis.tables import table
+    from analysis.tables import definitions, table
     from policies import named
     from policies.table import explain, rows
     from policies.table import markdown as as_markdown
@@ -32,5 +32,4 @@ def policies(
         show(MORE)
         return
     for policy in named(name):
-        width = max(len(heading) for heading, _ in explain(policy))
-        show(*(f"{heading:{width}}  {text}" for heading, text in explain(policy)), "")
+        show(*definitions(explain(policy)), "")

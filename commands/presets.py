@@ -14,11 +14,11 @@ MORE = "policies, capacity, platform and sources of one: moereplay presets NAME"
 
 def presets(name: Annotated[str | None, typer.Argument(help="Explain one preset.")] = None) -> None:
     """List the presets of `replay --preset`, or explain one: values, sources, and what was assumed."""
-    from analysis.tables import table
+    from analysis.tables import definitions, table
     from simulator.preset import NAMES, explain, preset
 
     if name:
-        show(*explain(preset(name)))
+        show(*definitions(explain(preset(name))))
         return
     show(table([{column: preset(known).row()[column] for column in LISTED} for known in NAMES]))
     show(MORE)

@@ -75,7 +75,7 @@ def record(
 ) -> None:
     """Record a model's routing, prompt by prompt, into a trace. Nothing of what the model computes is changed."""
     from results.outputs import check_output
-    from tracegen.folder import require_tokenizer
+    from tracegen.folder import check_look_ahead, require_tokenizer
     from tracegen.plan import refuse_taken
     from tracegen.requirements import require_torch
 
@@ -86,6 +86,7 @@ def record(
         check_output(out)
         plan, texts, folder = _plan(source, sampling, kept), _texts(source, kept.seed), placement.located(model)
         require_tokenizer(folder)
+        check_look_ahead(folder, kept.look_ahead, Kept().look_ahead)
         loaded = placement.loaded(model, folder)
         _run(loaded, _work(source, sampling, texts, loaded), out, plan, resume)
 

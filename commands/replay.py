@@ -55,6 +55,7 @@ def replay(
     from traces.store import open_trace
 
     check_engine(engine)
+    options.check_events(events)
     for path in filter(None, (out and out / "part", events)):
         check_output(path)
     opened = open_trace(trace)
@@ -152,7 +153,7 @@ def _report(
     from analysis.heading import heading
     from analysis.ranking import best_of_each, judged, ranking
     from analysis.short import drawn
-    from analysis.tables import folded
+    from policies.grammar import foresight
     from simulator.bounds import remarks
 
     results = [result for result, _ in outcomes]
@@ -162,7 +163,7 @@ def _report(
     if printed.csv or printed.markdown:
         _print_plain(shown, printed.csv)
         return
-    show(*heading(trace, results), *drawn(shown), *map(folded, [*remarks(trace, configs), *judged(rows, called)]))
+    show(*heading(trace, results), *drawn(shown), *remarks(trace, configs), *judged(rows, called, foresight()))
 
 
 def _print_plain(rows: Sequence[Mapping[str, Any]], as_csv: bool) -> None:

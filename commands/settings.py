@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands.groups import Group, option
+from commands.groups import Group, is_typed, option
 from commands.options import named_experts
 from results.settings import EXPERTS, LISTED, OF_CURVES, SETTINGS, TEXT, WHOLE, Setting
 
@@ -70,12 +70,7 @@ def _option(setting: Setting, blank: bool) -> Any:
 
 def _given(context: typer.Context, values: dict[str, Any]) -> Given:
     preset = values.pop("preset", "")
-    return Given(values, frozenset(name for name in values if _is_typed(context, name)), preset)
-
-
-def _is_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+    return Given(values, frozenset(name for name in values if is_typed(context, name)), preset)
 
 
 KINDS = {each.name: each.kind for each in SETTINGS}

@@ -86,7 +86,9 @@ def sweep_run(
         if gave_up:
             raise typer.Exit(1)
     if not dry_run:
-        say(f"wrote {out}/part-*/; next: moereplay sweep show {out}, or moereplay plot {out}")
+        say(f"wrote {out}/part-*/")
+        say(f"next: moereplay sweep show {out}")
+        say(f"figures: moereplay plot {out}")
 
 
 def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out: str) -> Checker | None:

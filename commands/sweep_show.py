@@ -29,31 +29,40 @@ def sweep_show(
 ) -> None:
     """Show what a sweep found: what varies, and the figures by which it can be ranked. SIMULATED."""
     from analysis.checks import columns, in_short, summary
-    from analysis.metrics import grouped, judged, ranked
+    from analysis.metrics import grouped, judged, ranked, shared
     from analysis.short import drawn
-    from analysis.tables import folded, markdown
+    from analysis.tables import counted, markdown
+    from policies.grammar import foresight
     from results import checks, stored
-    from results.read import filtered, label_of
+    from results.read import filtered, label_of, seconds_of
     from results.settings import POLICIES
     from sweeps.store import place_of
 
     folder = place_of(results).local()
-    heading, checked, best = "error rows", [], []
+    checked, best = [], []
     if errors:
         rows = stored.errors(folder).select("identity", *POLICIES, "capacity", "error")
+        heading = [f"{counted(len(rows), 'configuration')} without a result"]
     else:
         frame = filtered(stored.load(folder), where or [])
         found = checks.load(folder)
         ranking = ranked(frame, by)
         rows = grouped(frame, group_by.split(","), by) if group_by else columns(ranking, found)
         checked = summary([each for each in found if each.identity in set(ranking["identity"])], len(frame))
-        best = [] if group_by else judged(frame)
-        heading = f"{label_of(frame)}: {len(frame):,} configurations, best {by} first"
+        best = [] if group_by else judged(frame, foresight())
+        heading = [
+            f"{label_of(frame)}: {counted(len(frame), 'configuration')}, best {by} first",
+            shared(frame),
+            f"seconds: {seconds_of(frame)}",
+        ]
     if as_csv or as_json:
         _print_all(rows, as_json)
         return
     shown = in_short(rows.head(top).to_dicts())
-    show(*([markdown(shown)] if as_markdown else [heading, "", *drawn(shown), *map(folded, [*checked, *best])]))
+    if as_markdown:
+        print(markdown(shown))
+    else:
+        show(*heading, "", *drawn(shown), *checked, *best)
     if len(rows) > top:
         say(f"{top} of {len(rows):,} rows; --top for more")
 

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from traces.schema import Trace
@@ -17,8 +17,10 @@ STDOUT = Path("-")
 
 
 def say(line: str) -> None:
-    """Print one line to stderr: stdout is for results."""
-    print(line, file=sys.stderr)
+    """Print a remark to stderr, folded at its width: stdout is for results."""
+    from analysis.tables import folded, width_of
+
+    print(folded(line, width_of(sys.stderr)), file=sys.stderr)
 
 
 def rewrite(line: str, before: int = 0) -> int:
@@ -60,7 +62,9 @@ def say_when_compiling() -> None:
     log.handlers = [_Saying()]
 
 
-def show(*parts: Any) -> None:
-    """Text and tables on stdout."""
-    for part in parts:
-        print(part)
+def show(*parts: str) -> None:
+    """Lines and tables on stdout; lines that are wider than it are folded."""
+    from analysis.tables import folded
+
+    for line in (line for part in parts for line in part.split("\n")):
+        print(folded(line))

@@ -93,7 +93,7 @@ def tune(
 
 
 def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
-    from analysis.tables import table
+    from analysis.tables import counted, table
 
     rows = [{**each.values, **each.settings} for each in found]
     rows.sort(key=lambda row: [row[name] for name in search.objectives])
@@ -101,8 +101,8 @@ def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
         for row in rows:
             print(json.dumps(row))
         return
-    beaten = f"nothing tried beats in all of {','.join(search.objectives)}"
-    show(f"SIMULATED: {len(rows)} configurations that {beaten}", table(rows))
+    beaten = f"nothing tried beats in all of {', '.join(search.objectives)}"
+    show(f"SIMULATED: {counted(len(rows), 'configuration')} that {beaten}", "", table(rows))
 
 
 def _checker(checks: Checks, search: Search) -> Checker | None:

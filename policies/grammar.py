@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import policies
@@ -55,6 +57,19 @@ def parse(kind: str, text: str) -> Chosen[Any]:
     if policy.version:
         _check_under(policy, params)
     return Chosen(policy, params)
+
+
+def foresight() -> Callable[[Mapping[str, Any]], bool]:
+    """A function of a configuration's policies, by kind: whether one declares that it needs the future."""
+    needs = cache(_needs)  # of this caller alone: user policies come and go
+    return lambda chosen: any("future" in needs(kind, chosen[kind]) for kind in policies.NAMES)
+
+
+def _needs(kind: str, text: str) -> frozenset[str]:
+    try:
+        return parse(kind, text).needs
+    except PolicyError:  # of a file that is not at hand, or of another version
+        return frozenset()
 
 
 def _check_under(policy: Policy, params: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from policies import catalogue
 from policies.contract import Choice, Number, Parameter, Policy
 from policies.files import documentation
@@ -75,6 +77,12 @@ def default(param: Parameter) -> str:
     return param.default if isinstance(param.default, str) else f"{param.default:g}"
 
 
+def _paragraphs(text: str) -> list[str]:
+    """Each on one line, empty ones between them; a line that is indented or an item of a list stays its own."""
+    parts = [part for block in re.split(r"\n\s*\n", text) for part in (*re.split(r"\n(?=[ *-])", block), "")]
+    return [" ".join(part.split()) for part in parts[:-1]]
+
+
 def explain(policy: Policy) -> list[tuple[str, str]]:
     """(heading, text) pairs on one policy."""
     ranges = [(f"  {param.name}", f"{param.allowed} (default {default(param)})") for param in policy.params]
@@ -86,5 +94,5 @@ def explain(policy: Policy) -> list[tuple[str, str]]:
         *((f"  {option}", needed) for option, needed in other_needs(policy)),
         ("write", f"--{policy.kind} {signature(policy)}"),
         *ranges,
-        *(("" if at else "notes", line) for at, line in enumerate(documentation(policy).splitlines())),
+        *(("" if at else "notes", text) for at, text in enumerate(_paragraphs(documentation(policy)))),
     ]

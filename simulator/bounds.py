@@ -17,10 +17,10 @@ from traces.schema import Trace, canonical
 
 FORCED, RELAXED = "forced", "relaxed"
 #: What a reader must know of a bound that is not forced.
-OTHER_DEMAND = "belady_hit_rate is blank where routing changes the demand"
-OTHER_PRECISIONS = "belady_hit_rate is blank where a pool holds experts at several precisions"
-OTHER_BYTES = "belady_hit_rate is blank where experts of one pool differ in bytes, as Belady is no optimum there"
-STAYS_OUT = "belady_hit_rate is relaxed (the best of cache and demand stay) where a miss may stay out of the cache"
+OTHER_DEMAND = "no belady where routing changes the demand"
+OTHER_PRECISIONS = "no belady where a pool holds experts at several precisions"
+OTHER_BYTES = "no belady where experts of one pool differ in bytes, as it is no optimum there"
+STAYS_OUT = "belady may keep a miss out of the cache where a policy may"
 
 Counted = Mapping[str, int | None]  #: belady_hits, accesses, compulsory
 

@@ -136,7 +136,7 @@ def cliff(capacity: Capacity, geometry: Geometry, sizes: tuple[int, ...]) -> str
     """
     if capacity.token_cycles >= 1:
         return None
-    text = f"capacity holds {capacity.token_cycles:.2f} token cycles, less than one token's demand over all layers"
+    text = "capacity below one token cycle, one token's demand over all layers"
     least = geometry.k * sum(sizes) - (geometry.k - 1) * max(sizes)
     if len(capacity.pools) == 1 and capacity.total < least:
         text += (

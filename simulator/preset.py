@@ -63,14 +63,13 @@ def settings(names: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield name.strip(), preset(name.strip()).values()
 
 
-def explain(chosen: Preset) -> list[str]:
-    """Lines on one preset: each value with its source, and what was assumed."""
-    lines = [f"preset  {chosen.name}", f"what    {chosen.summary}", f"source  {chosen.source}", ""]
-    width = max(map(len, chosen.settings))
+def explain(chosen: Preset) -> list[tuple[str, str]]:
+    """(heading, text) pairs on one preset: each value with its source, and what was assumed."""
+    pairs = [("preset", chosen.name), ("what", chosen.summary), ("source", chosen.source), ("", "")]
     for name, setting in chosen.settings.items():
-        lines += [f"{name:{width}}  {setting.value}", f"{'':{width}}    source: {setting.source}"]
-        lines += [f"{'':{width}}    assumed: {setting.assumed}"] if setting.assumed else []
-    return lines
+        pairs += [(name, str(setting.value)), ("", f"  source: {setting.source}")]
+        pairs += [("", f"  assumed: {setting.assumed}")] if setting.assumed else []
+    return pairs
 
 
 def _with_least_stale(base: Preset) -> Preset:

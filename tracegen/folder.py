@@ -134,6 +134,16 @@ def read_config(folder: Folder) -> dict[str, Any]:
     return config
 
 
+def check_look_ahead(folder: Folder, depth: int, usual: int = 0) -> None:
+    """Raises RecordError for look-ahead beyond the model's last layer; `usual` is what is asked of any model."""
+    config = read_config(folder)
+    inner = config.get("text_config")
+    layers = (inner if isinstance(inner, dict) else config).get("num_hidden_layers")
+    if isinstance(layers, int) and depth > max(layers - 1, usual):
+        most = f"{folder.name} has {layers} layers, so that a gate can look {layers - 1} ahead"
+        raise RecordError(f"--look-ahead {depth}: {most}; give at most that")
+
+
 def weight_files(folder: Folder) -> list[Path]:
     """The safetensors files that hold the weights, each checked to be whole.
 

@@ -23,6 +23,7 @@ __all__ = [
     "draw_all",
     "draw_curves",
     "save",
+    "unmatched",
 ]
 
 #: Of replays, of those that were checked as well, of live runs beside replays, and of measured ones, in the order in
@@ -70,6 +71,11 @@ def draw_curves(curves: pl.DataFrame) -> Figure:
     """The page of curves alone, for a folder without replays. Raises ResultError if there are none."""
     with styled():
         return import_module("analysis.figures.curves").draw(curves)
+
+
+def unmatched(frame: pl.DataFrame, curves: pl.DataFrame) -> str:
+    """Which curves stand behind no replay of a frame, in words; empty if each of them does."""
+    return import_module("analysis.figures.hit_rate_by_capacity").unmatched(frame, curves)
 
 
 def draw_all(frame: pl.DataFrame, names: Sequence[str] | None = None, curves: pl.DataFrame | None = None) -> Drawn:

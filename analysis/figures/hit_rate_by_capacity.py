@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import polars as pl
@@ -30,6 +30,7 @@ from analysis.figures.lines import (
 from analysis.figures.phases import covered
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.palette import Look, looks
+from results.settings import OF_CURVES
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 TAKES_CURVES = True
@@ -78,6 +79,24 @@ def _handles(found: Facets, drawn: dict[str, Look], behind: list[pl.DataFrame]) 
         if all(handle.get_label() in set(lines["policy"]) for lines in behind):
             handle.set_linestyle("none")
     return replayed + unbroken.handles(sorted(curved - {"belady"})) + bounded + limit
+
+
+def unmatched(frame: pl.DataFrame, curves: pl.DataFrame) -> str:
+    """Which curves stand behind no replay of a frame, in words; empty if each of them does."""
+    found = capacities.with_percents(frame)
+    behind = [unbroken.beside(curves, found.panel(setting)) for setting in found.settings]
+    used = {identity for rows in behind for identity in rows["identity"]}
+    left = curves.filter(~pl.col("identity").is_in(used)).unique("identity").sort("policy", "identity")
+    many = f"{len(left)} of {curves['identity'].n_unique()} curves match no replay"
+    names = dict.fromkeys(f"{row['policy']}{_apart(row, found.rows)}" for row in left.iter_rows(named=True))
+    return f"{many}: {', '.join(names)}" if names else ""
+
+
+def _apart(curve: Mapping[str, Any], rows: pl.DataFrame) -> str:
+    """The settings of a curve that no replay has, in brackets."""
+    foreign = [f"{name} {curve[name]}" for name in OF_CURVES if curve[name] not in rows[name]]
+    other = [] if any(curve["trace"].startswith(trace) for trace in rows["trace"]) else [f"trace {curve['trace'][:12]}"]
+    return f" ({', '.join([*other, *foreign])})" if other or foreign else ""
 
 
 def _bounds(axes: Axes, rows: pl.DataFrame, lines: pl.DataFrame, curved: bool) -> None:

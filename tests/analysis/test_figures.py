@@ -28,20 +28,8 @@ from results.result import Row
 from results.write import to_frame
 from simulator.config import ReplayConfig
 from tests.kit.drawn import drawn, legend, renamed, texts
-from tests.kit.tiny_runs import by_hand, frame_of, replayed, small_trace, written_to
+from tests.kit.tiny_runs import EVICTIONS, by_hand, frame_of, replayed, small_trace, written_to
 from traces.schema import Geometry
-
-EVICTIONS = ["lru", "least_stale", "least_stale:order=a", "belady"]
-
-
-@pytest.fixture(scope="module")
-def frame() -> pl.DataFrame:
-    return frame_of(small_trace(), eviction=EVICTIONS, prefetch=["none", "top_k"], capacity=["25%", "50%"])
-
-
-@pytest.fixture(scope="module")
-def single(frame: pl.DataFrame) -> pl.DataFrame:
-    return only(frame, prefetch="top_k", capacity="25%")
 
 
 def refusal(name: str, frame: pl.DataFrame, **options: str) -> str:

@@ -9,19 +9,7 @@ from analysis.figures import FIGURES, draw, draw_all
 from analysis.metrics import measured
 from results.read import layers, only
 from tests.kit.drawn import drawn, note, renamed, texts
-from tests.kit.tiny_runs import by_hand, frame_of, small_trace
-
-EVICTIONS = ["lru", "least_stale", "least_stale:order=a", "belady"]
-
-
-@pytest.fixture(scope="module")
-def frame() -> pl.DataFrame:
-    return frame_of(small_trace(), eviction=EVICTIONS, prefetch=["none", "top_k"], capacity=["25%", "50%"])
-
-
-@pytest.fixture(scope="module")
-def single(frame: pl.DataFrame) -> pl.DataFrame:
-    return only(frame, prefetch="top_k", capacity="25%")
+from tests.kit.tiny_runs import EVICTIONS, by_hand, frame_of, small_trace
 
 
 def test_collisions_of_both_phases_are_drawn_as_counted(single: pl.DataFrame) -> None:

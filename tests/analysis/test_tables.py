@@ -9,7 +9,7 @@ import pytest
 
 from analysis.short import drawn
 from analysis.statistics import uncertainty
-from analysis.tables import csv, markdown, table
+from analysis.tables import csv, definitions, folded, markdown, table
 from analysis.verdict import Entry, lines
 
 ROW = {"capacity": "5%", "eviction": "least_stale", "hit": 0.084782, "limit": 0.9846, "note": "same"}
@@ -144,3 +144,48 @@ def test_the_interval_is_that_of_paired_samples() -> None:
     assert uncertainty(first[:1], second[:1]) is None
     with pytest.raises(ValueError, match="3 samples beside 2"):
         uncertainty(first, second[:2])
+
+
+def test_what_knows_the_future_is_no_winner_but_is_said() -> None:
+    belady = entry("belady", [(10**8, 99), (10**8, 97)])._replace(foresees=True)
+    lru, fifo = entry("lru", [(10**9, 60), (10**9, 70)]), entry("fifo", [(2 * 10**9, 50), (2 * 10**9, 60)])
+    speed, best_speed, hits, most_hits = lines([belady, fifo, lru], NAMES)
+    assert speed.startswith("fastest: lru at 50%, 10 tokens/s, 100% more than fifo (second)")
+    assert best_speed == "  with knowledge of the future: belady at 50%, 100 tokens/s"
+    assert hits.startswith("most hits: lru at 50%, 65.00%, 10 points more than fifo (second)")
+    assert most_hits == "  with knowledge of the future: belady at 50%, 98.00%"
+
+
+def test_where_all_know_the_future_the_winner_says_so() -> None:
+    first, second = (
+        entry(name, [(ns, 60)])._replace(foresees=True) for name, ns in (("belady", 10**8), ("pinned", 10**9))
+    )
+    speed = lines([second, first], NAMES)[0]
+    assert speed.startswith("fastest, with knowledge of the future: belady at 50%, 100 tokens/s, 900% more than pinned")
+
+
+def test_a_line_is_folded_and_what_is_pasted_is_whole() -> None:
+    command = "moereplay replay TRACE --capacity 5%,25% --out runs/of/mine"
+    assert folded(f"no replay here; make some with: {command}", 30).splitlines() == [
+        "no replay here; make some",
+        "  with:",
+        f"  {command}",
+    ]
+    assert folded("lists them: `moereplay models`, all", 25).splitlines() == [
+        "lists them:",
+        "  `moereplay models`, all",
+    ]
+    assert folded(f"  warning: {'ab ' * 20}", 30).splitlines()[1].startswith("    ab")
+
+
+def test_a_definition_that_cannot_be_folded_has_a_line_of_its_own() -> None:
+    assert definitions([("write", "--miss a:b=c:d=e:f=g:h=i")], 24) == ["write", "  --miss a:b=c:d=e:f=g:h=i"]
+
+
+def test_definitions_are_folded_below_their_texts() -> None:
+    assert definitions([("what", "one two three four"), ("", ""), ("a", "b")], 22) == [
+        "what  one two three",
+        "      four",
+        "",
+        "a     b",
+    ]

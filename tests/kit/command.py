@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -17,7 +18,7 @@ from moereplay.command import main
 
 
 def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProcess[str]:
-    """Run the command in a folder. What it does not expect is raised."""
+    """Run the command in a folder; its remarks are a line each. What it does not expect is raised."""
     words, out, said, code = ["moereplay", *map(str, arguments)], StringIO(), StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(said):
         patch.setattr(sys, "argv", words)
@@ -28,7 +29,12 @@ def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProc
             main()
         except SystemExit as end:
             code = int(end.code or 0)
-    return CompletedProcess(words, code, out.getvalue(), said.getvalue())
+    return CompletedProcess(words, code, out.getvalue(), unfolded(said.getvalue()))
+
+
+def unfolded(text: str) -> str:
+    """Remarks and refusals as they were before they were folded: a line each."""
+    return re.sub(r"\n +(?=\S)", " ", text)
 
 
 def in_python(verb: Callable[..., None]) -> Callable[..., None]:

@@ -22,6 +22,8 @@ from traces.schema import Geometry, Trace
 from traces.synthetic import Synthetic, synthesise
 
 SMALL = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)
+#: Of the results that figures are tested on.
+EVICTIONS = ["lru", "least_stale", "least_stale:order=a", "belady"]
 NO_COUNT: Row = dict.fromkeys(COUNTERS, 0)
 NO_TIME: Row = {"start_ns": 0, "ttft_ns": None, "decode_ns": 0, "decode_passes": 0, "end_ns": 0, "tokens": 0}
 

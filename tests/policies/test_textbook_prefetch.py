@@ -199,7 +199,7 @@ def test_the_bytes_of_side_buffers_are_told_beside_the_capacity():
     assert [result.about["side_bytes"] for result in results] == [0, 20]
     lines = heading(trace, results)
     assert [line for line in lines if "side buffers" in line] == [
-        "side buffers of side_buffer:buffers=4:fetch=2:count=beside: 20 bytes more"
+        "side buffers of side_buffer:buffers=4:fetch=2:count=beside: 20 bytes beside the capacity"
     ]
 
 

@@ -232,7 +232,7 @@ def test_where_bytes_or_demand_differ_the_bound_is_blank_and_a_line_says_why(set
     assert most is None and (limit is None) == ("routing" in settings)
     assert limit is None or hit_rate <= limit
     config = configure(capacity="30%", **settings)
-    assert remarks(trace, [config, configure(capacity="40%", **settings)]) == [f"belady_hit_rate is {why}"]
+    assert remarks(trace, [config, configure(capacity="40%", **settings)]) == [f"{why}"]
 
 
 def test_layers_of_unequal_bytes_have_a_bound_in_pools_of_their_own_alone() -> None:
@@ -241,7 +241,7 @@ def test_layers_of_unequal_bytes_have_a_bound_in_pools_of_their_own_alone() -> N
     hit_rate, most, _ = beside(trace, scope="per_layer")
     assert most is not None and 0 < hit_rate <= most
     (said,) = remarks(trace, [configure(scope=each, capacity="30%") for each in ("global", "per_layer")])
-    assert "is blank where experts of one pool differ in bytes" in said and said.endswith(": scope global")
+    assert "no belady where experts of one pool differ in bytes" in said and said.endswith(": scope global")
 
 
 def test_a_bound_has_the_bytes_of_its_result() -> None:

@@ -111,7 +111,7 @@ def test_a_token_cycle_is_enough() -> None:
 
 
 def test_below_a_token_cycle_there_is_a_warning() -> None:
-    assert warning("7experts") == ("capacity holds 0.88 token cycles, less than one token's demand over all layers")
+    assert warning("7experts") == ("capacity below one token cycle, one token's demand over all layers")
 
 
 def test_where_a_global_lru_cannot_hit_the_warning_says_so() -> None:

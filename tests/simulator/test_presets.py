@@ -132,7 +132,7 @@ def test_what_was_assumed_is_said() -> None:
     """HOBBIT's weights, SMoE's window and SpecMD's tolerance are unpublished."""
     for name, setting in (("hobbit", "eviction"), ("smoe", "eviction"), ("specmd-2", "miss")):
         assert "unpublished" in preset(name).settings[setting].assumed
-        assert f"assumed: {preset(name).settings[setting].assumed}" in "\n".join(explain(preset(name)))
+        assert ("", f"  assumed: {preset(name).settings[setting].assumed}") in explain(preset(name))
 
 
 @pytest.mark.parametrize(

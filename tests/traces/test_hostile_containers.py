@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kit.importer_samples import SAMPLES
+from tests.kit.importer_formulas import SAMPLES
 from tests.kit.importing import CSV, IDS, gptoss, imported, refusal, router_data, written
 from traces.importers import text
 from traces.importers.contract import Options

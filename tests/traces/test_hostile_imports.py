@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moereplay import command as entry
-from tests.kit.importer_samples import SAMPLES
+from tests.kit.importer_formulas import SAMPLES
 from tests.kit.importing import CSV, IDS, gptoss, imported, refusal, router_data, written
 from traces.importers import text
 from traces.importers.contract import Options

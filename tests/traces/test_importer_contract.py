@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from moereplay import command as entry
 from tests.kit import importer_samples
-from tests.kit.importer_samples import ALL, EXPERTS, LAYERS, SAMPLES, Sample
+from tests.kit.importer_formulas import EXPERTS, LAYERS, SAMPLES, K, Sample
+from tests.kit.importer_samples import ALL
 from tests.kit.importing import imported
 from traces.importers import registry as importers
 from traces.schema import Request, TraceError
@@ -99,7 +100,7 @@ def test_a_sample_gives_its_requests_in_order(sample: Sample) -> None:
 def test_a_sample_gives_sizes_and_says_what_was_assumed(sample: Sample) -> None:
     foreign = importers.read(sample.path, sample.options)
     geometry, provenance = foreign.header.geometry, foreign.header.provenance
-    assert (geometry.layers, geometry.experts, geometry.k) == (LAYERS, EXPERTS, importer_samples.K)
+    assert (geometry.layers, geometry.experts, geometry.k) == (LAYERS, EXPERTS, K)
     assert geometry.expert_bytes == sample.expert_bytes
     assert (provenance.importer, provenance.source, provenance.model) == (sample.importer, sample.name, sample.model)
     assert foreign.notes == sample.notes

@@ -17,6 +17,12 @@ from tracegen.offload.study import Cell, Measurement
 MS = 1e6
 #: How the engine classifies an access, in the words of its log.
 VERDICTS = ("hits", "late", "compulsory", "collisions", "capacity")
+#: Columns of a table of runs that may be left out, first to go first, and what the others are.
+SPARE = ("alike", "decided", "closure")
+LEGEND = (
+    "ms: of a decoded token (TPOT); error: simulated / measured - 1; decided: by whom, see --decisions",
+    "closure: the error of a replay with the measured durations; alike: accesses of one outcome in both",
+)
 COUNTED = ("hits", "late", "misses")
 
 
@@ -132,10 +138,10 @@ def _row(run: Measurement) -> dict[str, object]:
         "decided": run.measured.decisions,
         "capacity": config.capacity,
         "link": "raw" if run.cell.throttle is None else f"{run.cell.throttle / 1e6:g} MB/s",
-        **{name: f"{time:.1f}" for name, time in times.items()},
+        **times,
         "error": f"{_error(run, run.simulated):+.1%}",
         "closure": f"{_error(run, run.closure):+.2%}",
-        "same": f"{said['same']}/{said['accesses']}",
+        "alike": f"{said['same']}/{said['accesses']}",
     }
 
 
