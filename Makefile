@@ -14,9 +14,9 @@ BEGAN := $(shell date +%s)
 GRID := --capacity 15%,25%,50% --eviction lru,lfu,least_stale
 # Other people's recordings, where a folder of them lies beside this one (CONTRIBUTING.md).
 RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
-REAL := $(RECORDINGS)/gpt-oss-20b/gptoss20b_decode.npz
+REAL := $(RECORDINGS)/gpt-oss-20b
 
-.PHONY: help demo demo-begins demo-ends demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality
+.PHONY: help demo demo-begins demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality
 .PHONY: study-fidelity study-measured study-live-transfers study-tune bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
@@ -25,7 +25,7 @@ help:            ## this list
 # uv first (fast), pip as the fallback. uv reads no pip.conf, so a local wheel folder is handed on by hand; without one,
 # uv looks for the build of torch that fits this machine's GPU, or the small one for none.
 define install
-	@echo "installing $(strip $(1)) $(2)"; while sleep 5; do printf .; done & trap "kill $$! 2>/dev/null" EXIT; \
+	@printf "installing $(3) into .venv "; while sleep 5; do printf .; done & trap "kill $$! 2>/dev/null" EXIT; \
 	links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
 	if [ -z "$$links" ]; then export UV_TORCH_BACKEND="$${UV_TORCH_BACKEND:-auto}"; fi; \
 	if [ -z "$${NO_UV:-}" ] && $(BIN)/pip install --quiet --disable-pip-version-check uv 2>/dev/null \
@@ -39,15 +39,15 @@ $(BIN)/python:
 	@$(PYTHON) -m venv .venv
 
 .venv/base.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,-e .,)
+	$(call install,-e .,,the simulator)
 	@touch $@
 
 .venv/record.stamp: .venv/base.stamp
-	$(call install,-e '.[record]',)
+	$(call install,-e '.[record]',,torch and transformers)
 	@touch $@
 
 .venv/dev.stamp: .venv/record.stamp
-	$(call install,-e '.[record]',--group dev)
+	$(call install,-e '.[record]',--group dev,the tools of the tests)
 	@touch $@
 
 demo: demo-begins .venv/record.stamp  ## record a small model, replay 18 configurations, draw, name the best (2 minutes)
@@ -61,20 +61,17 @@ ifneq ($(wildcard $(REAL)),)
 	$(BIN)/moereplay replay $(DEMO)/gpt-oss-20b.zarr --platform rtx4090-pcie4 $(GRID) --out $(DEMO)/gpt-oss-20b
 	$(BIN)/moereplay plot $(DEMO)/gpt-oss-20b
 endif
-	@$(MAKE) --no-print-directory demo-ends
-
-demo-begins:
-	@if [ -e .venv/record.stamp ]; then echo "The demo takes about a minute, and 60 MB in $(DEMO)."; \
-	else echo "The demo takes 2 minutes after its packages are downloaded: 2 GB in .venv, 60 MB in $(DEMO)."; fi
-
-demo-ends:
 	@for model in miniature gpt-oss-20b; do \
 	  if [ -d $(DEMO)/$$model ]; then echo; echo "$$model:"; $(BIN)/moereplay sweep show $(DEMO)/$$model --brief; \
 	    echo "pictures: $(DEMO)/$$model/figures/ (collisions_by_layer.png first)"; fi; done
 ifeq ($(wildcard $(REAL)),)
-	@echo; echo "With a real model's routing beside it: docs/recording.md, \"The routing of a real model\"."
+	@echo; echo "A real model's routing beside it, gpt-oss-20b's: docs/trace-format.md, \"A published recording\"."
 endif
 	@echo "Done in $$(($$(date +%s) - $(BEGAN))) seconds. Next: README.md, or make demo-full."
+
+demo-begins:
+	@if [ -e .venv/record.stamp ]; then echo "The demo takes about a minute, and 60 MB in $(DEMO)."; \
+	else echo "The demo takes 2 minutes after its packages are downloaded: 2 GB in .venv, 60 MB in $(DEMO)."; fi
 
 demo-full: .venv/record.stamp  ## the long circle: texts as well, trace health, and the model live beside its replays (3 minutes)
 	rm -rf $(DEMO)-full

@@ -43,8 +43,8 @@ def plot(
     folder = out or place.beside(Path()) / "figures"
     drawn = _drawn(place.local(), results, figure.split(",") if figure else None, where or [])
     for name, each in drawn.figures:
-        for path in save(each, folder / name):
-            say(f"wrote {path}")
+        save(each, folder / name)
+    say(f"wrote {folder}/, each as PNG and SVG: {', '.join(name for name, _ in drawn.figures)}")
     say_left_out(drawn)
 
 

@@ -4,67 +4,93 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from commands.terminal import say, show
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     import polars as pl
 
 
 def sweep_show(
     results: Annotated[
-        str, typer.Argument(help="Folder or URL that `sweep run` or `sweep merge` wrote.", show_default=False)
+        str,
+        typer.Argument(help="Folder of `replay --out`; folder or URL of `sweep run` or `merge`.", show_default=False),
     ],
     by: Annotated[str, typer.Option(help="hit_rate, ttft_mean_ms, tpot_ms, gb_moved, ...: best first.")] = "hit_rate",
     top: Annotated[int, typer.Option(min=1, help="Rows.")] = 20,
     where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these.")] = None,
     group_by: Annotated[str, typer.Option(help="Comma list of settings: the mean of each group.")] = "",
     errors: Annotated[bool, typer.Option("--errors", help="The configurations without a result, and why.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Only which is best, by how much, and how sure.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="All rows as CSV.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The rows as a Markdown table.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All rows as JSON lines.")] = False,
 ) -> None:
-    """Show what a sweep found: what varies, and the figures by which it can be ranked. SIMULATED."""
-    from analysis.checks import columns, in_short, summary
-    from analysis.metrics import grouped, judged, ranked, shared
+    """Show what a sweep or a replay stored: what varies, and the figures by which it can be ranked. SIMULATED."""
+    from analysis.checks import in_short
     from analysis.short import drawn
-    from analysis.tables import counted, markdown
-    from policies.grammar import foresight
-    from results import checks, stored
-    from results.read import filtered, label_of, seconds_of
-    from results.settings import POLICIES
+    from analysis.tables import markdown
     from sweeps.store import place_of
 
     folder = place_of(results).local()
-    checked, best = [], []
-    if errors:
-        rows = stored.errors(folder).select("identity", *POLICIES, "capacity", "error")
-        heading = [f"{counted(len(rows), 'configuration')} without a result"]
-    else:
-        frame = filtered(stored.load(folder), where or [])
-        found = checks.load(folder)
-        ranking = ranked(frame, by)
-        rows = grouped(frame, group_by.split(","), by) if group_by else columns(ranking, found)
-        checked = summary([each for each in found if each.identity in set(ranking["identity"])], len(frame))
-        best = [] if group_by else judged(frame, foresight())
-        heading = [
-            f"{label_of(frame)}: {counted(len(frame), 'configuration')}, best {by} first",
-            shared(frame),
-            f"seconds: {seconds_of(frame)}",
-        ]
+    page = _failed(folder) if errors else _found(folder, by, where or [], group_by)
     if as_csv or as_json:
-        _print_all(rows, as_json)
+        _print_all(page.rows, as_json)
         return
-    shown = in_short(rows.head(top).to_dicts())
+    if brief:
+        show(*(page.best or ["nothing to compare: one configuration, or means of groups"]))
+        return
+    shown = in_short(page.rows.head(top).to_dicts())
     if as_markdown:
         print(markdown(shown))
     else:
-        show(*heading, "", *drawn(shown), *checked, *best)
-    if len(rows) > top:
-        say(f"{top} of {len(rows):,} rows; --top for more")
+        show(*page.heading, "", *drawn(shown), *page.checked, *page.best)
+    if len(page.rows) > top:
+        say(f"{top} of {len(page.rows):,} rows; --top for more")
+
+
+class _Page(NamedTuple):
+    """What can be shown of a folder."""
+
+    rows: pl.DataFrame
+    heading: Sequence[str]
+    checked: Sequence[str] = ()  #: how far replays were off
+    best: Sequence[str] = ()
+
+
+def _failed(folder: Path) -> _Page:
+    from analysis.tables import counted
+    from results.settings import POLICIES
+    from results.stored import errors
+
+    rows = errors(folder).select("identity", *POLICIES, "capacity", "error")
+    return _Page(rows, [f"{counted(len(rows), 'configuration')} without a result"])
+
+
+def _found(folder: Path, by: str, where: Sequence[str], group_by: str) -> _Page:
+    from analysis.checks import columns, summary
+    from analysis.metrics import grouped, judged, ranked, shared
+    from analysis.tables import counted
+    from policies.grammar import foresight
+    from results import checks
+    from results.read import filtered, label_of, seconds_of
+    from results.stored import load
+
+    frame = filtered(load(folder), where)
+    ranking, found = ranked(frame, by), checks.load(folder)
+    heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}, best {by} first"
+    return _Page(
+        rows=grouped(frame, group_by.split(","), by) if group_by else columns(ranking, found),
+        heading=[heading, shared(frame), f"seconds: {seconds_of(frame)}"],
+        checked=summary([each for each in found if each.identity in set(ranking["identity"])], len(frame)),
+        best=[] if group_by else judged(frame, foresight()),
+    )
 
 
 def _print_all(rows: pl.DataFrame, as_json: bool) -> None:

@@ -45,7 +45,10 @@ def clock(seconds: float) -> str:
 
 def say_wrote(path: Path, trace: Trace) -> None:
     """Path, size and digest of a trace that was written."""
-    say(f"wrote {path}: {trace.requests:,} requests, {trace.tokens:,} tokens, digest {trace.digest[:12]}")
+    from analysis.tables import counted
+
+    size = f"{counted(trace.requests, 'request')}, {counted(trace.tokens, 'token')}"
+    say(f"wrote {path}: {size}, digest {trace.digest[:12]}")
 
 
 class _Saying(logging.Handler):
