@@ -44,7 +44,7 @@ def sweep_show(
         _print_all(page.rows, as_json)
         return
     if brief:
-        show(*(page.best or ["nothing to compare: one configuration, or means of groups"]))
+        show(page.heading[0], *(page.best or ["nothing to compare: one configuration, or means of groups"]))
         return
     shown = in_short(page.rows.head(top).to_dicts())
     if as_markdown:
@@ -84,10 +84,10 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str) -> _Page:
 
     frame = filtered(load(folder), where)
     ranking, found = ranked(frame, by), checks.load(folder)
-    heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}, best {by} first"
+    heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}; seconds: {seconds_of(frame)}"
     return _Page(
         rows=grouped(frame, group_by.split(","), by) if group_by else columns(ranking, found),
-        heading=[heading, shared(frame), f"seconds: {seconds_of(frame)}"],
+        heading=[heading, shared(frame), f"best {by} first"],
         checked=summary([each for each in found if each.identity in set(ranking["identity"])], len(frame)),
         best=[] if group_by else judged(frame, foresight()),
     )

@@ -26,7 +26,7 @@ REASONS = {
     "collisions": ("collision", COLLISION),
 }
 BAR, ROOM = 0.72, 1.25  # height of a bar, and the longest one's room on the axis for its label
-WIDE = 0.09  #: part of the axis from which a collision segment holds its label
+WIDE = 0.12  #: part of the axis from which a collision segment holds its label
 BEHIND_TOTAL = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # Belady's line may pass there
 BOUND_LABEL = "Belady (no prefetch)"
 

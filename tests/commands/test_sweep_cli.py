@@ -85,13 +85,37 @@ def test_shards_in_one_folder_are_the_whole(folder, tmp_path):
 def test_show_ranks_filters_and_groups(folder, capsys):
     sweep_show(str(folder / "out"), by="tpot_ms", where=["eviction=lru"], top=3)
     shown = capsys.readouterr()
-    assert "SIMULATED: 6 configurations, best tpot_ms first" in shown.out
+    assert "SIMULATED: 6 configurations; seconds: an estimate, not calibrated\n" in shown.out
+    assert "\nbest tpot_ms first\n" in shown.out
     assert "3 of 6 rows" in shown.err
     sweep_show(str(folder / "out"), group_by="eviction,prefetch", as_json=True)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["configurations"] for row in rows] == [3] * 6
     sweep_show(str(folder / "out"), as_csv=True)
     assert len(capsys.readouterr().out.splitlines()) == 1 + 18
+
+
+def test_show_in_brief_is_the_last_lines(folder, capsys):
+    sweep_show(str(folder / "out"))
+    whole = capsys.readouterr().out.splitlines()
+    sweep_show(str(folder / "out"), brief=True)
+    head, *best = capsys.readouterr().out.splitlines()
+    assert head == whole[0] and best == whole[-len(best) :]
+    assert best[0].startswith("fastest: ")
+    sweep_show(str(folder / "out"), group_by="eviction", brief=True)
+    assert "nothing to compare: one configuration, or means of groups" in capsys.readouterr().out
+
+
+def test_show_takes_the_folder_of_a_replay(folder, capsys):
+    assert (
+        moereplay("replay", folder / "tiny.zarr", "--capacity", "60%", "--eviction", "lru,fifo", "--out", folder / "r")[
+            0
+        ]
+        == 0
+    )
+    sweep_show(str(folder / "r"), as_json=True)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["eviction"] for row in rows} == {"lru", "fifo"}
 
 
 def test_merge_and_plot_take_the_folder(folder, tmp_path, capsys):
