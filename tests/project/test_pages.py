@@ -29,7 +29,7 @@ def headings(page: Path) -> set[str]:
 
 def leads_nowhere(page: str, path: str, heading: str) -> bool:
     target = (ROOT / page).parent / path if path else ROOT / page
-    return not target.exists() or bool(heading) and heading not in headings(target)
+    return not target.exists() or (bool(heading) and heading not in headings(target))
 
 
 @pytest.mark.parametrize("page", [*PAGES, "DESIGN.md"])
