@@ -36,7 +36,7 @@ GONE = {
 }
 ALLOWED = r"\.stamp\b"  #: marker files of make
 #: All but CHANGELOG.md, which names things as they were called.
-DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {ROOT / "CHANGELOG.md"})
+DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "CHANGELOG.md"})
 CODE = [path for room in PLACES for path in (ROOT / room).rglob("*.py") if path != Path(__file__).resolve()]
 WORDS = {word: re.compile(rf"(?<![a-z])({word})(?![a-z])", re.I) for word in GONE}
 

@@ -1,0 +1,103 @@
+"""Files that pages assume, under the names that they use, and what stands in for files of commands that are not run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from simulator.platform_files import as_toml, platform
+from tests.kit.documented import Command
+from tests.kit.evidence_folder import made
+from tests.kit.recordings import ROOT
+
+SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
+LAYERS, K = 16, 8  #: of OLMoE, whose name the pages use
+
+
+def assumed(page: str, folder: Path) -> None:
+    """Write what the page takes for granted."""
+    FILES.get(page, lambda folder: None)(folder)
+
+
+def stand_in(command: Command, cwd: Path) -> None:
+    """A trace or a platform under the name that a command which is not run was to write."""
+    out = next(
+        (cwd / word for option, word in zip(command.words, command.words[1:], strict=False) if option == "--out"), None
+    )
+    if out is None or out.exists():
+        return
+    if out.suffix == ".zarr":
+        shutil.copytree(SAMPLE, out)
+    elif out.suffix == ".toml":
+        out.write_text(as_toml(platform("phone-ufs4")))
+
+
+def _block(page: str, begins: str) -> str:
+    """The code block of a page that begins so."""
+    found = re.search(rf"```\w+\n({re.escape(begins)}.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    assert found, f"{page} has no block that begins with {begins}"
+    return found[1]
+
+
+def _policies(folder: Path) -> None:
+    for name in ("newest.py", "skip_light.py"):
+        (folder / name).write_text(_block("docs/policies.md", f'"""{name}: '))
+    _experiment(folder)
+
+
+def _experiment(folder: Path) -> None:
+    (folder / "experiment.toml").write_text(_block("docs/sweeps.md", "traces = "))
+
+
+def _sets(folder: Path) -> None:
+    (folder / "sets.toml").write_text(_block("docs/validation.md", "[base]"))
+
+
+def _log(folder: Path) -> None:
+    """What an engine logged: a made one."""
+    made(folder / "made", 0.02)
+    shutil.copy(folder / "made" / "tokens" / "made-fifth-ov.csv", folder / "log.csv")
+
+
+def _platforms(folder: Path) -> None:
+    """A folder of evidence with cells of a Monday."""
+    _log(folder)
+    (folder / "made").rename(folder / "runs")
+    cells = folder / "runs" / "cells.csv"
+    cells.write_text(re.sub(r"(?m)^made-(off|half|two)", r"monday-\1", cells.read_text()))
+
+
+def _device(folder: Path) -> None:
+    """The reader's log lies where the page is typed."""
+    (folder / "runs" / "device").mkdir(parents=True)
+    _log(folder / "runs" / "device")
+
+
+def _routes(folder: Path) -> None:
+    """Routing of a few tokens as three tools might write it."""
+    ids = np.array(
+        [[np.random.default_rng(t * LAYERS + layer).permutation(64)[:K] for layer in range(LAYERS)] for t in range(4)]
+    )
+    np.save(folder / "ids.npy", ids)
+    places = [(t, layer) for t in range(len(ids)) for layer in range(LAYERS)]
+    rows = [f"{t},{layer},{' '.join(map(str, ids[t, layer]))}" for t, layer in places]
+    (folder / "routes.csv").write_text("\n".join(["pos,moe_layer,topk", *rows]) + "\n")
+    two = {f"e{rank}": [int(ids[at][rank]) for at in places] for rank in range(2)}
+    shares = {"w0": [0.75] * len(places), "w1": [0.25] * len(places), "stage": ["decode"] * len(places)}
+    numbers = {"id": ["a"] * len(places), "token": [t for t, _ in places], "layer": [layer for _, layer in places]}
+    pl.DataFrame(numbers | two | shares).write_parquet(folder / "routes.parquet")
+
+
+FILES: dict[str, Callable[[Path], None]] = {
+    "docs/platforms.md": _platforms,
+    "docs/policies.md": _policies,
+    "docs/recipes/device.md": _device,
+    "docs/sweeps.md": _experiment,
+    "docs/trace-format.md": _routes,
+    "docs/validation.md": _sets,
+}

@@ -1,0 +1,61 @@
+"""Pages point at what is there, recipes fit a page, and the glossary is in order and complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.kit.documented import PAGES
+from tests.kit.recordings import ROOT
+
+#: A link to a file or a heading of the project: [text](path#heading).
+LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([\w-]+))?\)")
+WORDS = re.compile(r"(?m)^\| \*\*(.+?)\*\* \| (.+) \|$")
+NEEDED = (
+    *("expert", "gate", "router logits", "access", "hit", "miss", "late", "collision", "compulsory miss"),
+    *("Belady bound", "capacity", "slot", "token cycle", "pass", "step", "prefill", "decode", "TTFT", "TPOT"),
+    *("contract", "atomic", "sequential", "scope", "stall", "link", "slow tier", "look-ahead", "open-loop"),
+    *("platform", "calibrated", "estimate", "identity", "trace", "recorded"),
+)
+
+
+def headings(page: Path) -> set[str]:
+    """As a browser calls them: lower case, hyphens for spaces, no other marks."""
+    titles = re.findall(r"(?m)^#+ (.+)$", page.read_text("utf-8"))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def leads_nowhere(page: str, path: str, heading: str) -> bool:
+    target = (ROOT / page).parent / path if path else ROOT / page
+    return not target.exists() or (bool(heading) and heading not in headings(target))
+
+
+@pytest.mark.parametrize("page", [*PAGES, "DESIGN.md"])
+def test_links_lead_to_a_file_and_a_heading(page: str) -> None:
+    links = LINK.findall((ROOT / page).read_text("utf-8"))
+    assert [link for link in links if leads_nowhere(page, *link)] == []
+
+
+@pytest.mark.parametrize("link", [("docs/none.md", ""), ("docs/sweeps.md", "no-such-heading")])
+def test_a_link_that_leads_nowhere_is_noticed(link: tuple[str, str]) -> None:
+    assert leads_nowhere("README.md", *link)
+    assert not leads_nowhere("README.md", "docs/sweeps.md", "results")
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "docs" / "recipes").glob("*.md")), ids=lambda path: path.stem)
+def test_a_recipe_is_one_page(recipe: Path) -> None:
+    assert len(recipe.read_text("utf-8").splitlines()) <= 65
+
+
+def test_the_glossary_has_every_word_once_and_in_order() -> None:
+    words = [word for word, _ in WORDS.findall((ROOT / "docs" / "glossary.md").read_text("utf-8"))]
+    assert words == sorted(set(words), key=str.lower)
+    assert set(NEEDED) - set(words) == set()
+
+
+def test_words_that_the_glossary_refers_to_are_in_it() -> None:
+    meanings = dict(WORDS.findall((ROOT / "docs" / "glossary.md").read_text("utf-8")))
+    referred = re.findall(r"See \*(.+?)\*", " ".join(meanings.values()))
+    assert referred and set(referred) <= meanings.keys()
