@@ -19,14 +19,14 @@ Row = Mapping[str, Any]
 
 
 def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Per capacity, best first; what varies, the columns of `RANKED`, and where there are lower tiers their bytes.
+    """Per capacity, best first: identity, what varies, the columns of `RANKED`, and where there are lower tiers their bytes.
 
     A row is `Result.to_json()` with its `bounds`, or a row of a frame of results. `called` names rows by their
     identity: a column `preset` then stands for the settings that it fixes. Raises ResultError if `by` is no column.
     """
     table, shown = _sorted(rows, by, called)
     lower = ["gb_lower"] if any(line["gb_lower"] for line in table) else []
-    return [{name: line[name] for name in (*shown, *RANKED, *lower)} for line in table]
+    return [{name: line[name] for name in ("identity", *shown, *RANKED, *lower)} for line in table]
 
 
 def judged(

@@ -163,7 +163,8 @@ def _report(
     if printed.csv or printed.markdown:
         _print_plain(shown, printed.csv)
         return
-    show(*heading(trace, results), *drawn(shown), *remarks(trace, configs), *judged(rows, called, foresight()))
+    table = [{name: value for name, value in row.items() if name != "identity"} for row in shown]
+    show(*heading(trace, results), *drawn(table), *remarks(trace, configs), *judged(rows, called, foresight()))
 
 
 def _print_plain(rows: Sequence[Mapping[str, Any]], as_csv: bool) -> None:

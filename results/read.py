@@ -8,6 +8,7 @@ has the column that its declaration says: `capacity` is what the user asked for,
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import reduce
 
 import polars as pl
 
@@ -15,7 +16,9 @@ from results.counters import heading_of
 from results.errors import ResultError, unknown
 from results.labels import ESTIMATE
 from results.schema import BOUNDS, fields_of
+from results.settings import KINDS
 
+OF_A_FILE = "@[0-9a-f]+"  #: stands behind the name of a policy of the user's own: which version of its file
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
 #: Fields that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
@@ -45,17 +48,18 @@ def requests(frame: pl.DataFrame) -> pl.DataFrame:
 def only(frame: pl.DataFrame, **wanted: str | Collection[str]) -> pl.DataFrame:
     """The configurations whose fields have one of the wanted values: `only(frame, contract="atomic")`.
 
-    `trace` takes the beginning of a digest. Raises ResultError naming the field, or the values it has.
+    `trace` takes the beginning of a digest, a policy of the user's own goes without the digest of its file. Raises
+    ResultError naming the field, or the values that no result has and those that some have.
     """
     for field, values in wanted.items():
         if field not in fields(frame):
             raise unknown("configuration field", field, fields(frame))
         allowed = [values] if isinstance(values, str) else list(values)
-        kept = frame.filter(_matches(frame, field, allowed))
-        if kept.is_empty():
+        matches = [frame.select(_matches(frame, field, value)).to_series() for value in allowed]
+        if absent := [value for value, those in zip(allowed, matches, strict=True) if not those.any()]:
             found = ", ".join(sorted(set(frame.select(_column(frame, field).cast(pl.String)).to_series())))
-            raise ResultError(f"no result has {field} = {' or '.join(allowed)}; found {found}")
-        frame = kept
+            raise ResultError(f"no result has {field} = {' or '.join(absent)}; found {found}")
+        frame = frame.filter(reduce(pl.Series.__or__, matches))
     return frame
 
 
@@ -115,8 +119,10 @@ def _column(frame: pl.DataFrame, field: str) -> pl.Expr:
     return column.list.eval(pair).list.join(" ")
 
 
-def _matches(frame: pl.DataFrame, field: str, allowed: list[str]) -> pl.Expr:
+def _matches(frame: pl.DataFrame, field: str, value: str) -> pl.Expr:
     text = _column(frame, field).cast(pl.String)
     if field == "trace":
-        return pl.any_horizontal(text.str.starts_with(start) for start in allowed)
-    return text.is_in(allowed)
+        return text.str.starts_with(value)
+    if field in KINDS:
+        return (text == value) | (text.str.replace(OF_A_FILE, "") == value)
+    return text == value

@@ -301,7 +301,11 @@ def test_the_ranking_shows_what_varies_and_starts_with_the_best(frame: pl.DataFr
 
 
 def test_a_single_result_is_ranked_by_its_eviction_alone(frame: pl.DataFrame) -> None:
-    assert ranking(only(frame, eviction="lru", prefetch="none", capacity="25%")).columns == ["eviction", *RANKED]
+    assert ranking(only(frame, eviction="lru", prefetch="none", capacity="25%")).columns == [
+        "identity",
+        "eviction",
+        *RANKED,
+    ]
 
 
 def test_without_prefetch_no_policy_beats_the_bounds(frame: pl.DataFrame) -> None:
