@@ -94,6 +94,8 @@ def tune(
 
 def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
     from analysis.tables import counted, table
+    from policies.grammar import foresight
+    from sweeps.tune import jobs_found
 
     rows = [{**each.values, **each.settings} for each in found]
     rows.sort(key=lambda row: [row[name] for name in search.objectives])
@@ -103,6 +105,11 @@ def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
         return
     beaten = f"nothing tried beats in all of {', '.join(search.objectives)}"
     show(f"SIMULATED: {counted(len(rows), 'configuration')} that {beaten}", "", table(rows))
+    knows = foresight()
+    if knowing := {job.config for job in jobs_found(search, found) if knows(job.config.model_dump())}:
+        show(
+            f"with knowledge of the future: {len(knowing)} of these; search without such policies for what can be used"
+        )
 
 
 def _checker(checks: Checks, search: Search) -> Checker | None:
