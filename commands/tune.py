@@ -105,11 +105,9 @@ def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
         return
     beaten = f"nothing tried beats in all of {', '.join(search.objectives)}"
     show(f"SIMULATED: {counted(len(rows), 'configuration')} that {beaten}", "", table(rows))
-    knows = foresight()
-    if knowing := {job.config for job in jobs_found(search, found) if knows(job.config.model_dump())}:
-        show(
-            f"with knowledge of the future: {len(knowing)} of these; search without such policies for what can be used"
-        )
+    knows, jobs = foresight(), jobs_found(search, found)
+    if knowing := sum(knows(job.config.model_dump()) for job in jobs) // len(search.traces):
+        show(f"with knowledge of the future: {knowing} of these; search without such policies for what can be used")
 
 
 def _checker(checks: Checks, search: Search) -> Checker | None:
