@@ -52,8 +52,8 @@ $(BIN)/python:
 
 demo: demo-begins .venv/record.stamp  ## record a small model, replay 18 configurations, draw, name the best (2 minutes)
 	rm -rf $(DEMO)
-	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 16 --max-new-tokens 65 \
-	    --temperature 1 --look-ahead 2 --dtype float32 --out $(DEMO)/miniature.zarr
+	OMP_NUM_THREADS=1 $(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 16 \
+	    --max-new-tokens 65 --temperature 1 --look-ahead 2 --dtype float32 --out $(DEMO)/miniature.zarr
 	$(BIN)/moereplay replay $(DEMO)/miniature.zarr --passes token $(GRID) --prefetch none,top_k --out $(DEMO)/miniature
 	$(BIN)/moereplay plot $(DEMO)/miniature
 ifneq ($(wildcard $(REAL)),)
@@ -71,7 +71,7 @@ endif
 
 demo-begins:
 	@if [ -e .venv/record.stamp ]; then echo "The demo takes about a minute, and 60 MB in $(DEMO)."; \
-	else echo "The demo takes 2 minutes after its packages are downloaded: 2 GB in .venv, 60 MB in $(DEMO)."; fi
+	else echo "The demo takes 2 minutes after its packages are downloaded: 1.5 GB in .venv, 60 MB in $(DEMO)."; fi
 
 demo-full: .venv/record.stamp  ## the long circle: texts as well, trace health, and the model live beside its replays (3 minutes)
 	rm -rf $(DEMO)-full

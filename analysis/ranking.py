@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 
 def ranking(rows: Sequence[Row], by: str = "hit_rate", called: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Per capacity, best first: identity, what varies, the columns of `RANKED`, and where there are lower tiers their bytes.
+    """Per capacity, best first: identity, what varies, the columns of `RANKED`, and bytes read into lower tiers.
 
     A row is `Result.to_json()` with its `bounds`, or a row of a frame of results. `called` names rows by their
     identity: a column `preset` then stands for the settings that it fixes. Raises ResultError if `by` is no column.

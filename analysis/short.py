@@ -23,19 +23,28 @@ HEADS = {
 SHARES = ("hit_rate", "belady_hit_rate", "compulsory_limit", "collisions_per_miss")
 #: What may be left out, first to go first.
 SPARE = ("id", "limit", "GB lower", "GB", "coll", "tok/s", "belady")
-LEGEND = (
-    "belady, limit: the most hits of any eviction, of any cache, without prefetch",
-    "coll: misses of what the same pass evicted; TTFT, TPOT in ms; --csv: all digits",
-)
+#: What heads mean, each line for a table that has its first.
+LEGEND = {
+    "belady": "belady, limit: the most hits of any eviction, of any cache, without prefetch",
+    "coll": "coll: misses of what the same pass evicted",
+    "TPOT": "TTFT, TPOT in ms; --csv: all digits",
+}
 DIGITS = 8  #: of an identity
 
 
 def drawn(rows: Sequence[Mapping[str, Any]], width: int = 0) -> list[str]:
     """A ranking as a table, and its legend."""
-    legend = LEGEND if rows and "belady_hit_rate" in rows[0] else ()
     shown = table([_short(row) for row in rows], spare=SPARE, width=width)
-    legend = [line for line in legend if not line.startswith("coll:") or " coll " in shown.partition("─")[0]]
-    return [*filter(None, [shown.rstrip("\n") and shown]), *(folded(line, width) for line in legend)]
+    return [*([shown] if rows else []), *(folded(line, width) for line in _legend(rows, shown))]
+
+
+def _legend(rows: Sequence[Mapping[str, Any]], shown: str) -> list[str]:
+    """What the heads of a ranking mean, of columns that are in the table or said above it."""
+    if not rows or "belady_hit_rate" not in rows[0]:
+        return []
+    above = shown.partition("─")[0].split()
+    said = [text for head, text in LEGEND.items() if head in above]
+    return [*said[:-2], "; ".join(said[-2:])] if "coll" in above else said
 
 
 def _short(row: Mapping[str, Any]) -> dict[str, object]:

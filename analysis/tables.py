@@ -125,7 +125,8 @@ def csv(rows: Rows) -> str:
 def folded(text: str, width: int = 0, hanging: str = GAP) -> str:
     """A line as several that fit, unless a word does not; those after the first are indented.
 
-    What is to be pasted stays whole: text in backticks, and a command at the end, which gets a line of its own.
+    What is to be pasted stays whole: text in backticks, and a command at the end, which gets a line of its own. ± stays
+    with its number.
     """
     width, indented = width or width_of(), " " * (len(text) - len(text.lstrip())) + hanging
     if len(text) <= width:
@@ -133,7 +134,7 @@ def folded(text: str, width: int = 0, hanging: str = GAP) -> str:
     prose, _, typed = text.rpartition(COMMAND)
     if prose:
         return f"{folded(prose + ':', width, hanging)}\n{indented}{COMMAND[2:]}{typed}"
-    kept = re.sub("`[^`]*`", lambda span: span[0].replace(" ", KEPT), text)
+    kept = re.sub("`[^`]*`|± ", lambda span: span[0].replace(" ", KEPT), text)
     lines = fill(kept, width, subsequent_indent=indented, break_long_words=False, break_on_hyphens=False)
     return lines.replace(KEPT, " ")
 

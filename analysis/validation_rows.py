@@ -9,6 +9,7 @@ import polars as pl
 
 from analysis.divergence import Divergence
 from analysis.heading import capacities, of_trace
+from analysis.tables import LONG
 from analysis.validation import Comparison, Measure
 from results import validation
 from results.result import Row
@@ -46,7 +47,7 @@ def heading(trace: Trace, comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def measure_rows(comparisons: Sequence[Comparison]) -> list[Row]:
-    """A table row per set and measure; the set's name goes down its rows, word by word."""
+    """A table row per set and measure; the set's name stands in the first, a long one goes down, word by word."""
     outside = any(not measure.within for each in comparisons for measure in each.measures)
     return [
         {"set": words, **_shown(measure, outside)}
@@ -56,8 +57,8 @@ def measure_rows(comparisons: Sequence[Comparison]) -> list[Row]:
 
 
 def _down(name: str, rows: int) -> list[str]:
-    """The words of a name, one for each row, the last for all that are left."""
-    words = name.split(maxsplit=rows - 1)
+    """A name for each row: whole in the first, or if it is long its words, in the last row all that are left."""
+    words = name.split(maxsplit=rows - 1) if len(name) > LONG else [name]
     return words + [""] * (rows - len(words))
 
 

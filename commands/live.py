@@ -180,9 +180,9 @@ def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
     check_live(config)
     if kept.record_to:
         refuse_taken(kept.record_to, resume=False)
-    check_events(kept.events)
     for path in filter(None, (kept.record_to, kept.events)):
         check_output(path)
+    check_events(kept.events)
 
 
 def _decoding(tokens: Tokens) -> Decoding | None:

@@ -10,17 +10,12 @@ import typer
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-#: The trace that comes with the program goes by this name, where no folder does.
-SAMPLE = "miniature"
-
 
 def _bundled(path: Path) -> Path:
-    """The trace that comes with the program, if its name is given."""
-    if path != Path(SAMPLE) or path.exists():
-        return path
-    import traces
+    """The trace that comes with the program, if its name alone is given."""
+    from traces.bundled import bundled
 
-    return Path(traces.__file__).with_name("samples") / f"{SAMPLE}.zarr"
+    return bundled(path) if len(path.parts) == 1 else path
 
 
 TracePath = Annotated[

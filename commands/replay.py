@@ -55,9 +55,9 @@ def replay(
     from traces.store import open_trace
 
     check_engine(engine)
-    options.check_events(events)
     for path in filter(None, (out and out / "part", events)):
         check_output(path)
+    options.check_events(events)
     opened = open_trace(trace)
     called = _called(settings)
     configs = list(called)

@@ -17,10 +17,11 @@ STDOUT = Path("-")
 
 
 def say(line: str) -> None:
-    """Print a remark to stderr, folded at its width: stdout is for results."""
+    """Print a remark to stderr, as stdout is for results: folded on a terminal, or to COLUMNS; else one line."""
     from analysis.tables import folded, width_of
 
-    print(folded(line, width_of(sys.stderr)), file=sys.stderr)
+    folds = sys.stderr.isatty() or "COLUMNS" in os.environ
+    print(folded(line, width_of(sys.stderr)) if folds else line, file=sys.stderr)
 
 
 def rewrite(line: str, before: int = 0) -> int:

@@ -94,6 +94,8 @@ def tune(
 
 def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
     from analysis.tables import counted, table
+    from policies.grammar import foresight
+    from sweeps.tune import jobs_found
 
     rows = [{**each.values, **each.settings} for each in found]
     rows.sort(key=lambda row: [row[name] for name in search.objectives])
@@ -103,6 +105,9 @@ def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
         return
     beaten = f"nothing tried beats in all of {', '.join(search.objectives)}"
     show(f"SIMULATED: {counted(len(rows), 'configuration')} that {beaten}", "", table(rows))
+    knows, jobs = foresight(), jobs_found(search, found)
+    if knowing := sum(knows(job.config.model_dump()) for job in jobs) // len(search.traces):
+        show(f"with knowledge of the future: {knowing} of these; search without such policies for what can be used")
 
 
 def _checker(checks: Checks, search: Search) -> Checker | None:

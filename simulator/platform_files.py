@@ -57,8 +57,8 @@ def _document(name: str, extending: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(f"platform {name}: base is {base!r}; expected the name of a preset or a .toml file")
     where = base if base in NAMES else str(Path(name).parent / base)
     below = _document(where, (*extending, name))
-    of_the_rest = {"source": f"its own file; where that says nothing {base}: {below.get('source', 'unknown')}"}
-    return _laid_over(below, of_the_rest | own)
+    source = {"source": f"own figures; the others of {base}: {below.get('source', 'no source')}"}
+    return _laid_over(below, source | own)
 
 
 def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _changed(machine: Platform, name: str, changes: Sequence[str]) -> Platform:
             named = hint(where, known, "write one of")
             raise ConfigError(f"platform {machine.name} has no figure {where!r}: {named}")
         tables[table][figure] = value
-    source = f"{', '.join(changes)}: the user; all else: {machine.source}"
+    source = f"own figures: {', '.join(changes)}; the others: {machine.source}"
     return _valid(document | tables[""] | {"name": name, "source": source}, name)
 
 

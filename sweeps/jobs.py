@@ -14,6 +14,7 @@ from simulator.errors import ConfigError
 from simulator.replay import plan
 from sweeps.objects import is_url
 from sweeps.remote import fetched
+from traces.bundled import bundled
 from traces.schema import Trace, TraceError
 from traces.spelling import whole
 from traces.store import open_trace
@@ -72,10 +73,15 @@ def _paths(pattern: str, folder: Path, file: Path) -> list[Path]:
         raise ConfigError(f"{file}: traces: {pattern!r} is no path: it has a zero byte")
     if is_url(pattern):
         return [fetched(pattern)]
-    paths = _matches(pattern, folder, file) if any(sign in pattern for sign in "*?[") else [folder / pattern]
+    paths = _matches(pattern, folder, file) if any(sign in pattern for sign in "*?[") else [_named(folder, pattern)]
     if not paths:
         raise ConfigError(f"{file}: traces: nothing matches {pattern!r} in {folder.resolve()}")
     return paths
+
+
+def _named(folder: Path, pattern: str) -> Path:
+    """A path relative to the folder, or the bundled trace."""
+    return bundled(folder / pattern) if len(Path(pattern).parts) == 1 else folder / pattern
 
 
 def _matches(pattern: str, folder: Path, file: Path) -> list[Path]:

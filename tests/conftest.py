@@ -19,6 +19,8 @@ from tests.kit import cases, recordings
 # Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / f"moereplay-bytecode-{os.getuid()}"))
+# A remark is one line where no terminal says otherwise.
+os.environ.pop("COLUMNS", None)
 # A worker per core computes already: threads of torch would wait for each other, at ten times the processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

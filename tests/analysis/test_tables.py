@@ -82,6 +82,35 @@ def test_a_ranking_has_short_heads_and_says_what_they_mean() -> None:
     assert all(len(line) <= 80 for line in legend) and legend[0].startswith("belady, limit:")
 
 
+def test_what_a_wide_ranking_spares_is_not_in_its_legend() -> None:
+    figures = {"hit_rate": 0.5, "belady_hit_rate": 0.6, "collisions_per_miss": 0.1, "tpot_ms": 1.5, "tokens_per_s": 9.0}
+    rows = [
+        {
+            "capacity": f"{at}%",
+            "prefetch": "x" * 30,
+            "platform": "y" * 12,
+            **figures,
+            "hit_rate": at / 9,
+            "tokens_per_s": at + 0.5,
+            "collisions_per_miss": at / 9,
+            "tpot_ms": at / 7,
+        }
+        for at in (1, 2)
+    ]
+    rows[1] |= {"prefetch": "z", "platform": "u", "belady_hit_rate": 0.7}
+    shown, *legend = drawn(rows)
+    assert "more with --csv: coll" in shown and max(map(len, shown.splitlines())) <= 80
+    assert not any(line.startswith("coll:") for line in legend)
+
+
+def test_heads_break_after_underscores() -> None:
+    assert table([{"relaxed_belady hits": 1, "nine_tenths": 2}], width=17).splitlines()[:3] == [
+        "relaxed_    nine_",
+        "  belady   tenths",
+        "    hits",
+    ]
+
+
 def test_csv_and_markdown_have_whole_names() -> None:
     assert csv([{"hit_rate": 1 / 3, "tpot_ms": None}]) == "hit_rate,tpot_ms\n0.3333333333333333,"
     assert markdown([{"eviction": "a|b", "n": 1000}]) == "| eviction | n |\n| --- | --: |\n| a\\|b | 1,000 |"
@@ -179,7 +208,7 @@ def test_a_line_is_folded_and_what_is_pasted_is_whole() -> None:
 
 
 def test_a_definition_that_cannot_be_folded_has_a_line_of_its_own() -> None:
-    assert definitions([("write", "--miss a:b=c:d=e:f=g:h=i")], 24) == ["write", "  --miss a:b=c:d=e:f=g:h=i"]
+    assert definitions([("write", "--miss a:b=c:d=e:f=g:h=i")], 22) == ["write", "  --miss a:b=c:d=e:f=g:h=i"]
 
 
 def test_definitions_are_folded_below_their_texts() -> None:

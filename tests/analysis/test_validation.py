@@ -19,7 +19,7 @@ from analysis.divergence import Divergence, first_choice, first_divergence
 from analysis.figures import VALIDATION_FIGURES, draw, draw_all
 from analysis.figures.sheet import styled
 from analysis.validation import Comparison, Measure, Runs, Tolerances, compare
-from analysis.validation_rows import document, lines, measure_rows, quality_rows, to_frame
+from analysis.validation_rows import document, heading, lines, measure_rows, quality_rows, to_frame
 from results.counters import COUNTERS
 from results.errors import ResultError
 from results.result import Event, Result, Row
@@ -262,6 +262,22 @@ def test_a_table_has_a_row_per_set_and_measure(comparisons: list[Comparison]) ->
     rows = measure_rows(comparisons)
     assert [row["what"] for row in rows[:5]] == ["hit rate", "collisions", "GB moved", "TTFT ms", "TPOT ms"]
     assert [row["set"] for row in rows if row["set"]] == [each.name for each in comparisons]
+
+
+def test_the_words_of_a_long_name_go_down_its_rows(comparisons: list[Comparison]) -> None:
+    long = replace(comparisons[0], name="capacity=5% eviction=lru prefetch=none")
+    assert [row["set"] for row in measure_rows([long])] == ["capacity=5%", "eviction=lru", "prefetch=none", "", ""]
+
+
+def test_the_heading_says_once_what_all_sets_share_and_names_what_a_name_does_not(
+    comparisons: list[Comparison], trace: Trace
+) -> None:
+    first = comparisons[0]
+    config = first.config | {"eviction": "fifo", "prefetch": "top_k"}
+    other = replace(first, name="eviction=fifo", config=config)
+    lines = heading(trace, [first, other])
+    assert sum("platform a100-5gbps" in line for line in lines) == 1
+    assert "set eviction=fifo: prefetch top_k" in lines
 
 
 def test_quality_is_told_of_sets_that_change_it(comparisons: list[Comparison]) -> None:

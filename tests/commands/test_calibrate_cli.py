@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from calibration.report import warning_lines
 from tests.kit.command import moereplay_here as moereplay
+from tests.kit.command import unfolded
 from tests.kit.evidence_folder import made
 from tests.kit.recordings import FOLDER
 
@@ -48,7 +50,7 @@ def test_a_calibrated_platform_marks_what_is_replayed_on_it(folder, tmp_path):
     plain = document("replay", "miniature", "--capacity", "25%")["about"]
     assert (plain["seconds"], plain["calibration"]) == ("estimate", None)
     shown = moereplay("replay", "miniature", "--capacity", "25%", "--platform", f"{out},phone-ufs4").stdout
-    assert f"seconds of {out}: calibrated, desk, 5 runs" in shown
+    assert f"seconds of {out}: calibrated, desk, 5 runs" in unfolded(shown)
     assert "seconds of phone-ufs4: an estimate, not calibrated" in shown
 
 
@@ -58,6 +60,24 @@ def test_tables_name_every_cell_and_every_refusal(folder):
     assert "warning: all runs read experts of one size" in shown
     shown = moereplay("evidence", folder, "--fit", "made-off*", "--fit", "made-half").stdout
     assert "made-two-lanes" in shown and "held out  4 runs" in shown
+
+
+def test_predicted_cells_are_a_table_of_80_columns(folder):
+    shown = moereplay("calibrate", folder, *FIT).stdout
+    assert max(len(line) for line in shown.splitlines() if not line.startswith("  moereplay")) <= 80
+    row = next(line.split() for line in shown.splitlines() if line.startswith("made-two-lanes "))
+    assert row[1] == "fit" and row[2].count("/") == 1 and row[3].endswith("%")
+    assert next(line.split() for line in shown.splitlines() if line.startswith("start "))[3] == "us"  # not start_ns
+
+
+def test_warnings_that_end_alike_are_said_below_their_end():
+    said = ["a: halves differ; not quiet", "b: halves differ by more; not quiet", "c is alone"]
+    assert warning_lines(said) == [
+        "warning: not quiet:",
+        "  a: halves differ",
+        "  b: halves differ by more",
+        "warning: c is alone",
+    ]
 
 
 def test_logs_are_calibrated_on_their_first_tokens(folder):
@@ -100,6 +120,9 @@ ERRORS = {
     ): "--trace is the routing of",
     ("calibrate", "{folder}", "--fit", "made*", "--base", "phone"): "no platform called 'phone'",
     ("calibrate", "{folder}", "--fit", "made*", "--out", "{folder}"): "it is a folder; choose another name",
+    ("calibrate", "{folder}", "--fit", "made*", "--layers", 4): "--layers means nothing without --slow-tier; leave it",
+    ("calibrate", "--slow-tier", "pinned", "--base", "phone-ufs4"): "--base means nothing beside --slow-tier; leave it",
+    ("calibrate", "--slow-tier", "pinned", "--model", "olmoe-1b-7b", "--lanes", 4): "--lanes means nothing beside",
     ("evidence", "{folder}"): "give either --calibration FILE or --fit PATTERN",
     ("evidence", "{folder}", "--calibration", "phone-ufs4"): "platform phone-ufs4 has no [calibration]",
     ("evidence", "{folder}/tokens", "--fit", "made*"): "cells.csv: No such file or directory",
@@ -109,7 +132,7 @@ ERRORS = {
 @pytest.mark.parametrize(("words", "said"), ERRORS.items(), ids=lambda each: str(each)[:40])
 def test_what_is_wrong_is_said_in_one_line(folder, words, said):
     places = {"folder": folder, "log": folder / "tokens" / "made-half.csv"}
-    ended = moereplay(*(word.format(**places) for word in words))
+    ended = moereplay(*(str(word).format(**places) for word in words))
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
     assert said in ended.stderr
 

@@ -109,6 +109,25 @@ def test_plot_draws_curves_alone_and_behind_replays(trace: Path, tmp_path: Path)
     assert (tmp_path / "figures" / "hit_rate_by_capacity.svg").read_bytes() != with_curves
 
 
+def test_plot_says_which_curves_match_no_replay(trace: Path, tmp_path: Path) -> None:
+    assert moereplay("curve", trace, "--eviction", "lru", "--passes", "token", "--out", tmp_path).returncode == 0
+    assert moereplay("curve", trace, "--eviction", "lru", "--out", tmp_path).returncode == 0
+    assert moereplay("replay", trace, "--capacity", "25%,50%", "--out", tmp_path).returncode == 0
+    said = moereplay("plot", tmp_path).stderr
+    command = f"moereplay curve TRACE --out {tmp_path}"
+    why = f"1 of 2 curves match no replay: lru (passes token); make some that do with: {command}"
+    assert f"left out: curves: {why}" in said.splitlines()
+    assert "left out" not in moereplay("plot", tmp_path, "--figure", "misses").stderr
+    assert moereplay("replay", trace, "--capacity", "25%,50%", "--passes", "token", "--out", tmp_path).returncode == 0
+    assert "left out: curves" not in moereplay("plot", tmp_path).stderr
+
+
+def test_three_policies_are_a_table_of_80_columns(trace: Path) -> None:
+    shown = moereplay("curve", trace, "--eviction", "lru,belady,relaxed_belady").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert [len(line.split()) for line in shown.splitlines() if line.startswith("50% ")] == [8]
+
+
 def test_a_pool_of_unequal_bytes_has_lru_alone_and_says_why(unequal: Path) -> None:
     shown = moereplay("curve", unequal)
     assert (shown.returncode, "no curve of belady" in shown.stderr) == (0, True)

@@ -58,6 +58,8 @@ def test_a_folder_has_document_platforms_and_figure(trace, tmp_path):
     names = {path.name for path in out.iterdir()}
     assert names == {"measured.json", "measured.png", "measured.svg", "platform-0-0.toml", "platform-1-0.toml"}
     assert "raw: 2 runs, TPOT of the replay: bias" in ended.stdout and "closure, measured durations" in ended.stdout
+    assert "error: simulated / measured - 1" in ended.stdout and "alike: accesses" in ended.stdout
+    assert max(map(len, ended.stdout.splitlines())) <= 80
     label = json.loads((out / "measured.json").read_text())["runs"][0]["slow_tier"]
     assert label == "disk, buffered: the page cache answers too"
     again = moereplay("plot", out, "--out", tmp_path / "again")

@@ -17,7 +17,7 @@ from commands.plot import plot
 from commands.sweep_merge import sweep_merge
 from commands.sweep_run import sweep_run as sweep_run_verb
 from commands.sweep_show import sweep_show
-from tests.kit.command import in_python
+from tests.kit.command import in_python, unfolded
 from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
 
 sweep_run = in_python(sweep_run_verb)
@@ -87,6 +87,8 @@ def test_show_ranks_filters_and_groups(folder, capsys):
     shown = capsys.readouterr()
     assert "SIMULATED: 6 configurations; seconds: an estimate, not calibrated\n" in shown.out
     assert "\nbest tpot_ms first\n" in shown.out
+    assert "eviction lru; miss fetch; routing standard; platform a100-5gbps" in unfolded(shown.out)  # what is alike
+    assert "tokens/s" in shown.out
     assert "3 of 6 rows" in shown.err
     sweep_show(str(folder / "out"), group_by="eviction,prefetch", as_json=True)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

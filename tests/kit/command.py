@@ -18,7 +18,7 @@ from moereplay.command import main
 
 
 def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProcess[str]:
-    """Run the command in a folder; its remarks are a line each. What it does not expect is raised."""
+    """Run the command in a folder. What it does not expect is raised."""
     words, out, said, code = ["moereplay", *map(str, arguments)], StringIO(), StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(said):
         patch.setattr(sys, "argv", words)
@@ -29,11 +29,11 @@ def moereplay_here(*arguments: object, cwd: Path | None = None) -> CompletedProc
             main()
         except SystemExit as end:
             code = int(end.code or 0)
-    return CompletedProcess(words, code, out.getvalue(), unfolded(said.getvalue()))
+    return CompletedProcess(words, code, out.getvalue(), said.getvalue())
 
 
 def unfolded(text: str) -> str:
-    """Remarks and refusals as they were before they were folded: a line each."""
+    """What was printed with each folded line as it was before."""
     return re.sub(r"\n +(?=\S)", " ", text)
 
 

@@ -294,14 +294,29 @@ def test_what_is_not_defined_comes_last_and_is_null(frame: pl.DataFrame) -> None
 
 def test_the_ranking_shows_what_varies_and_starts_with_the_best(frame: pl.DataFrame) -> None:
     table = ranking(frame)
-    assert table.columns == ["capacity", "eviction", "prefetch", *RANKED]
+    assert table.columns == ["identity", "capacity", "eviction", "prefetch", *RANKED]
     assert table["capacity"].to_list() == ["25%"] * 4 + ["50%"] * 4
     assert all(rows["hit_rate"].is_sorted(descending=True) for _, rows in table.group_by("capacity"))
-    assert {row[1] for row in (table.row(0), table.row(4))} == {"belady"}
+    assert {table["eviction"][at] for at in (0, 4)} == {"belady"}
+
+
+def test_a_policy_of_a_file_is_found_without_its_digest(frame: pl.DataFrame) -> None:
+    config = pl.col("config").struct
+    named = pl.when(config.field("eviction") == "lru").then(pl.lit("often@9c93721586c2:a=1")).otherwise(pl.lit("lru"))
+    own = frame.with_columns(config.with_fields(eviction=named))
+    for name in ("often:a=1", "often@9c93721586c2:a=1"):
+        assert len(only(own, eviction=name)) == len(only(own, eviction="lru")) == 4
+    assert len(only(own, eviction=["often:a=1", "lru"])) == len(own)
+
+
+def test_a_value_that_no_result_has_is_named_beside_one_that_some_have(frame: pl.DataFrame) -> None:
+    with pytest.raises(ResultError, match="^no result has eviction = fifo; found belady, lru$"):
+        only(frame, eviction=["lru", "fifo"])
 
 
 def test_a_single_result_is_ranked_by_its_eviction_alone(frame: pl.DataFrame) -> None:
-    assert ranking(only(frame, eviction="lru", prefetch="none", capacity="25%")).columns == [
+    table = ranking(only(frame, eviction="lru", prefetch="none", capacity="25%"))
+    assert table.columns == [
         "identity",
         "eviction",
         *RANKED,

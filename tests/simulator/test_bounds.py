@@ -221,9 +221,9 @@ def test_what_declines_hits_more_than_forced_admission_can_and_is_beside_a_bound
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"miss": "cascade:bits=4/2"}, "blank where a pool holds experts at several precisions: cascade:bits=4/2"),
-        ({"miss": "lowest_bit"}, "blank where a pool holds experts at several precisions: lowest_bit"),
-        ({"routing": "cache_prior"}, "blank where routing changes the demand: cache_prior"),
+        ({"miss": "cascade:bits=4/2"}, "no belady where a pool holds experts at several precisions: cascade:bits=4/2"),
+        ({"miss": "lowest_bit"}, "no belady where a pool holds experts at several precisions: lowest_bit"),
+        ({"routing": "cache_prior"}, "no belady where routing changes the demand: cache_prior"),
     ],
 )
 def test_where_bytes_or_demand_differ_the_bound_is_blank_and_a_line_says_why(settings: dict, why: str) -> None:
@@ -232,7 +232,7 @@ def test_where_bytes_or_demand_differ_the_bound_is_blank_and_a_line_says_why(set
     assert most is None and (limit is None) == ("routing" in settings)
     assert limit is None or hit_rate <= limit
     config = configure(capacity="30%", **settings)
-    assert remarks(trace, [config, configure(capacity="40%", **settings)]) == [f"{why}"]
+    assert remarks(trace, [config, configure(capacity="40%", **settings)]) == [why]
 
 
 def test_layers_of_unequal_bytes_have_a_bound_in_pools_of_their_own_alone() -> None:

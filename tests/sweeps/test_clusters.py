@@ -207,6 +207,14 @@ def test_tune_prints_the_pareto_set(folder, tmp_path, capsys):
     assert [row["tpot_ms"] for row in rows] == sorted(row["tpot_ms"] for row in rows)
 
 
+def test_tune_says_what_knows_the_future(folder, tmp_path, capsys):
+    pytest.importorskip("optuna")
+    text = TUNED.partition("[[exclude]]")[0].replace('"lru", "fifo", "least_stale", "lfu"', '"belady"')
+    file = experiment(folder, text, "foreseen.toml")
+    in_python(tune_verb)(file, str(tmp_path), objectives="tpot_ms", trials=3, workers=2)
+    assert "with knowledge of the future: 1 of these" in capsys.readouterr().out
+
+
 def test_a_search_knows_its_words(folder):
     with pytest.raises(ConfigError, match="tune knows no 'tpot': did you mean tpot_ms"):
         check(search(folder, 5, "tpe", TUNED, "tpot"))

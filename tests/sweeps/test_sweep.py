@@ -30,12 +30,13 @@ from sweeps.batches import Batch, compute
 from sweeps.estimate import estimate
 from sweeps.folder_store import Folder
 from sweeps.grid import run_grid
-from sweeps.jobs import Job, job_of
+from sweeps.jobs import Job, job_of, open_traces
 from sweeps.keep import keep
 from sweeps.merge import merge
 from sweeps.run import Sweep, left_to_do, planned
 from tests.kit.sweeping import GRID, experiment, merged, store_trace
 from tests.kit.tiny_runs import written_before
+from traces.bundled import bundled
 from traces.schema import TraceError
 from traces.store import open_trace
 
@@ -315,3 +316,12 @@ def test_settings_of_a_platform_change_times_and_nothing_else(tmp_path):
     both = pairs.group_by("eviction", "capacity").agg(pl.col("hits", "time_ns").n_unique())
     assert both["hits"].to_list() == [1] * 9
     assert both["time_ns"].to_list() == [2] * 9
+
+
+def test_the_bundled_trace_goes_by_its_name(tmp_path):
+    (trace,) = open_traces(["miniature"], tmp_path, tmp_path / "e.toml")
+    assert trace.digest == open_trace(bundled(Path("miniature"))).digest
+    with pytest.raises(TraceError, match="elsewhere/miniature"):
+        open_traces(["elsewhere/miniature"], tmp_path, tmp_path / "e.toml")
+    shutil.copytree(trace.path or Path(), tmp_path / "miniature")
+    assert open_traces(["miniature"], tmp_path, tmp_path / "e.toml")[0].path == (tmp_path / "miniature").resolve()

@@ -1,0 +1,105 @@
+"""What verbs print fits 80 columns, says what its columns are, and names no winner that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.grammar import foresight
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.command import unfolded
+
+REPLAY = ("replay", "miniature", "--workers", 1)
+MANY = ("--eviction", "lru,belady", "--prefetch", "none,oracle", "--platform", "phone-ufs4,a100-5gbps")
+PRINTED = {
+    "many settings": (*REPLAY, "--capacity", "5%,80%", *MANY, "--passes", "decode:64"),
+    "side buffers and another demand": (*REPLAY, "--routing", "cache_prior", "--prefetch", "side_buffer"),
+    "presets": (*REPLAY, "--preset", "specmd-1,specmd-1+ls"),
+    "curve": ("curve", "miniature", "--eviction", "lru"),
+    "inspect": ("inspect", "miniature"),
+    "policies": ("policies",),
+    "a policy": ("policies", "least_stale"),
+    "the presets": ("presets",),
+    "a preset": ("presets", "specmd-1"),
+    "platforms": ("platforms",),
+    "models": ("models",),
+}
+
+
+@pytest.mark.parametrize("words", PRINTED.values(), ids=PRINTED)
+def test_no_line_is_wider_than_80_columns(words: tuple[object, ...]) -> None:
+    ended = moereplay(*words)
+    assert ended.returncode == 0, ended.stderr
+    assert [line for line in ended.stdout.splitlines() if len(line) > 80] == []
+
+
+def test_a_refusal_is_folded_to_the_width_that_is_asked_for_and_one_line_in_a_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = moereplay("replay", "no/such/trace.zarr", "--events", "x.txt").stderr
+    assert whole.count("\n") == 1
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = moereplay("replay", "no/such/trace.zarr", "--events", "x.txt").stderr.splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= 40 and lines[1].startswith("  ")
+    assert " ".join(map(str.strip, lines)) == whole.strip()
+
+
+def test_what_knows_the_future_is_named_as_such_and_no_winner() -> None:
+    shown = moereplay(*REPLAY, "--capacity", "25%", "--eviction", "lru,belady", "--passes", "token").stdout
+    assert "fastest: lru, " in shown and "most hits: lru, " in shown
+    assert shown.count("  with knowledge of the future: belady, ") == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "knows"),
+    [
+        ("eviction", "belady", True),
+        ("prefetch", "oracle:horizon=2", True),
+        ("prefetch", "top_k", False),
+        ("eviction", "pinned", True),  # fitted to the demand of the trace that it replays
+        ("eviction", "pinned:profile=given", False),
+        ("eviction", "mine@0123456789ab", False),  # of a file that is not at hand
+    ],
+)
+def test_what_a_policy_declares_is_what_it_knows(kind: str, text: str, knows: bool) -> None:
+    plain = {"routing": "standard", "prefetch": "none", "eviction": "lru", "miss": "fetch"}
+    assert foresight()(plain | {kind: text}) is knows
+
+
+def test_a_warning_of_several_capacities_and_an_estimate_of_several_platforms_are_said_once() -> None:
+    shown = moereplay(*REPLAY, "--capacity", "3%,5%,50%", "--platform", "phone-ufs4,a100-5gbps").stdout
+    assert "warning for 3%, 5%: capacity below one token cycle, one token's demand" in unfolded(shown)
+    assert shown.count("hits nothing") == 1
+    assert "seconds of phone-ufs4, a100-5gbps: an estimate, not calibrated" in shown
+    assert "capacity 50%: 50%@16 = 12.0 MiB" in shown
+
+
+def test_inspect_says_what_its_columns_are() -> None:
+    shown = moereplay("inspect", "miniature").stdout
+    for column in ("reuse: ", "entropy: ", "busiest/mean: ", "distinct in N: ", "recall +D: "):
+        assert column in shown
+    assert "0.125 by chance" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("replay", "miniature", "--events", "e.txt"),
+            "--events e.txt: an event log is Parquet or CSV; give it a name",
+        ),
+        (
+            ("live", "miniature", "--events", "e"),
+            "--events e: an event log is Parquet or CSV; give it a name in .parquet",
+        ),
+        (
+            ("record", "miniature", "--out", "new.zarr", "--look-ahead", 16),
+            "--look-ahead 16: miniature has 16 layers, so that a gate can look 15 ahead; give at most that",
+        ),
+        (("live", "miniature", "--look-ahead", 100), "--look-ahead 100: miniature has 16 layers"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_runs(words: tuple[object, ...], said: str, tmp_path) -> None:
+    ended = moereplay(*words, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"moereplay: {said}") and ended.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
