@@ -310,7 +310,7 @@ def test_a_policy_of_a_file_is_found_without_its_digest(frame: pl.DataFrame) -> 
 
 
 def test_a_value_that_no_result_has_is_named_beside_one_that_some_have(frame: pl.DataFrame) -> None:
-    with pytest.raises(ResultError, match="^no result has eviction = fifo; found belady, lru$"):
+    with pytest.raises(ResultError, match=r"^no result has eviction = fifo; found belady, lru$"):
         only(frame, eviction=["lru", "fifo"])
 
 
