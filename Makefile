@@ -54,7 +54,8 @@ demo: demo-begins .venv/record.stamp  ## record a small model, replay 18 configu
 	rm -rf $(DEMO)
 	OMP_NUM_THREADS=1 $(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 16 \
 	    --max-new-tokens 65 --temperature 1 --look-ahead 2 --dtype float32 --out $(DEMO)/miniature.zarr
-	$(BIN)/moereplay replay $(DEMO)/miniature.zarr --passes token $(GRID) --prefetch none,top_k --out $(DEMO)/miniature
+	$(BIN)/moereplay replay $(DEMO)/miniature.zarr --passes token $(GRID) --prefetch none,top_k --top 3 \
+	    --out $(DEMO)/miniature
 	$(BIN)/moereplay plot $(DEMO)/miniature
 ifneq ($(wildcard $(REAL)),)
 	$(BIN)/moereplay import $(REAL) --model gpt-oss-20b --expert-bits 4 --limit 6 --out $(DEMO)/gpt-oss-20b.zarr
@@ -65,13 +66,13 @@ endif
 	  if [ -d $(DEMO)/$$model ]; then echo; echo "$$model:"; $(BIN)/moereplay sweep show $(DEMO)/$$model --brief; \
 	    echo "pictures: $(DEMO)/$$model/figures/ (collisions_by_layer.png first)"; fi; done
 ifeq ($(wildcard $(REAL)),)
-	@echo; echo "A real model's routing beside it, gpt-oss-20b's: docs/trace-format.md, \"A published recording\"."
+	@echo; echo "A real model's routing, gpt-oss-20b's, beside it:"; echo "  docs/trace-format.md, \"A published recording\""
 endif
 	@echo "Done in $$(($$(date +%s) - $(BEGAN))) seconds. Next: README.md, or make demo-full."
 
 demo-begins:
-	@if [ -e .venv/record.stamp ]; then echo "The demo takes about a minute, and 60 MB in $(DEMO)."; \
-	else echo "The demo takes 2 minutes after its packages are downloaded: 1.5 GB in .venv, 60 MB in $(DEMO)."; fi
+	@if [ -e .venv/record.stamp ]; then echo "Takes about a minute, and 60 MB of disk in $(DEMO)."; \
+	else echo "Takes 1 to 2 minutes after the download of packages: 1.5 GB in .venv."; fi
 
 demo-full: .venv/record.stamp  ## the long circle: texts as well, trace health, and the model live beside its replays (3 minutes)
 	rm -rf $(DEMO)-full

@@ -76,7 +76,8 @@ def replay(
         return
     _report(opened, configs, outcomes, list(called.values()), printed)
     if out:
-        say(f"wrote {out}/part-*/; next: moereplay plot {out}, or moereplay sweep show {out}")
+        say(f"wrote {out}/part-*/")
+        say(f"figures: moereplay plot {out}")
     if events:
         say(f"wrote {events}")
 

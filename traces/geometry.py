@@ -202,12 +202,13 @@ class ModelNumbers(Frozen):
 
 
 def known(name: str) -> KnownModel:
-    """The model of that name, alias or Hugging Face id, whatever the case. Raises TraceError naming the nearest one."""
+    """The model of that name, alias or Hugging Face id, whatever the case. Raises TraceError naming one that is near."""
     spellings = {spelling: model for model in MODELS.values() for spelling in _spellings(model)}
     if name.lower() in spellings:
         return spellings[name.lower()]
-    nearest = difflib.get_close_matches(name.lower(), spellings, n=1, cutoff=0.0)[0]
-    raise TraceError(f"no model {name!r} is known; the nearest is {spellings[nearest].name!r}, or give --expert-bytes")
+    near = difflib.get_close_matches(name.lower(), spellings, n=1)
+    hint = f"did you mean {spellings[near[0]].name}?" if near else "`moereplay models` lists those that are."
+    raise TraceError(f"no model {name!r} is known: {hint} Or give --expert-bytes")
 
 
 def as_known(geometry: Geometry, name: str) -> Geometry:

@@ -103,7 +103,7 @@ ERRORS = {
         "olmo",
         "--memory",
         "0",
-    ): "no model 'olmo' is known; the nearest is",
+    ): "no model 'olmo' is known: did you mean olmo",
     ("calibrate", "{log}", "--model", "olmoe", "--memory", "0", "--quant", "Q9"): "no weight format 'Q9' is known",
     ("calibrate", "{folder}/cells.csv", "--model", "olmoe", "--memory", "0"): "cells.csv line 1: no column 'wall_ms'",
     ("calibrate", "{folder}/none.csv", "--model", "olmoe", "--memory", "0"): "none.csv: No such file or directory",

@@ -145,12 +145,12 @@ def test_no_two_models_share_a_spelling() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(TraceError, match="no model 'qwen3-30b' is known; the nearest is 'qwen3-30b-a3b'"):
+    with pytest.raises(TraceError, match="no model 'qwen3-30b' is known: did you mean qwen3-30b-a3b"):
         known("qwen3-30b")
 
 
 def test_a_name_like_nothing_is_still_one_line() -> None:
-    with pytest.raises(TraceError, match=r"^no model '!' is known; the nearest is '[^\n]*$"):
+    with pytest.raises(TraceError, match=r"^no model '!' is known: `moereplay models` lists those that are[^\n]*$"):
         known("!")
 
 
