@@ -202,7 +202,7 @@ class ModelNumbers(Frozen):
 
 
 def known(name: str) -> KnownModel:
-    """The model of that name, alias or Hugging Face id, whatever the case. Raises TraceError naming one that is near."""
+    """The model of that name, alias or Hugging Face id, whatever the case. Raises TraceError with a near one."""
     spellings = {spelling: model for model in MODELS.values() for spelling in _spellings(model)}
     if name.lower() in spellings:
         return spellings[name.lower()]
