@@ -1,0 +1,60 @@
+"""How much of a fast memory is left for experts, beside dense weights, KV cache and what the engine itself takes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simulator.capacity import parse_size
+from simulator.errors import ConfigError
+from simulator.platform import Platform
+from simulator.times import times_of
+from traces.geometry import as_known
+from traces.schema import Trace
+
+RUNTIME = 500_000_000  #: bytes, assumed where nobody says: buffers, the engine's code, an accelerator's context
+
+
+class Memory(NamedTuple):
+    """A fast memory, divided; all in bytes."""
+
+    total_bytes: int
+    dense_bytes: int  #: weights of everything that is no routed expert, without an embedding table apart
+    kv_bytes: int
+    runtime_bytes: int
+
+    @property
+    def cache_bytes(self) -> int:
+        """What is left for experts, 0 if nothing is."""
+        return max(0, self.total_bytes - self.dense_bytes - self.kv_bytes - self.runtime_bytes)
+
+
+def divided(trace: Trace, machine: Platform, total: str, context: int, runtime: str = "") -> Memory:
+    """The memory `total` of a machine that runs the trace's model with `context` positions in its KV cache.
+
+    Raises ConfigError for what is no amount of bytes, and where not one expert fits, with what is missing.
+    """
+    geometry = as_known(trace.geometry, trace.header.provenance.model)
+    dense = times_of(machine, geometry, (geometry.expert_bytes,)).dense_bytes
+    taken = size_of(runtime, "runtime") if runtime else RUNTIME
+    found = Memory(size_of(total, "memory"), dense, geometry.kv_bytes * context, taken)
+    largest = max(geometry.expert_bytes)
+    if found.cache_bytes < largest:
+        lacking = found.dense_bytes + found.kv_bytes + found.runtime_bytes + largest - found.total_bytes
+        raise ConfigError(
+            f"{total} hold {_spelled(found)} and no expert of {largest:,} bytes: {lacking / 1e9:.4g} GB are missing; "
+            "give more memory, a shorter --context, or fewer bits per weight"
+        )
+    return found
+
+
+def size_of(text: str, what: str) -> int:
+    """Bytes of `8GB` or `7.5GiB`. Raises ConfigError naming what it is of."""
+    size = parse_size(text)
+    if size is None:
+        raise ConfigError(f"--{what} {text!r} is no size; write for example 8GB or 7.5GiB")
+    return int(size)
+
+
+def _spelled(memory: Memory) -> str:
+    named = {"dense weights": memory.dense_bytes, "KV cache": memory.kv_bytes, "runtime": memory.runtime_bytes}
+    return ", ".join(f"{size / 1e9:.4g} GB of {name}" for name, size in named.items())

@@ -1,0 +1,86 @@
+"""What a recommendation chooses from: policies that can be used with a trace on a machine, by what they do to the output.
+
+Usable is what needs no knowledge of the future and no more than the trace has. Lossless is what leaves every output of
+the model as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import policies
+from policies.contract import PolicyError
+from policies.grammar import parse
+from simulator.config import ReplayConfig, configure
+from simulator.errors import ConfigError
+from simulator.replay import plan
+from traces.schema import Trace
+
+#: Spellings beside every policy's defaults.
+MORE = {
+    "prefetch": ("top_k:factor=2",),
+    "miss": ("split:q=.25", "split:q=.75"),
+}
+#: What may change the output, from little to much.
+LOSSY = (
+    *({"routing": f"cache_prior:lam={lam}"} for lam in (".1", ".25", ".5")),
+    *({"routing": f"max_rank:m={ranks}"} for ranks in (6, 10, 16)),
+    *({"miss": f"drop_below:f={share}"} for share in (".25", ".5")),
+    {"miss": "substitute_band"},
+    *({"miss": f"fetch:bits={bits}"} for bits in (8, 4, 3, 2)),
+)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Lossless values of each axis; every combination is a candidate."""
+
+    eviction: tuple[str, ...]
+    prefetch: tuple[str, ...]
+    miss: tuple[str, ...]
+
+    @property
+    def combinations(self) -> int:
+        """How many candidates there are."""
+        return len(self.eviction) * len(self.prefetch) * len(self.miss)
+
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """By the names of settings."""
+        return {"eviction": self.eviction, "prefetch": self.prefetch, "miss": self.miss}
+
+
+def space_of(trace: Trace, base: Mapping[str, object]) -> Space:
+    """The space of a trace under the settings of `base`, which name the machine and the capacity."""
+    usable = {kind: tuple(_usable(trace, base, kind)) for kind in ("eviction", "prefetch", "miss")}
+    return Space(**usable)
+
+
+def lossy_of(trace: Trace, base: Mapping[str, object]) -> list[ReplayConfig]:
+    """The configurations that may change the output, `base` but for one policy."""
+    found = (_planned(trace, {**base, **change}) for change in LOSSY)
+    return [config for config in found if config is not None]
+
+
+def _usable(trace: Trace, base: Mapping[str, object], kind: str) -> Iterable[str]:
+    for text in (*policies.NAMES[kind], *MORE.get(kind, ())):
+        if _is_lossless(kind, text) and _planned(trace, {**base, kind: text}) is not None:
+            yield text
+
+
+def _is_lossless(kind: str, text: str) -> bool:
+    try:
+        chosen = parse(kind, text)
+    except PolicyError:
+        return False
+    return "future" not in chosen.needs and not getattr(chosen.policy, "changes_output", False)
+
+
+def _planned(trace: Trace, settings: Mapping[str, object]) -> ReplayConfig | None:
+    """The configuration, None where it cannot be replayed."""
+    try:
+        config = configure(**settings)
+        plan(trace, config)
+    except (ConfigError, PolicyError):
+        return None
+    return config
