@@ -12,6 +12,7 @@ NAMES = (
     "synthesise",
     "inspect",
     "replay",
+    "recommend",
     "curve",
     "sweep_run",
     "sweep_merge",

@@ -13,7 +13,7 @@ from typing import Any
 from simulator.config import ReplayConfig, configure
 from simulator.memory import Memory
 from sweeps.runner import Runner, Tried, fastest_first
-from sweeps.space import Space, lossy_of, space_of
+from sweeps.space import LOSSY, Space, lossy_of, space_of
 from traces.schema import Trace
 
 KEPT = 3  #: evictions of the first round that go on
@@ -53,6 +53,14 @@ class Answer:
     recall_that_pays: float | None  #: of a predictor, where nothing is prefetched in the best set; None if none pays
     lossy: tuple[Tried, ...]  #: that keep the asked mass, fastest first
     smallest: Tried | None  #: the best set in the least memory that reaches the target
+
+
+def most_replays(question: Question) -> int:
+    """How many replays a search takes, or a few less."""
+    space = space_of(question.trace, question.at(question.memory.cache_bytes))
+    rounds = 2 * len(space.eviction) + KEPT * len(space.prefetch) * len(space.miss)
+    target = SMALLEST + 1 if question.target_tokens_per_s is not None else 0
+    return rounds + len(SHARES) + len(RECALLS) + len(LOSSY) + target
 
 
 def search(question: Question, workers: int = 1, advance: Callable[[], None] = lambda: None) -> Answer:
@@ -101,7 +109,7 @@ def _curve(run: Runner, question: Question, best: Tried) -> list[Tried]:
 def _size(question: Question, size: float) -> int:
     """Bytes between one expert of every layer's largest and all experts."""
     geometry = question.trace.geometry
-    return int(min(max(size, max(geometry.expert_bytes)), geometry.experts * sum(geometry.expert_bytes)))
+    return int(min(max(size, *geometry.expert_bytes), geometry.experts * sum(geometry.expert_bytes)))
 
 
 def _recall(run: Runner, base: Settings, best: Tried) -> float | None:

@@ -1,4 +1,4 @@
-"""What a recommendation chooses from: policies that can be used with a trace on a machine, by what they do to the output.
+"""What a recommendation chooses from: policies that can be used with a trace on a machine, lossless or not.
 
 Usable is what needs no knowledge of the future and no more than the trace has. Lossless is what leaves every output of
 the model as it is.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import policies
-from policies.contract import PolicyError
-from policies.grammar import parse
+from policies.contract import Miss, PolicyError, Prefetch
+from policies.grammar import Chosen, parse
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
 from simulator.replay import plan
@@ -19,7 +20,7 @@ from traces.schema import Trace
 
 #: Spellings beside every policy's defaults.
 MORE = {
-    "prefetch": ("top_k:factor=2",),
+    "prefetch": ("top_k:factor=2", "side_buffer:count=inside"),
     "miss": ("split:q=.25", "split:q=.75"),
 }
 #: What may change the output, from little to much.
@@ -58,8 +59,15 @@ def space_of(trace: Trace, base: Mapping[str, object]) -> Space:
 
 def lossy_of(trace: Trace, base: Mapping[str, object]) -> list[ReplayConfig]:
     """The configurations that may change the output, `base` but for one policy."""
-    found = (_planned(trace, {**base, **change}) for change in LOSSY)
+    stored = trace.geometry.expert_bits
+    found = (_planned(trace, {**base, **change}) for change in LOSSY if (bits_of(change) or 0) < stored)
     return [config for config in found if config is not None]
+
+
+def bits_of(policies: Mapping[str, str]) -> float | None:
+    """The precision at which all experts are fetched, if a change says so."""
+    name, _, bits = policies.get("miss", "").partition(":bits=")
+    return float(bits) if name == "fetch" and bits else None
 
 
 def _usable(trace: Trace, base: Mapping[str, object], kind: str) -> Iterable[str]:
@@ -73,7 +81,16 @@ def _is_lossless(kind: str, text: str) -> bool:
         chosen = parse(kind, text)
     except PolicyError:
         return False
-    return "future" not in chosen.needs and not getattr(chosen.policy, "changes_output", False)
+    changing = isinstance(chosen.policy, Miss) and chosen.policy.changes_output
+    return "future" not in chosen.needs and not changing and not _takes_more_memory(chosen)
+
+
+def _takes_more_memory(chosen: Chosen[Any]) -> bool:
+    """Whether it has buffers on top of the capacity."""
+    policy = chosen.policy
+    return (
+        isinstance(policy, Prefetch) and policy.side_slots(chosen.params) > 0 and not policy.side_inside(chosen.params)
+    )
 
 
 def _planned(trace: Trace, settings: Mapping[str, object]) -> ReplayConfig | None:

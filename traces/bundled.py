@@ -12,3 +12,8 @@ def bundled(path: Path) -> Path:
     if path.name != SAMPLE or path.exists():
         return path
     return Path(__file__).with_name("samples") / f"{SAMPLE}.zarr"
+
+
+def name_of(path: Path) -> str:
+    """How the trace at a path is typed."""
+    return SAMPLE if path == bundled(Path(SAMPLE)) else str(path)

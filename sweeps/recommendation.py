@@ -1,0 +1,122 @@
+"""What a recommendation says, as a document: numbers and texts by name, for `--json`, for sentences and for reports."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from simulator.config import ReplayConfig
+from sweeps.recommend import WORTH, Answer, Question, apart
+from sweeps.runner import Tried
+from sweeps.space import bits_of
+
+Document = dict[str, Any]
+
+
+def document(question: Question, answer: Answer, trace_name: str) -> Document:
+    """The answer to a question about the trace of that name, as typed. All sizes in bytes."""
+    best = answer.best
+    return {
+        "trace": {"name": trace_name, "model": _about(best)["model"], "digest": question.trace.digest},
+        "platform": best.config.platform,
+        "memory": question.memory._asdict() | {"cache_bytes": question.memory.cache_bytes},
+        "best": _found(best) | {"command": command(best.config, trace_name)},
+        "second": answer.second and _found(answer.second) | {"differs": list(apart(best, answer.second))},
+        "seconds": _about(best)["seconds"],
+        "calibration": _about(best)["calibration"],
+        "searched": {
+            "axes": answer.space.axes(),
+            "combinations": answer.space.combinations,
+            "replayed": answer.replayed,
+        },
+        "memory_curve": [_point(question, each) for each in answer.curve],
+        "prefetch": _prefetch(answer),
+        "lossy": [_lossy(each, best, question.trace.geometry.expert_bits) for each in answer.lossy],
+        "target_tokens_per_s": question.target_tokens_per_s,
+        "smallest_memory_for_target": answer.smallest and _point(question, answer.smallest),
+        "flags": _flags(question, best),
+        "warnings": _warnings(best),
+    }
+
+
+def command(config: ReplayConfig, trace_name: str) -> str:
+    """What replays the configuration, typed."""
+    changed = {name: value for name, value in config if value != ReplayConfig.model_fields[name].default}
+    words = ["moereplay", "replay", trace_name]
+    for name, value in changed.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def _about(tried: Tried) -> Mapping[str, Any]:
+    return tried.result.about
+
+
+def _found(tried: Tried) -> Document:
+    return {
+        "config": tried.config.model_dump(mode="json"),
+        "identity": _about(tried)["identity"],
+        "tokens_per_s": tried.tokens_per_s,
+        "hit_rate": tried.hit_rate,
+        "mass_share_kept": tried.mass_share_kept,
+    }
+
+
+def _point(question: Question, tried: Tried) -> Document:
+    size = _about(tried)["capacity_bytes"]
+    total = question.memory.total_bytes - question.memory.cache_bytes + size
+    return {
+        "memory_bytes": total,
+        "cache_bytes": size,
+        "tokens_per_s": tried.tokens_per_s,
+        "hit_rate": tried.hit_rate,
+    }
+
+
+def _prefetch(answer: Answer) -> Document:
+    best, without = answer.best, answer.without_prefetch
+    gain = best.tokens_per_s / without.tokens_per_s - 1
+    if best.config.prefetch != "none":
+        pays = gain > WORTH
+        than = "than the best set without" + ("" if pays else ", which is next to nothing")
+        return {"pays": pays, "gain": gain, "reason": f"{best.config.prefetch}: {100 * gain:.2g}% more tokens/s {than}"}
+    if answer.recall_that_pays is None:
+        return {"pays": False, "gain": 0.0, "reason": "not even with every expert of the next layer predicted"}
+    recall = answer.recall_that_pays
+    reason = f"no prefetch that the trace can feed gains; a predictor of recall and precision {recall:g} would"
+    return {"pays": False, "gain": 0.0, "reason": reason, "recall_that_pays": recall}
+
+
+def _lossy(tried: Tried, best: Tried, stored_bits: float) -> Document:
+    totals = tried.result.totals
+    low = totals["mass_low_precision"] / totals["mass"] if totals["mass"] else None
+    changed = {kind: text for kind in ("routing", "miss") if (text := getattr(tried.config, kind)) != "standard"}
+    changed = {kind: text for kind, text in changed.items() if text != getattr(best.config, kind)}
+    return _found(tried) | {
+        "change": changed,
+        "gain": tried.tokens_per_s / best.tokens_per_s - 1,
+        "mass_share_low_precision": low,
+        "bits": bits_of(changed),
+        "stored_bits": stored_bits,
+    }
+
+
+def _flags(question: Question, best: Tried) -> Document:
+    """The cache in slots, and what comes nearest to it in an engine that caches nothing."""
+    geometry, size = question.trace.geometry, _about(best)["capacity_bytes"]
+    layers = size // (geometry.experts * max(geometry.expert_bytes))
+    return {
+        "cache_mib": size // 2**20,
+        "slots": size // max(geometry.expert_bytes),
+        "slots_per_layer": size // sum(geometry.expert_bytes),
+        "llama.cpp": f"--n-cpu-moe {ceil(max(0, geometry.layers - layers))}",
+    }
+
+
+def _warnings(best: Tried) -> list[str]:
+    warning = _about(best)["warning"]
+    label = _about(best)["label"]
+    open_loop = [label] if "open-loop" in label else []
+    return [*([warning] if warning else []), *open_loop]

@@ -1,0 +1,156 @@
+"""A recommendation: the memory is divided as stated, and the search finds what trying everything finds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.recommendation import lines, with_intervals
+from simulator.config import configure
+from simulator.errors import ConfigError
+from simulator.memory import RUNTIME, Memory, divided
+from simulator.platform_files import platform
+from sweeps.recommend import SHARES, Question, most_replays, search
+from sweeps.recommendation import document
+from sweeps.runner import Runner
+from sweeps.space import Space, bits_of, lossy_of, space_of
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.command import unfolded
+from traces.schema import Geometry, Trace
+from traces.synthetic import Synthetic, synthesise
+
+SIZE = 1_000_000
+GEOMETRY = Geometry(layers=3, experts=8, k=2, expert_bytes=(SIZE,) * 3, dense_params=1_000, head_params=500, kv_bytes=7)
+
+
+def trace_of(seed: int = 0, reuse: float = 0.5, geometry: Geometry = GEOMETRY) -> Trace:
+    kinds = {"requests": 3, "prompt_tokens": 2, "decode_tokens": 20, "reuse": reuse, "recall": (0.8,), "seed": seed}
+    return synthesise(Synthetic.model_validate({"kind": "markov", "geometry": geometry, **kinds}))
+
+
+def question_of(trace: Trace, experts: int, **more: object) -> Question:
+    base = {"platform": more.pop("platform", "a100-5gbps")}
+    return Question(trace, Memory(experts * SIZE + 10, 4, 3, 3), base, **more)
+
+
+def test_the_memory_is_divided():
+    found = divided(trace_of(), platform("phone-ufs4"), "1GB", context=100)
+    assert found == Memory(10**9, 2 * (3 * 1_000 + 500), 700, RUNTIME)
+    assert found.cache_bytes == 10**9 - 7_000 - 700 - RUNTIME
+    assert divided(trace_of(), platform("phone-ufs4"), "20MB", 0, "1MB").cache_bytes == 19_000_000 - 7_000
+
+
+def test_a_memory_that_holds_no_expert_says_what_is_missing():
+    with pytest.raises(ConfigError, match=r"no expert of 1,000,000 bytes: 0\.001007 GB are missing"):
+        divided(trace_of(), platform("phone-ufs4"), "500MB", 0)
+    with pytest.raises(ConfigError, match="--memory 'much' is no size; write for example 8GB"):
+        divided(trace_of(), platform("phone-ufs4"), "much", 0)
+
+
+def test_the_space_is_what_can_be_used_without_changing_the_output():
+    trace = trace_of()
+    space = space_of(trace, {"platform": "rtx4090-pcie4", "capacity": "50%"})
+    assert {"lru", "least_stale", "arc"} <= set(space.eviction) and not {"belady", "static"} & set(space.eviction)
+    assert {"none", "top_k"} <= set(space.prefetch) and "oracle" not in space.prefetch
+    assert "side_buffer" not in space.prefetch and "side_buffer:count=inside" in space.prefetch, "no memory beside"
+    assert {"fetch", "cpu", "split:q=.25"} <= set(space.miss) and not {"drop", "cascade"} & set(space.miss)
+    assert space_of(trace, {"platform": "phone-ufs4", "capacity": "50%"}).miss == ("fetch",), "it has no CPU beside"
+    assert space.combinations == len(space.eviction) * len(space.prefetch) * len(space.miss)
+
+
+def test_lossy_sets_fetch_no_more_bits_than_are_stored():
+    found = [bits_of({"miss": config.miss}) for config in lossy_of(trace_of(), {"capacity": "50%"})]
+    assert sorted(filter(None, found)) == [2, 3, 4, 8]
+    four = trace_of(geometry=GEOMETRY.model_copy(update={"expert_bits": 4.0}))
+    assert sorted(filter(None, (bits_of({"miss": each.miss}) for each in lossy_of(four, {})))) == [2, 3]
+
+
+@pytest.mark.parametrize("machine", ("phone-ufs4", "rtx4090-pcie4"))
+@pytest.mark.parametrize(("seed", "reuse", "experts"), ((1, 0.4, 7), (2, 0.8, 12)))
+def test_the_search_finds_99_percent_of_what_trying_everything_finds(machine, seed, reuse, experts):
+    trace = trace_of(seed, reuse)
+    question = question_of(trace, experts, platform=machine)
+    answer = search(question)
+    everything = Runner(trace).tried(configs(question, answer.space))
+    assert answer.best.tokens_per_s >= 0.99 * max(each.tokens_per_s for each in everything)
+    assert answer.best.config in {each.config for each in everything}
+    assert answer.replayed <= most_replays(question) < len(everything) + 60
+
+
+def configs(question: Question, space: Space) -> list:
+    base = question.at(question.memory.cache_bytes)
+    return [
+        configure(**base, **dict(zip(space.axes(), values, strict=True)))
+        for values in itertools.product(*space.axes().values())
+    ]
+
+
+def test_the_curve_over_memory_rises_in_memory_and_holds_the_best():
+    question = question_of(trace_of(), 6)
+    answer = search(question)
+    sizes = [each.result.about["capacity_bytes"] for each in answer.curve]
+    assert sizes == sorted(sizes) and len(sizes) == len(SHARES)
+    assert answer.best in answer.curve
+
+
+def test_the_smallest_memory_reaches_the_target_and_none_reaches_the_impossible():
+    answer = search(question_of(trace_of(), 6, target_tokens_per_s=1.0))
+    assert answer.smallest is not None and answer.smallest.result.about["capacity_bytes"] < 2 * SIZE
+    fastest = answer.curve[-1].tokens_per_s
+    answer = search(question_of(trace_of(), 6, target_tokens_per_s=fastest * 0.98))
+    assert answer.smallest is not None and answer.smallest.tokens_per_s >= fastest * 0.98
+    assert search(question_of(trace_of(), 6, target_tokens_per_s=1e9)).smallest is None
+
+
+def test_without_look_ahead_the_recall_that_would_pay_is_given():
+    ids = trace_of(geometry=GEOMETRY)
+    answer = search(question_of(ids, 6))
+    without = answer.without_prefetch
+    assert without.config.prefetch == "none" and without.tokens_per_s <= answer.best.tokens_per_s
+    assert (answer.recall_that_pays is None) or (answer.best.config.prefetch == "none")
+
+
+def test_the_document_has_what_a_program_needs_and_the_sentences_say_it():
+    question = question_of(trace_of(), 6, target_tokens_per_s=1.0)
+    answer = search(question)
+    said = json.loads(json.dumps(document(question, answer, "here.zarr")))
+    assert set(said["memory"]) == {"total_bytes", "dense_bytes", "kv_bytes", "runtime_bytes", "cache_bytes"}
+    assert set(said["searched"]) == {"axes", "combinations", "replayed"}
+    rows = {each.result.about["identity"]: each.result.per_request for each in (answer.best, answer.second) if each}
+    whole = with_intervals(said, rows)
+    interval = whole["best"]["interval"]
+    assert interval["low"] <= whole["best"]["tokens_per_s"] <= interval["high"]
+    text = "\n".join(lines(whole))
+    for word in ("memory:", "use: eviction", "second:", "prefetch ", "target:", "searched:", "again: moereplay replay"):
+        assert word in text
+
+
+@pytest.fixture(scope="module")
+def asked() -> dict:
+    ended = moereplay("recommend", "miniature", "--memory", "510MB", "--passes", "token", "--json")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_the_command_of_the_best_set_gives_its_figure(asked, tmp_path):
+    words = asked["best"]["command"].split()
+    assert words[:3] == ["moereplay", "replay", "miniature"]
+    ended = moereplay(*words[1:], "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["about"]["identity"] == asked["best"]["identity"]
+    assert found["metrics"]["tokens_per_s"] == pytest.approx(asked["best"]["tokens_per_s"], rel=1e-12)
+
+
+def test_refusals_are_one_line_and_come_first(tmp_path: Path):
+    for arguments, said in (
+        ((), "give the memory that experts are cached in"),
+        (("--memory", "1GB", "--vram", "1GB"), "give the memory that experts are cached in"),
+        (("--vram", "1GB", "--ram", "1MB"), "--ram 1MB does not hold all experts"),
+        (("--memory", "1MB"), "are missing"),
+    ):
+        ended = moereplay("recommend", "miniature", *arguments)
+        assert (ended.returncode, ended.stdout) == (2, "") and said in unfolded(ended.stderr), ended.stderr
