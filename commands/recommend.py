@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -14,10 +14,21 @@ from commands.settings import OfRecommendation
 from commands.terminal import say_when_compiling, show
 
 if TYPE_CHECKING:
+    from simulator.memory import Memory
     from traces.schema import Trace
 
 WORKERS = os.cpu_count() or 1
 CONTEXT = 4096
+
+
+class Given(NamedTuple):
+    """The memory that experts share with everything else."""
+
+    memory: Annotated[str, typer.Option(help="All of the memory that experts are cached in: 4GB, 7.5GiB.")] = ""
+    vram: Annotated[str, typer.Option(help="The same, where it is a GPU's.")] = ""
+    ram: Annotated[str, typer.Option(help="Memory that holds every expert behind --vram; checked.")] = ""
+    positions: Annotated[int, typer.Option("--context", min=0, help="Positions in the KV cache.")] = CONTEXT
+    runtime: Annotated[str, typer.Option(help="What the engine itself takes; default 500MB, assumed.")] = ""
 
 
 @grouped
@@ -25,11 +36,7 @@ def recommend(
     trace: options.TracePath,
     *,
     settings: OfRecommendation,
-    memory: Annotated[str, typer.Option(help="All of the memory that experts are cached in: 4GB, 7.5GiB.")] = "",
-    vram: Annotated[str, typer.Option(help="The same, where it is a GPU's.")] = "",
-    ram: Annotated[str, typer.Option(help="Memory that holds every expert behind --vram; checked.")] = "",
-    positions: Annotated[int, typer.Option("--context", min=0, help="Positions in the KV cache.")] = CONTEXT,
-    runtime: Annotated[str, typer.Option(help="What the engine itself takes; default 500MB, assumed.")] = "",
+    given: Given,
     target_tokens_per_s: Annotated[float | None, typer.Option(min=0, help="The smallest memory for this.")] = None,
     min_mass_kept: Annotated[float, typer.Option(min=0, max=1, help="Of sets that may change the output.")] = 0.99,
     workers: Annotated[int, typer.Option(help="Replays at once.")] = WORKERS,
@@ -44,7 +51,7 @@ def recommend(
     from traces.store import open_trace
 
     opened, base = open_trace(trace), dict(settings.values)
-    divided = _divided(opened, base, memory, vram, ram, positions, runtime)
+    divided = _divided(opened, str(base["platform"]), given)
     question = Question(opened, divided, base, target_tokens_per_s, min_mass_kept)
     with progress(most_replays(question), "replays, at most") as advance:
         say_when_compiling()
@@ -57,19 +64,19 @@ def recommend(
     show(*lines(said))
 
 
-def _divided(trace: Trace, base: dict[str, Any], memory: str, vram: str, ram: str, positions: int, runtime: str) -> Any:
+def _divided(trace: Trace, machine: str, given: Given) -> Memory:
     """The fast memory, divided. Raises ConfigError unless one of both is given, and where --ram holds too little."""
     from simulator.errors import ConfigError
     from simulator.memory import divided, size_of
     from simulator.platform_files import platform
 
-    if bool(memory) == bool(vram):
+    if bool(given.memory) == bool(given.vram):
         raise ConfigError("give the memory that experts are cached in: --memory 4GB, or --vram 24GB --ram 64GB")
     geometry = trace.geometry
     everything = geometry.experts * sum(geometry.expert_bytes)
-    if ram and size_of(ram, "ram") < everything:
+    if given.ram and size_of(given.ram, "ram") < everything:
         raise ConfigError(
-            f"--ram {ram} does not hold all experts, {everything / 1e9:.4g} GB; describe a machine with a disk below "
+            f"--ram {given.ram} does not hold all experts, {everything / 1e9:.4g} GB; describe a machine with a disk below "
             "(docs/platforms.md, [[tiers]]) and give --memory"
         )
-    return divided(trace, platform(str(base["platform"])), memory or vram, positions, runtime)
+    return divided(trace, platform(machine), given.memory or given.vram, given.positions, given.runtime)
