@@ -12,6 +12,7 @@ NAMES = (
     "synthesise",
     "inspect",
     "replay",
+    "timeline",
     "curve",
     "sweep_run",
     "sweep_merge",
