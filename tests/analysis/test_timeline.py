@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 
 from analysis.timeline import CACHE, COMPUTE, CPU, FILLS, LINKS, PASSES, QUEUE, STALLS, Timeline, limited
 from analysis.timeline_moves import Machine
+from results.errors import ResultError
 from results.result import Row
-from results.trace_events import Instant, Item, Level, Slice, Track
+from results.trace_events import Instant, Item, Level, Slice, Track, write_items
 from simulator.homes import homes
-from tests.kit.cases import Outcome, machine
+from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.scenarios import Scenario, scenarios
 from tests.simulator.test_laws import tiers_of
 
@@ -29,6 +34,7 @@ def machine_of(scenario: Scenario) -> Machine:
         homes=homes(scenario.source.geometry.experts, where.shares),
         sizes=tiers_of(scenario),
         loads_together=where.overlap == "none" and scenario.settings["contract"] == "atomic",
+        warm=scenario.settings.get("warm", ()),
     )
 
 
@@ -145,7 +151,8 @@ def levels_are_those_of_the_cache(scenario: Scenario, outcome: Outcome, items: S
         last[level.name] = dict(level.values)
     assert last["demands queued"] == {"transfers": 0}
     if scenario.settings["reset"] == "never":
-        assert last["resident experts"]["experts"] == outcome["insertions"] - outcome["evictions"]
+        warm = len(scenario.settings.get("warm", ()))
+        assert last["resident experts"]["experts"] == warm + outcome["insertions"] - outcome["evictions"]
     if not scenario.settings["prefetch"].startswith("side_buffer"):
         held = [sum(level.values.values()) for level in levels if level.name == "fast tier"]
         bypass = max(map(max, tiers_of(scenario)))  # one buffer, beside the pools
@@ -181,3 +188,48 @@ def test_timelines_of_any_scenario_hold_every_law(scenario: Scenario) -> None:
     items = all_items(outcome, machine_of(scenario))
     for law in LAWS if outcome.events else ():
         law(scenario, outcome, items)
+
+
+def test_a_step_on_a_page() -> None:
+    # two experts of 4 bytes at a byte per ns behind one link: dense to 3, the link to 7 and 11, compute 2 ns each
+    source = ListSource(sizes(1, 3, 2, 4), [Prompted(tokens([[0, 1]]))])
+    outcome = replay_lists(source, 12, machine(dense_ns=3, expert_ns=2))
+    items = all_items(outcome, Machine(["DRAM to VRAM"], [], (0, 0, 0), ((4,),)))
+    found = [(each.track, each.name, each.t0, each.t1) for each in items if isinstance(each, Slice)]
+    assert found == [
+        (PASSES, "pass 0", 0, 13),
+        (PASSES, "layer 0", 0, 13),
+        (PASSES, "dense, gate", 0, 3),
+        (PASSES, "experts", 3, 13),
+        (COMPUTE, "dense L0", 0, 3),
+        (COMPUTE, "expert L0 E0", 7, 9),
+        (COMPUTE, "expert L0 E1", 11, 13),
+        (STALLS, "wait for L0 E0 and 1 more", 3, 7),
+        (STALLS, "wait for L0 E1", 9, 11),
+        (LINKS, "L0 E0 demand", 3, 7),
+        (LINKS, "L0 E1 demand", 7, 11),
+        (QUEUE, "L0 E1 demand", 3, 7),
+    ]
+    held = [(each.t, each.values["experts"]) for each in items if isinstance(each, Level) and "experts" in each.values]
+    assert held == [(0, 0), (7, 1), (11, 2)]
+
+
+def test_times_are_written_with_every_digit(tmp_path: Path) -> None:
+    far = 10**18 + 1  # more than a float of microseconds tells apart
+    items = [Track(1, "a"), Slice(1, "é", 1, far + 1, {}), Instant(1, "b", 1000, {}), Level("c", far, {"d": 2})]
+    assert write_items(tmp_path / "x.json", "p", {}, items) == len(items)
+    text = (tmp_path / "x.json").read_text()
+    assert '"ts":0.001,"dur":1000000000000000.001,' in text and '"ts":1,' in text
+    assert write_items(tmp_path / "x.json.gz", "p", {}, items) == len(items)
+    assert gzip.decompress((tmp_path / "x.json.gz").read_bytes()).decode() == text
+    assert json.loads(text)["traceEvents"][-1]["args"] == {"d": 2}
+
+
+def test_what_is_raised_on_the_way_leaves_no_file(tmp_path: Path) -> None:
+    def items() -> Iterator[Item]:
+        yield Track(1, "a")
+        raise ResultError("enough")
+
+    with pytest.raises(ResultError, match="enough"):
+        write_items(tmp_path / "x.json.gz", "p", {}, items())
+    assert list(tmp_path.iterdir()) == []
