@@ -13,6 +13,7 @@ NAMES = (
     "inspect",
     "replay",
     "recommend",
+    "timeline",
     "curve",
     "sweep_run",
     "sweep_merge",

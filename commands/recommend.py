@@ -76,7 +76,7 @@ def _divided(trace: Trace, machine: str, given: Given) -> Memory:
     everything = geometry.experts * sum(geometry.expert_bytes)
     if given.ram and size_of(given.ram, "ram") < everything:
         raise ConfigError(
-            f"--ram {given.ram} does not hold all experts, {everything / 1e9:.4g} GB; describe a machine with a disk below "
-            "(docs/platforms.md, [[tiers]]) and give --memory"
+            f"--ram {given.ram} does not hold all experts, {everything / 1e9:.4g} GB; describe a machine with a disk "
+            "below (docs/platforms.md, [[tiers]]) and give --memory"
         )
     return divided(trace, platform(machine), given.memory or given.vram, given.positions, given.runtime)

@@ -18,7 +18,6 @@ from commands.terminal import say, say_when_compiling, show
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from commands.settings import Given
     from simulator.config import ReplayConfig
     from sweeps.grid import Outcome
     from traces.schema import Trace
@@ -59,7 +58,7 @@ def replay(
         check_output(path)
     options.check_events(events)
     opened = open_trace(trace)
-    called = _called(settings)
+    called = settings.called()
     configs = list(called)
     _one_only(configs, as_json, events)
     _check_printed(printed, as_json)
@@ -80,20 +79,6 @@ def replay(
         say(f"figures: moereplay plot {out}")
     if events:
         say(f"wrote {events}")
-
-
-def _called(settings: Given) -> dict[ReplayConfig, str]:
-    """Every configuration, with the names of the presets that ask for it."""
-    from sweeps.grid import expand
-
-    fixed = settings.fixed()
-    if not settings.preset:
-        return dict.fromkeys(expand(settings.lists(), fixed), "")
-    called: dict[ReplayConfig, str] = {}
-    for name, config in settings.of_presets(fixed).items():
-        preset = name.partition(" ")[0]  # what varies has columns of its own
-        called[config] = f"{called[config]}, {preset}" if config in called else preset
-    return called
 
 
 def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -> None:

@@ -48,6 +48,19 @@ class Given(NamedTuple):
         }
         return named_sets(sets, fixed)
 
+    def called(self) -> dict[ReplayConfig, str]:
+        """Every configuration, with the names of the presets that ask for it. Raises ConfigError or PolicyError."""
+        from sweeps.grid import expand
+
+        fixed = self.fixed()
+        if not self.preset:
+            return dict.fromkeys(expand(self.lists(), fixed), "")
+        called: dict[ReplayConfig, str] = {}
+        for name, config in self.of_presets(fixed).items():
+            preset = name.partition(" ")[0]  # what varies has columns of its own
+            called[config] = f"{called[config]}, {preset}" if config in called else preset
+        return called
+
 
 def offered(settings: Iterable[Setting], blank: bool = False, preset: bool = True) -> Group:
     """An option for each of these settings, empty unless given if `blank`, and one for presets before them."""

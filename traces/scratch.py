@@ -10,22 +10,31 @@ import re
 import socket
 import sys
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 SUFFIX = ".tmp"
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Make or replace a file, and the folders above it. Raises OSError, leaving what was there before."""
+    with whole_file(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which takes its place at the end; whatever is raised leaves what was there before."""
     made = [folder for folder in path.parents if not folder.exists()]
     scratch = path.with_name(f".{path.name}.{scratch_name()}{SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _clear(path.parent)
         with scratch.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)

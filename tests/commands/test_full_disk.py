@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from analysis.figures import draw, save
 from results.errors import ResultError
 from results.parts import Part
 from results.tables import part_of
+from results.trace_events import Slice, write_items
 from results.write import to_frame, write_events, write_frame
 from simulator.config import configure
 from simulator.curves.curve import curve
@@ -126,12 +128,15 @@ def writers(outcome, trace, part, swept) -> dict[str, Callable[[Path], object]]:
     """Every writer of results, into a folder."""
     events = outcome[0].events * 20
     replay, about = part_of(outcome[0], "bound", outcome[1]), {"sweep_version": 1}
+    slices = [Slice(1, sha256(bytes([at % 256, at // 256])).hexdigest(), at, at, {}) for at in range(1000)]
     figure = draw("misses", to_frame([outcome[0]], [outcome[1]]))
     return {
         "replay --out": lambda folder: Folder(folder).store(replay, about),
         "replay --out, to a new folder": lambda folder: Folder(folder / "out" / "out").store(replay, about),
         "replay --events, Parquet": lambda folder: write_events(folder / "events.parquet", events),
         "replay --events, CSV": lambda folder: write_events(folder / "events.csv", events),
+        "timeline": lambda folder: write_items(folder / "t.json", "", {}, slices),
+        "timeline, compressed": lambda folder: write_items(folder / "t.json.gz", "", {}, slices),
         "curve --out": lambda folder: write_curve(folder, curve(trace)),
         "validate --out": lambda folder: write_frame(to_frame([outcome[0]], [outcome[1]]), folder / "v.parquet"),
         "plot": lambda folder: save(figure, folder / "figures" / "misses"),
@@ -144,7 +149,17 @@ def writers(outcome, trace, part, swept) -> dict[str, Callable[[Path], object]]:
 
 WRITERS = (
     *("replay --out", "replay --out, to a new folder", "replay --events, Parquet", "replay --events, CSV"),
-    *("curve --out", "validate --out", "plot", "sweep run", "sweep merge", "tune", "import, record"),
+    *(
+        "timeline",
+        "timeline, compressed",
+        "curve --out",
+        "validate --out",
+        "plot",
+        "sweep run",
+        "sweep merge",
+        "tune",
+        "import, record",
+    ),
 )
 
 

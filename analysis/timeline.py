@@ -1,0 +1,175 @@
+"""One replay as tracks over time: passes, compute, stalls, links, queue and levels, made from its event log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from analysis.timeline_levels import Levels
+from analysis.timeline_moves import FREE, Machine, Move, copy_of, moves_of
+from analysis.timeline_steps import BUSY, LOOKED_UP, Stall, Step, stalls_of, steps_of
+from results.errors import ResultError
+from results.result import Event, Row
+from results.trace_events import Instant, Item, Slice, Track
+from traces.passes import PREFILL, Passes
+
+PASSES, COMPUTE, CPU, STALLS, CACHE, LINKS, FILLS, QUEUE = 1, 2, 3, 4, 5, 10, 100, 1000
+NAMES = {PASSES: "passes", COMPUTE: "compute", CPU: "CPU", STALLS: "stalls", CACHE: "cache"}
+MOST = 1_000_000  #: events of a file; viewers take long over more
+SHOWN_AWAITED = 16  #: experts that a stall names
+
+
+class Timeline:
+    """A whole log, of which some passes are shown."""
+
+    def __init__(self, events: Sequence[Event], end_ns: int, machine: Machine, plan: Passes | None = None) -> None:
+        """`end_ns` is when the run ended. `plan` says what is in each pass, if it is known."""
+        self._machine, self._plan = machine, plan
+        steps = steps_of(events, end_ns)
+        moves = moves_of(steps, machine)
+        self._levels = Levels(steps, moves, machine)
+        self._passes = [list(group) for _, group in groupby(steps, key=lambda step: step.step_pass)]
+        self._moves = {number: list(group) for number, group in groupby(moves, key=lambda move: move.step[0])}
+        self._tracks = _Tracks(machine)
+
+    def items(self, number: int) -> Iterator[Item]:
+        """Everything of one pass. What starts in it belongs to it, wherever it ends. Pass after pass, in order."""
+        steps, moves = self._passes[number], self._moves.get(number, [])
+        for item in self._of_pass(number, steps, moves):
+            if not isinstance(item, Slice | Instant):
+                yield item
+                continue
+            yield from self._tracks.first(item.track)
+            yield item
+
+    def _of_pass(self, number: int, steps: Sequence[Step], moves: Sequence[Move]) -> Iterator[Item]:
+        begin, end = steps[0].begin, steps[-1].end
+        yield Slice(PASSES, f"pass {number}", begin, end, self._about(number))
+        for step in steps:
+            yield from _layer(step)
+            yield from self._activities(step)
+            yield from (self._stall(step, stall) for stall in stalls_of(step))
+            yield from (self._instant(event) for event in step.events if event.kind in INSTANTS)
+        for move in moves:
+            yield self._transfer(move)
+        yield from self._queue(moves)
+        yield from self._levels.between(begin, end + (number == len(self._passes) - 1))
+
+    def _about(self, number: int) -> Row:
+        if self._plan is None:
+            return {}
+        phase = "prefill" if self._plan.phase[number] == PREFILL else "decode"
+        tokens = int(self._plan.stop[number] - self._plan.start[number])
+        return {"request": int(self._plan.request[number]), "phase": phase, "tokens": tokens}
+
+    def _activities(self, step: Step) -> Iterator[Slice]:
+        for event in step.events:
+            if event.kind in (*BUSY, "cpu"):
+                name = f"{event.kind} {self._machine.named(copy_of(event))}" if event.expert >= 0 else event.kind
+                track = CPU if event.kind == "cpu" else COMPUTE
+                yield Slice(track, name, event.t0, event.t1, {"pass": step.step_pass})
+            elif event.kind == "dense":
+                yield Slice(COMPUTE, f"dense L{step.layer}", event.t0, event.t1, {"pass": step.step_pass})
+
+    def _stall(self, step: Step, stall: Stall) -> Slice:
+        awaited = [self._machine.named(copy_of(event)) for event in stall.transfers]
+        awaited += [f"{self._machine.named(copy_of(event))} (CPU)" for event in stall.cpu]
+        more = f" and {len(awaited) - 1} more" if len(awaited) > 1 else ""
+        args = {"pass": step.step_pass, "layer": step.layer, "awaits": awaited[:SHOWN_AWAITED], "awaited": len(awaited)}
+        return Slice(STALLS, f"wait for {awaited[0]}{more}" if awaited else "wait", stall.t0, stall.t1, args)
+
+    def _instant(self, event: Event) -> Instant:
+        name = f"{event.kind} {self._machine.named(copy_of(event))}" if event.expert >= 0 else event.kind
+        args: Row = {"pass": event.step_pass, "cause": event.cause}
+        if event.kind == "evict":
+            args["cause"] = f"for {self._machine.named(self._machine.copy_of(int(event.cause.removeprefix('for '))))}"
+        return Instant(CACHE, name, event.t0, args)
+
+    def _transfer(self, move: Move) -> Slice:
+        event, (step_pass, layer) = move.event, move.step
+        why = "late" if move.late_at is not None and event.cause == "prefetch" else event.cause
+        args = {"pass": step_pass, "layer": layer, "cause": event.cause, "bytes": move.size}
+        args |= {"issued_ns": event.t0, "into": "fast tier" if event.kind == "transfer" else "lower tier"}
+        args |= {} if move.link is None else {"busy_ns": move.busy_ns}
+        args |= {"why": move.why} if move.why else {}
+        args |= {} if move.late_at is None else {"late_at_ns": move.late_at}
+        args |= {"abandoned_ns": move.cut_ns} if move.cut_ns else {}
+        track = self._tracks.fill(move) if move.link is None else LINKS + move.link
+        return Slice(track, f"{self._machine.named(copy_of(event))} {why}", move.begins, move.ends, args)
+
+    def _queue(self, moves: Iterable[Move]) -> Iterator[Slice]:
+        """What waits longer than nothing, in as many rows as wait at once."""
+        waits = [(move.waits_from, move) for move in moves if move.waits_from is not None]
+        for since, move in sorted(waits, key=lambda wait: wait[0]):
+            if since < move.event.t0:
+                name = f"{self._machine.named(copy_of(move.event))} {move.event.cause}"
+                args = {"pass": move.step[0], "layer": move.step[1], "bytes": move.size}
+                yield Slice(self._tracks.queued(since, move.event.t0), name, since, move.event.t0, args)
+
+
+def limited(timeline: Timeline, passes: range, most: int = MOST) -> Iterator[Item]:
+    """The items of these passes. Raises ResultError once they are more than `most`, naming how many passes fit."""
+    count = 0
+    for number in passes:
+        for item in timeline.items(number):
+            count += 1
+            if count > most:
+                raise ResultError(_too_many(passes, number - passes.start, most))
+            yield item
+
+
+def _too_many(passes: range, fit: int, most: int) -> str:
+    said = f"passes {passes.start} to {passes.stop - 1} make more than {most:,} events; viewers open no more"
+    if fit == 0:
+        return f"pass {passes.start} alone makes more than {most:,} events; --passes chunk:N makes smaller passes"
+    return f"{said}: type --first-pass {passes.start} --passes-shown {fit}, nothing was written"
+
+
+#: Kinds of events that take no time and change what is in the cache, or will be.
+INSTANTS = ("evict", "promote", "cancel", "drop", "reset")
+
+
+def _layer(step: Step) -> Iterator[Slice]:
+    """A layer, its dense part with the gate at its end, and its experts; with what the gate found and what changed."""
+    kinds = Counter(event.kind for event in step.events)
+    found = {kind: kinds[kind] for kind in (*LOOKED_UP, *INSTANTS, "cpu") if kinds[kind]}
+    yield Slice(PASSES, f"layer {step.layer}", step.begin, step.end, {"pass": step.step_pass, **found})
+    yield Slice(PASSES, "dense, gate", step.begin, step.gate, {})
+    yield Slice(PASSES, "experts", step.gate, step.end, {})
+
+
+class _Tracks:
+    """Names of tracks, each once, and rows for what overlaps."""
+
+    def __init__(self, machine: Machine) -> None:
+        rows = [*machine.links, *machine.fills]
+        self._names = NAMES | {LINKS + row: f"link {name}" for row, name in enumerate(rows)}
+        self._named = set[int]()
+        self._queued: list[int] = []  # until when each row is taken
+        self._fills: list[int] = []
+
+    def first(self, number: int) -> Iterator[Track]:
+        """The track itself, before what is first on it."""
+        if number not in self._named:
+            self._named.add(number)
+            yield Track(number, self._names.get(number) or _row_name(number))
+
+    def queued(self, t0: int, t1: int) -> int:
+        """A row of the queue; those before it began no later."""
+        return QUEUE + _lowest_free(self._queued, t0, t1)
+
+    def fill(self, move: Move) -> int:
+        """A row for what enters some lower tier."""
+        return FILLS + _lowest_free(self._fills, move.begins, move.ends)
+
+
+def _row_name(number: int) -> str:
+    return f"queue {number - QUEUE + 1}" if number >= QUEUE else f"into lower tiers {number - FILLS + 1}"
+
+
+def _lowest_free(rows: list[int], t0: int, t1: int) -> int:
+    row = next((row for row, until in enumerate(rows) if until <= t0), len(rows))
+    rows += [FREE] * (row == len(rows))
+    rows[row] = t1
+    return row

@@ -1,0 +1,148 @@
+"""What crosses the links, made from the event log: each transfer's wire, what it waited for, and why it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from analysis.timeline_steps import MISSED, Step
+from results.result import Event
+
+Copy = tuple[int, int, int]  #: layer, expert, precision
+FREE = -1  #: before the first nanosecond
+
+
+class Machine(NamedTuple):
+    """What the log leaves out, of the machine and the model."""
+
+    links: Sequence[str]  #: names, of those into the fast tier
+    fills: Sequence[str]  #: names, of those into the tiers below
+    homes: Sequence[int]  #: the link of each expert of a layer
+    sizes: Sequence[Sequence[int]]  #: [precision][layer] bytes of an expert
+    loads_together: bool = False  #: demands queue when the last of their step is loaded
+    warm: Sequence[tuple[int, int]] = ()  #: (layer, expert) that are resident at the start
+
+    def size(self, copy: Copy) -> int:
+        """Bytes."""
+        return self.sizes[copy[2]][copy[0]]
+
+    def named(self, copy: Copy) -> str:
+        """Layer and expert; the precision where there are several."""
+        precision = f" P{copy[2]}" if len(self.sizes) > 1 else ""
+        return f"L{copy[0]} E{copy[1]}{precision}"
+
+    def copy_of(self, y: int) -> Copy:
+        """Layer, expert and precision of the copy with that number."""
+        x, precision = divmod(y, len(self.sizes))
+        return *divmod(x, len(self.homes)), precision
+
+
+def copy_of(event: Event) -> Copy:
+    """Which copy an event is about."""
+    return event.layer, event.expert, event.precision
+
+
+@dataclass
+class Move:
+    """One transfer over one link, times in ns."""
+
+    event: Event
+    step: tuple[int, int]  #: pass and layer in which it starts
+    size: int  #: bytes
+    link: int | None  #: its row; None where several fill lower tiers, as the log does not say which
+    begins: int  #: on the wire, after the transfer before it
+    ends: int
+    cut_ns: int = 0  #: abandoned by a reset so long before its end
+    why: str = ""  #: of a demand: how its look-up missed
+    waits_from: int | None = None  #: when it was queued, if that is known
+    late_at: int | None = None  #: when a demand met it in flight
+
+    @property
+    def busy_ns(self) -> int:
+        """What it adds to `link_busy_ns`."""
+        return self.ends - self.begins + self.cut_ns
+
+
+@dataclass
+class Traffic:
+    """Follows a log from its start, step by step."""
+
+    machine: Machine
+    moves: list[Move] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._last_end = [FREE] * (len(self.machine.links) + 1)
+        self._last: dict[Copy, Move] = {}  # into the fast tier
+        self._filled: dict[Copy, int] = {}  # when a lower tier has it
+        self._onward: dict[Copy, int] = {}  # the same of what is to go on from there
+        self._moving: list[Move] = []
+
+    def follow(self, step: Step) -> None:
+        """Add the moves that start in this step."""
+        asked = _asked(step, self.machine.loads_together)
+        for event in step.events:
+            copy = copy_of(event)
+            if event.kind in ("transfer", "fill"):
+                self._start(event, copy, step, asked)
+            elif event.kind == "late":
+                self._last[copy].late_at = event.t0
+            elif event.kind in ("cancel", "drop"):
+                self._onward.pop(copy, None)
+            elif event.kind == "reset":
+                self._abandon(event.t0)
+
+    def _start(self, event: Event, copy: Copy, step: Step, asked: dict[int, tuple[int, str]]) -> None:
+        link = self._link(event)
+        begins = event.t0 if link is None else max(event.t0, self._last_end[link])
+        move = Move(event, (step.step_pass, step.layer), self.machine.size(copy), link, begins, event.t1)
+        if event.cause != "prefetch":
+            since, move.why = asked[event.expert]
+            move.waits_from = max(since, self._filled.get(copy, 0))
+        else:
+            move.waits_from = self._onward.get(copy)
+        if link is not None:
+            self._last_end[link] = event.t1
+        self._keep(move, copy)
+
+    def _keep(self, move: Move, copy: Copy) -> None:
+        self._onward.pop(copy, None)
+        if move.event.kind == "fill":
+            self._filled[copy] = self._onward[copy] = move.ends
+        else:
+            self._last[copy] = move
+        self._moving.append(move)
+        self.moves.append(move)
+
+    def _link(self, event: Event) -> int | None:
+        if event.kind == "transfer":
+            return self.machine.homes[event.expert]
+        return len(self.machine.links) if len(self.machine.fills) == 1 else None
+
+    def _abandon(self, now: int) -> None:
+        """A reset: links are free at once."""
+        for move in self._moving:
+            if move.ends > now:
+                move.cut_ns = move.ends - max(move.begins, now)
+                move.begins, move.ends = min(move.begins, now), now
+        self._clear()
+
+
+def _asked(step: Step, together: bool) -> dict[int, tuple[int, str]]:
+    """Expert -> when its demand was queued, ns, and how its look-up missed."""
+    missed = {event.expert: (event.t0, event.kind) for event in step.events if event.kind in MISSED}
+    loads = [event for event in step.events if event.kind == "load"]
+    for load in loads:
+        missed[load.expert] = (loads[-1].t1 if together else load.t1, missed[load.expert][1])
+    return missed
+
+
+def moves_of(steps: Iterable[Step], machine: Machine) -> list[Move]:
+    """Every transfer of a log, over every link, in the order of their starts."""
+    traffic = Traffic(machine)
+    for step in steps:
+        traffic.follow(step)
+    return traffic.moves

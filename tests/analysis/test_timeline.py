@@ -1,0 +1,235 @@
+"""Timelines of small replays: slices nest, and their sums are the replay's counters."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from analysis.timeline import CACHE, COMPUTE, CPU, FILLS, LINKS, PASSES, QUEUE, STALLS, Timeline, limited
+from analysis.timeline_moves import Machine
+from results.errors import ResultError
+from results.result import Row
+from results.trace_events import Instant, Item, Level, Slice, Track, write_items
+from simulator.homes import homes
+from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
+from tests.kit.scenarios import Scenario, scenarios
+from tests.simulator.test_laws import tiers_of
+
+searched = settings(max_examples=300, deadline=None, derandomize=True)
+REASONS = ("compulsory", "collisions", "capacity")
+
+
+def machine_of(scenario: Scenario) -> Machine:
+    where = machine(**scenario.times)
+    return Machine(
+        links=[f"link {row}" for row in range(len(where.links))],
+        fills=[f"tier {row}" for row in range(len(where.tiers))],
+        homes=homes(scenario.source.geometry.experts, where.shares),
+        sizes=tiers_of(scenario),
+        loads_together=where.overlap == "none" and scenario.settings["contract"] == "atomic",
+        warm=scenario.settings.get("warm", ()),
+    )
+
+
+def all_items(outcome: Outcome, of: Machine) -> list[Item]:
+    made = Timeline(outcome.events, outcome["time_ns"], of)
+    passes = len({event.step_pass for event in outcome.events})
+    return list(limited(made, range(passes)))
+
+
+def slices(items: Iterable[Item], track: int | range, begins: str = "") -> list[Slice]:
+    tracks = range(track, track + 1) if isinstance(track, int) else track
+    every = (item for item in items if isinstance(item, Slice))
+    return [each for each in every if each.track in tracks and each.name.startswith(begins)]
+
+
+def spent(chosen: Iterable[Slice]) -> int:
+    return sum(each.t1 - each.t0 for each in chosen)
+
+
+def args(chosen: Iterable[Slice], name: str) -> int:
+    return sum(each.args.get(name, 0) for each in chosen)
+
+
+FAST, LINK, FILL, ROWS = range(LINKS, LINKS + 16), range(LINKS, FILLS), range(FILLS, QUEUE), range(QUEUE, QUEUE + 9999)
+
+
+def nests(chosen: Iterable[Slice]) -> bool:
+    """Whether any two are apart, or one lies within the other."""
+    around: list[Slice] = []
+    for each in sorted(chosen, key=lambda each: (each.t0, -each.t1)):
+        while around and around[-1].t1 <= each.t0:
+            around.pop()
+        if each.t1 < each.t0 or (around and each.t1 > around[-1].t1):
+            return False
+        around.append(each)
+    return True
+
+
+def slices_nest(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
+    by_track = defaultdict(list)
+    for item in items:
+        if isinstance(item, Slice):
+            by_track[item.track].append(item)
+    for track, chosen in by_track.items():
+        assert nests(chosen), track
+        if track != PASSES:  # nothing within another
+            ordered = sorted(chosen, key=lambda each: (each.t0, each.t1))
+            assert all(one.t1 <= other.t0 for one, other in pairwise(ordered)), track
+
+
+def passes_and_their_layers_fill_the_run(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
+    for part in ("pass ", "layer "):
+        chosen = slices(items, PASSES, part)
+        assert [chosen[0].t0, chosen[-1].t1] == [0, outcome["time_ns"]]
+        assert all(one.t1 == other.t0 for one, other in pairwise(chosen))
+    assert spent(slices(items, PASSES, "dense")) == outcome["dense_ns"]
+    assert spent(slices(items, PASSES, "experts")) == outcome["time_ns"] - outcome["dense_ns"]
+
+
+def compute_and_stalls_add_up_to_the_counters(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
+    expert, stall = spent(slices(items, COMPUTE, "expert")), spent(slices(items, STALLS))
+    assert spent(slices(items, COMPUTE, "dense")) == outcome["dense_ns"]
+    assert spent(slices(items, COMPUTE, "load")) == outcome["loading_ns"]
+    assert len(slices(items, CPU)) == outcome["cpu_executed"]
+    assert expert + stall == outcome["expert_ns"] + outcome["stall_ns"]
+    if all(link.first_piece == 1 for link in machine(**scenario.times).links):
+        assert (expert, stall) == outcome.counts("expert_ns", "stall_ns")
+    assert all(each.args["awaited"] and each.t1 > each.t0 for each in slices(items, STALLS))
+
+
+def links_are_as_busy_as_counted(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
+    moves = [*slices(items, LINK), *slices(items, FILL)]
+    fast = [each for each in moves if each.args["into"] == "fast tier"]
+    prefetched = [each for each in fast if each.args["cause"] == "prefetch"]
+    demanded = [each for each in fast if each.args["cause"] != "prefetch"]
+    lower = [each for each in moves if each.args["into"] != "fast tier"]
+    found = [args(each, "bytes") for each in (demanded, prefetched, lower)]
+    assert tuple(found) == outcome.counts("bytes_demand", "bytes_prefetch", "bytes_lower")
+    assert len(prefetched) == outcome["prefetch_started"]
+    assert sum(each.args["cause"] == "streamed" for each in fast) == outcome["declined"]
+    busy = slices(items, LINK)
+    assert args(busy, "busy_ns") == spent(busy) + args(busy, "abandoned_ns")
+    if len(scenario.times["tiers"]) <= 1:
+        assert args(busy, "busy_ns") == outcome["link_busy_ns"]
+    late = sum("late_at_ns" in each.args for each in prefetched)
+    assert late == outcome["prefetch_used"] - outcome["prefetch_hits"]
+
+
+def layers_say_what_the_counters_count(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
+    layers = slices(items, PASSES, "layer ")
+    for word in ("hits", "late", *REASONS):
+        assert args(layers, word) == outcome[word]
+    names = {"evict": "evictions", "cancel": "prefetch_cancelled", "drop": "prefetch_dropped"}
+    marks = Counter(item.name.split()[0] for item in items if isinstance(item, Instant) and item.track == CACHE)
+    for kind, counter in names.items():
+        assert args(layers, kind) == marks[kind] == outcome[counter]
+
+
+def demands_wait_from_their_look_up_to_their_start(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
+    gates = {(each.step_pass, each.layer): each.t1 for each in outcome.events if each.kind == "dense"}
+    ends = {(each.args["pass"], each.name): each.t1 for each in slices(items, PASSES, "layer ")}
+    for each in slices(items, ROWS):
+        place = each.args["pass"], each.args["layer"]
+        assert each.t0 < each.t1
+        assert each.name.endswith("prefetch") or each.t0 >= gates[place]
+        assert each.t1 <= ends[place[0], f"layer {place[1]}"]
+
+
+def levels_are_those_of_the_cache(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
+    levels = [item for item in items if isinstance(item, Level)]
+    assert all(value >= 0 for level in levels for value in level.values.values())
+    last: dict[str, Row] = {}
+    for level in levels:
+        last[level.name] = dict(level.values)
+    assert last["demands queued"] == {"transfers": 0}
+    if scenario.settings["reset"] == "never":
+        warm = len(scenario.settings.get("warm", ()))
+        assert last["resident experts"]["experts"] == warm + outcome["insertions"] - outcome["evictions"]
+    if not scenario.settings["prefetch"].startswith("side_buffer"):
+        held = [sum(level.values.values()) for level in levels if level.name == "fast tier"]
+        bypass = max(map(max, tiers_of(scenario)))  # one buffer, beside the pools
+        assert max(held) <= sum(scenario.pools) + bypass * (outcome["declined"] > 0)
+
+
+def a_track_is_named_before_what_is_on_it(scenario: Scenario, outcome: Outcome, items: Sequence[Item]) -> None:
+    named = set()
+    for item in items:
+        if isinstance(item, Track):
+            assert item.number not in named
+            named.add(item.number)
+        elif not isinstance(item, Level):
+            assert item.track in named
+
+
+LAWS = (
+    slices_nest,
+    passes_and_their_layers_fill_the_run,
+    compute_and_stalls_add_up_to_the_counters,
+    links_are_as_busy_as_counted,
+    layers_say_what_the_counters_count,
+    demands_wait_from_their_look_up_to_their_start,
+    levels_are_those_of_the_cache,
+    a_track_is_named_before_what_is_on_it,
+)
+
+
+@searched
+@given(scenarios())
+def test_timelines_of_any_scenario_hold_every_law(scenario: Scenario) -> None:
+    outcome = scenario.replay()
+    items = all_items(outcome, machine_of(scenario))
+    for law in LAWS if outcome.events else ():
+        law(scenario, outcome, items)
+
+
+def test_a_step_on_a_page() -> None:
+    # two experts of 4 bytes at a byte per ns behind one link: dense to 3, the link to 7 and 11, compute 2 ns each
+    source = ListSource(sizes(1, 3, 2, 4), [Prompted(tokens([[0, 1]]))])
+    outcome = replay_lists(source, 12, machine(dense_ns=3, expert_ns=2))
+    items = all_items(outcome, Machine(["DRAM to VRAM"], [], (0, 0, 0), ((4,),)))
+    found = [(each.track, each.name, each.t0, each.t1) for each in items if isinstance(each, Slice)]
+    assert found == [
+        (PASSES, "pass 0", 0, 13),
+        (PASSES, "layer 0", 0, 13),
+        (PASSES, "dense, gate", 0, 3),
+        (PASSES, "experts", 3, 13),
+        (COMPUTE, "dense L0", 0, 3),
+        (COMPUTE, "expert L0 E0", 7, 9),
+        (COMPUTE, "expert L0 E1", 11, 13),
+        (STALLS, "wait for L0 E0 and 1 more", 3, 7),
+        (STALLS, "wait for L0 E1", 9, 11),
+        (LINKS, "L0 E0 demand", 3, 7),
+        (LINKS, "L0 E1 demand", 7, 11),
+        (QUEUE, "L0 E1 demand", 3, 7),
+    ]
+    held = [(each.t, each.values["experts"]) for each in items if isinstance(each, Level) and "experts" in each.values]
+    assert held == [(0, 0), (7, 1), (11, 2)]
+
+
+def test_times_are_written_with_every_digit(tmp_path: Path) -> None:
+    far = 10**18 + 1  # more than a float of microseconds tells apart
+    items = [Track(1, "a"), Slice(1, "é", 1, far + 1, {}), Instant(1, "b", 1000, {}), Level("c", far, {"d": 2})]
+    assert write_items(tmp_path / "x.json", "p", {}, items) == len(items)
+    text = (tmp_path / "x.json").read_text()
+    assert '"ts":0.001,"dur":1000000000000000.001,' in text and '"ts":1,' in text
+    assert write_items(tmp_path / "x.json.gz", "p", {}, items) == len(items)
+    assert gzip.decompress((tmp_path / "x.json.gz").read_bytes()).decode() == text
+    assert json.loads(text)["traceEvents"][-1]["args"] == {"d": 2}
+
+
+def test_what_is_raised_on_the_way_leaves_no_file(tmp_path: Path) -> None:
+    def items() -> Iterator[Item]:
+        yield Track(1, "a")
+        raise ResultError("enough")
+
+    with pytest.raises(ResultError, match="enough"):
+        write_items(tmp_path / "x.json.gz", "p", {}, items())
+    assert list(tmp_path.iterdir()) == []
