@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analysis.recommendation import lines, with_intervals
-from simulator.config import configure
+from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
 from simulator.memory import RUNTIME, Memory, divided
 from simulator.platform_files import platform
@@ -31,7 +32,7 @@ def trace_of(seed: int = 0, reuse: float = 0.5, geometry: Geometry = GEOMETRY) -
     return synthesise(Synthetic.model_validate({"kind": "markov", "geometry": geometry, **kinds}))
 
 
-def question_of(trace: Trace, experts: int, **more: object) -> Question:
+def question_of(trace: Trace, experts: int, **more: Any) -> Question:
     base = {"platform": more.pop("platform", "a100-5gbps")}
     return Question(trace, Memory(experts * SIZE + 10, 4, 3, 3), base, **more)
 
@@ -80,7 +81,7 @@ def test_the_search_finds_99_percent_of_what_trying_everything_finds(machine, se
     assert answer.replayed <= most_replays(question) < len(everything) + 60
 
 
-def configs(question: Question, space: Space) -> list:
+def configs(question: Question, space: Space) -> list[ReplayConfig]:
     base = question.at(question.memory.cache_bytes)
     return [
         configure(**base, **dict(zip(space.axes(), values, strict=True)))
