@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from math import atan, cos, erfc, exp, isfinite, log, pi, sin, sqrt
+from math import atan, cos, erfc, exp, isfinite, pi, sin, sqrt
 from typing import NamedTuple
 
 import numpy as np

@@ -16,6 +16,7 @@ NAMES = (
     "sweep_run",
     "sweep_merge",
     "sweep_show",
+    "sweep_compare",
     "sweep_schema",
     "tune",
     "live",
