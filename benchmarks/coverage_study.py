@@ -4,7 +4,8 @@ Requests have unequal lengths: evenly spread, lognormal, or of a Pareto distribu
 each once with rates of their own and once with rates that fall or rise with the length. Every trial draws n requests,
 makes the interval, and looks whether the truth is in it: the ratio of expectations, found on a grid of quantiles.
 Differences are of two configurations over the same requests. Percentiles of the bootstrap, and Student's t of the
-jackknife, are there for comparison. `make study-coverage` runs 1,000 trials each (5 to 10 minutes).
+jackknife, are there for comparison. A second table replays `random` with two seeds over the same requests: they are
+equally good, so that whatever says otherwise is wrong. `make study-coverage` runs 1,000 trials each (5 to 10 minutes).
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.bootstrap import Pairs, difference, interval, student
+from analysis.comparisons import CANT_TELL, PARTS, Rows, compare
 from analysis.tables import console, table
+from simulator.config import configure
+from simulator.replay import replay
+from traces.schema import Geometry, Trace
+from traces.synthetic import Synthetic, synthesise
 
 Draw = np.random.Generator
 GRID = 200_000  #: quantiles that the truth is summed over
@@ -27,6 +33,10 @@ STEEPER = 0.3  #: how far mean rates of the shortest and the longest request are
 SPREAD = 0.15  #: of a request's time about its mean, in logarithms
 WORSE = 0.95  #: what the second configuration has of the first one's figure
 BOUNDS = (0.93, 0.97)
+NORMAL = np.linspace(-4, 4, 4001)
+BELOW = np.array([NormalDist().cdf(at) for at in NORMAL])
+SMALL = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)
+BLOCKS = 4  #: of requests in a trace, each a comparison of its own
 
 
 class Requests(NamedTuple):
@@ -53,9 +63,7 @@ def even(quantiles: np.ndarray) -> np.ndarray:
 
 
 def lognormal(quantiles: np.ndarray) -> np.ndarray:
-    grid = np.linspace(-4, 4, 4001)
-    below = [NormalDist().cdf(at) for at in grid]
-    return np.floor(np.clip(np.exp(5 + np.interp(quantiles, below, grid)), 8, 4096))
+    return np.floor(np.clip(np.exp(5 + np.interp(quantiles, BELOW, NORMAL)), 8, 4096))
 
 
 def pareto(quantiles: np.ndarray) -> np.ndarray:
@@ -172,24 +180,61 @@ def coverage(figure: Callable[..., Requests], lengths: Lengths, count: int, tria
     return {method: held / trials for method, held in hits.items()}
 
 
+# -- two seeds of one policy -----------------------------------------------------------------------------------------
+
+
+def apart(count: int, traces: int, reset: str) -> dict[str, object]:
+    """The share of pairs of seeds that are said to differ over `count` requests, by figure; two pairs per block."""
+    wrong, pairs = dict.fromkeys(PARTS, 0), 0
+    for seed in range(traces):
+        made = Synthetic(
+            kind="markov",
+            geometry=SMALL,
+            requests=BLOCKS * count,
+            prompt_tokens=4,
+            decode_tokens=12,
+            reuse=0.5,
+            seed=seed,
+        )
+        trace = synthesise(made)
+        rows = [_requests(trace, at, reset) for at in range(4)]
+        for block in range(BLOCKS):
+            part = slice(block * count, (block + 1) * count)
+            for one, other in ((rows[0][part], rows[1][part]), (rows[2][part], rows[3][part])):
+                pairs += 1
+                for figure in PARTS:
+                    wrong[figure] += compare(one, other, figure).answer != CANT_TELL
+    return {"n": count, "reset": reset, "pairs": pairs} | {name: each / pairs for name, each in wrong.items()}
+
+
+def _requests(trace: Trace, seed: int, reset: str) -> Rows:
+    config = configure(capacity="50%", eviction="random", seed=seed, reset=reset)
+    return replay(trace, config).per_request
+
+
 def main() -> None:
     """Print the shares by generator and figure, and those that are outside the bounds; keep them in --out."""
     options = _options()
-    rows = []
+    rows: list[dict[str, object]] = []
     for count in options.requests:
         for figure in (each for each in FIGURES if each.__name__ in options.figures):
             for lengths in (each for each in LENGTHS if each.name in options.lengths):
                 shares = coverage(figure, lengths, count, options.trials)
                 rows.append({"n": count, "figure": figure.__name__, "lengths": lengths.name, **shares})
-    shown = [{name: f"{cell:.1%}" if isinstance(cell, float) else cell for name, cell in row.items()} for row in rows]
-    console().print(
-        table(shown, title=f"intervals of 95 % that hold the truth, {options.trials:,} trials each", width=110)
-    )
+    seeds = [apart(count, options.traces, reset) for count in options.requests for reset in ("never", "request")]
+    _print(rows, f"intervals of 95 % that hold the truth, {options.trials:,} trials each")
     for method in ("interval", "difference"):
         inside = sum(BOUNDS[0] <= row[method] <= BOUNDS[1] for row in rows)
         print(f"{method}: {inside} of {len(rows)} between {BOUNDS[0]:.0%} and {BOUNDS[1]:.0%}")
+    _print(seeds, "pairs of seeds of random that are said to differ")
+    document = {"trials": options.trials, "rows": rows, "seeds": seeds}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"trials": options.trials, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _print(rows: list[dict[str, object]], title: str) -> None:
+    shown = [{name: f"{cell:.1%}" if isinstance(cell, float) else cell for name, cell in row.items()} for row in rows]
+    console().print(table(shown, title=title, width=110))
 
 
 def _options() -> argparse.Namespace:
@@ -198,6 +243,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, nargs="+", default=[30, 100])
     parser.add_argument("--figures", nargs="+", default=[each.__name__ for each in FIGURES])
     parser.add_argument("--lengths", nargs="+", default=[each.name for each in LENGTHS])
+    parser.add_argument("--traces", type=int, default=100, help="replayed with four seeds each")
     parser.add_argument("--out", type=Path, default=Path("runs/coverage.json"))
     return parser.parse_args()
 

@@ -118,6 +118,8 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ),
     ("plot", "plot --out figures", {"": (*PATHS, "s3://", "file:///", "memory://x", "http://[", "nope://x")}),
     ("sweep show", "sweep show", {"": (*PATHS, "s3://", "nope://x", "file://\u0000".replace("\u0000", "%00"))}),
+    ("sweep compare", "sweep compare in/sweep", {"": (*NAMES, *PATHS, "=", "a=", "=a", "seed=x")}),
+    ("sweep compare", "sweep compare in/sweep lru", {"--by": NAMES, "--where": NAMES}),
     ("sweep merge", "sweep merge in --out", {"": PATHS}),
     ("sweep run", "sweep run --dry-run", {"": PATHS}),
     (
