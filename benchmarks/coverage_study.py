@@ -221,7 +221,7 @@ def main() -> None:
             for lengths in (each for each in LENGTHS if each.name in options.lengths):
                 shares = coverage(figure, lengths, count, options.trials)
                 rows.append({"n": count, "figure": figure.__name__, "lengths": lengths.name, **shares})
-    seeds = [apart(count, options.traces, reset) for count in options.requests for reset in ("never", "request")]
+    seeds = [apart(count, options.traces, reset) for count in options.replayed for reset in ("never", "request")]
     _print(rows, f"intervals of 95 % that hold the truth, {options.trials:,} trials each")
     for method in ("interval", "difference"):
         inside = sum(BOUNDS[0] <= row[method] <= BOUNDS[1] for row in rows)
@@ -243,6 +243,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, nargs="+", default=[30, 100])
     parser.add_argument("--figures", nargs="+", default=[each.__name__ for each in FIGURES])
     parser.add_argument("--lengths", nargs="+", default=[each.name for each in LENGTHS])
+    parser.add_argument("--replayed", type=int, nargs="+", default=[16, 30], help="requests that two seeds replay")
     parser.add_argument("--traces", type=int, default=100, help="replayed with four seeds each")
     parser.add_argument("--out", type=Path, default=Path("runs/coverage.json"))
     return parser.parse_args()
