@@ -11,6 +11,7 @@ NAMES = (
     "import_",
     "synthesise",
     "inspect",
+    "split",
     "replay",
     "curve",
     "sweep_run",

@@ -121,6 +121,8 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("sweep compare", "sweep compare in/sweep", {"": (*NAMES, *PATHS, "=", "a=", "=a", "seed=x")}),
     ("sweep compare", "sweep compare in/sweep lru", {"--by": NAMES, "--where": NAMES}),
     ("sweep merge", "sweep merge in --out", {"": PATHS}),
+    ("split", "split in/tiny.zarr --out halves", {"--share": NUMBERS, "--seed": NUMBERS}),
+    ("split", "split in/tiny.zarr --out", {"": PATHS}),
     ("sweep run", "sweep run --dry-run", {"": PATHS}),
     (
         "sweep run",
