@@ -62,7 +62,8 @@ def test_units_change_nothing(requests: Pairs, factor: int) -> None:
     """Nanoseconds or milliseconds: the interval scales, the chance stays."""
     other = [(over + at % 3, under) for at, (over, under) in enumerate(requests)]
     found = difference(requests, other)
-    scaled = difference(*([(over * factor, under) for over, under in side] for side in (requests, other)))
+    first, second = ([(over * factor, under) for over, under in side] for side in (requests, other))
+    scaled = difference(first, second)
     assert scaled.value == pytest.approx(found.value * factor)
     assert scaled.p == pytest.approx(found.p, abs=2e-3)
 

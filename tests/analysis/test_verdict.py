@@ -22,9 +22,9 @@ def entry(eviction: str, requests: Sequence[tuple[int, int]], **settings: str) -
     return Entry(known, 1e10 * len(requests) / spent if spent else None, rate, lambda: rows)
 
 
-def many(eviction: str, hits: int, spread: int = 3, **settings: str) -> Entry:
+def many(eviction: str, hits: int, **settings: str) -> Entry:
     """Twelve requests whose hits go around a mean."""
-    return entry(eviction, [(10**9, hits + spread * (at % 3 - 1)) for at in range(12)], **settings)
+    return entry(eviction, [(10**9, hits + 3 * (at % 3 - 1)) for at in range(12)], **settings)
 
 
 def test_a_difference_that_all_requests_share_means_something() -> None:
