@@ -16,7 +16,7 @@ GRID := --capacity 15%,25%,50% --eviction lru,lfu,least_stale
 RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 
-.PHONY: help demo demo-begins demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality
+.PHONY: help demo demo-begins demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality study-coverage
 .PHONY: study-fidelity study-measured study-live-transfers study-tune bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
@@ -122,6 +122,9 @@ study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain i
 
 study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (12 minutes)
 	$(BIN)/python benchmarks/miniature_quality.py
+
+study-coverage: .venv/base.stamp  ## how often 95 % intervals hold the truth, and two seeds are said to differ (5 minutes)
+	$(BIN)/python benchmarks/coverage_study.py
 
 study-fidelity: .venv/record.stamp  ## fidelity counters beside perplexity and KL, live on the miniature (half an hour)
 	$(BIN)/python benchmarks/fidelity_study.py

@@ -1,8 +1,9 @@
-"""The last lines of a table of replays: which is fastest, which hits most, and whether the difference means anything.
+"""The last lines of a table of replays: which is fastest, which hits most, and what the difference means.
 
 What knows the future cannot be used, and is no winner: a line of its own says how far the best of them gets.
 
-Requests are the samples. They share a cache, so that they are not quite independent; the interval is a guide.
+Requests are the samples (docs/statistics.md): the winner is compared with every other configuration over the same
+trace, corrected for their number, and those that it does not surely beat are named.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.statistics import Pairs, uncertainty
+from analysis.bootstrap import FEW
+from analysis.comparisons import NOTHING, YES, Comparison, against, estimate
 from analysis.tables import cell
 
 #: What two configurations have alike when one of them is called the second: policies are compared, not machines.
@@ -45,8 +47,8 @@ class _Figure:
     best: str
     name: str  #: of the field of `Entry`
     shown: Callable[[float], str]
+    end: Callable[[float], str]  #: an end of an interval
     more: Callable[[float, float], str]  #: a difference beside the second's value
-    parts: tuple[str, str, float]  #: counters of a request that are divided, and the factor of the quotient
 
 
 FIGURES = (
@@ -54,52 +56,116 @@ FIGURES = (
         "fastest",
         "tokens_per_s",
         lambda value: f"{cell(value)} tokens/s",
+        cell,
         lambda more, second: f"{_two_digits(100 * more / second)}%" if second else cell(more),
-        ("decode_passes", "decode_ns", 1e9),
     ),
     _Figure(
         "most hits",
         "hit_rate",
         lambda value: f"{100 * value:.2f}%",
+        lambda value: f"{100 * min(value, 1):.2f}",
         lambda more, _: f"{_two_digits(100 * more)} points",
-        ("hits", "accesses", 1.0),
     ),
 )
 
 
+class _Rival(NamedTuple):
+    """Another configuration, and the winner beside it."""
+
+    entry: Entry
+    beside: Comparison
+
+
 def lines(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """The winner by each figure, where there are several; and what to type where there is no TPOT.
+    """The winner by each figure, where there are several, and what to type where there is no TPOT.
 
     `names` are the settings by which configurations are called.
     """
     said = [line for figure in FIGURES for line in _judged(figure, entries, names)] if len(entries) > 1 else []
     missing = any(entry.tokens_per_s is None for entry in entries)
-    return [*(NO_TPOT if missing else ()), *said]
+    return [*(NO_TPOT if missing else ()), *said, *_caution(entries, said)]
 
 
 def _judged(figure: _Figure, entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
     """The best that can be used, and the best that knows the future; none where nothing has the figure."""
     usable, foreseeing = (
-        [entry for entry in entries if entry.foresees is foresees and getattr(entry, figure.name) is not None]
+        sorted(
+            (entry for entry in entries if entry.foresees is foresees and getattr(entry, figure.name) is not None),
+            key=lambda entry: -getattr(entry, figure.name),  # stable: the order of the table among equals
+        )
         for foresees in (False, True)
     )
-    said = [f"{figure.best}: {_best(figure, usable, names)}"] if usable else []
+    said = _best(figure, figure.best, usable, names)
     if not foreseeing:
         return said
-    words = WITH_FUTURE if usable else f"{figure.best}, {WITH_FUTURE}"
-    return [*said, f"{'  ' if usable else ''}{words}: {_best(figure, foreseeing, names, alone=not usable)}"]
+    if not usable:
+        return _best(figure, f"{figure.best}, {WITH_FUTURE}", foreseeing, names)
+    return [*said, f"  {WITH_FUTURE}: {_named(figure, foreseeing, names)}"]
 
 
-def _best(figure: _Figure, known: Sequence[Entry], names: Sequence[str], alone: bool = True) -> str:
-    """The winner of these with its figure, beside the second where these are judged alone."""
-    known = sorted(known, key=lambda entry: -getattr(entry, figure.name))  # stable: the order of the table among equals
-    first, value = known[0], getattr(known[0], figure.name)
-    tied = [entry for entry in known if getattr(entry, figure.name) == value]
+def _best(figure: _Figure, title: str, known: Sequence[Entry], names: Sequence[str]) -> list[str]:
+    """The winner with its figure, beside the second, and the others that may be as good."""
+    if not known:
+        return []
+    said, first = f"{title}: {_named(figure, known, names)}", known[0]
+    if len(_tied(figure, known)) > 1:
+        return [said]
+    rivals = _rivals(figure, first, known)
+    second = _second(first, known)
+    if second is None:
+        return [f"{said}{_range(figure, first)}", *_as_good(rivals, names)]
+    return [f"{said}{_range(figure, first)}{_compared(figure, first, second, rivals, names)}", *_as_good(rivals, names)]
+
+
+def _named(figure: _Figure, known: Sequence[Entry], names: Sequence[str]) -> str:
+    """The best of these, or all that tie."""
+    tied, value = _tied(figure, known), figure.shown(getattr(known[0], figure.name))
     if len(tied) > 1:
-        return f"a tie of {_listed(tied, names)}, {figure.shown(value)} each"
-    said = f"{_called(first, names)}, {figure.shown(value)}"
-    second = _second(first, known) if alone else None
-    return f"{said}{_compared(figure, first, second, names)}" if second else said
+        return f"a tie of {_listed(tied, names)}, {value} each"
+    return f"{_called(known[0], names)}, {value}"
+
+
+def _tied(figure: _Figure, known: Sequence[Entry]) -> list[Entry]:
+    return [entry for entry in known if getattr(entry, figure.name) == getattr(known[0], figure.name)]
+
+
+def _rivals(figure: _Figure, first: Entry, known: Sequence[Entry]) -> list[_Rival]:
+    """The others that replay the same requests."""
+    ours = [first.settings.get(name) for name in ALIKE[:2]]
+    others = [each for each in known[1:] if [each.settings.get(name) for name in ALIKE[:2]] == ours]
+    found = against(first.requests(), [each.requests() for each in others], figure.name, picked=True)
+    return [_Rival(*pair) for pair in zip(others, found, strict=True)]
+
+
+def _range(figure: _Figure, first: Entry) -> str:
+    """Where the winner's own figure lies; nothing of few requests."""
+    found = estimate(first.requests(), figure.name)
+    if found is None or found.low is None or found.high is None or found.requests < FEW:
+        return ""
+    return f" ({figure.end(found.low)} to {figure.end(found.high)})"
+
+
+def _as_good(rivals: Sequence[_Rival], names: Sequence[str]) -> list[str]:
+    """How many of several others the winner does not surely beat, and the best of those."""
+    alike = [each.entry for each in rivals if each.beside.answer != YES and each.beside.off is not None]
+    if not alike or len(rivals) < 2:
+        return []
+    return [f"  can't tell it from {len(alike):,} of {len(rivals):,} others: {_listed(alike, names)}"]
+
+
+def _caution(entries: Sequence[Entry], said: Sequence[str]) -> list[str]:
+    """What intervals rest on, where there are any."""
+    if not any("±" in line for line in said):
+        return []
+    few = any(0 < len(entry.requests()) < FEW for entry in entries)
+    shared = not all(_independent(entry) for entry in entries)
+    words = ["; these share a cache"] * shared + ["; fewer than ten requests: rough"] * few
+    return [f"  ±: 95%, if requests are independent{''.join(words)}"]
+
+
+def _independent(entry: Entry) -> bool:
+    """Whether every request begins with an empty cache, and has it to itself."""
+    return entry.settings.get("reset") == "request" and not str(entry.settings.get("passes")).startswith("batch")
 
 
 def _second(first: Entry, known: Sequence[Entry]) -> Entry | None:
@@ -112,40 +178,29 @@ def _second(first: Entry, known: Sequence[Entry]) -> Entry | None:
     return None
 
 
-def _compared(figure: _Figure, first: Entry, second: Entry, names: Sequence[str]) -> str:
+def _compared(figure: _Figure, first: Entry, second: Entry, rivals: Sequence[_Rival], names: Sequence[str]) -> str:
     value, below = getattr(first, figure.name), getattr(second, figure.name)
     more = value - below
     apart = [name for name in names if first.settings.get(name) != second.settings.get(name)]
     said = f", {figure.more(more, below)} more than {_called(second, apart)} (second)"
-    pairs = _paired(figure, first, second)
-    if not pairs:
+    beside = next((each.beside for each in rivals if each.entry is second), NOTHING)
+    if not beside.requests:
         return f"{said}; no telling how sure: `requests = true` keeps requests"
-    count = len(pairs[0])
-    if count == 1:
+    if beside.requests == 1:
         return f"{said}; one request, so no telling how sure"
-    off = uncertainty(*pairs)
-    if off is None:
+    if beside.off is None:
         return f"{said}; no telling how sure"
-    off *= figure.parts[2]
-    wide = figure.more(off, below)
-    if off < more:
-        return f"{said}, ± {wide} over {count} requests"
-    return f"{said}, which means nothing: ± {wide} over {count} requests"
-
-
-def _paired(figure: _Figure, first: Entry, second: Entry) -> tuple[Pairs, Pairs] | None:
-    """Both parts of the figure of every request that has it in either; None where requests are unknown."""
-    over, under, _ = figure.parts
-    ours, theirs = ({row["request"]: row for row in entry.requests()} for entry in (first, second))
-    shared = [name for name in ours if name in theirs and (ours[name][under] or theirs[name][under])]
-    if not shared:
-        return None
-    left, right = ([(rows[name][over] or 0, rows[name][under] or 0) for name in shared] for rows in (ours, theirs))
-    return left, right
+    wide = f"± {figure.more(beside.off, below)} over {beside.requests:,} requests"
+    if beside.answer == YES:
+        return f"{said}, {wide}"
+    luck = f"which may be luck among {len(rivals) + 1:,}" if beside.off < more else "which means nothing"
+    return f"{said}, {luck}: {wide}"
 
 
 def _listed(tied: Sequence[Entry], names: Sequence[str]) -> str:
     shown = [_called(entry, names) for entry in tied[:SHOWN_TIED]]
+    if len(tied) == 1:
+        return shown[0]
     if len(tied) > SHOWN_TIED:
         return f"{'; '.join(shown)} and {len(tied) - SHOWN_TIED:,} more"
     return f"{'; '.join(shown[:-1])} and {shown[-1]}"

@@ -14,9 +14,11 @@ import pytest
 
 from analysis.figures import FIGURES
 from commands.plot import plot
+from commands.sweep_compare import sweep_compare
 from commands.sweep_merge import sweep_merge
 from commands.sweep_run import sweep_run as sweep_run_verb
 from commands.sweep_show import sweep_show
+from results.errors import ResultError
 from tests.kit.command import in_python, unfolded
 from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
 
@@ -118,6 +120,55 @@ def test_show_takes_the_folder_of_a_replay(folder, capsys):
     sweep_show(str(folder / "r"), as_json=True)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {row["eviction"] for row in rows} == {"lru", "fifo"}
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory) -> Path:
+    """Replays of twelve requests, which keep their rows."""
+    folder = tmp_path_factory.mktemp("several")
+    store_trace(folder / "twelve.zarr", requests=12, prompt_tokens=2, decode_tokens=8)
+    grid = ("--capacity", "30%,60%", "--eviction", "lru,random", "--passes", "token", "--out", folder / "out")
+    assert moereplay("replay", folder / "twelve.zarr", *grid)[0] == 0
+    return folder / "out"
+
+
+def test_compare_sets_every_configuration_beside_one(several, capsys):
+    sweep_compare(str(several), "lru", where=["capacity=60%"], as_json=True)
+    (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert row["eviction"] == "random" and row["better"] in ("yes", "no", "can't tell")
+    sweep_compare(str(several), "random", where=["capacity=60%"], as_json=True)
+    (turned,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert turned["difference"] == pytest.approx(-row["difference"])
+    assert {row["better"], turned["better"]} in ({"yes", "no"}, {"can't tell"})
+    sweep_compare(str(several), row["identity"][:10], by="tpot_ms", as_csv=True)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == "identity,eviction,capacity,tpot_ms,difference,±,better" and len(lines) == 3
+
+
+def test_compare_shows_a_table_that_fits(several, capsys):
+    sweep_compare(str(several), "eviction=lru", where=["capacity=30%"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("SIMULATED: 1 configuration beside eviction=lru, better by hit_rate?")
+    assert " points" in shown and max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("one", "options", "said"),
+    [
+        ("lru", {}, "2 configurations are lru"),
+        ("lifo", {}, "no configuration is lifo; give an id"),
+        ("shape=round", {}, "no setting is called shape"),
+        ("lru", {"where": ["capacity=60%"], "by": "gb_moved"}, "no figure to compare called 'gb_moved'"),
+    ],
+)
+def test_compare_refuses_what_is_not_one_configuration(several, one, options, said):
+    with pytest.raises(ResultError, match=said):
+        sweep_compare(str(several), one, **options)
+
+
+def test_compare_needs_the_rows_of_requests(folder):
+    with pytest.raises(ResultError, match="requests = true"):
+        sweep_compare(str(folder / "out"), "lru", where=["prefetch=none", "capacity=20%"])
 
 
 def test_merge_and_plot_take_the_folder(folder, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -93,3 +94,18 @@ def test_fidelity_study_sets_counters_beside_quality(tmp_path: Path) -> None:
     kept = document["correlations"][0]
     assert kept["counter"] == "choice kept"
     assert all(-1 <= value <= 1 for name, value in kept.items() if name != "counter" and value is not None)
+
+
+def test_coverage_study_finds_intervals_right_and_seeds_alike(tmp_path: Path) -> None:
+    """Draws are seeded, so that the shares are always the same; two standard errors of 95 % of 200 are 3 points."""
+    few = ("--requests", 30, "--trials", 200, "--figures", "hit_rate", "tokens_per_s", "--replayed", 16, "--traces", 16)
+    lengths = ("--lengths", "even", "lognormal, rate by length")
+    done = run(BENCHMARKS / "coverage_study.py", *few, *lengths, "--out", tmp_path / "c.json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "c.json").read_text())
+    assert len(document["rows"]) == 4
+    for row in document["rows"]:
+        assert 0.92 <= row["interval"] <= 0.98 and 0.92 <= row["difference"] <= 0.98, row
+    assert sum(row["pairs"] for row in document["seeds"]) == 256
+    for figure in ("hit_rate", "collisions_per_miss", "tpot_ms", "tokens_per_s"):
+        assert mean(row[figure] for row in document["seeds"]) <= 0.05

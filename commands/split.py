@@ -1,0 +1,37 @@
+"""`moereplay split`: requests to fit a policy to, the others to try it on, and the profile of the first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands import options
+from commands.terminal import say_wrote
+
+
+def split(
+    trace: options.TracePath,
+    out: Annotated[Path, typer.Option(help="A new folder: train.zarr, test.zarr, profile.json.", show_default=False)],
+    share: Annotated[float, typer.Option(help="Of the requests, those to fit to.")] = 0.5,
+    seed: Annotated[int, typer.Option(min=0, help="Which requests.")] = 0,
+) -> None:
+    """Split a trace by requests: what is fitted to some of them is tried on the others."""
+    from results.outputs import check_output
+    from traces.split import profile
+    from traces.split import split as drawn
+    from traces.store import open_trace
+    from traces.writer import write_trace
+
+    opened = open_trace(trace)
+    parts = drawn(opened.requests, share, seed)
+    for name in ("train.zarr", "test.zarr", "profile.json"):
+        check_output(out / name)
+    made = []
+    for name, requests in zip(("train", "test"), parts, strict=True):
+        path = out / f"{name}.zarr"
+        made.append(write_trace(path, opened.header, map(opened.request, requests), opened.router_bias))
+        say_wrote(path, made[-1])
+    (out / "profile.json").write_text(json.dumps(profile(made[0])) + "\n", encoding="utf-8")

@@ -1,0 +1,139 @@
+"""Which of two beats the other, one among many, and what a correction for many costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.comparisons import CANT_TELL, NO, PARTS, YES, Rows, against, against_best, compare, estimate, holm
+from results.errors import ResultError
+
+CHANCES = st.lists(st.floats(0, 1), max_size=8)
+
+
+def rows(count: int = 20, seed: int = 0, more_hits: int = 0, slower: float = 1.0) -> list[dict[str, Any]]:
+    """Requests of unequal length; the same for a seed, but for what is given."""
+    dice = np.random.default_rng(seed)
+    made = []
+    for at in range(count):
+        tokens = int(dice.integers(20, 300))
+        hits = int(dice.binomial(4 * tokens, 0.5)) + more_hits
+        collisions, noise = int(dice.binomial(tokens, 0.2)), float(dice.normal(1, 0.1))
+        made.append(
+            {
+                "request": at,
+                "accesses": 8 * tokens,
+                "hits": hits,
+                "misses": 8 * tokens - hits,
+                "collisions": collisions,
+                "decode_passes": tokens,
+                "decode_ns": int(tokens * 1e6 * noise * slower),
+            }
+        )
+    return made
+
+
+@pytest.mark.parametrize("figure", PARTS)
+def test_nothing_tells_two_identical_configurations_apart(figure: str) -> None:
+    found = compare(rows(), rows(), figure)
+    assert (found.difference, found.off, found.answer, found.requests) == (0, 0, CANT_TELL, 20)
+
+
+@pytest.mark.parametrize(("figure", "answer"), [("tpot_ms", YES), ("tokens_per_s", YES)])
+def test_a_slower_copy_is_beaten(figure: str, answer: str) -> None:
+    assert compare(rows(), rows(slower=1.2), figure).answer == answer
+    assert compare(rows(slower=1.2), rows(), figure).answer == NO
+
+
+def test_more_hits_win_and_fewer_misses_make_collisions_per_miss_worse() -> None:
+    more, fewer = rows(more_hits=30), rows()
+    assert (compare(more, fewer, "hit_rate").answer, compare(fewer, more, "hit_rate").answer) == (YES, NO)
+    assert compare(more, fewer, "collisions_per_miss").answer == NO
+
+
+def test_units_are_those_of_the_columns() -> None:
+    assert compare(rows(), rows(slower=2), "tpot_ms").difference == pytest.approx(-1, abs=0.1)
+    found = estimate(rows(), "tokens_per_s")
+    assert found is not None and found.low is not None and found.high is not None
+    assert found.low < 1000 < found.high and found.value == pytest.approx(1000, rel=0.1)
+
+
+@pytest.mark.parametrize("count", [2, 5, 9, 10, 40])
+def test_the_answer_is_the_other_one_the_other_way_round(count: int) -> None:
+    for seed in range(20):
+        one, other = rows(count, seed), rows(count, seed + 100)
+        for a, b in zip(one, other, strict=True):
+            b["accesses"] = a["accesses"]
+        turned = {YES: NO, NO: YES, CANT_TELL: CANT_TELL}
+        assert compare(other, one, "hit_rate").answer == turned[compare(one, other, "hit_rate").answer]
+
+
+def test_only_requests_of_both_count() -> None:
+    assert compare(rows()[:12], rows()[5:], "hit_rate").requests == 7
+    nothing = compare(rows()[:5], rows()[5:], "hit_rate")
+    assert (nothing.difference, nothing.p, nothing.answer, nothing.requests) == (None, None, CANT_TELL, 0)
+    assert estimate([], "hit_rate") is None
+
+
+def test_a_figure_that_cannot_be_compared_is_refused() -> None:
+    for refused in (lambda: compare(rows(), rows(), "gb_moved"), lambda: estimate(rows(), "hits")):
+        with pytest.raises(ResultError, match="no figure to compare called"):
+            refused()
+
+
+def test_the_best_of_several_beats_what_is_worse_and_not_what_is_alike() -> None:
+    entries: list[Rows] = [rows(slower=1.5), rows(), rows(slower=1.5), rows()]
+    best, found = against_best(entries, "tpot_ms")
+    answers = [each and each.answer for each in found]
+    assert (best, answers) == (1, [YES, None, YES, CANT_TELL])
+    with pytest.raises(ResultError, match="no figure of these requests"):
+        against_best([[]], "tpot_ms")
+
+
+def test_many_comparisons_need_more_than_one() -> None:
+    """What is sure of one pair is not of the best of thirty, and less so where the same requests picked it."""
+    one, other = rows(8, 3), rows(8, 3)
+    for at, row in enumerate(other):
+        row["hits"] -= (5 + 9 * at) if at % 4 else -11
+    others: list[Rows] = [other] * 30
+    alone = compare(one, other, "hit_rate")
+    corrected, picked = (against(one, others, "hit_rate", picked=chosen)[0] for chosen in (False, True))
+    assert alone.answer == YES and corrected.answer == picked.answer == CANT_TELL
+    assert (alone.p or 0) < (corrected.p or 0) <= (picked.p or 0)
+
+
+def test_holms_correction_of_a_worked_example() -> None:
+    """0.01 of four times 4, 0.02 times 3, 0.03 times 2, and none smaller than one before it."""
+    assert holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.01, 0.02], 10) == pytest.approx([0.1, 0.18])
+
+
+@given(CHANCES, st.integers(0, 5))
+def test_a_correction_raises_chances_and_keeps_their_order(chances: list[float], more: int) -> None:
+    corrected = holm(chances, len(chances) + more)
+    assert all(chance <= after <= 1 for chance, after in zip(chances, corrected, strict=True))
+    order = np.argsort(chances, kind="stable")
+    assert [corrected[at] for at in order] == sorted(corrected)
+    assert all(a <= b for a, b in zip(corrected, holm(chances, len(chances) + more + 1), strict=True))
+
+
+def test_equal_configurations_are_seldom_said_to_differ_from_the_best() -> None:
+    """Of eight that are equally good, the best of the same requests is a matter of luck."""
+    dice = np.random.default_rng(7)
+    wrong = 0
+    for _ in range(60):
+        lengths = dice.lognormal(6, 1, 20).astype(int) + 50
+        rates = dice.normal(0.6, 0.05, 20)
+        entries = [
+            [
+                {"request": at, "accesses": int(length), "hits": int(length * (rates[at] + dice.normal(0, 0.02)))}
+                for at, length in enumerate(lengths)
+            ]
+            for _ in range(8)
+        ]
+        wrong += any(each and each.answer == YES for each in against_best(entries, "hit_rate")[1])
+    assert wrong / 60 <= 0.05

@@ -1,0 +1,62 @@
+"""Splits are whole, drawn by a seed, and refuse to leave a side empty; a profile is what fitted policies count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.grammar import parse
+from simulator.config import configure
+from simulator.oracle import ranking
+from simulator.source import TraceSource
+from tests.kit.sweeping import moereplay, store_trace
+from tests.kit.tiny_runs import small_trace
+from traces.schema import TraceError
+from traces.split import profile, split
+from traces.store import open_trace
+
+
+@given(st.integers(2, 60), st.floats(0.01, 0.99), st.integers(0, 1 << 30))
+def test_every_request_is_on_one_side_and_neither_is_empty(requests: int, share: float, seed: int) -> None:
+    fitted, others = split(requests, share, seed)
+    assert sorted(fitted + others) == list(range(requests))
+    assert fitted and others and (fitted, others) == (sorted(fitted), sorted(others))
+    assert (fitted, others) == split(requests, share, seed)
+    assert abs(len(fitted) - share * requests) <= 1
+
+
+def test_another_seed_draws_others() -> None:
+    assert len({tuple(split(12, 0.5, seed)[0]) for seed in range(20)}) > 10
+
+
+@pytest.mark.parametrize(("requests", "share"), [(1, 0.5), (9, 0.0), (9, 1.0), (9, float("nan"))])
+def test_a_side_without_requests_is_refused(requests: int, share: float) -> None:
+    with pytest.raises(TraceError, match="a split needs two"):
+        split(requests, share)
+
+
+def test_the_profile_is_that_of_policies_that_are_fitted_to_the_trace() -> None:
+    trace = small_trace()
+    config = configure(eviction="static", passes="token")
+    source = TraceSource(trace, "token", parse("prefetch", "none"), frozenset())
+    ranked = ranking(source, config, config.policy_set().eviction)
+    assert [layer * trace.geometry.experts + expert for layer, expert in profile(trace)] == ranked
+
+
+def test_the_verb_writes_both_traces_and_the_profile_of_the_first(tmp_path: Path) -> None:
+    whole = open_trace(store_trace(tmp_path / "five.zarr", requests=5))
+    out = tmp_path / "halves"
+    assert moereplay("split", whole.path, "--share", ".6", "--seed", "3", "--out", out)[0] == 0
+    train, test = open_trace(out / "train.zarr"), open_trace(out / "test.zarr")
+    for part, requests in zip((train, test), split(5, 0.6, 3), strict=True):
+        assert part.requests == len(requests)
+        for at, request in enumerate(requests):
+            assert (part.request(at).chosen == whole.request(request).chosen).all()
+    assert [tuple(pair) for pair in json.loads((out / "profile.json").read_text())] == profile(train)
+    words = ("--eviction", "static:profile=given", "--profile", out / "profile.json", "--capacity", "60%")
+    assert moereplay("replay", out / "test.zarr", *words)[0] == 0
+    assert "it is a folder" in moereplay("split", whole.path, "--out", out)[2]
