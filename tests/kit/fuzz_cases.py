@@ -117,7 +117,6 @@ FILES = (
     ("plot", "curves/curve-*.parquet", "plot in/curves --out figures"),
     ("sweep show", "sweep/part-*/provenance.json", "sweep show in/sweep"),
     ("sweep show", "sweep/part-*/configurations.parquet", "sweep show in/sweep --json"),
-    ("sweep compare", "sweep/part-*/configurations.parquet", "sweep compare in/sweep lru"),
     ("sweep merge", "sweep/part-*/provenance.json", "sweep merge in/sweep --out out"),
     ("sweep merge", "sweep/part-*/bounds.parquet", "sweep merge in/sweep --out out"),
     ("plot", "sweep/part-*/layers.parquet", "plot in/sweep --out figures --figure hit_rate_by_capacity"),

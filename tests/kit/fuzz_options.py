@@ -118,11 +118,7 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ),
     ("plot", "plot --out figures", {"": (*PATHS, "s3://", "file:///", "memory://x", "http://[", "nope://x")}),
     ("sweep show", "sweep show", {"": (*PATHS, "s3://", "nope://x", "file://\u0000".replace("\u0000", "%00"))}),
-    ("sweep compare", "sweep compare in/sweep", {"": (*NAMES, *PATHS, "=", "a=", "=a", "seed=x")}),
-    ("sweep compare", "sweep compare in/sweep lru", {"--by": NAMES, "--where": NAMES}),
     ("sweep merge", "sweep merge in --out", {"": PATHS}),
-    ("split", "split in/tiny.zarr --out halves", {"--share": NUMBERS, "--seed": NUMBERS}),
-    ("split", "split in/tiny.zarr --out", {"": PATHS}),
     ("sweep run", "sweep run --dry-run", {"": PATHS}),
     (
         "sweep run",
@@ -218,4 +214,8 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         "validate in/tiny.zarr --model miniature --device none",
         {"--sets": PATHS, "--capacity": LARGE, "--requests": NUMBERS},
     ),
+    ("sweep compare", "sweep compare in/sweep", {"": (*NAMES, *PATHS, "=", "a=", "=a", "seed=x")}),
+    ("sweep compare", "sweep compare in/sweep lru", {"--by": NAMES, "--where": NAMES}),
+    ("split", "split in/tiny.zarr --out halves", {"--share": NUMBERS, "--seed": NUMBERS}),
+    ("split", "split in/tiny.zarr --out", {"": PATHS}),
 )
