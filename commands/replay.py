@@ -151,6 +151,8 @@ def _report(
         return
     table = [{name: value for name, value in row.items() if name != "identity"} for row in shown]
     show(*heading(trace, results), *drawn(table), *remarks(trace, configs), *judged(rows, called, foresight()))
+    if len(shown) < len(rows):
+        say(f"{len(shown):,} of {len(rows):,} rows; --top 0 for all")
 
 
 def _print_plain(rows: Sequence[Mapping[str, Any]], as_csv: bool) -> None:

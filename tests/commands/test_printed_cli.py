@@ -103,3 +103,10 @@ def test_what_cannot_be_done_is_refused_before_anything_runs(words: tuple[object
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith(f"moereplay: {said}") and ended.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_that_are_not_shown_are_counted() -> None:
+    words = (*REPLAY, "--capacity", "25%,50%", "--eviction", "lru,fifo,least_stale", "--engine", "compiled")
+    some, all_of_them = moereplay(*words, "--top", 2), moereplay(*words)
+    assert "4 of 6 rows; --top 0 for all" in some.stderr and "of 6 rows" not in all_of_them.stderr
+    assert all_of_them.stdout.count("fifo") > some.stdout.count("fifo")
