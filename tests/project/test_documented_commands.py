@@ -49,6 +49,7 @@ LONG = {
     "moereplay sweep merge runs/sweep": "of what ran long",
     "moereplay plot runs/sweep": "of what ran long",
     "moereplay tune": PROCESSES,
+    "MOEREPLAY_RECORDINGS=recordings make demo": "make installs, and the model is recorded",
     "moereplay recommend": "replays a hundred configurations",
 }
 #: Pages whose numbers depend on the processor's arithmetic, as they are of a recording made there.

@@ -18,7 +18,7 @@ from simulator.platform import Link, Roofline, part
 from simulator.replay import plan, replay
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, spec_of
 from tests.kit.cases import tokens as rows_of
-from tests.kit.command import moereplay_here
+from tests.kit.command import moereplay_here, unfolded
 from traces.geometry import known
 from traces.schema import Header, Provenance, Request, memory_trace
 from traces.store import open_trace
@@ -338,8 +338,9 @@ def test_more_than_the_memory_holds_is_said() -> None:
 
 def test_the_table_warns_of_the_one_platform_that_is_too_small() -> None:
     names = "phone-ufs4:memory_bytes=5,phone-ufs4"
-    shown = moereplay_here("replay", SAMPLE, "--capacity", "50%", "--platform", names, "--engine", "reference").stdout
-    assert shown.count("warning: ") == shown.count("are more than the memory of phone-ufs4:memory_bytes=5") == 1
+    words = ("--capacity", "50%", "--platform", names, "--engine", "reference")
+    shown = unfolded(moereplay_here("replay", SAMPLE, *words).stdout)
+    assert shown.count("warning for 50%: ") == shown.count("are more than the memory of phone-ufs4:memory_bytes=5") == 1
 
 
 def test_a_cache_that_is_read_at_a_rate_but_has_no_known_bytes_is_said() -> None:
