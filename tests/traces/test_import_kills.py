@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from traces.store import open_trace, verify
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, TOKENS = 300, 350  #: a file as long as the published collection of decode runs
-ROUNDS = 10
 
 
 def recording(folder: Path) -> Path:
@@ -55,12 +55,13 @@ def wait_for_a_commit(out: Path, process: subprocess.Popen[bytes], more_than: in
         time.sleep(0.01)
 
 
-def test_ten_kills_lose_nothing(tmp_path):
+@pytest.mark.parametrize("kills", (4, pytest.param(10, marks=pytest.mark.long)))
+def test_kills_lose_nothing(kills, tmp_path):
     out, seed, kept = tmp_path / "gptoss.zarr", random.Random(8), np.empty((0, 24, 4), np.int16)
     source = recording(tmp_path)
     truth = np.load(source, allow_pickle=False)["ids"]
     killed = 0
-    for _ in range(ROUNDS):
+    for _ in range(kills):
         process = start_import(source, out, "--resume")
         wait_for_a_commit(out, process, len(kept))
         time.sleep(seed.random() * 0.2)
@@ -71,7 +72,7 @@ def test_ten_kills_lose_nothing(tmp_path):
         assert np.array_equal(rows, truth[: len(rows)])
         kept = rows
     assert start_import(source, out, "--resume").wait() == 0
-    assert killed == ROUNDS
+    assert killed == kills
     trace = open_trace(out)
     verify(trace)
     assert np.array_equal(trace.read("chosen"), truth)
