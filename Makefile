@@ -72,7 +72,8 @@ endif
 
 demo-begins:
 	@if [ -e .venv/record.stamp ]; then echo "Takes about a minute, and 60 MB of disk in $(DEMO)."; \
-	else echo "Takes 1 to 2 minutes after the download of packages: 1.5 GB in .venv."; fi
+	else echo "Takes 1 to 2 minutes after the download of packages."; \
+	  echo "Disk: 1.5 GB of packages in .venv, 60 MB in $(DEMO)."; fi
 
 demo-full: .venv/record.stamp  ## the long circle: texts as well, trace health, and the model live beside its replays (3 minutes)
 	rm -rf $(DEMO)-full
