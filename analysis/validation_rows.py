@@ -83,13 +83,13 @@ def quality_rows(comparisons: Sequence[Comparison]) -> list[Row]:
 
 def lines(comparisons: Sequence[Comparison]) -> list[str]:
     """One line per set, and one for each tolerance that it exceeds."""
-    told = []
+    verdicts = []
     for each in comparisons:
-        told.append(f"{each.name}: {each.verdict()}{_compared(each)}")
+        verdicts.append(f"{each.name}: {each.verdict()}{_compared(each)}")
         if each.open_loop is not None and not each.exact:
-            told.append(f"  open loop first differs at {each.open_loop.text()}")
-        told += [f"  not allowed: {complaint}" for complaint in each.complaints()]
-    return told
+            verdicts.append(f"  open loop first differs at {each.open_loop.text()}")
+        verdicts += [f"  not allowed: {complaint}" for complaint in each.complaints()]
+    return verdicts
 
 
 def miss_rate(each: Comparison, side: str) -> float | None:

@@ -110,7 +110,7 @@ def _progress(configs: list[ReplayConfig]) -> Any:
 def _stored(
     out: Path, outcomes: Iterator[Outcome], trace: Trace, configs: list[ReplayConfig], engine: str
 ) -> Iterator[Outcome]:
-    from sweeps.keep import keep  # tables take half as long to import as a replay takes
+    from sweeps.keep import keep  # it imports polars, without which the table is printed
 
     return keep(out, trace, configs, outcomes, engine)
 

@@ -150,6 +150,6 @@ def _at(run: Runner, question: Question, best: Tried, size: int) -> Tried:
     return tried
 
 
-def apart(first: Tried, second: Tried) -> Sequence[str]:
+def differing(first: Tried, second: Tried) -> Sequence[str]:
     """The policies in which two differ."""
     return [kind for kind, name in _policies(first).items() if _policies(second)[kind] != name]

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from simulator.config import ReplayConfig
-from sweeps.recommend import WORTH, Answer, Question, apart
+from sweeps.recommend import WORTH, Answer, Question, differing
 from sweeps.runner import Tried
 from sweeps.space import bits_of
 
@@ -23,7 +23,7 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "platform": best.config.platform,
         "memory": question.memory._asdict() | {"cache_bytes": question.memory.cache_bytes},
         "best": _found(best) | {"command": command(best.config, trace_name)},
-        "second": answer.second and _found(answer.second) | {"differs": list(apart(best, answer.second))},
+        "second": answer.second and _found(answer.second) | {"differs": list(differing(best, answer.second))},
         "seconds": _about(best)["seconds"],
         "calibration": _about(best)["calibration"],
         "searched": {

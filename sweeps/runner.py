@@ -9,6 +9,7 @@ from typing import NamedTuple
 from results.result import Result
 from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
+from sweeps.figures import figures_of
 from sweeps.grid import run_grid
 from traces.schema import Trace
 
@@ -24,25 +25,20 @@ class Tried(NamedTuple):
     @property
     def tokens_per_s(self) -> float:
         """Decoded tokens per second that a request sees. Raises ConfigError where nothing decodes."""
-        passes, time_ns = (sum(row[name] or 0 for row in self.result.per_request) for name in _DECODED)
-        if not time_ns:
+        tpot_ms = figures_of(self.result).get("tpot_ms")
+        if not tpot_ms:
             raise ConfigError(NO_TPOT)
-        return passes / time_ns * 1e9
+        return 1000 / tpot_ms
 
     @property
     def hit_rate(self) -> float:
         """Hits per access."""
-        totals = self.result.totals
-        return totals["hits"] / totals["accesses"] if totals["accesses"] else 0.0
+        return figures_of(self.result).get("hit_rate", 0.0)
 
     @property
     def mass_share_kept(self) -> float | None:
         """Part of the gate weight that was executed as the router chose; None where the trace has no weights."""
-        totals = self.result.totals
-        return totals["mass_kept"] / totals["mass"] if totals["mass"] else None
-
-
-_DECODED = ("decode_passes", "decode_ns")
+        return figures_of(self.result).get("mass_kept")
 
 
 @dataclass

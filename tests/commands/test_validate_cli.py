@@ -108,9 +108,9 @@ def test_the_shipped_sets_agree_and_the_first_two_to_the_last_event(
     recorded: Recorded, run: Callable[..., Ran], tmp_path: Path
 ) -> None:
     ran = run("validate", recorded.trace, "--model", recorded.model, "--out", tmp_path, "--tolerance-hit-rate", 1)
-    told = [line for line in unfolded(ran.out).splitlines() if "closed loop identical" in line]
-    assert [line.partition(" (")[0] for line in told[:2]] == ["lru: identical", "least_stale: identical"]
-    assert told[2].startswith("cache_prior: ")
+    identical = [line for line in unfolded(ran.out).splitlines() if "closed loop identical" in line]
+    assert [line.partition(" (")[0] for line in identical[:2]] == ["lru: identical", "least_stale: identical"]
+    assert identical[2].startswith("cache_prior: ")
     assert ran.out.startswith("LIVE, emulated, beside SIMULATED: tiny, 2 requests, 40 tokens")
     rows = pl.read_parquet(tmp_path / "validation.parquet")
     assert rows["exact"].to_list() == [True, True, False]
