@@ -6,6 +6,7 @@ import errno
 import gc
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 from moereplay.rooms import HiddenPackageError, check
@@ -108,6 +109,9 @@ def _unexpected(kind: type[BaseException], error: BaseException, _: object) -> N
 def main() -> None:
     """Run a verb. Exit code 2 and one line for anything that the user can mend; tracebacks only with --debug."""
     gc.set_threshold(*SELDOM)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that no encoding has
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
