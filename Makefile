@@ -17,7 +17,7 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 
 .PHONY: help demo demo-begins demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality study-coverage
-.PHONY: study-fidelity study-measured study-live-transfers study-tune bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-fidelity study-measured study-live-transfers study-tune study-recommend bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -151,6 +151,10 @@ study-measured: .venv/dev.stamp  ## real offloading on this machine beside repla
 
 study-live-transfers: .venv/record.stamp  ## the live miniature with real transfers beside its emulated runs (15 minutes)
 	$(BIN)/python benchmarks/live_transfers.py
+
+study-recommend: .venv/base.stamp  ## what recommend finds beside trying everything (CASES="a.zarr:phone-ufs4:4GB", PASSES=token)
+	$(BIN)/python benchmarks/recommend_against_grid.py $(or $(CASES),miniature:phone-ufs4:510MB miniature:rtx4090-pcie4:510MB) \
+	    --passes $(or $(PASSES),token)
 
 study-tune: .venv/dev.stamp  ## what a search finds of the true Pareto set of 2,000 configurations, beside random search
 	$(BIN)/python benchmarks/tune_against_grid.py

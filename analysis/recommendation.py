@@ -9,7 +9,7 @@ from analysis.tables import Share, table
 from results.labels import ESTIMATE
 
 Document = Mapping[str, Any]
-KINDS = ("eviction", "prefetch", "miss")
+KINDS = ("eviction", "prefetch", "miss", "scope")
 SHOWN = 3  #: of what may change the output
 
 
@@ -22,12 +22,17 @@ def lines(said: Document) -> list[str]:
         *_best(said),
         *_second(said),
         f"prefetch {'pays' if said['prefetch']['pays'] else 'does not pay'}: {said['prefetch']['reason']}",
+        *_cpu(said),
+        *_more(said),
         *_target(said),
         *_lossy(said),
         _searched(said),
         *(f"warning: {each}" for each in said["warnings"]),
         "",
-        table([_row(point, said) for point in said["memory_curve"]], "more or less memory, with the same policies:"),
+        table(
+            [_row(point, said) for point in said["memory_curve"]],
+            "more or less memory, with the fastest of the leading sets:",
+        ),
         _flags(said),
         f"again: {said['best']['command']}",
     ]
@@ -40,23 +45,27 @@ def _heading(said: Document) -> str:
 
 def _memory(said: Document) -> list[str]:
     memory = said["memory"]
-    parts = f"{_gb(memory['dense_bytes'])} dense weights, {_gb(memory['kv_bytes'])} KV cache, "
-    parts += f"{_gb(memory['runtime_bytes'])} runtime"
-    left = f"{_gb(memory['cache_bytes'])} left for experts, {said['flags']['slots']:,} of them"
+    assumed = said.get("assumed", {})
+    context = f" ({assumed['context']:,} positions assumed; --context)" if "context" in assumed else ""
+    runtime = " (assumed; --runtime)" if "runtime_bytes" in assumed else ""
+    parts = f"{_gb(memory['dense_bytes'])} dense weights, {_gb(memory['kv_bytes'])} KV cache{context}, "
+    parts += f"{_gb(memory['runtime_bytes'])} runtime{runtime}"
+    left = f"{_gb(memory['cache_bytes'])} left for experts, room for {said['flags']['slots']:,}"
     return [f"memory: {_gb(memory['total_bytes'])} GB: {parts}; {left}"]
 
 
 def _best(said: Document) -> list[str]:
     best = said["best"]
     named = ", ".join(f"{kind} {best['config'][kind]}" for kind in KINDS)
-    return [f"use: {named}: {_speed(best['tokens_per_s'])}{_sure(best)}, hit rate {Share(best['hit_rate'])}"]
+    basis = "" if said["calibration"] else ", an estimate"
+    return [f"use: {named}: {_speed(best['tokens_per_s'])} ({_sure(best)}{basis}), hit rate {Share(best['hit_rate'])}"]
 
 
 def _sure(best: Document) -> str:
     interval = best.get("interval")
     if not interval or interval["low"] is None:
-        return " (one request, so no telling how sure)"
-    return f" ({interval['low']:,.4g} to {interval['high']:,.4g}, 95% over {interval['requests']} requests)"
+        return "of one request, so without an interval"
+    return f"{interval['low']:,.4g} to {interval['high']:,.4g}, 95% over {interval['requests']} requests"
 
 
 def _second(said: Document) -> list[str]:
@@ -66,6 +75,28 @@ def _second(said: Document) -> list[str]:
     named = ", ".join(f"{kind} {second['config'][kind]}" for kind in second["differs"])
     less = "" if second.get("answer") == "yes" else ", which cannot be distinguished from the best"
     return [f"second: {named}: {_speed(second['tokens_per_s'])}{less}"]
+
+
+def _cpu(said: Document) -> list[str]:
+    pays = said["cpu"]["pays"]
+    return [] if pays is None else [f"the CPU {'pays' if pays else 'does not pay'}: {said['cpu']['reason']}"]
+
+
+def _more(said: Document) -> list[str]:
+    """The next points of the curve over memory, above and below."""
+    now, curve = said["memory"]["cache_bytes"], said["memory_curve"]
+    above = [point for point in curve if point["cache_bytes"] > now][:1]
+    below = [point for point in curve if point["cache_bytes"] < now][-1:]
+    steps = [
+        f"{_gb(abs(point['cache_bytes'] - now))} GB {word}: {_change(point, said)} tokens/s"
+        for word, points in (("more", above), ("less", below))
+        for point in points
+    ]
+    return [f"memory: {', '.join(steps)}"] if steps else []
+
+
+def _change(point: Document, said: Document) -> str:
+    return f"{100 * (point['tokens_per_s'] / said['best']['tokens_per_s'] - 1):+.1f}%"
 
 
 def _target(said: Document) -> list[str]:
@@ -96,25 +127,27 @@ def _cost(each: Document) -> str:
 def _searched(said: Document) -> str:
     searched = said["searched"]
     each = ", ".join(f"{len(values)} of {axis}" for axis, values in searched["axes"].items())
-    return f"searched: {searched['combinations']:,} lossless sets ({each}), with {searched['replayed']:,} replays"
+    few = searched["screened_on"]
+    how = f", most of {few} requests, the best sets of all" if few else ""
+    return f"searched: {searched['combinations']:,} lossless sets ({each}), with {searched['replayed']:,} replays{how}"
 
 
 def _row(point: Document, said: Document) -> dict[str, object]:
-    now = said["best"]["tokens_per_s"]
     return {
         "memory GB": point["memory_bytes"] / 1e9,
         "cache GB": point["cache_bytes"] / 1e9,
         "tok/s": point["tokens_per_s"],
-        "change": f"{100 * (point['tokens_per_s'] / now - 1):+.1f}%",
+        "change": _change(point, said),
         "hit": Share(point["hit_rate"]),
     }
 
 
 def _flags(said: Document) -> str:
     flags = said["flags"]
+    spelled = ", ".join(f"{name} {text}" for name, text in flags.items() if isinstance(text, str))
     return (
-        f"in your engine: a cache of {flags['cache_mib']:,} MiB, {flags['slots_per_layer']} experts of each layer; "
-        f"llama.cpp, which keeps whole layers instead of a cache: {flags['llama.cpp']}"
+        f"in your engine: a cache of {flags['cache_mib']:,} MiB, {flags['slots_per_layer']} experts of each layer. "
+        f"Nearest to it in engines that choose once: {spelled}"
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from traces.schema import Trace
 
 WORKERS = os.cpu_count() or 1
-CONTEXT = 4096
+POSITIONS = "Positions in the KV cache; default 4096, assumed."
 
 
 class Given(NamedTuple):
@@ -27,7 +27,7 @@ class Given(NamedTuple):
     memory: Annotated[str, typer.Option(help="All of the memory that experts are cached in: 4GB, 7.5GiB.")] = ""
     vram: Annotated[str, typer.Option(help="The same, where it is a GPU's.")] = ""
     ram: Annotated[str, typer.Option(help="Memory that holds every expert behind --vram; checked.")] = ""
-    positions: Annotated[int, typer.Option("--context", min=0, help="Positions in the KV cache.")] = CONTEXT
+    positions: Annotated[int | None, typer.Option("--context", min=0, help=POSITIONS, show_default=False)] = None
     runtime: Annotated[str, typer.Option(help="What the engine itself takes; default 500MB, assumed.")] = ""
 
 
@@ -50,33 +50,54 @@ def recommend(
     from traces.bundled import name_of
     from traces.store import open_trace
 
-    opened, base = open_trace(trace), dict(settings.values)
-    divided = _divided(opened, str(base["platform"]), given)
+    opened = open_trace(trace)
+    base = {name: value for name, value in settings.values.items() if name != "scope" or name in settings.typed}
+    base["platform"] = _machine(str(base["platform"]), given)
+    divided = _divided(opened, base["platform"], given)
     question = Question(opened, divided, base, target_tokens_per_s, min_mass_kept)
     with progress(most_replays(question), "replays, at most") as advance:
         say_when_compiling()
         answer = search(question, workers, advance)
     rows = {each.result.about["identity"]: each.result.per_request for each in (answer.best, answer.second) if each}
-    said = with_intervals(document(question, answer, name_of(trace)), rows)
+    said = with_intervals(document(question, answer, name_of(trace)), rows) | {"assumed": _assumed(given)}
     if as_json:
         print(json.dumps(said, indent=1))
         return
     show(*lines(said))
 
 
+def _assumed(given: Given) -> dict[str, int]:
+    """What nobody said of the memory."""
+    from simulator.memory import CONTEXT, RUNTIME
+
+    context = {"context": CONTEXT} if given.positions is None else {}
+    return context | ({} if given.runtime else {"runtime_bytes": RUNTIME})
+
+
+def _machine(name: str, given: Given) -> str:
+    """The platform, its upper lower tier as large as --ram says, where it has one."""
+    from simulator.memory import size_of
+    from simulator.platform_files import platform
+
+    if not given.ram or not platform(name).tiers:
+        return name
+    return f"{name}:tiers.0.capacity={size_of(given.ram, 'ram')}B"
+
+
 def _divided(trace: Trace, machine: str, given: Given) -> Memory:
     """The fast memory, divided. Raises ConfigError unless one of both is given, and where --ram holds too little."""
     from simulator.errors import ConfigError
-    from simulator.memory import divided, size_of
+    from simulator.memory import CONTEXT, divided, size_of
     from simulator.platform_files import platform
+    from sweeps.recommend import everything
 
     if bool(given.memory) == bool(given.vram):
         raise ConfigError("give the memory that experts are cached in: --memory 4GB, or --vram 24GB --ram 64GB")
-    geometry = trace.geometry
-    everything = geometry.experts * sum(geometry.expert_bytes)
-    if given.ram and size_of(given.ram, "ram") < everything:
+    described, needed = platform(machine), everything(trace.geometry)
+    if given.ram and not described.tiers and size_of(given.ram, "ram") < needed:
         raise ConfigError(
-            f"--ram {given.ram} does not hold all experts, {everything / 1e9:.4g} GB; describe a machine with a disk "
-            "below (docs/platforms.md, [[tiers]]) and give --memory"
+            f"--ram {given.ram} does not hold all experts, {needed / 1e9:.4g} GB; describe a machine with a disk below "
+            "it (docs/platforms.md, [[tiers]])"
         )
-    return divided(trace, platform(machine), given.memory or given.vram, given.positions, given.runtime)
+    context = CONTEXT if given.positions is None else given.positions
+    return divided(trace, described, given.memory or given.vram, context, given.runtime)

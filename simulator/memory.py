@@ -11,6 +11,7 @@ from simulator.times import times_of
 from traces.geometry import as_known
 from traces.schema import Trace
 
+CONTEXT = 4096  #: positions in the KV cache, assumed where nobody says
 RUNTIME = 500_000_000  #: bytes, assumed where nobody says: buffers, the engine's code, an accelerator's context
 
 

@@ -1,22 +1,28 @@
 """Which policies, how much memory, how fast: a search over the lossless space of a trace on a machine.
 
 The space is searched by rounds: every eviction alone, the best of them with every prefetch and every way with a miss,
-then every eviction with the best of those. `docs/recommend.md` says how near that comes to trying everything.
+then every eviction with the best of those. A long trace is searched on some of its requests, and the best sets are
+replayed on all of them. `docs/recommend.md` says how near that comes to trying everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from simulator.config import ReplayConfig, configure
 from simulator.memory import Memory
 from sweeps.runner import Runner, Tried, fastest_first
-from sweeps.space import LOSSY, Space, lossy_of, space_of
-from traces.schema import Trace
+from sweeps.space import ALL_FIT, LOSSY, Space, can_replay, lossy_of, space_of
+from traces.sample import sampled
+from traces.schema import Geometry, Trace
 
-KEPT = 3  #: evictions of the first round that go on
+KEPT = 4  #: evictions of the first round that go on, in their scope
+SCREENED = 1_000_000  #: accesses of the requests on which a long trace is searched
+FINALISTS = 6  #: sets that are replayed on all requests, and half as many of each kind that the answer compares with
+LEADING = 4  #: of those, from which every size of the memory takes the fastest
 SHARES = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  #: of the cache, in the curve over memory
 RECALLS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 WORTH = 0.01  #: a smaller gain is none
@@ -39,6 +45,15 @@ class Question:
         """The given settings with a cache of that many bytes."""
         return {**self.base, "capacity": f"{size}B"}
 
+    @property
+    def all_fit(self) -> bool:
+        """Whether the cache holds every expert."""
+        return self.memory.cache_bytes >= everything(self.trace.geometry)
+
+    def space(self) -> Space:
+        """What is chosen from."""
+        return ALL_FIT if self.all_fit else space_of(self.trace, self.at(self.memory.cache_bytes))
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -46,110 +61,199 @@ class Answer:
 
     space: Space
     replayed: int
+    screened_on: int | None  #: requests on which the space was searched, None for all
     best: Tried
     second: Tried | None
     without_prefetch: Tried
-    curve: tuple[Tried, ...]  #: the best set in less and in more memory, rising
+    fetching: Tried  #: the best set that fetches every miss
+    curve: tuple[Tried, ...]  #: in less and in more memory, rising: the fastest of the leading sets
     recall_that_pays: float | None  #: of a predictor, where nothing is prefetched in the best set; None if none pays
     lossy: tuple[Tried, ...]  #: that keep the asked mass, fastest first
     smallest: Tried | None  #: the best set in the least memory that reaches the target
 
 
+@dataclass(frozen=True)
+class Runners:
+    """Replays of some requests, to choose by, and of all of them, for every figure that is given."""
+
+    few: Runner
+    whole: Runner
+
+    @property
+    def replayed(self) -> int:
+        """Replays of either kind."""
+        return len(self.whole.known) + (0 if self.few is self.whole else len(self.few.known))
+
+    def fastest(self, sets: Iterable[ReplayConfig]) -> list[Tried]:
+        """Of those that can be replayed the one that is fastest on some requests, replayed on all; none of none."""
+        ranking = fastest_first(self.few.tried(each for each in sets if can_replay(self.few.trace, each)))
+        return self.whole.tried(each.config for each in ranking[:1])
+
+
+def everything(geometry: Geometry) -> int:
+    """Bytes of all experts."""
+    return geometry.experts * sum(geometry.expert_bytes)
+
+
 def most_replays(question: Question) -> int:
     """How many replays a search takes, or a few less."""
-    space = space_of(question.trace, question.at(question.memory.cache_bytes))
-    rounds = 2 * len(space.eviction) + KEPT * len(space.prefetch) * len(space.miss)
+    space = question.space()
+    alone = len(space.scope) * len(space.eviction)
+    rounds = 3 * alone + KEPT * len(space.prefetch) * len(space.miss)
     target = SMALLEST + 1 if question.target_tokens_per_s is not None else 0
-    return rounds + len(SHARES) + len(RECALLS) + len(LOSSY) + target
+    return rounds + 3 * FINALISTS + 3 * LEADING * (len(SHARES) + len(RECALLS)) + len(LOSSY) + target
 
 
 def search(question: Question, workers: int = 1, advance: Callable[[], None] = lambda: None) -> Answer:
     """Raises ConfigError or PolicyError where the given settings cannot be replayed, or nothing decodes."""
-    run = Runner(question.trace, workers, advance)
-    base = question.at(question.memory.cache_bytes)
-    space = space_of(question.trace, base)
-    ranking = fastest_first(_rounds(run, base, space))
-    best, others = ranking[0], [each for each in ranking if each.config.eviction != ranking[0].config.eviction]
+    run = _runners(question, workers, advance)
+    base, space = question.at(question.memory.cache_bytes), question.space()
+    ranking = fastest_first(run.whole.tried(_finalists(fastest_first(_rounds(run.few, base, space)))))
+    best, others = ranking[0], _kinds(ranking)[0]
+    searched = best.config.prefetch == "none" and not question.all_fit
     return Answer(
         space=space,
+        screened_on=None if run.few is run.whole else run.few.trace.requests,
         best=best,
         second=others[0] if others else None,
         without_prefetch=next(each for each in ranking if each.config.prefetch == "none"),
-        curve=tuple(_curve(run, question, best)),
-        recall_that_pays=_recall(run, base, best) if best.config.prefetch == "none" else None,
+        fetching=next(each for each in ranking if each.config.miss == "fetch"),
+        curve=tuple(_curve(run, question, ranking)),
+        recall_that_pays=_recall(run, base, space, best) if searched else None,
         lossy=tuple(_lossy(run, question, best)),
-        smallest=_smallest(run, question, best),
-        replayed=len(run.known),
+        smallest=_smallest(run.whole, question, best),
+        replayed=run.replayed,
     )
 
 
+def _runners(question: Question, workers: int, advance: Callable[[], None]) -> Runners:
+    whole = Runner(question.trace, workers, advance)
+    few = sampled(question.trace, SCREENED)
+    return Runners(whole if few is question.trace else Runner(few, workers, advance), whole)
+
+
 def _rounds(run: Runner, base: Settings, space: Space) -> list[Tried]:
-    alone = run.tried(_each(base, {"eviction": name}) for name in space.eviction)
-    ahead = [each.config.eviction for each in fastest_first(alone)[:KEPT]]
-    pairs = [{"prefetch": prefetch, "miss": miss} for prefetch in space.prefetch for miss in space.miss]
-    tried = [*alone, *run.tried(_each(base, {"eviction": name, **pair}) for name in ahead for pair in pairs)]
-    leading = _policies(fastest_first(tried)[0])
-    last = run.tried(_each(base, {**leading, "eviction": name}) for name in space.eviction)
+    caches = _caches(space)
+    alone = run.tried(_valid(run.trace, base, caches))
+    ahead = [{name: chosen(each)[name] for name in ("scope", "eviction")} for each in fastest_first(alone)[:KEPT]]
+    pairs = [{"prefetch": prefetch, "miss": miss} for prefetch, miss in product(space.prefetch, space.miss)]
+    tried = [*alone, *run.tried(_valid(run.trace, base, ({**cache, **pair} for cache, pair in product(ahead, pairs))))]
+    leading = chosen(fastest_first(tried)[0])
+    last = run.tried(_valid(run.trace, base, ({**leading, **cache} for cache in caches)))
     return list({each.config: each for each in (*tried, *last)}.values())
+
+
+def _caches(space: Space) -> list[dict[str, str]]:
+    return [{"scope": scope, "eviction": name} for scope, name in product(space.scope, space.eviction)]
+
+
+def _kinds(ranking: Sequence[Tried]) -> Sequence[list[Tried]]:
+    """What the answer compares the fastest with: another eviction, no prefetch, every miss fetched."""
+    first = ranking[0].config
+    return (
+        [each for each in ranking if each.config.eviction != first.eviction],
+        [each for each in ranking if each.config.prefetch == "none"],
+        [each for each in ranking if each.config.miss == "fetch"],
+    )
+
+
+def _finalists(ranking: Sequence[Tried], count: int = FINALISTS) -> list[ReplayConfig]:
+    """The fastest, and half as many of each kind that the answer compares with."""
+    parts = (ranking[:count], *(kind[: count // 2] for kind in _kinds(ranking)))
+    return list(dict.fromkeys(each.config for part in parts for each in part))
 
 
 def _each(base: Settings, change: Settings) -> ReplayConfig:
     return configure(**{**base, **change})
 
 
-def _policies(tried: Tried) -> dict[str, str]:
-    return {kind: getattr(tried.config, kind) for kind in ("eviction", "prefetch", "miss")}
+def _valid(trace: Trace, base: Settings, changes: Iterable[Settings]) -> list[ReplayConfig]:
+    """Without combinations that the memory cannot hold: buffers in a pool of one layer."""
+    configs = (_each(base, change) for change in changes)
+    return [config for config in configs if can_replay(trace, config)]
 
 
-def _curve(run: Runner, question: Question, best: Tried) -> list[Tried]:
-    sizes = sorted({_size(question, share * question.memory.cache_bytes) for share in SHARES})
-    return run.tried(_each(question.at(size), _policies(best)) for size in sizes)
+def chosen(tried: Tried) -> dict[str, str]:
+    """What the search has chosen, by the names of settings."""
+    return {kind: getattr(tried.config, kind) for kind in ("eviction", "prefetch", "miss", "scope")}
 
 
-def _size(question: Question, size: float) -> int:
-    """Bytes between one expert of every layer's largest and all experts."""
+def _curve(run: Runners, question: Question, ranking: Sequence[Tried]) -> list[Tried]:
+    """The fastest of the leading sets in every size, the best set where the size is the memory's own."""
+    best, leading = ranking[0], _finalists(ranking, LEADING)
+    sizes = {_size(question, best, share * question.memory.cache_bytes) for share in SHARES}
+    at_best = run.whole.tried([best.config])
+    return [
+        each
+        for size in sorted(sizes)
+        for each in (at_best if size == question.memory.cache_bytes else run.fastest(_resized(leading, size)))
+    ]
+
+
+def _resized(sets: Iterable[ReplayConfig], size: int) -> list[ReplayConfig]:
+    return [config.model_copy(update={"capacity": f"{size}B"}) for config in sets]
+
+
+def _size(question: Question, best: Tried, size: float) -> int:
+    """Bytes between one expert in every pool and all experts."""
     geometry = question.trace.geometry
-    return int(min(max(size, *geometry.expert_bytes), geometry.experts * sum(geometry.expert_bytes)))
+    pools = geometry.layers if best.config.scope == "per_layer" else 1
+    return int(min(max(size, pools * max(geometry.expert_bytes)), everything(geometry)))
 
 
-def _recall(run: Runner, base: Settings, best: Tried) -> float | None:
+def _recall(run: Runners, base: Settings, space: Space, best: Tried) -> float | None:
     """The least recall, at equal precision, at which prefetching the next layer's experts gains."""
+    with_perfect = ({**chosen(best), **cache, "prefetch": _oracle(1.0)} for cache in _caches(space))
+    leading = fastest_first(run.few.tried(_valid(run.few.trace, base, with_perfect)))[:LEADING]
     for recall in RECALLS:
-        prefetch = f"oracle:recall={recall}:precision={recall}"
-        (tried,) = run.tried([_each(base, {**_policies(best), "prefetch": prefetch})])
-        if tried.tokens_per_s > (1 + WORTH) * best.tokens_per_s:
+        sets = [each.config.model_copy(update={"prefetch": _oracle(recall)}) for each in leading]
+        if any(each.tokens_per_s > (1 + WORTH) * best.tokens_per_s for each in run.fastest(sets)):
             return recall
     return None
 
 
-def _lossy(run: Runner, question: Question, best: Tried) -> list[Tried]:
-    base = {**question.at(question.memory.cache_bytes), **_policies(best)}
-    tried = fastest_first(run.tried(lossy_of(question.trace, base)))
-    kept = [each for each in tried if (each.mass_share_kept or 0) >= question.min_mass_kept]
+def _oracle(recall: float) -> str:
+    return f"oracle:recall={recall}:precision={recall}"
+
+
+def _lossy(run: Runners, question: Question, best: Tried) -> list[Tried]:
+    base = {**question.at(question.memory.cache_bytes), **chosen(best)}
+    promising = [
+        each for each in fastest_first(run.few.tried(lossy_of(question.trace, base))) if _keeps(question, each)
+    ]
+    tried = fastest_first(run.whole.tried(each.config for each in promising[:LEADING]))
+    kept = [each for each in tried if _keeps(question, each)]
     return [each for each in kept if each.tokens_per_s > (1 + WORTH) * best.tokens_per_s]
+
+
+def _keeps(question: Question, tried: Tried) -> bool:
+    return (tried.mass_share_kept or 0) >= question.min_mass_kept
 
 
 def _smallest(run: Runner, question: Question, best: Tried) -> Tried | None:
     """By halving between one expert and all of them; None without a target, or if all experts do not reach it."""
     if question.target_tokens_per_s is None:
         return None
-    low, high = _size(question, 0), _size(question, float("inf"))
+    low, high = _size(question, best, 0), _size(question, best, float("inf"))
     found = _at(run, question, best, high)
-    if found.tokens_per_s < question.target_tokens_per_s:
+    if found is None or found.tokens_per_s < question.target_tokens_per_s:
         return None
     for _ in range(SMALLEST):
         middle = (low + high) // 2
         tried = _at(run, question, best, middle)
-        reached = tried.tokens_per_s >= question.target_tokens_per_s
-        low, high, found = (low, middle, tried) if reached else (middle, high, found)
+        if tried is None or tried.tokens_per_s < question.target_tokens_per_s:
+            low = middle
+        else:
+            high, found = middle, tried
     return found
 
 
-def _at(run: Runner, question: Question, best: Tried, size: int) -> Tried:
-    (tried,) = run.tried([_each(question.at(size), _policies(best))])
-    return tried
+def _at(run: Runner, question: Question, best: Tried, size: int) -> Tried | None:
+    """None where the size is too small for the set."""
+    configs = _valid(run.trace, question.at(size), [chosen(best)])
+    return run.tried(configs)[0] if configs else None
 
 
 def differing(first: Tried, second: Tried) -> Sequence[str]:
-    """The policies in which two differ."""
-    return [kind for kind, name in _policies(first).items() if _policies(second)[kind] != name]
+    """The settings in which two sets differ."""
+    return [kind for kind, name in chosen(first).items() if chosen(second)[kind] != name]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from math import ceil
 from typing import Any
 
 from simulator.config import ReplayConfig
-from sweeps.recommend import WORTH, Answer, Question, differing
+from sweeps.engine_flags import Held, flags
+from sweeps.recommend import WORTH, Answer, Question, chosen, differing
 from sweeps.runner import Tried
 from sweeps.space import bits_of
 
 Document = dict[str, Any]
+ONE = "one request only: how far another one would differ cannot be known"
 
 
 def document(question: Question, answer: Answer, trace_name: str) -> Document:
@@ -30,14 +31,16 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
             "axes": answer.space.axes(),
             "combinations": answer.space.combinations,
             "replayed": answer.replayed,
+            "screened_on": answer.screened_on,
         },
         "memory_curve": [_point(question, each) for each in answer.curve],
-        "prefetch": _prefetch(answer),
+        "prefetch": _prefetch(question, answer),
+        "cpu": _cpu(answer),
         "lossy": [_lossy(each, best, question.trace.geometry.expert_bits) for each in answer.lossy],
         "target_tokens_per_s": question.target_tokens_per_s,
         "smallest_memory_for_target": answer.smallest and _point(question, answer.smallest),
-        "flags": _flags(question, best),
-        "warnings": _warnings(best),
+        "flags": flags(Held(question.trace.geometry, question.memory, _about(best)["capacity_bytes"])),
+        "warnings": _warnings(question, best),
     }
 
 
@@ -69,14 +72,17 @@ def _point(question: Question, tried: Tried) -> Document:
     total = question.memory.total_bytes - question.memory.cache_bytes + size
     return {
         "memory_bytes": total,
+        "set": chosen(tried),
         "cache_bytes": size,
         "tokens_per_s": tried.tokens_per_s,
         "hit_rate": tried.hit_rate,
     }
 
 
-def _prefetch(answer: Answer) -> Document:
+def _prefetch(question: Question, answer: Answer) -> Document:
     best, without = answer.best, answer.without_prefetch
+    if question.all_fit:
+        return {"pays": False, "gain": 0.0, "reason": "every expert fits, so that each is loaded once"}
     gain = best.tokens_per_s / without.tokens_per_s - 1
     if best.config.prefetch != "none":
         pays = gain > WORTH
@@ -87,6 +93,17 @@ def _prefetch(answer: Answer) -> Document:
     recall = answer.recall_that_pays
     reason = f"no prefetch that the trace can feed gains; a predictor of recall and precision {recall:g} would"
     return {"pays": False, "gain": 0.0, "reason": reason, "recall_that_pays": recall}
+
+
+def _cpu(answer: Answer) -> Document:
+    """Whether misses are better computed on the CPU than fetched; `pays` is null where the machine has none."""
+    if answer.space.miss == ("fetch",):
+        return {"pays": None, "gain": 0.0, "reason": "the machine has no CPU beside what computes, or none is needed"}
+    best, gain = answer.best, answer.best.tokens_per_s / answer.fetching.tokens_per_s - 1
+    if best.config.miss == "fetch":
+        return {"pays": False, "gain": 0.0, "reason": "to fetch every miss is faster than to compute any on the CPU"}
+    said = f"{best.config.miss}: {100 * gain:.2g}% more tokens/s than the best set that fetches every miss"
+    return {"pays": gain > WORTH, "gain": gain, "reason": said}
 
 
 def _lossy(tried: Tried, best: Tried, stored_bits: float) -> Document:
@@ -103,20 +120,7 @@ def _lossy(tried: Tried, best: Tried, stored_bits: float) -> Document:
     }
 
 
-def _flags(question: Question, best: Tried) -> Document:
-    """The cache in slots, and what comes nearest to it in an engine that caches nothing."""
-    geometry, size = question.trace.geometry, _about(best)["capacity_bytes"]
-    layers = size // (geometry.experts * max(geometry.expert_bytes))
-    return {
-        "cache_mib": size // 2**20,
-        "slots": size // max(geometry.expert_bytes),
-        "slots_per_layer": size // sum(geometry.expert_bytes),
-        "llama.cpp": f"--n-cpu-moe {ceil(max(0, geometry.layers - layers))}",
-    }
-
-
-def _warnings(best: Tried) -> list[str]:
-    warning = _about(best)["warning"]
-    label = _about(best)["label"]
-    open_loop = [label] if "open-loop" in label else []
-    return [*([warning] if warning else []), *open_loop]
+def _warnings(question: Question, best: Tried) -> list[str]:
+    about = _about(best)
+    open_loop = [about["label"]] if "open-loop" in about["label"] else []
+    return [*filter(None, [about["warning"]]), *open_loop, *([ONE] if question.trace.requests == 1 else [])]

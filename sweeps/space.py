@@ -7,7 +7,8 @@ the model as it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 import policies
@@ -21,8 +22,9 @@ from traces.schema import Trace
 #: Spellings beside every policy's defaults.
 MORE = {
     "prefetch": ("top_k:factor=2", "side_buffer:count=inside"),
-    "miss": ("split:q=.25", "split:q=.75"),
+    "miss": ("split:q=.25", "split:q=.5", "split:q=.75"),
 }
+SCOPES = ("global", "per_layer")
 #: What may change the output, from little to much.
 LOSSY = (
     *({"routing": f"cache_prior:lam={lam}"} for lam in (".1", ".25", ".5")),
@@ -40,21 +42,27 @@ class Space:
     eviction: tuple[str, ...]
     prefetch: tuple[str, ...]
     miss: tuple[str, ...]
+    scope: tuple[str, ...]
 
     @property
     def combinations(self) -> int:
         """How many candidates there are."""
-        return len(self.eviction) * len(self.prefetch) * len(self.miss)
+        return prod(len(values) for values in self.axes().values())
 
     def axes(self) -> dict[str, tuple[str, ...]]:
         """By the names of settings."""
-        return {"eviction": self.eviction, "prefetch": self.prefetch, "miss": self.miss}
+        return asdict(self)
+
+
+#: Where every expert fits: nothing is evicted, and what a miss costs is paid once.
+ALL_FIT = Space(("lru",), ("none",), ("fetch",), ("global",))
 
 
 def space_of(trace: Trace, base: Mapping[str, object]) -> Space:
-    """The space of a trace under the settings of `base`, which name the machine and the capacity."""
+    """The space of a trace under the settings of `base`: machine, capacity, and the scope if that is given."""
+    scopes = (str(base["scope"]),) if "scope" in base else SCOPES
     usable = {kind: tuple(_usable(trace, base, kind)) for kind in ("eviction", "prefetch", "miss")}
-    return Space(**usable)
+    return Space(**usable, scope=tuple(each for each in scopes if _planned(trace, {**base, "scope": each})))
 
 
 def lossy_of(trace: Trace, base: Mapping[str, object]) -> list[ReplayConfig]:
@@ -93,11 +101,19 @@ def _takes_more_memory(chosen: Chosen[Any]) -> bool:
     )
 
 
+def can_replay(trace: Trace, config: ReplayConfig) -> bool:
+    """Whether trace, machine and capacity allow the configuration."""
+    try:
+        plan(trace, config)
+    except (ConfigError, PolicyError):
+        return False
+    return True
+
+
 def _planned(trace: Trace, settings: Mapping[str, object]) -> ReplayConfig | None:
     """The configuration, None where it cannot be replayed."""
     try:
         config = configure(**settings)
-        plan(trace, config)
     except (ConfigError, PolicyError):
         return None
-    return config
+    return config if can_replay(trace, config) else None

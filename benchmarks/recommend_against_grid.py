@@ -1,0 +1,82 @@
+"""How near `moereplay recommend` comes to trying every set of the space that it prints, and in what time.
+
+    python benchmarks/recommend_against_grid.py a.zarr:phone-ufs4:4GB b.zarr:rtx4090-pcie4:24GB --passes token
+
+Each case is TRACE:PLATFORM:MEMORY. The search runs first, as the command does; then every combination of the axes that it
+names is replayed on the whole trace, as far as the memory can hold it. `make study-recommend` runs it on the
+miniature's recording. Seconds are of this machine under whatever else it does; the shares do not depend on that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from analysis.tables import console, table
+from simulator.config import ReplayConfig, configure
+from simulator.memory import CONTEXT, divided
+from simulator.platform_files import platform
+from sweeps.recommend import Answer, Question, chosen, search
+from sweeps.runner import Runner, fastest_first
+from sweeps.space import can_replay
+from traces.bundled import bundled
+from traces.store import open_trace
+
+
+class Case(NamedTuple):
+    """One question."""
+
+    trace: str
+    machine: str
+    memory: str
+
+    def question(self, passes: str) -> Question:
+        """With settings at their defaults, the scope searched."""
+        trace = open_trace(bundled(Path(self.trace)))
+        memory = divided(trace, platform(self.machine), self.memory, CONTEXT)
+        return Question(trace, memory, {"platform": self.machine, "passes": passes})
+
+
+def main() -> None:
+    """A row per case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", type=lambda text: Case(*text.split(":")))
+    parser.add_argument("--passes", default="recorded")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    for case in options.cases:
+        console().print(table([row(case, options.passes, options.workers)]))
+
+
+def row(case: Case, passes: str, workers: int) -> dict[str, object]:
+    """What the search found, beside the best of everything."""
+    question = case.question(passes)
+    began = time.perf_counter()
+    answer = search(question, workers)
+    searched = time.perf_counter()
+    every = fastest_first(Runner(question.trace, workers).tried(candidates(question, answer)))
+    ended = time.perf_counter()
+    return {
+        "case": " ".join(case),
+        "found": ", ".join(chosen(answer.best).values()),
+        "tok/s": answer.best.tokens_per_s,
+        "of the best": f"{answer.best.tokens_per_s / every[0].tokens_per_s:.4f}",
+        "best": ", ".join(chosen(every[0]).values()),
+        "replays": f"{answer.replayed} of {len(every)}",
+        "seconds": f"{searched - began:.0f} of {ended - searched:.0f}",
+    }
+
+
+def candidates(question: Question, answer: Answer) -> list[ReplayConfig]:
+    """Every combination of the axes that the trace, the machine and the memory allow."""
+    base, axes = question.at(question.memory.cache_bytes), answer.space.axes()
+    every = (configure(**base, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
+    return [config for config in every if can_replay(question.trace, config)]
+
+
+if __name__ == "__main__":
+    main()
