@@ -21,7 +21,7 @@ def lines(said: Document) -> list[str]:
         *_memory(said),
         *_best(said),
         *_second(said),
-        f"prefetch {'pays' if said['prefetch']['pays'] else 'does not pay'}: {said['prefetch']['reason']}",
+        _prefetch(said),
         *_cpu(said),
         *_more(said),
         *_target(said),
@@ -66,6 +66,12 @@ def _sure(best: Document) -> str:
     if not interval or interval["low"] is None:
         return "of one request, so without an interval"
     return f"{interval['low']:,.4g} to {interval['high']:,.4g}, 95% over {interval['requests']} requests"
+
+
+def _prefetch(said: Document) -> str:
+    if said["all_fit"]:
+        return "every expert fits: what is evicted or prefetched makes no difference"
+    return f"prefetch {'pays' if said['prefetch']['pays'] else 'does not pay'}: {said['prefetch']['reason']}"
 
 
 def _second(said: Document) -> list[str]:
@@ -145,10 +151,9 @@ def _row(point: Document, said: Document) -> dict[str, object]:
 def _flags(said: Document) -> str:
     flags = said["flags"]
     spelled = ", ".join(f"{name} {text}" for name, text in flags.items() if isinstance(text, str))
-    return (
-        f"in your engine: a cache of {flags['cache_mib']:,} MiB, {flags['slots_per_layer']} experts of each layer. "
-        f"Nearest to it in engines that choose once: {spelled}"
-    )
+    nearest = f". Nearest to it in engines that choose once: {spelled}" if spelled else ""
+    cache = f"{flags['cache_mib']:,} MiB, {flags['slots_per_layer']} experts of each layer"
+    return f"in your engine: a cache of {cache}{nearest}"
 
 
 def _speed(value: float) -> str:

@@ -2,8 +2,8 @@
 
     python benchmarks/recommend_against_grid.py a.zarr:phone-ufs4:4GB b.zarr:rtx4090-pcie4:24GB --passes token
 
-Each case is TRACE:PLATFORM:MEMORY. The search runs first, as the command does; then every combination of the axes that it
-names is replayed on the whole trace, as far as the memory can hold it. `make study-recommend` runs it on the
+Each case is TRACE:PLATFORM:MEMORY. The search runs first, as the command does; then every combination of its axes
+is replayed on the whole trace, as far as the memory can hold it. `make study-recommend` runs it on the
 miniature's recording. Seconds are of this machine under whatever else it does; the shares do not depend on that.
 """
 

@@ -15,6 +15,7 @@ class Held(NamedTuple):
     geometry: Geometry
     memory: Memory
     cache_bytes: int  #: of experts that fast memory holds
+    beside_cpu: bool  #: the memory is an accelerator's with a CPU beside it, as these engines expect
 
     @property
     def per_layer(self) -> int:
@@ -53,10 +54,10 @@ ENGINES: dict[str, Callable[[Held], str]] = {
 
 
 def flags(held: Held) -> dict[str, object]:
-    """The cache in slots, and every engine's own words for it."""
+    """The cache in MiB and in experts, and where it is a GPU's every engine's own words for it."""
     return {
         "cache_mib": held.cache_bytes // 2**20,
         "slots": held.cache_bytes // max(held.geometry.expert_bytes),
         "slots_per_layer": held.per_layer,
-        **{name: spelled(held) for name, spelled in ENGINES.items()},
+        **{name: spelled(held) for name, spelled in ENGINES.items() if held.beside_cpu},
     }

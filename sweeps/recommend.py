@@ -181,7 +181,8 @@ def chosen(tried: Tried) -> dict[str, str]:
 def _curve(run: Runners, question: Question, ranking: Sequence[Tried]) -> list[Tried]:
     """The fastest of the leading sets in every size, the best set where the size is the memory's own."""
     best, leading = ranking[0], _finalists(ranking, LEADING)
-    sizes = {_size(question, best, share * question.memory.cache_bytes) for share in SHARES}
+    cache = min(question.memory.cache_bytes, everything(question.trace.geometry))
+    sizes = {_size(question, best, share * cache) for share in SHARES}
     at_best = run.whole.tried([best.config])
     return [
         each

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulator.config import ReplayConfig
+from simulator.platform_files import platform
 from sweeps.engine_flags import Held, flags
-from sweeps.recommend import WORTH, Answer, Question, chosen, differing
+from sweeps.recommend import WORTH, Answer, Question, chosen, differing, everything
 from sweeps.runner import Tried
 from sweeps.space import bits_of
 
@@ -34,12 +35,13 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
             "screened_on": answer.screened_on,
         },
         "memory_curve": [_point(question, each) for each in answer.curve],
+        "all_fit": question.all_fit,
         "prefetch": _prefetch(question, answer),
         "cpu": _cpu(answer),
         "lossy": [_lossy(each, best, question.trace.geometry.expert_bits) for each in answer.lossy],
         "target_tokens_per_s": question.target_tokens_per_s,
         "smallest_memory_for_target": answer.smallest and _point(question, answer.smallest),
-        "flags": flags(Held(question.trace.geometry, question.memory, _about(best)["capacity_bytes"])),
+        "flags": flags(_held(question, best)),
         "warnings": _warnings(question, best),
     }
 
@@ -118,6 +120,12 @@ def _lossy(tried: Tried, best: Tried, stored_bits: float) -> Document:
         "bits": bits_of(changed),
         "stored_bits": stored_bits,
     }
+
+
+def _held(question: Question, best: Tried) -> Held:
+    geometry = question.trace.geometry
+    size = min(_about(best)["capacity_bytes"], everything(geometry))
+    return Held(geometry, question.memory, size, platform(best.config.platform).cpu is not None)
 
 
 def _warnings(question: Question, best: Tried) -> list[str]:

@@ -79,6 +79,7 @@ def test_published_times_give_the_published_percentages() -> None:
     assert found == TABLE_2
 
 
+@pytest.mark.long
 def test_fidelity_study_sets_counters_beside_quality(tmp_path: Path) -> None:
     """Of eight experts, a swapped rank leaves seven and a pruned token five; without a policy nothing differs."""
     policies = ("--routing", "swap:rank=2,prune:keep=5", "--miss", "drop:keep=2,lowest_bit:bits=16/2")
@@ -96,6 +97,7 @@ def test_fidelity_study_sets_counters_beside_quality(tmp_path: Path) -> None:
     assert all(-1 <= value <= 1 for name, value in kept.items() if name != "counter" and value is not None)
 
 
+@pytest.mark.long
 def test_coverage_study_finds_intervals_right_and_seeds_alike(tmp_path: Path) -> None:
     """Draws are seeded, so that the shares are always the same; two standard errors of 95 % of 200 are 3 points."""
     few = ("--requests", 30, "--trials", 200, "--figures", "hit_rate", "tokens_per_s", "--replayed", 16, "--traces", 16)

@@ -111,7 +111,7 @@ def test_the_engines_agree_under_every_policy(kind: str, policy: str, scenario: 
 @pytest.mark.skipif(bool(os.environ.get("NUMBA_DISABLE_JIT")), reason="this is the run without a compiler")
 def test_the_engines_agree_without_a_compiler_too() -> None:
     """The same functions as plain Python: what would be undefined in machine code is an error here."""
-    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "MOEREPLAY_CASES": "60", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "MOEREPLAY_CASES": "40", "PYTHONPATH": str(ROOT)}
     options = ["-p", "no:cacheprovider", "--hypothesis-seed=0", "-k", "last_event or fast_path or all_prices"]
     command = [sys.executable, "-m", "pytest", *options, str(Path(__file__).relative_to(ROOT))]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=280, check=False)

@@ -96,6 +96,7 @@ def kill_one(killed: list[int], stop: threading.Event) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")  # Ray's own
 def test_ray_gives_the_same_rows_though_a_worker_is_killed(tmp_path):
     pytest.importorskip("ray")

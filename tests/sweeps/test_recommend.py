@@ -170,3 +170,36 @@ def test_refusals_are_one_line_and_come_first(tmp_path: Path):
     ):
         ended = moereplay("recommend", "miniature", *arguments)
         assert (ended.returncode, ended.stdout) == (2, "") and said in unfolded(ended.stderr), ended.stderr
+
+
+def test_a_long_trace_is_searched_on_some_requests_and_answered_on_all(monkeypatch):
+    """14 of 40 requests; whatever is named has the figure of a replay of all of them."""
+    kinds = {"requests": 40, "prompt_tokens": 2, "decode_tokens": 10, "reuse": 0.5, "recall": (0.8,)}
+    trace = synthesise(Synthetic.model_validate({"kind": "markov", "geometry": GEOMETRY, **kinds}))
+    monkeypatch.setattr("sweeps.recommend.SCREENED", 1_000)
+    question = question_of(trace, 7, platform="phone-ufs4")
+    answer = search(question)
+    assert answer.screened_on == 14
+    whole = Runner(trace)
+    for named in (answer.best, answer.second, answer.without_prefetch, *answer.curve, *answer.lossy):
+        assert named is not None and whole.tried([named.config])[0].tokens_per_s == named.tokens_per_s
+    everything = whole.tried(configs(question, answer.space))
+    assert answer.best.tokens_per_s >= 0.98 * max(each.tokens_per_s for each in everything)
+
+
+def test_where_every_expert_fits_no_policy_is_searched():
+    answer = search(question_of(trace_of(), 100, platform="rtx4090-pcie4"))
+    assert answer.space.combinations == 1 and answer.second is None and answer.recall_that_pays is None
+    said = document(question_of(trace_of(), 100), answer, "here.zarr")
+    assert said["all_fit"] and said["flags"]["slots"] == 24, "no more than there are"
+
+
+def test_main_memory_is_the_tier_above_a_disk(tmp_path: Path):
+    """`--ram` says how large it is, and is no longer held to hold every expert."""
+    tiers = '[[tiers]]\nname = "DRAM"\ncapacity = "64GiB"\nbytes_per_s = 7e9\nlatency_ns = 80_000\n'
+    machine = tmp_path / "three.toml"
+    machine.write_text(f'name = "three"\nbase = "rtx4090-pcie4"\nslow_tier = "NVMe"\n{tiers}')
+    given = ("--platform", str(machine), "--vram", "510MB", "--ram", "12MB", "--passes", "token", "--json")
+    ended = moereplay("recommend", "miniature", *given)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["platform"].endswith("three.toml:tiers.0.capacity=12000000B")

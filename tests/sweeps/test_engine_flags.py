@@ -1,0 +1,28 @@
+"""A cache in the words of engines: by hand, for a model of 4 layers of 8 experts in a memory of 100 MB."""
+
+from simulator.memory import Memory
+from sweeps.engine_flags import ENGINES, Held, flags
+from traces.schema import Geometry
+
+GEOMETRY = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)
+MEMORY = Memory(100_000_000, 30_000_000, 0, 50_000_000)
+
+
+def test_a_cache_of_18_experts():
+    """Two whole layers are 16 experts; 18 are 4 of each of 4 layers."""
+    said = flags(Held(GEOMETRY, MEMORY, 18_000_000, beside_cpu=True))
+    assert (said["cache_mib"], said["slots"], said["slots_per_layer"]) == (17, 18, 4)
+    assert said["llama.cpp"] == "--n-cpu-moe 2"
+    assert said["ktransformers"] == "--kt-num-gpu-experts 4"
+    assert said["MoE-Infinity"] == "device_memory_ratio=0.48"
+    assert said["mixtral-offloading"] == "offload_per_layer=4"
+
+
+def test_all_of_them_and_none_of_them():
+    assert flags(Held(GEOMETRY, MEMORY, 32_000_000, beside_cpu=True))["llama.cpp"] == "--n-cpu-moe 0"
+    said = flags(Held(GEOMETRY, MEMORY, 3_999_999, beside_cpu=True))
+    assert (said["llama.cpp"], said["ktransformers"]) == ("--n-cpu-moe 4", "--kt-num-gpu-experts 0")
+
+
+def test_a_phone_has_no_gpu_to_set_up():
+    assert not set(ENGINES) & set(flags(Held(GEOMETRY, MEMORY, 18_000_000, beside_cpu=False)))
