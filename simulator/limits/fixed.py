@@ -1,9 +1,9 @@
 """The most hits of residents that never change: those of a fixed set of experts, chosen with hindsight.
 
 Accesses of an expert are hits if it is of the set, whatever else happens, so that the best set of a pool is the experts
-of most accesses. `preloaded`: the set is resident before the run and after each reset, at no charge. `loaded_once`: each
-of its experts is loaded by its own first access after the start and after each reset, which is a miss; that is one way
-to evict, so it hits no more than the relaxed bound.
+of most accesses. `preloaded`: the set is resident before the run and after each reset, at no charge. `loaded_once`:
+each of its experts is loaded by its own first access after the start and after each reset, which is a miss; that is one
+way to evict, so it hits no more than the relaxed bound.
 """
 
 from __future__ import annotations

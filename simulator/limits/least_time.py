@@ -21,12 +21,11 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.bounds import RELAXED, Bound
-from simulator.compiled.runtime.calls import compiled
 from simulator.compiled.runtime.costs import costs_of
 from simulator.compiled.runtime.inputs import inputs_of
-from simulator.compiled.runtime.jit import called
-from simulator.curves.optimum import ACCESSES, HITS, keep, keys, put_in, started, take_out
+from simulator.curves.optimum import keys, started
 from simulator.curves.stream import Cut, Demands, demands_of
+from simulator.limits.windows import FIRST_USES, WINDOW, Steps
 from simulator.replay import Plan
 from simulator.threads import check_stop
 from simulator.times import Times
@@ -43,15 +42,6 @@ class LeastTime(NamedTuple):
     time_ns: int
     decode_ns: int  #: summed over requests
     decode_passes: int  #: likewise; 0 where nothing is decoded
-
-
-class Steps(NamedTuple):
-    """What compute and links take, S steps; nothing contends."""
-
-    dense_ns: np.ndarray  #: (S,) int64, before the gate
-    expert_ns: np.ndarray  #: (S,) int64, all experts of the step
-    last_ns: np.ndarray  #: (S,) int64: of the expert that arrived last, at least
-    carried_ns: np.ndarray  #: (n + 1,) int64: until the links have carried 0, 1, ... n experts
 
 
 class Run(NamedTuple):
@@ -113,15 +103,15 @@ def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
 def carried(times: Times, most: int) -> np.ndarray:
     """When the links of a machine have carried 0, 1, ... `most` experts, at the earliest, (most + 1,) int64 ns.
 
-    Each link has its wire for itself: n transfers keep it n times as long as one, and no more than its depth share one
-    latency. Experts of the least bytes are taken, and any link may carry any of them.
+    A transfer ends no sooner than a wire's time after the one before it, and than a latency and a wire's time after the
+    one that is a link's depth before it. Experts of the least bytes are taken, and any link may carry any of them.
     """
     many = np.arange(1, most + 1, dtype=np.int64)
     ends = []
     for home in sorted(set(times.homes)):
         latency, depth, wire = times.latency_ns[home], times.depth[home], min(row[0] for row in times.wire_ns[home])
-        in_turns = -(-many // depth) * (latency + wire)
-        ends.append(np.maximum(latency + many * wire, in_turns))
+        turn, place = np.divmod(many - 1, depth)
+        ends.append(np.maximum(latency + many * wire, (turn + 1) * (latency + wire) + place * wire))
     return np.concatenate([[0], np.sort(np.concatenate(ends))[:most]]).astype(np.int64)
 
 
@@ -157,48 +147,3 @@ def _nearest(run: Run, begin: int) -> list[int]:
         soonest = units[np.argsort(coming[units], kind="stable")[: run.slots[pool]]]
         chosen += [(x, use) for x, use in zip(soonest.tolist(), coming[soonest].tolist(), strict=True) if use < NEVER]
     return keys(chosen, run.cut)
-
-
-def _first_uses(demands, first, cut, coming):
-    """When each expert is used first from a step on; `coming` has NEVER where it is not."""
-    for step in range(len(demands.offsets) - 2, first - 1, -1):
-        base = step % cut.layers * cut.experts
-        for at in range(demands.offsets[step], demands.offsets[step + 1]):
-            coming[base + demands.expert[at]] = at
-
-
-@called
-def _group(demands, group, together, pool, base, slots, bits, pools, counts):
-    """Look up a group and keep the best of what was held and of what it demands."""
-    never = np.int64(1) << (61 - bits)
-    for at in range(group, group + together):
-        take_out(pools, pool, base + demands.expert[at], counts)
-    for at in range(group, group + together):
-        put_in(pools, pool, base + demands.expert[at], min(demands.next_use[at], never), bits)
-    keep(pools, pool, slots, (1 << bits) - 1)
-
-
-def _window(demands, origin, first, last, cut, bits, pools, steps, base, counts, ends):
-    """Raise the limits `ends` of steps [first, last), counted from `origin`, by what is fetched from `first` on.
-
-    `base`: the limit at which the window begins, and whether nothing can be fetched before its first gate; `counts` are
-    those of `optimum`.
-    """
-    begun, now = base[0], base[0]
-    if base[1]:
-        begun += steps.dense_ns[first]
-    for step in range(first, last):
-        layer = step % cut.layers
-        pool, start = layer if cut.per_layer else 0, layer * cut.experts
-        begin, stop = demands.offsets[step], demands.offsets[step + 1]
-        together, missed = stop - begin if cut.atomic else 1, counts[ACCESSES] - counts[HITS]
-        for group in range(begin, stop, max(1, together)):
-            _group(demands, group, together, pool, start, pools.slots[pool], bits, pools, counts)
-        now += steps.dense_ns[step] + steps.expert_ns[step]
-        if counts[ACCESSES] - counts[HITS] > missed:
-            now = max(now, begun + steps.carried_ns[counts[ACCESSES] - counts[HITS]] + steps.last_ns[step])
-        now = max(now, ends[step - origin])
-        ends[step - origin] = now
-
-
-WINDOW, FIRST_USES = compiled(_window), compiled(_first_uses)
