@@ -16,6 +16,7 @@ NAMES = (
     "recommend",
     "timeline",
     "curve",
+    "bounds",
     "sweep_run",
     "sweep_merge",
     "sweep_show",

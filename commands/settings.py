@@ -10,7 +10,7 @@ import typer
 
 from commands.groups import Group, is_typed, option
 from commands.options import named_experts
-from results.settings import EXPERTS, LISTED, OF_CURVES, SETTINGS, TEXT, WHOLE, Setting
+from results.settings import EXPERTS, LISTED, OF_BOUNDS, OF_CURVES, SETTINGS, TEXT, WHOLE, Setting
 
 if TYPE_CHECKING:
     from simulator.config import ReplayConfig
@@ -95,4 +95,5 @@ ListedSettings = Annotated[Given, offered((each for each in LIVE if each.listed)
 #: What a recommendation does not choose.
 GIVEN = ("platform", "contract", "scope", "passes", "reset", "prefetch_at", "prefetch_admission", "lookahead", "seed")
 OfRecommendation = Annotated[Given, offered((each for each in SETTINGS if each.name in GIVEN), preset=False)]
+OfBounds = Annotated[Given, offered((each for each in SETTINGS if each.name in OF_BOUNDS), preset=False)]
 CurveSettings = Annotated[Given, offered((each for each in SETTINGS if each.name in OF_CURVES), preset=False)]

@@ -77,6 +77,8 @@ POLICIES = tuple(name for name in NAMES if name in KINDS)  #: in the order of op
 LISTED = tuple(each.name for each in SETTINGS if each.listed)
 #: Settings that a curve of misses depends on, in the order of its columns.
 OF_CURVES = ("scope", "contract", "passes", "reset")
+#: Settings that `moereplay bounds` takes, in the order of its columns.
+OF_BOUNDS = ("capacity", "eviction", "miss", "platform", "contract", "scope", "passes", "reset")
 
 
 def setting_kinds() -> dict[str, str]:

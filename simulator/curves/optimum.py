@@ -66,7 +66,7 @@ def _forget_stale(pools, pool, ids):
 
 
 @called
-def _put_in(pools, pool, x, next_use, bits):
+def put_in(pools, pool, x, next_use, bits):
     """An expert is cached until `next_use`, if space can be found."""
     heap = pools.heap[pool]
     if pools.entries[pool] == len(heap):
@@ -80,7 +80,7 @@ def _put_in(pools, pool, x, next_use, bits):
 
 
 @called
-def _keep(pools, pool, most, ids):
+def keep(pools, pool, most, ids):
     """The farthest next uses are evicted until no more than `most` are cached."""
     heap = pools.heap[pool]
     while pools.held[pool] > most:
@@ -94,7 +94,7 @@ def _keep(pools, pool, most, ids):
 
 
 @called
-def _take_out(pools, pool, x, counts):
+def take_out(pools, pool, x, counts):
     """Count an access; the used expert gets a new entry."""
     counts[ACCESSES] += 1
     counts[COMPULSORY] += 1 - pools.ever[x]
@@ -116,12 +116,12 @@ def _walk(demands, first, last, cut, bits, forced, pools, counts):
         together = stop - begin if cut.atomic else 1
         for group in range(begin, stop, max(1, together)):
             for at in range(group, group + together):
-                _take_out(pools, pool, base + demands.expert[at], counts)
+                take_out(pools, pool, base + demands.expert[at], counts)
             if forced:
-                _keep(pools, pool, max(0, pools.slots[pool] - together), ids)
+                keep(pools, pool, max(0, pools.slots[pool] - together), ids)
             for at in range(group, group + together):
-                _put_in(pools, pool, base + demands.expert[at], min(demands.next_use[at], never), bits)
-            _keep(pools, pool, pools.slots[pool], ids)
+                put_in(pools, pool, base + demands.expert[at], min(demands.next_use[at], never), bits)
+            keep(pools, pool, pools.slots[pool], ids)
 
 
 WALK = compiled(_walk)
@@ -136,14 +136,20 @@ def count(
     """
     experts, counts = cut.layers * cut.experts, np.zeros(3, np.int64)
     bits = experts.bit_length()
-    pools = _started(cut, slots, sorted((min(use, 1 << (61 - bits)) << bits | x for x, use in warm), reverse=True))
+    pools = started(cut, slots, keys(warm, cut))
     for first, last in spans(demands, lambda steps: None):
         WALK(demands, first, last, cut, bits, forced, pools, counts)
     hits, accesses, compulsory = counts.tolist()
     return hits, accesses, compulsory
 
 
-def _started(cut: Cut, slots: Sequence[int], warm: Sequence[int]) -> Pools:
+def keys(held: Sequence[tuple[int, int]], cut: Cut) -> list[int]:
+    """Those of (expert of the model, its next use), the largest first."""
+    bits = (cut.layers * cut.experts).bit_length()
+    return sorted((min(use, 1 << (61 - bits)) << bits | x for x, use in held), reverse=True)
+
+
+def started(cut: Cut, slots: Sequence[int], warm: Sequence[int]) -> Pools:
     """Pools that hold the experts of these keys, the largest first, which makes heaps of them."""
     room, experts = 4 * cut.units + 1, cut.layers * cut.experts
     held, entries = np.zeros(cut.pools, np.int64), np.zeros(cut.pools, np.int64)

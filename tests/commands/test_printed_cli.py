@@ -15,6 +15,7 @@ PRINTED = {
     "side buffers and another demand": (*REPLAY, "--routing", "cache_prior", "--prefetch", "side_buffer"),
     "presets": (*REPLAY, "--preset", "specmd-1,specmd-1+ls"),
     "curve": ("curve", "miniature", "--eviction", "lru"),
+    "bounds": ("bounds", "miniature", "--passes", "decode:64", "--capacity", "25%", "--eviction", "lru,static"),
     "inspect": ("inspect", "miniature"),
     "policies": ("policies",),
     "a policy": ("policies", "least_stale"),

@@ -101,6 +101,7 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("replay", "replay --engine reference", {"": PATHS}),
     ("inspect", "inspect", {"": PATHS}),
     ("curve", "curve", {"": PATHS}),
+    ("bounds", "bounds in/tiny.zarr --workers 1", {"--top-m": NUMBERS, "--top-j": NUMBERS, "--mass": NUMBERS}),
     (
         "curve",
         "curve in/tiny.zarr --workers 1",

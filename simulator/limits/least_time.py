@@ -1,0 +1,149 @@
+"""The least time that any eviction with any prefetch needs: links carry what no cache avoids, compute takes its own.
+
+Whoever knows the future may hide a transfer's latency, but not its bytes. Count, from the start on, the misses of the
+relaxed bound up to some step: at least so many transfers must have landed before the last of them is computed, also if
+some are prefetches, because a prefetched expert that was not kept since its last use is a transfer all the same. So
+
+    end of the run >= begin + time of the links for these transfers + compute from there on,
+
+for every step. The relaxed bound misses the least in every prefix at once. Between two steps of the run the same holds
+from the first of them on, with the cache full of whatever serves best: bytes in flight count as cached, so nothing more
+was fetched ahead. Each step takes the largest of these limits; they add up along the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.bounds import RELAXED, Bound
+from simulator.compiled.runtime.costs import costs_of
+from simulator.compiled.runtime.inputs import inputs_of
+from simulator.curves.optimum import keys, started
+from simulator.curves.stream import Cut, Demands, demands_of
+from simulator.limits.windows import FIRST_USES, WINDOW, Steps
+from simulator.replay import Plan
+from simulator.threads import check_stop
+from simulator.times import Times
+from traces.demand import NEVER, Demand, demand_of
+from traces.passes import DECODE, Passes, schedule
+from traces.schema import Trace
+
+WINDOWS = 8  #: begun in a stretch of passes without a reset, at equal distances
+
+
+class LeastTime(NamedTuple):
+    """What no eviction and no prefetch undercut."""
+
+    time_ns: int
+    decode_ns: int  #: summed over requests
+    decode_passes: int  #: likewise; 0 where nothing is decoded
+
+
+class Run(NamedTuple):
+    """A trace's demand under a configuration, and where it is counted."""
+
+    demands: Demands
+    cut: Cut
+    slots: tuple[int, ...]
+    steps: Steps
+
+
+def least_time(trace: Trace, ready: Plan, bound: Bound) -> LeastTime:
+    """Of a plan that fetches every miss at one precision, without side buffers; `bound` is the relaxed one of it."""
+    geometry, passes = trace.geometry, schedule(trace, bound.passes)
+    assert bound.admission == RELAXED
+    cut = Cut(geometry.layers, geometry.experts, bound.scope == "per_layer", bound.contract == "atomic")
+    demand = demand_of(trace, bound.passes)
+    run = Run(demands_of(trace, bound.passes, bound.reset), cut, bound.slots, _steps(trace, ready, demand))
+    warm = [layer * geometry.experts + expert for layer, expert in bound.warm]
+    least = cache(partial(_least_ns, run, keys([(x, int(demand.first_use[x])) for x in warm], cut)))
+    weights = _decoding(passes)
+    levels = range(1, int(weights.max(initial=0)) + 1)  # a pass of w requests is in w of them
+    decode_ns = sum(least(first, last) for level in levels for first, last in _stretches(weights >= level))
+    return LeastTime(least(0, len(passes)), decode_ns, int(weights.sum()))
+
+
+def _decoding(passes: Passes) -> np.ndarray:
+    """How many requests each pass decodes for, (P,) int64."""
+    if passes.rows is None:
+        return (passes.phase == DECODE).astype(np.int64)
+    of = np.repeat(np.arange(len(passes)), passes.stop - passes.start)
+    pairs = np.stack([of, passes.rows.request])[:, passes.rows.phase == DECODE]
+    return np.bincount(np.unique(pairs, axis=1)[0], minlength=len(passes))
+
+
+def _stretches(wanted: np.ndarray) -> Iterator[tuple[int, int]]:
+    """The ranges of passes that are all wanted."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], wanted.astype(np.int8), [0]])))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
+    spec, layers = ready.spec(log=False), trace.geometry.layers
+    costs = costs_of(inputs_of(trace, ready.config, frozenset(), frozenset()), spec)
+    dense = costs["dense_ns"][costs["dense_row"]]
+    if len(costs["kv_ns"]):
+        dense = dense + costs["kv_ns"][:, None]
+    many = np.diff(demand.offsets)
+    layer = np.repeat(np.arange(len(many)) % layers, many)
+    each = costs["expert_ns"][costs["cost_row"][layer], demand.tokens]
+    ends = np.concatenate([[0], np.cumsum(each)])
+    expert = ends[demand.offsets[1:]] - ends[demand.offsets[:-1]]
+    last = np.zeros(len(many), np.int64)
+    if len(each) and not spec.times.has_pieces:  # else compute may begin before the last bytes are there
+        last[many > 0] = np.minimum.reduceat(each, demand.offsets[:-1][many > 0])
+    return Steps(np.ascontiguousarray(dense).ravel(), expert, last, carried(spec.times, len(each)))
+
+
+def carried(times: Times, most: int) -> np.ndarray:
+    """When the links of a machine have carried 0, 1, ... `most` experts, at the earliest, (most + 1,) int64 ns.
+
+    A transfer ends no sooner than a wire's time after the one before it, and than a latency and a wire's time after the
+    one that is a link's depth before it. Experts of the least bytes are taken, and any link may carry any of them.
+    """
+    many = np.arange(1, most + 1, dtype=np.int64)
+    ends = []
+    for home in sorted(set(times.homes)):
+        latency, depth, wire = times.latency_ns[home], times.depth[home], min(row[0] for row in times.wire_ns[home])
+        turn, place = np.divmod(many - 1, depth)
+        ends.append(np.maximum(latency + many * wire, (turn + 1) * (latency + wire) + place * wire))
+    return np.concatenate([[0], np.sort(np.concatenate(ends))[:most]]).astype(np.int64)
+
+
+def _least_ns(run: Run, warm: list[int], first: int, last: int) -> int:
+    """From the beginning of a pass to the end of another: the sum over stretches between resets."""
+    resets = np.flatnonzero(run.demands.fresh[first:last]) + first
+    edges = [first, *(each for each in resets.tolist() if each > first), last]
+    return sum(_of_stretch(run, begin, end, warm) for begin, end in pairwise(edges))
+
+
+def _of_stretch(run: Run, first: int, last: int, warm: list[int]) -> int:
+    """The same without a reset in between. Windows begin at equal distances; each raises the limits of its steps."""
+    layers, ends = run.cut.layers, np.zeros((last - first) * run.cut.layers, np.int64)
+    ends[:] = np.cumsum((run.steps.dense_ns + run.steps.expert_ns)[first * layers : last * layers])
+    for begin in np.unique(np.linspace(first, last, WINDOWS, endpoint=False).astype(np.int64)).tolist():
+        check_stop()
+        at_rest = begin == 0 or bool(run.demands.fresh[begin])
+        held = (warm if begin == 0 else []) if at_rest else _nearest(run, begin)
+        pools = started(run.cut, run.slots, held)
+        base = np.array([ends[(begin - first) * layers - 1] if begin > first else 0, at_rest], np.int64)
+        bits = (run.cut.layers * run.cut.experts).bit_length()
+        where, counts = (first * layers, begin * layers, last * layers), np.zeros(3, np.int64)
+        WINDOW(run.demands, *where, run.cut, bits, pools, run.steps, base, counts, ends)
+    return int(ends[-1])
+
+
+def _nearest(run: Run, begin: int) -> list[int]:
+    """Keys of the experts that are used soonest from a pass on, as many as fit: a cache that was prepared for it."""
+    coming = np.full(run.cut.layers * run.cut.experts, NEVER, np.int64)
+    FIRST_USES(run.demands, begin * run.cut.layers, run.cut, coming)
+    chosen = []
+    for pool, units in enumerate(np.split(np.arange(len(coming)), run.cut.pools)):
+        soonest = units[np.argsort(coming[units], kind="stable")[: run.slots[pool]]]
+        chosen += [(x, use) for x, use in zip(soonest.tolist(), coming[soonest].tolist(), strict=True) if use < NEVER]
+    return keys(chosen, run.cut)

@@ -1,0 +1,126 @@
+"""`moereplay bounds` as a user meets it: the numbers of replays and bounds, and reasons where there is none."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator.config import configure
+from simulator.limits.limits import limits
+from simulator.replay import replay
+from tests.commands.test_curve_cli import stored
+from tests.kit.cases import sizes
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.command import unfolded
+from tests.kit.tiny_runs import small_trace
+from traces.schema import Trace
+from traces.store import open_trace
+from traces.synthetic import Synthetic, synthesise
+
+GRID = ("--capacity", "25%,50%", "--eviction", "lru,static", "--workers", 1)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored(small_trace(), tmp_path_factory.mktemp("bounds") / "small.zarr")
+
+
+def made(tmp_path: Path, **drawn: object) -> Path:
+    """Two layers of six experts without logits, as those of most published recordings."""
+    whole: Trace = synthesise(
+        Synthetic.model_validate({"decode_tokens": 20, "logits": False, "prompt_tokens": 0, **drawn})
+    )
+    return stored(whole, tmp_path / "made.zarr")
+
+
+def test_json_has_the_limits_and_the_policies_with_parts_that_add_up(trace: Path) -> None:
+    shown = moereplay("bounds", trace, *GRID, "--json")
+    assert shown.returncode == 0, shown.stderr
+    first, second = json.loads(shown.stdout)["bounds"]
+    config = configure(capacity="25%")
+    found = limits(open_trace(trace), config)
+    assert (first["limits"]["relaxed"], first["limits"]["forced"]) == (found.relaxed, found.forced)
+    assert first["limits"]["routed"]["freedom"] == "any of the best 4"
+    assert first["limits"]["routed"]["at_least"] <= first["limits"]["routed"]["at_most"] <= first["limits"]["relaxed"]
+    assert second["config"]["capacity"] == "50%"
+    lru, static = first["policies"]
+    assert lru["misses"] == replay(open_trace(trace), config).totals["misses"]
+    parts = ("compulsory", "capacity", "admission", "victim")
+    assert sum(lru["gap"][name] for name in parts) == lru["misses"]
+    assert static["gap"]["admission"] is None and static["gap"]["admission_share"] is None
+    assert first["limits"]["time_ns"] <= min(lru["time_ns"], static["time_ns"])
+
+
+def test_the_table_and_the_csv_have_a_row_for_every_limit_and_policy(trace: Path) -> None:
+    shown = moereplay("bounds", trace, *GRID)
+    assert shown.returncode == 0, shown.stderr
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    printed = unfolded(shown.stdout)
+    assert printed.count("\nany prefetch ") == 2 and "lru: " in printed and "what would pay after " in printed
+    rows = list(csv.DictReader(moereplay("bounds", trace, *GRID, "--csv").stdout.splitlines()))
+    assert len(rows) == 2 * 10 and {row["capacity"] for row in rows} == {"25%", "50%"}
+    assert [row["what"] for row in rows][:3] == ["compulsory", "relaxed belady", "forced belady"]
+    assert [row["what"] for row in rows][8:10] == ["lru", "static"]
+
+
+def test_the_same_question_has_the_same_bytes_as_answer(trace: Path) -> None:
+    one, other = (moereplay("bounds", trace, *GRID, "--json", "--mass", 0.8).stdout for _ in range(2))
+    assert one == other and json.loads(one)["bounds"][0]["limits"]["routed"]["freedom"].startswith("any that keep 0.8")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--miss", "drop:keep=0"), "no least time where a miss may be dropped, substituted or computed on the CPU"),
+        (("--miss", "cascade:bits=4/2"), "no belady where a pool holds experts at several precisions"),
+        (("--passes", "token"), ""),
+    ],
+)
+def test_where_a_premise_fails_there_is_a_dash_and_a_reason(trace: Path, options: tuple[str, ...], said: str) -> None:
+    shown = moereplay("bounds", trace, "--capacity", "25%", "--workers", 1, *options)
+    assert shown.returncode == 0, shown.stderr
+    assert said in unfolded(shown.stdout)
+    dashed = next(line for line in shown.stdout.splitlines() if line.startswith("any prefetch")).split()[2:]
+    assert (dashed[2] == "-") is bool(said)
+
+
+def test_unequal_bytes_in_one_pool_have_no_limits_but_pools_of_each_layer_do(tmp_path: Path) -> None:
+    path = made(tmp_path, geometry=sizes(2, 6, 2, [30, 20]))
+    for scope, known in (("global", False), ("per_layer", True)):
+        shown = moereplay("bounds", path, "--capacity", "50%", "--scope", scope, "--json", "--workers", 1)
+        (document,) = json.loads(shown.stdout)["bounds"]
+        assert (document["limits"]["relaxed"] is not None) is known
+        assert (document["policies"][0]["gap"] is not None) is known
+        assert any("differ in bytes" in reason for reason in document["reasons"]) is not known
+
+
+def test_without_logits_other_routing_is_refused_if_it_is_asked_for_and_left_out_if_not(tmp_path: Path) -> None:
+    path = made(tmp_path, geometry=sizes(2, 6, 2, 30))
+    plain = moereplay("bounds", path, "--capacity", "50%", "--workers", 1)
+    assert plain.returncode == 0 and "routing, at least" not in plain.stdout
+    assert "no bound over other routing: this trace has no router logits" in unfolded(plain.stderr)
+    for option in (("--top-m", "2k"), ("--mass", 0.9), ("--top-j", 1)):
+        refused = moereplay("bounds", path, *option)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "needs router logits, which this trace lacks" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--json", "--csv"), "two ways to print"),
+        (("--top-m", "1"), "expected M of at least"),
+        (("--top-m", "2k", "--mass", 0.5), "two ways to bound routing"),
+        (("--capacity", "much"), "capacity 'much' cannot be read"),
+        (("--eviction", "lruu"), "did you mean lru?"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line_before_anything_is_counted(
+    trace: Path, options: tuple[object, ...], said: str
+) -> None:
+    refused = moereplay("bounds", trace, *options)
+    assert (refused.returncode, refused.stdout) == (2, "") and said in refused.stderr
+    assert refused.stderr.count("\n") == 1
