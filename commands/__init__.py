@@ -28,6 +28,7 @@ NAMES = (
     "calibrate",
     "evidence",
     "plot",
+    "paper",
     "policies",
     "presets",
     "platforms",
