@@ -35,15 +35,25 @@ def draw(axes: Axes, rows: pl.DataFrame, published: pl.DataFrame, value: str, lo
     """The series of a name stand side by side; a value that is undefined leaves a gap."""
     names = rows["x"].unique(maintain_order=True).to_list()
     spots, faces = _spots(rows, names), _faces(looks)
+    marks = {(mark["series"], mark["x"]): (mark["low"], mark["high"]) for mark in _marks(published, value)}
     for (series, name), (middle, width) in spots.items():
         found = rows.filter((pl.col("series") == series) & (pl.col("x") == name))[value].drop_nulls()
+        ends = marks.get((series, name), ())
+        if ends:
+            _mark(axes, middle, width, *ends)
         if len(found):
             axes.bar(middle, found[0], 0.9 * width, **faces[series])
-            axes.annotate(_short(found[0], value), (middle, found[0]), (0, 1), fontsize=SMALL, **_ABOVE)
-    for mark in published.filter(pl.col("value") == value).iter_rows(named=True) if len(published) else ():
-        if spot := spots.get((mark["series"], mark["x"])):
-            _mark(axes, *spot, mark["low"], mark["high"])
+            axes.annotate(_short(found[0], value), (middle, _above(found[0], ends)), (0, 1), fontsize=SMALL, **_ABOVE)
     _ticks(axes, names)
+
+
+def _marks(published: pl.DataFrame, value: str) -> list[dict[str, Any]]:
+    return published.filter(pl.col("value") == value).to_dicts() if len(published) else []
+
+
+def _above(top: float, ends: Sequence[float]) -> float:
+    """Where a number can be read: above its bar, and above the mark that the bar's top is in."""
+    return ends[1] if ends and ends[0] <= top <= ends[1] else top
 
 
 def _spots(rows: pl.DataFrame, names: Sequence[str]) -> dict[tuple[str, str], tuple[float, float]]:

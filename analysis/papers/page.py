@@ -10,6 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from analysis.figures.facets import DIGEST, shared
@@ -70,7 +71,7 @@ def _drawn(chart: Chart, drawn: dict[str, str], text: Text, rows: pl.DataFrame, 
     size = (3.0, 2.3) if len(plan.columns) > 1 else (6.0, 3.4)
     grid = Grid(plan.columns, plan.rows, size, scales="columns" if len(drawn) > 1 else "one")
     y_name = "" if len(drawn) > 1 else next(iter(drawn.values()))
-    marks = [PUBLISHED[chart.kind]] if len(published) else []
+    marks = [_published_handle(chart, published)] if len(published) else []
     wording = Wording(
         text.title,
         _subtitle(rows),
@@ -140,6 +141,13 @@ def _label(rows: pl.DataFrame) -> str:
 
 def _handles(chart: Chart, looks: dict[str, Look]) -> Sequence[Artist]:
     return bars.legend(looks) if chart.kind == "bars" else legend(looks)
+
+
+def _published_handle(chart: Chart, published: pl.DataFrame) -> Artist:
+    """What a published number looks like: of the horizontal axis a band."""
+    if (published["value"] == chart.x).all():
+        return Patch(facecolor=INK, alpha=0.15, label="published")
+    return PUBLISHED[chart.kind]
 
 
 def _panel(
