@@ -169,7 +169,7 @@ def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
     marks = published_frame(given, rows)
     numbers = beside(rows, figure.chart, marks)
     write_csv(out / f"{figure.name}.csv", numbers)
-    _show(figure, numbers, out)
+    _show(figure, numbers)
     try:
         drawn = page(figure.chart, Text(figure.heading, figure.note), rows, marks)
     except ResultError as refused:
@@ -196,11 +196,11 @@ def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
     return [mark._asdict() | {"of": mark.model or "not said"} | place for mark in of_model(figure.published, model)]
 
 
-def _show(figure: PaperFigure, numbers: pl.DataFrame, out: Path) -> None:
+def _show(figure: PaperFigure, numbers: pl.DataFrame) -> None:
     from analysis.papers.tables import printed
 
     title = f"{figure.where}: {figure.title}"
     if len(numbers) > MOST_ROWS:
-        show(f"{title}: {len(numbers):,} rows in {out / figure.name}.csv", "")
+        show(f"{title}: {len(numbers):,} rows in {figure.name}.csv", "")
     else:
         show(printed(numbers, title))
