@@ -16,7 +16,7 @@ GRID := --capacity 15%,25%,50% --eviction lru,lfu,least_stale
 RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 
-.PHONY: help demo demo-begins demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-quality study-coverage
+.PHONY: help demo demo-begins demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-fidelity study-measured study-live-transfers study-tune study-recommend bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
@@ -112,14 +112,17 @@ coverage: .venv/dev.stamp    ## the test suite with coverage, without the long r
 wheel: .venv/dev.stamp       ## sdist and wheel in dist/
 	rm -rf dist && $(BIN)/python -m build --no-isolation
 
-study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 replayed: collisions per miss of every eviction policy
-	$(BIN)/python benchmarks/specmd_collisions.py
+study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 under 24 readings: collisions per miss (TRACE=a.zarr for a trace's routing)
+	$(BIN)/python benchmarks/specmd_collisions.py $(if $(TRACE),--trace $(TRACE))
 
-study-cache-prior: .venv/base.stamp  ## Cache-Prior's misses against lambda, beside LRU and Belady (TRACES="a.zarr b.zarr" for others)
-	$(BIN)/python benchmarks/cache_prior_study.py $(TRACES)
+study-cache-prior: .venv/base.stamp  ## Cache-Prior's misses against lambda and quality, beside LRU and Belady (TRACE=a.zarr for another)
+	$(BIN)/moereplay paper cache-conditional $(or $(TRACE),miniature) --published --out runs/cache-prior
 
-study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain in TTFT beside the published one
-	$(BIN)/python benchmarks/specmd_table2.py
+study-specmd: .venv/base.stamp  ## SpecMD Table 2 replayed: Least-Stale's gain in TTFT beside the published one (TRACE=a.zarr)
+	$(BIN)/python benchmarks/specmd_table2.py $(if $(TRACE),--trace $(TRACE))
+
+study-readings: .venv/base.stamp  ## SpecMD Table 2 under every reading of what the paper leaves open, ranked (10 minutes)
+	$(BIN)/python benchmarks/specmd_readings.py
 
 study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (12 minutes)
 	$(BIN)/python benchmarks/miniature_quality.py

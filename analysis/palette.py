@@ -118,3 +118,14 @@ def _shaded(colour: str, shade: float) -> str:
     target = 255 if shade > 0 else 0
     channels = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return "#" + "".join(f"{round(channel + (target - channel) * abs(shade)):02X}" for channel in channels)
+
+
+def in_order(names: Iterable[str]) -> dict[str, Look]:
+    """Looks of the series of one figure, in their order: eviction policies have their own, others those left over.
+
+    Markers that cannot be hollow are left out, as a hollow one is a published number.
+    """
+    wanted = list(dict.fromkeys(names))
+    known = looks(name for name in wanted if name.partition(":")[0] in KNOWN)
+    left = iter([look for name, look in KNOWN.items() if name not in wanted and look.marker != "x"])
+    return {name: known.get(name) or next(left, look_of(name)) for name in wanted}

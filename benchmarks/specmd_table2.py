@@ -8,7 +8,9 @@ the cells, a line per reading says how many signs agree, and the rank correlatio
 Not tuned to agree. SYNTHETIC: the four models' traces have their geometry and router, but draws from a Zipf law for
 routing, with one lift of reuse over chance and one look-ahead recall for all, measured on the bundled miniature; prompt
 lengths are unpublished, and taken as 64. What differs between models here is geometry, nothing that they learned. Only
-the miniature's sample is recorded; it has OLMoE's topology, so it stands beside OLMoE's row, outside of the 16 cells.
+the miniature's sample is recorded; it has OLMoE's topology, so it stands beside OLMoE's row, outside of the 16 cells,
+and so does the trace of `--trace`. Where that has no look-ahead an oracle stands for top_k (recall and precision .87),
+where it has no prompts the change is that of the time per token, and presets that need more than it has are left out.
 SIMULATED: its machine's 5 GB/s, without the 1 to 2.5 ms per expert that its software adds to small experts' loads, so
 percentages can be compared and milliseconds cannot; `--load-us 1750` adds them. `make study-specmd` runs it.
 """
@@ -26,10 +28,14 @@ from typing import NamedTuple
 from analysis.metrics import measured
 from analysis.statistics import spearman
 from analysis.tables import console, table
+from policies.contract import PolicyError
 from results.write import to_frame
 from simulator.config import ReplayConfig, configure
 from simulator.preset import LEAST_STALE, preset
+from simulator.replay import plan
 from sweeps.grid import run_grid
+from sweeps.papers.figure import predictor
+from sweeps.papers.specmd.table_2 import PRESETS, PUBLISHED
 from traces.geometry import known
 from traces.schema import Geometry, Trace
 from traces.store import open_trace
@@ -37,16 +43,8 @@ from traces.synthetic import Synthetic, synthesise
 from traces.writer import write_trace
 
 SAMPLE = Path(__file__).parents[1] / "traces" / "samples" / "miniature.zarr"
-MINIATURE, MINIATURE_BESIDE = "miniature", "olmoe-1b-7b"
-PRESETS = ("specmd-1", "specmd-2", "specmd-3", "specmd-4")
+MINIATURE, BESIDE = "miniature", "olmoe-1b-7b"
 CAPACITIES = ("5%@4", "5%@16")  #: "5 %" of the bytes that experts have, and of those that they would have at 16 bits
-#: Table 2: TTFT in ms of each preset as it is, and with Least-Stale.
-PUBLISHED: dict[str, tuple[tuple[float, float], ...]] = {
-    "olmoe-1b-7b": ((3076.8, 2748.1), (2257.2, 1473.1), (1590.1, 1309.2), (2664.6, 2297.5)),
-    "mixtral-8x7b": ((4238.0, 3485.2), (1620.3, 1460.8), (2321.7, 1725.2), (4332.6, 3573.2)),
-    "phi-3.5-moe": ((4451.7, 3791.1), (1905.6, 1987.6), (3458.6, 1933.6), (5025.3, 3791.1)),
-    "qwen1.5-moe-a2.7b": ((3724.0, 3433.4), (2739.2, 2620.9), (2492.0, 2033.7), (3488.6, 2685.4)),
-}
 #: Of the miniature's sample, by `moereplay inspect`: reuse .314 where chance is .125, and look-ahead recall at depth 1.
 LIFT = (0.314 - 0.125) / (1 - 0.125)
 RECALL = 0.87
@@ -66,28 +64,30 @@ class Cell(NamedTuple):
     model: str
     preset: str
     capacity: str
+    predictor: str = "top_k"  #: what stands for it
 
     def config(self, suffix: str, load_us: int) -> ReplayConfig:
         """The preset's, at this capacity, its machine's software spending so many microseconds to load an expert."""
         settings = preset(self.preset + suffix).values() | {"capacity": self.capacity}
+        if settings["prefetch"] == "top_k":
+            settings["prefetch"] = self.predictor
         if load_us:
             settings["platform"] += f":loading.ns_per_expert={1000 * load_us}"
         return configure(**settings)
 
     def published(self) -> tuple[float, float]:
-        """TTFT in ms without and with Least-Stale; the miniature's is OLMoE's."""
-        model = MINIATURE_BESIDE if self.model == MINIATURE else self.model
-        return PUBLISHED[model][PRESETS.index(self.preset)]
+        """TTFT in ms without and with Least-Stale; that of a trace is OLMoE's."""
+        return PUBLISHED.get(self.model, PUBLISHED[BESIDE])[PRESETS.index(self.preset)]
 
 
 def main() -> None:
     """Make the traces, replay, print a table per model and one of agreement; keep both in --out."""
     options = _options()
     rows: list[Row] = []
-    for model in options.models:
+    for model in [str(options.trace)] if options.trace else options.models:
         with TemporaryDirectory() as folder:
             found = list(_cells(model, _trace(model, options, Path(folder)), options.load_us))
-        kind = "recorded" if model == MINIATURE else "SYNTHETIC routing"
+        kind = "SYNTHETIC routing" if model in PUBLISHED else "recorded"
         title = f"{model} ({kind}): SIMULATED, cells are without -> with Least-Stale; open loop where output changes"
         console().print(table([_arrows(row) for row in found], title=title))
         rows += found
@@ -100,6 +100,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=lambda text: text.split(","), default=[MINIATURE, *PUBLISHED])
+    parser.add_argument("--trace", type=Path, help="this one alone, beside OLMoE's row")
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a synthetic prompt")
     parser.add_argument("--decode", type=int, default=64, help="tokens after it")
@@ -110,8 +111,13 @@ def _options() -> argparse.Namespace:
 
 def _trace(model: str, options: argparse.Namespace, folder: Path) -> Trace:
     """The miniature's sample, or routing drawn for the model's geometry."""
-    if model == MINIATURE:
-        return open_trace(SAMPLE)
+    if model not in PUBLISHED:
+        return open_trace(SAMPLE if model == MINIATURE else Path(model))
+    return synthetic(model, options, folder)
+
+
+def synthetic(model: str, options: argparse.Namespace, folder: Path) -> Trace:
+    """Routing drawn for a model's geometry: as many requests of prompt and decode tokens as the options say."""
     geometry = known(model).geometry
     made = synthesise(
         Synthetic(
@@ -134,7 +140,8 @@ def _reuse(geometry: Geometry) -> float:
 
 
 def _cells(model: str, trace: Trace, load_us: int) -> Iterator[Row]:
-    cells = [Cell(model, name, capacity) for capacity in CAPACITIES for name in PRESETS]
+    every = [Cell(model, name, capacity, predictor(trace)) for capacity in CAPACITIES for name in PRESETS]
+    cells = [cell for cell in every if _runs(trace, cell.config("", load_us))]
     configs = [cell.config(suffix, load_us) for cell in cells for suffix in ("", LEAST_STALE)]
     results = [result for result, _ in run_grid(trace, configs, os.cpu_count() or 1, bounded=False)]
     seen = measured(to_frame(results, [None] * len(results))).to_dicts()
@@ -142,10 +149,19 @@ def _cells(model: str, trace: Trace, load_us: int) -> Iterator[Row]:
         yield _row(cell, before, after)
 
 
+def _runs(trace: Trace, config: ReplayConfig) -> bool:
+    try:
+        plan(trace, config)
+    except PolicyError:
+        return False
+    return True
+
+
 def _row(cell: Cell, before: dict, after: dict) -> Row:
     pairs = {f"{name}{side}": row[key] for name, key in SHOWN.items() for side, row in (("", before), (LS, after))}
     first, last = cell.published()
-    ours = _faster(before["ttft_mean_ms"], after["ttft_mean_ms"])
+    time = "tpot_ms" if before["ttft_mean_ms"] is None else "ttft_mean_ms"
+    ours = _faster(before[time], after[time])
     change = {
         "faster by %": ours,
         "published %": _faster(first, last),
@@ -178,8 +194,8 @@ def _short(value: str | float | None) -> str:
 
 def _agreement(rows: list[Row], capacity: str) -> Iterator[Row]:
     """The four models together, the miniature, and what a constant would score beside each."""
-    for name, belongs in (("synthetic", False), (MINIATURE, True)):
-        cells = [row for row in rows if row["capacity"] == capacity and (row["model"] == MINIATURE) == belongs]
+    for name, synthetic in (("synthetic", True), ("recorded", False)):
+        cells = [row for row in rows if row["capacity"] == capacity and (row["model"] in PUBLISHED) == synthetic]
         ours, theirs = ([float(row[column] or 0) for row in cells] for column in ("faster by %", "published %"))
         if cells:
             means = {"mean faster by %": sum(ours) / len(ours), "published": sum(theirs) / len(theirs)}

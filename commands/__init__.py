@@ -29,6 +29,7 @@ NAMES = (
     "calibrate",
     "evidence",
     "plot",
+    "paper",
     "policies",
     "presets",
     "platforms",

@@ -159,8 +159,9 @@ def together(base: pl.Schema, found: Sequence[tuple[object, pl.DataFrame]]) -> p
 
 def _filled(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     """Casting fills the fields that a nested column lacks."""
-    lacking = [pl.lit(None, kind).alias(name) for name, kind in schema.items() if name not in frame.columns]
-    other: Any = {name: kind for name, kind in schema.items() if frame.schema.get(name, kind) != kind}
+    own = frame.schema  # polars makes it anew each time
+    lacking = [pl.lit(None, kind).alias(name) for name, kind in schema.items() if name not in own]
+    other: Any = {name: kind for name, kind in schema.items() if own.get(name, kind) != kind}
     return frame.cast(other).with_columns(lacking).select(schema.names())
 
 

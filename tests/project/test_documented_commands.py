@@ -50,6 +50,7 @@ LONG = {
     "moereplay plot runs/sweep": "of what ran long",
     "moereplay tune": PROCESSES,
     "MOEREPLAY_RECORDINGS=recordings make demo": "make installs, and the model is recorded",
+    "moereplay paper cache-conditional miniature --figure rank_sensitivity --live": "of what ran long",
     "moereplay recommend": "replays a hundred configurations",
 }
 #: Pages whose numbers depend on the processor's arithmetic, as they are of a recording made there.

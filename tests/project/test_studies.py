@@ -13,13 +13,6 @@ from traces.writer import write_trace
 
 BENCHMARKS = ROOT / "benchmarks"
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
-#: SpecMD (arXiv 2602.03921), Table 2, the percentages as printed.
-TABLE_2 = {
-    "olmoe-1b-7b": [10.7, 34.7, 17.7, 13.8],
-    "mixtral-8x7b": [17.8, 9.8, 25.7, 17.5],
-    "phi-3.5-moe": [14.8, -4.3, 44.1, 24.6],
-    "qwen1.5-moe-a2.7b": [7.8, 4.3, 18.4, 23.0],
-}
 
 
 @pytest.fixture
@@ -37,19 +30,20 @@ def short(tmp_path: Path) -> Path:
     return tmp_path / "short.zarr"
 
 
-def test_cache_prior_study_finds_where_it_beats_belady(short: Path, tmp_path: Path) -> None:
-    out = tmp_path / "prior.json"
-    done = run(BENCHMARKS / "cache_prior_study.py", short, "--step", 20, "--out", out)
+def test_collisions_are_laid_beside_one_another_by_reading(short: Path, tmp_path: Path) -> None:
+    out = tmp_path / "collisions.json"
+    done = run(BENCHMARKS / "specmd_collisions.py", "--trace", short, "--out", out)
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())["short"]
-    assert len(found["crossings"]) == 8
-    for row in found["crossings"]:
-        assert row["lambda = 0 is standard"] == "yes"
-        assert row["Belady"] < row["LRU"]
-        assert (row["beats Belady from lambda"] is not None) == (row["lowest with cache_prior"] < row["Belady"])
-    lines = [row for row in found["rates"]["E/2"] if row["routing"] == "cache_prior, LRU"]
-    assert [row["lambda"] for row in lines if round(100 * row["lambda"]) % 20 == 0] == [0, 0.2, 0.4, 0.6, 0.8, 1]
-    assert lines[0]["J = 2"] == found["crossings"][0]["LRU"]
+    rows = json.loads(out.read_text())["rows"]
+    assert len({(row["link"], row["contract"], row["bits"], row["prefetch"]) for row in rows}) == len(rows) == 24
+    assert all(0 <= row[name] <= 100 for row in rows for name in ("LS", "LS a", "LS b", "LRU", "LFU", "score", "FLD"))
+
+
+def test_a_trace_takes_the_place_of_the_models_of_table_2(short: Path, tmp_path: Path) -> None:
+    done = run(BENCHMARKS / "specmd_table2.py", "--trace", short, "--out", tmp_path / "table.json")
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((tmp_path / "table.json").read_text())["cells"]
+    assert [(row["preset"], row["published ms"]) for row in cells[:2]] == [("specmd-1", 3076.8), ("specmd-2", 2257.2)]
 
 
 def test_specmd_table_is_laid_beside_its_replay(tmp_path: Path) -> None:
@@ -60,23 +54,24 @@ def test_specmd_table_is_laid_beside_its_replay(tmp_path: Path) -> None:
     document = json.loads(out.read_text())
     for capacity in ("5%@4", "5%@16"):
         cells = [row for row in document["cells"] if row["capacity"] == capacity]
-        assert [round(row["published %"], 1) for row in cells] == TABLE_2["phi-3.5-moe"]
+        assert [round(row["published %"], 1) for row in cells] == [14.8, -4.3, 44.1, 24.6]
         for row in cells:
             assert row["faster by %"] == pytest.approx(100 * (1 - row["TTFT ms +ls"] / row["TTFT ms"]))
     constant = [line for line in document["agreement"] if line["who"].endswith("always better")]
     assert [(line["signs that agree"], line["rank correlation"]) for line in constant] == [("3 of 4", None)] * 2
 
 
-def test_published_times_give_the_published_percentages() -> None:
-    """The table prints both; one copied wrongly would differ."""
-    script = (
-        "import json, sys; sys.path.insert(0, sys.argv[1]); import specmd_table2 as study\n"
-        "print(json.dumps({m: [study._faster(*c) for c in cells] for m, cells in study.PUBLISHED.items()}))"
-    )
-    done = run("-c", script, BENCHMARKS)
+def test_readings_are_scored_over_the_same_cells(tmp_path: Path) -> None:
+    size = ("--requests", 1, "--prompt", 4, "--decode", 1, "--models", "phi-3.5-moe")
+    done = run(BENCHMARKS / "specmd_readings.py", *size, "--out", tmp_path / "readings.json")
     assert done.returncode == 0, done.stderr
-    found = {model: [round(value, 1) for value in values] for model, values in json.loads(done.stdout).items()}
-    assert found == TABLE_2
+    document = json.loads((tmp_path / "readings.json").read_text())
+    *ranking, constant = document["ranking"]
+    assert len(ranking) == 3 * 2**6 and len(document["cells"]) == 4 * len(ranking)
+    assert (constant["LS"], constant["signs"], constant["rank"]) == ("constant", 3, None)
+    settings = {name: value for name, value in ranking[0].items() if name not in ("signs", "rank", "off by")}
+    own = [row for row in document["cells"] if settings.items() <= row.items()]
+    assert ranking[0]["off by"] == pytest.approx(mean(abs(row["faster by %"] - row["published %"]) for row in own))
 
 
 @pytest.mark.long

@@ -1,0 +1,1 @@
+"""Mixture of Cache-Conditional Experts, arXiv 2412.00099."""

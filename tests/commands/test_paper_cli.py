@@ -1,0 +1,259 @@
+"""`moereplay paper`: every figure draws, its numbers are those of an ordinary replay, and what is wrong is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.result import Result
+from simulator.config import ReplayConfig, configure
+from simulator.replay import replay
+from sweeps.papers import NAMES
+from sweeps.papers.catalogue import figures_of
+from sweeps.papers.figure import PaperFigure, planned
+from tests.kit.command import moereplay_here as moereplay
+from traces.bundled import bundled
+from traces.schema import Request, Trace
+from traces.store import open_trace
+from traces.writer import write_trace
+
+#: Of more than a hundred replays: left to `make test-long`.
+LARGE = ("miss_rate_lambda",)
+EVERY = [
+    pytest.param(paper, figure, id=f"{paper}-{figure.name}", marks=[pytest.mark.long] * (figure.name in LARGE))
+    for paper in NAMES
+    for figure in figures_of(paper)
+]
+CLOSE = 1e-12  #: of a quotient that polars divides
+
+
+def part(whole: Request, tokens: int, ids_alone: bool) -> Request:
+    """The first tokens of a request, half of them its prompt."""
+    rows = slice(0, tokens)
+    if ids_alone:
+        return Request(whole.chosen[rows], 0)
+    assert whole.weights is not None and whole.logits is not None
+    look = tuple(each[rows] for each in whole.lookahead)
+    return Request(whole.chosen[rows], tokens // 2, whole.weights[rows], whole.logits[rows], look)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first tokens of two requests of the bundled recording."""
+    sample = open_trace(bundled(Path("miniature")))
+    path = tmp_path_factory.mktemp("papers") / "short.zarr"
+    write_trace(path, sample.header, [part(sample.request(each), 16, False) for each in (0, 1)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without anything but ids, and without prompts."""
+    sample = open_trace(bundled(Path("miniature")))
+    header = sample.header.model_copy(update={"lookahead_depth": 0})
+    path = tmp_path_factory.mktemp("papers") / "bare.zarr"
+    write_trace(path, header, [part(sample.request(0), 16, True)])
+    return path
+
+
+class Drawn:
+    """Papers' figures with the published numbers, each drawn when a test first asks for one of its kind."""
+
+    def __init__(self, trace: Path, folder: Path) -> None:
+        self._trace, self._folder, self._done = trace, folder, set[tuple[str, bool]]()
+
+    def of(self, paper: str, name: str = "") -> Path:
+        """The folder of a paper, with its large figures if the name is of one, else with all others."""
+        out, large = self._folder / paper, name in LARGE
+        if (paper, large) not in self._done:
+            self._done.add((paper, large))
+            figures = ",".join(each for each in NAMES[paper] if (each in LARGE) == large)
+            given = ("--out", out, "--published", "--workers", 1, "--figure", figures)
+            ended = moereplay("paper", paper, self._trace, *given)
+            assert ended.returncode == 0, ended.stderr
+            assert all(len(line) <= 80 for line in ended.stdout.splitlines())
+        return out
+
+
+@pytest.fixture(scope="module")
+def drawn(short: Path, tmp_path_factory: pytest.TempPathFactory) -> Drawn:
+    return Drawn(short, tmp_path_factory.mktemp("drawn"))
+
+
+def rows(folder: Path, figure: PaperFigure) -> list[dict[str, str]]:
+    with (folder / f"{figure.name}.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["identity"]]
+
+
+@pytest.mark.parametrize(("paper", "figure"), EVERY)
+def test_every_figure_is_drawn_and_has_its_numbers(paper: str, figure: PaperFigure, drawn: Drawn) -> None:
+    for kind in ("png", "svg"):
+        assert (drawn.of(paper, figure.name) / f"{figure.name}.{kind}").stat().st_size > 5000
+    found = rows(drawn.of(paper, figure.name), figure)
+    assert found and all(set(figure.chart.drawn) <= set(row) for row in found)
+
+
+@pytest.mark.parametrize(("paper", "figure"), EVERY)
+def test_numbers_are_those_of_an_ordinary_replay(paper: str, figure: PaperFigure, drawn: Drawn, short: Path) -> None:
+    """The first and the last cell, counted in plain Python from a replay of their configuration alone."""
+    trace = open_trace(short)
+    cells, found = planned(figure, trace).cells, rows(drawn.of(paper, figure.name), figure)
+    for cell in (cells[0], cells[-1]):
+        own = [row for row in found if (row["series"], row["panel"]) == (cell.series, cell.panel)]
+        if figure.chart.per == "run":
+            own = [row for row in own if row["x"] == str(cell.x) or same(row["x"], cell.x)]
+        result = replay(trace, cell.config)
+        expected = list(counted(figure, trace, result))
+        assert figure.chart.per == "run" or [float(row["x"]) for row in own] == [x for x, _ in expected]
+        assert len(own) == len(expected) > 0
+        for row, (_, values) in zip(own, expected, strict=True):
+            assert row["identity"] == cell.config.identity(trace)
+            for name, value in values.items():
+                shown = float(row[name]) if row[name] else None
+                assert shown == (value if value is None else pytest.approx(value, rel=CLOSE)), (name, row)
+
+
+def same(text: str, x: float | str) -> bool:
+    return not isinstance(x, str) and float(text) == x
+
+
+def counted(figure: PaperFigure, trace: Trace, result: Result) -> Iterator[tuple[float, dict[str, Any]]]:
+    """x and values of the rows of a cell."""
+    if figure.chart.per == "layer":
+        for layer in range(trace.geometry.layers):
+            both = [row for row in result.per_layer if row["layer"] == layer]
+            misses = sum(row["misses"] for row in both)
+            collisions = sum(row["collisions"] for row in both)
+            yield layer, {"collisions_per_miss": collisions / misses if misses else None}
+    elif figure.chart.per == "lifetime":
+        yield from shares(result.totals["lifetime"], trace.geometry.layers)
+    else:
+        yield 0, {name: of_run(name, result) for name in figure.chart.values}
+
+
+def shares(lifetimes: Sequence[int], layers: int) -> list[tuple[float, dict[str, Any]]]:
+    """Of the copies evicted, those below 2**bucket steps: from the last 0 to the first 1."""
+    below = [sum(lifetimes[: bucket + 1]) / sum(lifetimes) for bucket in range(len(lifetimes))]
+    first = max((at for at, share in enumerate(below) if share == 0), default=0)
+    last = next(at for at, share in enumerate(below) if share == 1)
+    return [(2**at / layers, {"share": below[at]}) for at in range(first, last + 1)]
+
+
+def of_run(name: str, result: Result) -> float | None:
+    """A value of a whole run, from its counters."""
+    totals, requests = result.totals, result.per_request
+    first = [row["ttft_ns"] for row in requests if row["ttft_ns"] is not None]
+    passes, decode = (sum(row[each] or 0 for row in requests) for each in ("decode_passes", "decode_ns"))
+    kept = totals["mass_kept"] - totals["mass_low_precision"]
+    found = {
+        "collisions": (totals["collisions"], 1),
+        "collisions_per_miss": (totals["collisions"], totals["misses"]),
+        "hit_rate": (totals["hits"], totals["accesses"]),
+        "miss_rate": (totals["misses"], totals["accesses"]),
+        "mass_changed": (totals["mass"] - kept, totals["mass"]),
+        "mean_variation": (totals["variation"], totals["mass"]),
+        "ttft_mean_ms": (sum(first), len(first) * 10**6),
+        "tokens_per_s": (passes * 10**9, decode),
+    }
+    over, under = found[name]
+    return over / under if under else None
+
+
+def test_a_second_run_replays_nothing_and_writes_the_same_bytes(drawn: Drawn, short: Path) -> None:
+    folder = drawn.of("specmd")
+    files = {path: path.read_bytes() for path in folder.glob("*.*")}
+    ended = moereplay("paper", "specmd", short, "--out", folder, "--published", "--figure", "collisions,table_2")
+    assert ended.returncode == 0 and "miniature: 0 replays to do" in ended.stderr
+    assert {path: path.read_bytes() for path in folder.glob("*.*")} == files
+
+
+def test_published_numbers_stand_beside_ours_on_request_alone(drawn: Drawn, short: Path, tmp_path: Path) -> None:
+    with (drawn.of("specmd") / "collisions.csv").open() as file:
+        beside = {(row["panel"], row["series"]): row for row in csv.DictReader(file)}
+    lru = beside["capacity 5%", "lru"]
+    assert (lru["collisions_per_miss published, low"], lru["collisions_per_miss published, high"]) == ("0.045", "0.126")
+    assert lru["source"] == "§4.2, at 5 %" and not beside["capacity 1%", "lru"]["source"]
+    ended = moereplay("paper", "specmd", short, "--out", tmp_path, "--figure", "collisions", "--workers", 1)
+    assert ended.returncode == 0 and "published" not in ended.stdout + (tmp_path / "collisions.csv").read_text()
+
+
+def test_a_ratio_is_that_of_two_rows(drawn: Drawn) -> None:
+    (figure,) = figures_of("specmd", "collision_ratio")
+    found = {(row["panel"], row["series"]): row for row in rows(drawn.of("specmd"), figure)}
+    assert {float(row["relative_collisions"]) for (_, series), row in found.items() if series == "least_stale"} <= {1}
+    one, base = found["capacity 5%", "lru"], found["capacity 5%", "least_stale"]
+    assert float(one["relative_collisions"]) == float(one["collisions"]) / float(base["collisions"])
+
+
+@pytest.mark.parametrize("paper", NAMES)
+def test_the_list_has_every_figure_with_what_it_needs(paper: str) -> None:
+    ended = moereplay("paper", paper, "--list")
+    listed = [line.split()[0] for line in ended.stdout.splitlines() if line and not line.startswith((" ", "all:"))]
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert listed == list(NAMES[paper])
+    assert ended.stdout.count("needs:") == len(NAMES[paper])
+
+
+def test_a_trace_of_ids_alone_says_what_it_does_not_allow(bare: Path, tmp_path: Path) -> None:
+    figures = "hit_rate,overfetch,table_1,cache_aware_routing"
+    ended = moereplay("paper", "specmd", bare, "--out", tmp_path, "--figure", figures, "--workers", 1)
+    assert ended.returncode == 0, ended.stderr
+    said = ended.stderr
+    assert (
+        "overfetch, table_1: not drawn of miniature, as it needs lookahead, which this trace lacks; record with" in said
+    )
+    assert "cache_aware_routing: not drawn of miniature, as it needs logits" in said
+    assert "hit_rate: miniature without score, as eviction score needs weights" in said
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"hit_rate"}
+    with (tmp_path / "hit_rate.csv").open() as file:
+        assert {row["series"] for row in csv.DictReader(file)} >= {"lru", "least_stale"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("specmd",), "which trace? Give one or more: moereplay paper specmd miniature"),
+        (("specmdd", "miniature"), "no paper called 'specmdd': did you mean specmd?"),
+        (("specmd", "miniature", "--figure", "colision"), "no figure of specmd called 'colision': did you mean"),
+        (("specmd", "none.zarr"), "none.zarr"),
+        (("specmd", "miniature", "--live", "none.json"), "--live none.json: No such file"),
+        (("specmd", "miniature", "--out", "-"), "standard output"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_a_line(arguments: Sequence[str], said: str, tmp_path: Path) -> None:
+    ended = moereplay("paper", *arguments, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert said in ended.stderr and "Traceback" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_figure_that_a_trace_allows_is_an_error(bare: Path, tmp_path: Path) -> None:
+    ended = moereplay("paper", "specmd", bare, "--figure", "table_2", "--out", tmp_path / "out")
+    assert ended.returncode == 2 and "these traces allow none of table_2" in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def live(config: ReplayConfig, trace: Trace, perplexity: float) -> str:
+    """What `live --json` prints of a run under that configuration."""
+    document = replay(trace, config).to_json()
+    return json.dumps(document | {"quality": {"total": {"perplexity": perplexity, "perplexity_base": 8.0}}})
+
+
+def test_perplexity_of_live_runs_stands_beside_their_replays(short: Path, drawn: Drawn, tmp_path: Path) -> None:
+    (figure,) = figures_of("cache-conditional", "rank_sensitivity")
+    trace = open_trace(short)
+    cell = planned(figure, trace).cells[1]
+    config = configure(**cell.config.model_dump() | {"passes": "recorded", "reset": "never"})
+    (tmp_path / "live.json").write_text(live(config, trace, 10.0))
+    out = drawn.of("cache-conditional")
+    given = ("--figure", figure.name, "--live", tmp_path / "live.json")
+    ended = moereplay("paper", "cache-conditional", short, "--out", out, *given)
+    assert ended.returncode == 0, ended.stderr
+    found = {(row["series"], float(row["x"])): row["perplexity_change"] for row in rows(out, figure)}
+    assert found.pop((cell.series, float(cell.x))) == "0.25"
+    assert set(found.values()) == {""}

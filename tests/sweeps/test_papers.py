@@ -1,0 +1,138 @@
+"""Papers' figures: each is listed, published numbers are those that were printed, and what is refused is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from results.chart import Chart
+from results.errors import ResultError
+from simulator.config import configure
+from sweeps.papers import NAMES
+from sweeps.papers.catalogue import figures_of
+from sweeps.papers.figure import (
+    ORACLE,
+    Cell,
+    LackingError,
+    PaperFigure,
+    Published,
+    facts,
+    of_model,
+    planned,
+    predictor,
+)
+from sweeps.papers.specmd import table_1, table_2
+from tests.kit.tiny_runs import SMALL, small_trace
+from traces.arrays import from_arrays
+from traces.bundled import bundled
+from traces.schema import Trace
+from traces.store import open_trace
+
+FOLDER = Path(__file__).parents[2] / "sweeps" / "papers"
+EVERY = [(paper, figure) for paper in NAMES for figure in figures_of(paper)]
+#: SpecMD (arXiv 2602.03921), Table 2: by how many percent Least-Stale is faster, as printed.
+TABLE_2 = {
+    "olmoe-1b-7b": [10.7, 34.7, 17.7, 13.8],
+    "mixtral-8x7b": [17.8, 9.8, 25.7, 17.5],
+    "phi-3.5-moe": [14.8, -4.3, 44.1, 24.6],
+    "qwen1.5-moe-a2.7b": [7.8, 4.3, 18.4, 23.0],
+}
+#: What each figure without a table says of what is published: section or table, series, x, panel, range.
+PRINTED = {
+    "collisions": [
+        ("§4.2, at 5 %", "least_stale", 0.016, 0.019),
+        ("§4.2, at 5 %", "lru", 0.045, 0.126),
+        ("§4.2, at 5 %", "score", 0.426, 0.609),
+    ],
+    "hit_rate": [("abstract and §4.2, at 5 %", "least_stale", 0.88, 0.92)],
+}
+
+
+@pytest.mark.parametrize("paper", NAMES)
+def test_every_figure_is_a_file_listed_by_one_word(paper: str) -> None:
+    files = {path.stem for path in (FOLDER / paper.replace("-", "_")).glob("*.py")} - {"__init__"}
+    assert files == set(NAMES[paper])
+    assert [figure.name for figure in figures_of(paper)] == list(NAMES[paper])
+
+
+@pytest.mark.parametrize(("paper", "figure"), EVERY, ids=[f"{paper}-{figure.name}" for paper, figure in EVERY])
+def test_every_figure_says_where_it_is_from_and_stands_in_its_own_grid(paper: str, figure: PaperFigure) -> None:
+    """A published number beside no cell would never be seen; those of another grid stand beside a series of it."""
+    assert figure.where and figure.title
+    assert figure.assumed or figure.throughout
+    cells = planned(figure, open_trace(bundled(Path("miniature")))).cells
+    series = {(cell.panel, cell.series) for cell in cells} | {(cell.panel, "belady") for cell in cells}
+    columns = {*figure.chart.values, *figure.chart.drawn, figure.chart.x}
+    for number in figure.published:
+        assert (number.panel, number.series) in series and number.value in columns, number
+        assert 0 <= number.low <= number.high and number.source
+
+
+def test_table_1_has_the_printed_numbers() -> None:
+    found = {(each.model, each.x, each.value): each.low for each in table_1.FIGURE.published}
+    assert len(found) == 4 * 6 * 2
+    assert found["olmoe-1b-7b", "baseline", "ttft_mean_ms"] == 3166
+    assert found["mixtral-8x7b", "#5", "tokens_per_s"] == 1.42
+    assert found["phi-3.5-moe", "#3", "ttft_mean_ms"] == 3459
+    assert found["qwen1.5-moe-a2.7b", "#4", "tokens_per_s"] == 3.50
+
+
+def test_both_tables_of_specmd_print_the_same_times() -> None:
+    """Table 2's times before a change are those of Table 1, rounded."""
+    for model, pairs in table_2.PUBLISHED.items():
+        assert [round(before) for before, _ in pairs] == [ttft for ttft, _ in table_1.PUBLISHED[model][1:5]]
+
+
+def test_published_times_give_the_published_percentages() -> None:
+    """The table prints both; one copied wrongly would differ."""
+    found = {
+        model: [round(100 * (1 - after / before), 1) for before, after in pairs]
+        for model, pairs in table_2.PUBLISHED.items()
+    }
+    assert found == TABLE_2
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_other_published_numbers_are_those_of_the_paper(name: str) -> None:
+    (figure,) = figures_of("specmd", name)
+    assert [(each.source, each.series, each.low, each.high) for each in figure.published] == PRINTED[name]
+
+
+def test_a_model_has_its_own_numbers_and_others_the_range_over_all() -> None:
+    every = [Published("v", low, low, "s", "x", "T", model=model) for model, low in (("a-1b", 1.0), ("b-2b", 3.0))]
+    assert [(each.low, each.high, each.model) for each in of_model(every, "org/A-1B")] == [(1, 1, "a-1b")]
+    assert [(each.low, each.high, each.model) for each in of_model(every, "other")] == [(1, 3, "2 models")]
+
+
+def test_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ResultError, match="no paper called 'specmdd': did you mean specmd"):
+        figures_of("specmdd")
+    with pytest.raises(ResultError, match="no figure of specmd called 'colision': did you mean collisions"):
+        figures_of("specmd", "colision")
+
+
+def ids_alone() -> Trace:
+    return from_arrays(np.tile(np.arange(2), (6, 4, 1)), SMALL)
+
+
+def test_a_trace_of_ids_alone_lacks_what_it_lacks() -> None:
+    trace = ids_alone()
+    assert facts(trace) == {"ids", "decode"}
+    assert predictor(trace) == ORACLE
+    assert predictor(small_trace()) == "top_k"
+    (overfetch,) = figures_of("specmd", "overfetch")
+    with pytest.raises(LackingError, match="needs lookahead, which this trace lacks; record with --look-ahead 1"):
+        planned(overfetch, trace)
+
+
+def test_a_cell_that_a_trace_does_not_allow_is_left_out_with_the_reason() -> None:
+    trace = ids_alone()
+    cells = [Cell(configure(eviction=name), name, name) for name in ("lru", "score")]
+    figure = PaperFigure("f", "Fig. 0", "t", Chart("bars", {"hit_rate": "hits"}), lambda trace: cells)
+    found = planned(figure, trace)
+    assert [cell.series for cell in found.cells] == ["lru"]
+    assert "needs weights" in found.left_out["score"]
+    with pytest.raises(LackingError, match="needs weights"):
+        planned(PaperFigure("f", "Fig. 0", "t", figure.chart, lambda trace: cells[1:]), trace)
