@@ -28,6 +28,7 @@ NAMES = (
     "calibrate",
     "evidence",
     "plot",
+    "report",
     "policies",
     "presets",
     "platforms",
