@@ -28,7 +28,8 @@ def _best(case: Case, found: Verdict) -> str:
     if many == 1:
         return f"{case.label(found.best)}: {shown}{interval_said(found)}. It is the only configuration."
     if len(found.tied) > 1:
-        return f"{TITLES[found.figure.name]}: a tie of {listed(found.tied, case.names)}, {shown} each."
+        tied = listed(found.tied, case.names)
+        return f"{TITLES[found.figure.name]} of {many:,}: a tie of {tied}, {shown} each{interval_said(found)}."
     return f"{TITLES[found.figure.name]} of {many:,}: {case.label(found.best)}, {shown}{interval_said(found)}."
 
 
@@ -69,10 +70,12 @@ def _why(requests: int) -> str:
 
 
 def _as_good(case: Case, found: Verdict) -> list[str]:
-    alike, many = found.as_good, len(found.rivals)
-    if not alike or many < 2 or len(found.tied) > 1:
+    tied = {id(entry) for entry in found.tied}
+    alike, many = [entry for entry in found.as_good if id(entry) not in tied], len(found.rivals) + 1 - len(tied)
+    if not alike or many < 2:
         return []
-    return [f"{len(alike):,} of the {many:,} others cannot be told from it: {listed(alike, case.names)}."]
+    best = "it" if len(tied) == 1 else "them"
+    return [f"{len(alike):,} of the {many:,} others cannot be told from {best}: {listed(alike, case.names)}."]
 
 
 def _bound(case: Case, found: Verdict) -> list[str]:

@@ -47,9 +47,11 @@ def _of_rows(material: Material) -> list[str]:
     """Of capacities, and of routing that cannot react."""
     if material.frame.is_empty():
         return []
-    capacities = runs(material.frame)["capacity"].to_list()
-    found = [about.get("warning") for about in material.frame["about"].to_list()]
-    said = warnings(sorted(zip(capacities, found, strict=True), key=lambda each: (each[0], each[1] or "")))
+    rows = runs(material.frame).sort("capacity_bytes", "identity")
+    warned = {about["identity"]: about.get("warning") for about in material.frame["about"].to_list()}
+    said = warnings(
+        (capacity, warned[identity]) for capacity, identity in rows.select("capacity", "identity").iter_rows()
+    )
     return [*said, *([OPEN_LOOP] if "open-loop" in label_of(material.frame) else [])]
 
 

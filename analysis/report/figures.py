@@ -20,6 +20,7 @@ from results.settings import OF_CURVES
 
 DECADE = 10  #: capacities that span more than this are shown on a logarithmic axis
 MOST_POINTS = 200  #: of a curve
+LONGEST = 160  #: characters that name lines on one another
 FEW_CAPACITIES = 3  #: as many have a figure of collisions each
 #: Of figures against capacity: the metric, the title, the axis, and what a reader must know.
 AGAINST_CAPACITY = (
@@ -170,17 +171,25 @@ def _of_capacity(name: str, runs: Sequence[Run], drawn: Sequence[Series], rows: 
 def _worded(figure: Figure, left: int) -> Figure:
     """The caption with what is not drawn, what hides what, and where the axis begins."""
     places = ((point["series"], point["x"], point["y"]) for point in figure.points)
-    hidden = "; ".join(" = ".join(names) for names in coinciding(places))
+    hidden = _hidden(coinciding(places))
     bars = any("low" in point for point in figure.points)
     said = [
         figure.caption,
         *(["Vertical bars: 95% intervals; where they overlap much, points may not differ."] if bars else []),
         *(["The axis does not begin at zero."] if not figure.y.zero else []),
-        *([f"On one another: {hidden}."] if hidden else []),
+        *([hidden] if hidden else []),
         *([f"The {MOST} best lines of {MOST + left:,}; the ranking has the others."] if left else []),
     ]
     used = {point["series"] for point in (*figure.points, *figure.lines)}
     return figure._replace(caption=" ".join(said), series=[each for each in figure.series if each.name in used])
+
+
+def _hidden(alike: Sequence[Sequence[str]]) -> str:
+    """Which lines cannot be seen for others; how many where naming them would take too long."""
+    named = "; ".join(" = ".join(names) for names in alike)
+    if len(named) <= LONGEST:
+        return f"On one another: {named}." if named else ""
+    return f"{sum(map(len, alike))} lines lie on others; the table of points has each."
 
 
 def summary(figure: Figure) -> str:

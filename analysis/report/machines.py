@@ -40,7 +40,7 @@ def _seconds(material: Material) -> dict[str, str]:
 def estimates(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """The platforms whose seconds nobody has measured."""
     names = [each["name"] for each in found if each["seconds"] == ESTIMATE]
-    return [f"seconds of {', '.join(names)}: {ESTIMATE}; hit rates and bytes are not"] if names else []
+    return [f"seconds of {', '.join(names)}: {ESTIMATE}; hit rates and bytes are counted"] if names else []
 
 
 def _flat(figures: Any, inside: str = "") -> Iterator[tuple[str, str]]:
