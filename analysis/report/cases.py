@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from analysis.comparisons import YES
-from analysis.metrics import DEFAULTS, entries, measured, varying
+from analysis.metrics import entries, measured, varying
 from analysis.report.material import Material
 from analysis.verdict import FIGURES, Entry, Verdict, called, independent, verdict
 from results.settings import POLICIES
@@ -131,12 +131,3 @@ def title(case: Case, all_cases: Sequence[Case]) -> str:
     words = {name: str(case.shared[name])[:12] if name == "trace" else str(case.shared[name]) for name in shown}
     plain = [text if name in ("model", "platform") else f"{name} {text}" for name, text in words.items()]
     return ", ".join(plain)
-
-
-def said(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that are not at their default, and the policies."""
-    return {
-        name: value
-        for name, value in settings.items()
-        if name in POLICIES or (name in DEFAULTS and value not in (DEFAULTS[name], "", [], None))
-    }

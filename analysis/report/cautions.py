@@ -57,8 +57,10 @@ def _of_rows(material: Material) -> list[str]:
 
 def _samples(cases: Sequence[Case]) -> list[str]:
     """Too few requests, none kept, or such as are not independent."""
-    few = {each.requests: title(each, cases) for each in cases if each.requests < FEW}
-    said = [_few(requests, of if len(cases) > 1 else "") for requests, of in sorted(few.items())]
+    few: dict[int, list[str]] = {}
+    for case in (each for each in cases if each.requests < FEW):
+        few.setdefault(case.requests, []).append(title(case, cases))
+    said = [_few(requests, "; ".join(of) if len(cases) > 1 else "") for requests, of in sorted(few.items())]
     if any(case.shares_a_cache and case.requests > 1 for case in cases):
         said.append("intervals take requests to be independent, but these share a cache (--reset request empties it)")
     return said

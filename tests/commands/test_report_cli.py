@@ -165,3 +165,43 @@ def test_a_missing_package_is_named(grid: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     ended = moereplay("report", grid, "--out", tmp_path / "a.html")
     assert ended.returncode == 2 and "pip install 'moereplay[report]'" in ended.stderr
+
+
+OWN = '''"""Most recently used: the newest last use leaves."""
+
+from policies.contract import Eviction, expert_of
+
+
+def key(now, experts, copies, own, y):
+    return -experts[expert_of(now, y)]["last_use"]
+
+
+POLICY = Eviction(name="newest_{name}", summary="evict the newest", source="a test", key=key, reads=frozenset())
+'''
+
+
+def test_the_command_of_a_users_policy_and_of_lists_repeats_its_run(tmp_path: Path) -> None:
+    name = tmp_path.name.replace("-", "_")
+    (tmp_path / "mine.py").write_text(OWN.replace("{name}", name))
+    (tmp_path / "start.json").write_text("[[0, 1], [3, 2]]")
+    words = ("--eviction", f"newest_{name}", "--policy-file", tmp_path / "mine.py", "--warm", tmp_path / "start.json")
+    page = made(results(tmp_path / "results", "miniature", "--capacity", "25%", *words), tmp_path / "page.html")
+    run = page.script("moereplay-data")["runs"][0]
+    for file, held in run["files"].items():
+        (tmp_path / file).write_text(json.dumps(held))
+    again = moereplay(*shlex.split(run["command"])[1:], "--json", cwd=tmp_path)
+    assert json.loads(again.stdout)["about"]["identity"] == run["identity"]
+
+
+def test_a_trace_that_is_gone_is_named_and_how_to_give_it(tmp_path: Path) -> None:
+    trace, path = open_trace(SAMPLE), tmp_path / "gone.zarr"
+    write_trace(path, trace.header, [trace.request(0)], trace.router_bias)
+    folder = results(tmp_path / "results", path, "--capacity", "25%,50%")
+    path.rename(tmp_path / "moved.zarr")
+    said = "not where it was replayed from; give it with --trace"
+    assert said in made(folder, tmp_path / "page.html").text
+    found = made(folder, tmp_path / "page.html", "--trace", tmp_path / "moved.zarr")
+    assert said not in found.text and "reuse by the next token" in found.text
+    assert "one request, which says nothing of others" in found.text
+    foreign = moereplay("report", folder, "--out", tmp_path / "b.html", "--trace", SAMPLE)
+    assert foreign.returncode == 2 and "is no trace of these results" in foreign.stderr
