@@ -62,6 +62,7 @@ def check_scripts(page: Page) -> None:
     hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in page.code}
     allowed = dict(rule.strip().split(" ", 1) for rule in page.policy.split(";"))
     assert set(allowed["script-src"].split()) == hashes and len(hashes) == 2
+    assert not any("<" in text for _, text in page.scripts if text not in page.code)  # JSON of whatever strings
     assert allowed["default-src"] == "'none'" and allowed["img-src"] == "data:"
 
 
