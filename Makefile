@@ -15,9 +15,10 @@ GRID := --capacity 15%,25%,50% --eviction lru,lfu,least_stale
 # Other people's recordings, where a folder of them lies beside this one (CONTRIBUTING.md).
 RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
+CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help demo demo-begins demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-fidelity study-measured study-live-transfers study-tune study-recommend bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-fidelity study-measured study-live-transfers study-tune study-recommend report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -39,7 +40,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv .venv
 
 .venv/base.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,-e .,,the simulator)
+	$(call install,-e '.[report]',,the simulator)
 	@touch $@
 
 .venv/record.stamp: .venv/base.stamp
@@ -57,14 +58,17 @@ demo: demo-begins .venv/record.stamp  ## record a small model, replay 18 configu
 	$(BIN)/moereplay replay $(DEMO)/miniature.zarr --passes token $(GRID) --prefetch none,top_k --top 3 \
 	    --out $(DEMO)/miniature
 	$(BIN)/moereplay plot $(DEMO)/miniature
+	$(BIN)/moereplay report $(DEMO)/miniature --out $(DEMO)/miniature.html
 ifneq ($(wildcard $(REAL)),)
 	$(BIN)/moereplay import $(REAL) --model gpt-oss-20b --expert-bits 4 --limit 6 --out $(DEMO)/gpt-oss-20b.zarr
 	$(BIN)/moereplay replay $(DEMO)/gpt-oss-20b.zarr --platform rtx4090-pcie4 $(GRID) --out $(DEMO)/gpt-oss-20b
 	$(BIN)/moereplay plot $(DEMO)/gpt-oss-20b
+	$(BIN)/moereplay report $(DEMO)/gpt-oss-20b --out $(DEMO)/gpt-oss-20b.html
 endif
 	@for model in miniature gpt-oss-20b; do \
 	  if [ -d $(DEMO)/$$model ]; then echo; echo "$$model:"; $(BIN)/moereplay sweep show $(DEMO)/$$model --brief; \
-	    echo "pictures: $(DEMO)/$$model/figures/ (collisions_by_layer.png first)"; fi; done
+	    echo "pictures: $(DEMO)/$$model/figures/ (collisions_by_layer.png first)"; \
+	    echo "one page of all: $(DEMO)/$$model.html"; fi; done
 ifeq ($(wildcard $(REAL)),)
 	@echo; echo "A real model's routing, gpt-oss-20b's, beside it:"; echo "  docs/trace-format.md, \"A published recording\""
 endif
@@ -161,6 +165,15 @@ study-recommend: .venv/base.stamp  ## what recommend finds beside trying everyth
 
 study-tune: .venv/dev.stamp  ## what a search finds of the true Pareto set of 2,000 configurations, beside random search
 	$(BIN)/python benchmarks/tune_against_grid.py
+
+report-check: .venv/base.stamp  ## pages of `report` in a headless Chromium without network: errors, axe, keyboard, print (npm, Chromium)
+	@command -v npm > /dev/null || { echo "this needs node and npm: apt-get install npm"; exit 2; }
+	@test -n "$(CHROMIUM)" || { echo "this needs Chromium: apt-get install chromium, or CHROMIUM=/path/to/it"; exit 2; }
+	mkdir -p runs/report-check && cp benchmarks/report_check/*.json benchmarks/report_check/*.mjs runs/report-check
+	cd runs/report-check && npm install --silent --no-audit --no-fund
+	$(BIN)/python benchmarks/report_check/pages.py runs/report-check/pages
+	cd runs/report-check && node check.mjs "$(CHROMIUM)" looks pages/*.html
+	@echo "to look at: runs/report-check/looks/"
 
 miniature: .venv/record.stamp  ## train the bundled miniature anew (half an hour on one core) and write its card
 	$(BIN)/python -m tracegen.miniature.train --out $(MINI)

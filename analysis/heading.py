@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.tables import counted
@@ -14,6 +14,8 @@ from traces.schema import Trace
 #: Settings that are echoed beside the policies; capacity has lines of its own, and lists of experts are long.
 OTHERS = [each.name for each in SETTINGS if each.name not in (*POLICIES, "capacity") and each.kind != EXPERTS]
 
+OPEN_LOOP = "open-loop: the recorded logits do not react to a changed mixture; a live run measures what that costs"
+
 
 def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
     """Lines that say what was replayed, and how to read it."""
@@ -23,11 +25,7 @@ def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
         *settings(results),
         *_seconds(results),
     ]
-    if "open-loop" in label:
-        lines.append(
-            "open-loop: the recorded logits do not react to a changed mixture; a live run measures what that costs"
-        )
-    return [*lines, ""]
+    return [*lines, *([OPEN_LOOP] if "open-loop" in label else []), ""]
 
 
 def of_trace(trace: Trace) -> str:
@@ -59,14 +57,19 @@ def _seconds(results: Sequence[Result]) -> list[str]:
 def capacities(cached: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
     """From (configuration, `about`) of each: the capacities in every other form, then each warning once."""
     forms = dict.fromkeys((config["capacity"], about["capacity_forms"]) for config, about in cached)
-    warnings: dict[str, dict[str, None]] = {}  # one may be of one platform alone
-    for config, about in cached:
-        if about["warning"]:
-            warnings.setdefault(about["warning"], {})[config["capacity"]] = None
     return [
         *(f"capacity {capacity}: {text.removeprefix(f'{capacity} = ')}" for capacity, text in forms),
-        *(f"warning for {', '.join(texts)}: {warning}" for warning, texts in warnings.items()),
+        *warnings((config["capacity"], about["warning"]) for config, about in cached),
     ]
+
+
+def warnings(found: Iterable[tuple[str, str | None]]) -> list[str]:
+    """From (capacity, warning) of each configuration: each warning once, with the capacities that it is of."""
+    capacities: dict[str, dict[str, None]] = {}  # one may be of one platform alone
+    for capacity, warning in found:
+        if warning:
+            capacities.setdefault(warning, {})[capacity] = None
+    return [f"warning for {', '.join(texts)}: {warning}" for warning, texts in capacities.items()]
 
 
 def _each_side_buffer(results: Sequence[Result]) -> list[str]:

@@ -61,14 +61,23 @@ def judged(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = 
 
     `foresees` says whether the policies of a row know the future, by kind.
     """
-    table = measured(frame)
-    names = [field for field in fields(frame) if field != "trace" and table[field].n_unique() > 1]
-    rows = table.select(*fields(frame), "identity", "tokens_per_s", "hit_rate").with_row_index("at").sort("identity")
-    entries = [
+    return lines(entries(frame, foresees), varying(frame))
+
+
+def varying(frame: pl.DataFrame) -> list[str]:
+    """The settings by which the configurations of a frame are called: those that not all share."""
+    table = runs(frame)
+    return [field for field in fields(frame) if field != "trace" and table[field].n_unique() > 1]
+
+
+def entries(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[Entry]:
+    """The configurations of a frame as `analysis/verdict.py` judges them, by identity."""
+    table = measured(frame).select(*fields(frame), "identity", "tokens_per_s", "hit_rate")
+    rows = table.with_row_index("at").sort("identity").iter_rows(named=True)
+    return [
         Entry(row, row["tokens_per_s"], row["hit_rate"], partial(_requests_of, frame, row["at"]), foresees(row))
-        for row in rows.iter_rows(named=True)
+        for row in rows
     ]
-    return lines(entries, names)
 
 
 def shared(frame: pl.DataFrame) -> str:

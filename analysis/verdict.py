@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.bootstrap import FEW
+from analysis.bootstrap import FEW, Interval
 from analysis.comparisons import NOTHING, YES, Comparison, against, estimate
 from analysis.tables import cell
 
@@ -41,7 +41,7 @@ def _two_digits(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class _Figure:
+class Figure:
     """What the best is chosen by."""
 
     best: str
@@ -52,14 +52,14 @@ class _Figure:
 
 
 FIGURES = (
-    _Figure(
+    Figure(
         "fastest",
         "tokens_per_s",
         lambda value: f"{cell(value)} tokens/s",
         cell,
         lambda more, second: f"{_two_digits(100 * more / second)}%" if second else cell(more),
     ),
-    _Figure(
+    Figure(
         "most hits",
         "hit_rate",
         lambda value: f"{100 * value:.2f}%",
@@ -69,11 +69,59 @@ FIGURES = (
 )
 
 
-class _Rival(NamedTuple):
+class Rival(NamedTuple):
     """Another configuration, and the winner beside it."""
 
     entry: Entry
     beside: Comparison
+
+
+class Verdict(NamedTuple):
+    """The best of some configurations by one figure."""
+
+    figure: Figure
+    tied: Sequence[Entry]  #: the best, and all that have exactly its figure
+    rivals: Sequence[Rival]  #: the others that replay the same requests, best first
+    second: Entry | None  #: the next best that it can be set beside
+
+    @property
+    def best(self) -> Entry:
+        """The first of those that tie."""
+        return self.tied[0]
+
+    @property
+    def value(self) -> float:
+        """The best's figure."""
+        return getattr(self.best, self.figure.name)
+
+    @property
+    def beside_second(self) -> Comparison:
+        """The best beside the second."""
+        return next((each.beside for each in self.rivals if each.entry is self.second), NOTHING)
+
+    @property
+    def as_good(self) -> list[Entry]:
+        """The rivals that the best does not surely beat."""
+        return [each.entry for each in self.rivals if each.beside.answer != YES and each.beside.off is not None]
+
+    def own(self) -> Interval | None:
+        """The interval of the best's own figure; None where no request has it."""
+        return estimate(self.best.requests(), self.figure.name)
+
+
+def verdict(figure: Figure, entries: Sequence[Entry]) -> Verdict | None:
+    """The best of these configurations beside the others; None where none has the figure."""
+    known = _ranked(figure, entries)
+    if not known:
+        return None
+    tied = _tied(figure, known)
+    return Verdict(figure, tied, _rivals(figure, known[0], known), _second(known[0], known))
+
+
+def _ranked(figure: Figure, entries: Sequence[Entry]) -> list[Entry]:
+    """Those that have the figure, best first; the order that they came in among equals."""
+    known = [entry for entry in entries if getattr(entry, figure.name) is not None]
+    return sorted(known, key=lambda entry: -getattr(entry, figure.name))
 
 
 def lines(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
@@ -86,14 +134,10 @@ def lines(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
     return [*(NO_TPOT if missing else ()), *said, *_caution(entries, said)]
 
 
-def _judged(figure: _Figure, entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
+def _judged(figure: Figure, entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
     """The best that can be used, and the best that knows the future; none where nothing has the figure."""
     usable, foreseeing = (
-        sorted(
-            (entry for entry in entries if entry.foresees is foresees and getattr(entry, figure.name) is not None),
-            key=lambda entry: -getattr(entry, figure.name),  # stable: the order of the table among equals
-        )
-        for foresees in (False, True)
+        _ranked(figure, [entry for entry in entries if entry.foresees is foresees]) for foresees in (False, True)
     )
     said = _best(figure, figure.best, usable, names)
     if not foreseeing:
@@ -103,54 +147,52 @@ def _judged(figure: _Figure, entries: Sequence[Entry], names: Sequence[str]) -> 
     return [*said, f"  {WITH_FUTURE}: {_named(figure, foreseeing, names)}"]
 
 
-def _best(figure: _Figure, title: str, known: Sequence[Entry], names: Sequence[str]) -> list[str]:
+def _best(figure: Figure, title: str, known: Sequence[Entry], names: Sequence[str]) -> list[str]:
     """The winner with its figure, beside the second, and the others that may be as good."""
     if not known:
         return []
-    said, first = f"{title}: {_named(figure, known, names)}", known[0]
-    if len(_tied(figure, known)) > 1:
+    said = f"{title}: {_named(figure, known, names)}"
+    found = None if len(_tied(figure, known)) > 1 else verdict(figure, known)
+    if found is None:
         return [said]
-    rivals = _rivals(figure, first, known)
-    second = _second(first, known)
-    if second is None:
-        return [f"{said}{_range(figure, first)}", *_as_good(rivals, names)]
-    return [f"{said}{_range(figure, first)}{_compared(figure, first, second, rivals, names)}", *_as_good(rivals, names)]
+    beside = "" if found.second is None else _compared(found, found.second, names)
+    return [f"{said}{_range(found)}{beside}", *_as_good(found, names)]
 
 
-def _named(figure: _Figure, known: Sequence[Entry], names: Sequence[str]) -> str:
+def _named(figure: Figure, known: Sequence[Entry], names: Sequence[str]) -> str:
     """The best of these, or all that tie."""
     tied, value = _tied(figure, known), figure.shown(getattr(known[0], figure.name))
     if len(tied) > 1:
-        return f"a tie of {_listed(tied, names)}, {value} each"
-    return f"{_called(known[0], names)}, {value}"
+        return f"a tie of {listed(tied, names)}, {value} each"
+    return f"{called(known[0], names)}, {value}"
 
 
-def _tied(figure: _Figure, known: Sequence[Entry]) -> list[Entry]:
+def _tied(figure: Figure, known: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in known if getattr(entry, figure.name) == getattr(known[0], figure.name)]
 
 
-def _rivals(figure: _Figure, first: Entry, known: Sequence[Entry]) -> list[_Rival]:
+def _rivals(figure: Figure, first: Entry, known: Sequence[Entry]) -> list[Rival]:
     """The others that replay the same requests."""
     ours = [first.settings.get(name) for name in ALIKE[:2]]
     others = [each for each in known[1:] if [each.settings.get(name) for name in ALIKE[:2]] == ours]
     found = against(first.requests(), [each.requests() for each in others], figure.name, picked=True)
-    return [_Rival(*pair) for pair in zip(others, found, strict=True)]
+    return [Rival(*pair) for pair in zip(others, found, strict=True)]
 
 
-def _range(figure: _Figure, first: Entry) -> str:
+def _range(found: Verdict) -> str:
     """Where the winner's own figure lies; nothing of few requests."""
-    found = estimate(first.requests(), figure.name)
-    if found is None or found.low is None or found.high is None or found.requests < FEW:
+    own, figure = found.own(), found.figure
+    if own is None or own.low is None or own.high is None or own.requests < FEW:
         return ""
-    return f" ({figure.end(found.low)} to {figure.end(found.high)})"
+    return f" ({figure.end(own.low)} to {figure.end(own.high)})"
 
 
-def _as_good(rivals: Sequence[_Rival], names: Sequence[str]) -> list[str]:
+def _as_good(found: Verdict, names: Sequence[str]) -> list[str]:
     """How many of several others the winner does not surely beat, and the best of those."""
-    alike = [each.entry for each in rivals if each.beside.answer != YES and each.beside.off is not None]
-    if not alike or len(rivals) < 2:
+    alike, many = found.as_good, len(found.rivals)
+    if not alike or many < 2:
         return []
-    return [f"  can't tell it from {len(alike):,} of {len(rivals):,} others: {_listed(alike, names)}"]
+    return [f"  can't tell it from {len(alike):,} of {many:,} others: {listed(alike, names)}"]
 
 
 def _caution(entries: Sequence[Entry], said: Sequence[str]) -> list[str]:
@@ -158,12 +200,12 @@ def _caution(entries: Sequence[Entry], said: Sequence[str]) -> list[str]:
     if not any("±" in line for line in said):
         return []
     few = any(0 < len(entry.requests()) < FEW for entry in entries)
-    shared = not all(_independent(entry) for entry in entries)
+    shared = not all(independent(entry) for entry in entries)
     words = ["; these share a cache"] * shared + ["; fewer than ten requests: rough"] * few
     return [f"  ±: 95%, if requests are independent{''.join(words)}"]
 
 
-def _independent(entry: Entry) -> bool:
+def independent(entry: Entry) -> bool:
     """Whether every request begins with an empty cache, and has it to itself."""
     return entry.settings.get("reset") == "request" and not str(entry.settings.get("passes")).startswith("batch")
 
@@ -178,12 +220,10 @@ def _second(first: Entry, known: Sequence[Entry]) -> Entry | None:
     return None
 
 
-def _compared(figure: _Figure, first: Entry, second: Entry, rivals: Sequence[_Rival], names: Sequence[str]) -> str:
-    value, below = getattr(first, figure.name), getattr(second, figure.name)
-    more = value - below
-    apart = [name for name in names if first.settings.get(name) != second.settings.get(name)]
-    said = f", {figure.more(more, below)} more than {_called(second, apart)} (second)"
-    beside = next((each.beside for each in rivals if each.entry is second), NOTHING)
+def _compared(found: Verdict, second: Entry, names: Sequence[str]) -> str:
+    figure, below = found.figure, getattr(second, found.figure.name)
+    more, beside = found.value - below, found.beside_second
+    said = f", {figure.more(more, below)} more than {called(second, differing(found.best, second, names))} (second)"
     if not beside.requests:
         return f"{said}; no telling how sure: `requests = true` keeps requests"
     if beside.requests == 1:
@@ -193,12 +233,18 @@ def _compared(figure: _Figure, first: Entry, second: Entry, rivals: Sequence[_Ri
     wide = f"± {figure.more(beside.off, below)} over {beside.requests:,} requests"
     if beside.answer == YES:
         return f"{said}, {wide}"
-    luck = f"which may be luck among {len(rivals) + 1:,}" if beside.off < more else "which means nothing"
+    luck = f"which may be luck among {len(found.rivals) + 1:,}" if beside.off < more else "which means nothing"
     return f"{said}, {luck}: {wide}"
 
 
-def _listed(tied: Sequence[Entry], names: Sequence[str]) -> str:
-    shown = [_called(entry, names) for entry in tied[:SHOWN_TIED]]
+def differing(first: Entry, second: Entry, names: Sequence[str]) -> list[str]:
+    """The settings that the two do not share."""
+    return [name for name in names if first.settings.get(name) != second.settings.get(name)]
+
+
+def listed(tied: Sequence[Entry], names: Sequence[str]) -> str:
+    """The first of these, and how many more they are."""
+    shown = [called(entry, names) for entry in tied[:SHOWN_TIED]]
     if len(tied) == 1:
         return shown[0]
     if len(tied) > SHOWN_TIED:
@@ -206,7 +252,7 @@ def _listed(tied: Sequence[Entry], names: Sequence[str]) -> str:
     return f"{'; '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _called(entry: Entry, names: Sequence[str]) -> str:
+def called(entry: Entry, names: Sequence[str]) -> str:
     """Policies by their names, other settings as `name value`, the capacity last: least_stale, scope global at 50%."""
     plain = ("preset", "eviction", "prefetch", "miss", "routing")
     words = [

@@ -30,6 +30,7 @@ NAMES = (
     "evidence",
     "plot",
     "paper",
+    "report",
     "policies",
     "presets",
     "platforms",

@@ -40,7 +40,7 @@ def provenance(
         "platforms": {name: platform(name).figures() for name in machines},
         "policy_files": [_policy_file(path, content) for content, path in _once(files.registered())],
         "command": list(sys.argv if command is None else command),
-        "versions": {name: _version(name) for name in PACKAGES} | {"python": python.python_version()},
+        "versions": {name: version(name) for name in PACKAGES} | {"python": python.python_version()},
         "commit": _commit(),
         "host": socket.gethostname(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -69,7 +69,8 @@ def _policy_file(path: str, content: bytes) -> dict[str, str]:
     return {"path": path, "sha256": hashlib.sha256(content).hexdigest(), "source": source}
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Of an installed package; None of one that is not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

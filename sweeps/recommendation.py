@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.config import ReplayConfig
+from results.repeat import command
 from simulator.platform_files import platform
 from sweeps.engine_flags import Held, flags
 from sweeps.recommend import WORTH, Answer, Question, chosen, differing, everything
@@ -24,7 +23,7 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "trace": {"name": trace_name, "model": _about(best)["model"], "digest": question.trace.digest},
         "platform": best.config.platform,
         "memory": question.memory._asdict() | {"cache_bytes": question.memory.cache_bytes},
-        "best": _found(best) | {"command": command(best.config, trace_name)},
+        "best": _found(best) | {"command": command(best.config.model_dump(mode="json"), trace_name)},
         "second": answer.second and _found(answer.second) | {"differs": list(differing(best, answer.second))},
         "seconds": _about(best)["seconds"],
         "calibration": _about(best)["calibration"],
@@ -44,15 +43,6 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "flags": flags(_held(question, best)),
         "warnings": _warnings(question, best),
     }
-
-
-def command(config: ReplayConfig, trace_name: str) -> str:
-    """What replays the configuration, typed."""
-    changed = {name: value for name, value in config if value != ReplayConfig.model_fields[name].default}
-    words = ["moereplay", "replay", trace_name]
-    for name, value in changed.items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
 
 
 def _about(tried: Tried) -> Mapping[str, Any]:

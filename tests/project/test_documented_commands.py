@@ -48,6 +48,7 @@ LONG = {
     "moereplay sweep show runs/sweep": "of what ran long",
     "moereplay sweep merge runs/sweep": "of what ran long",
     "moereplay plot runs/sweep": "of what ran long",
+    "moereplay report runs/sweep": "of what ran long",
     "moereplay tune": PROCESSES,
     "MOEREPLAY_RECORDINGS=recordings make demo": "make installs, and the model is recorded",
     "moereplay paper cache-conditional miniature --figure rank_sensitivity --live": "of what ran long",

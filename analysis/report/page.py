@@ -1,0 +1,123 @@
+"""The page: contents laid into the template, with styles, scripts and data in it, and nothing that lies elsewhere.
+
+Its policy lets a browser load nothing at all, and run the two scripts whose hashes it names and no other. Everything
+that comes from a file is escaped by the template, or stands as JSON in which no `<` is left.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from analysis.report.contents import Contents, contents
+from analysis.report.drawing import compiled, runtime, still
+from analysis.report.figure import Figure
+from analysis.report.figures import summary, value
+from analysis.report.material import Material
+from analysis.report.question import meaning
+from analysis.report.runs import Run
+from analysis.short import SHARES
+from analysis.tables import Share, cell
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+FIRST = 30  #: rows of a ranking that are shown at once
+#: Columns of the ranking, with their heads and what they are.
+COLUMNS = {
+    "tokens_per_s": ("tokens/s", "of a request, one token per pass"),
+    "hit_rate": ("hit rate", "hits per access"),
+    "belady_hit_rate": ("Belady", "the most hits of any eviction without prefetch"),
+    "ttft_mean_ms": ("TTFT, ms", "time to first token, mean"),
+    "tpot_ms": ("TPOT, ms", "time per output token"),
+    "collisions_per_miss": ("collisions per miss", "misses of what the same pass evicted"),
+    "gb_moved": ("GB moved", "by demand and prefetch"),
+}
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {}; base-uri 'none'; form-action 'none'"
+)
+
+
+def page(material: Material) -> str:
+    """The whole HTML page. Equal material gives equal text. Raises TraceError if a trace's rows are damaged."""
+    made, scripts = contents(material), {"vega": runtime(), "page": _file("page.js")}
+    return _template().render(
+        contents=made,
+        columns={name: head for name, head in COLUMNS.items() if _is_known(made, name)},
+        data_json=as_json(made.data),
+        drawings=as_json({each.name: _drawing(each) for panel in made.panels for each in panel.figures}),
+        first=FIRST,
+        policy=POLICY.format(" ".join(_hash(text) for text in scripts.values())),
+        scripts=scripts,
+        style=_file("page.css"),
+    )
+
+
+def as_json(document: Any) -> str:
+    """JSON for a script element: whatever its strings hold, they can neither end it nor begin a comment."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _template() -> Template:
+    """Escapes whatever it writes, but for our own styles, scripts and JSON, and refuses what it does not know."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"shown": _shown, "ends": _ends, "still": _still, "summary": summary, "meaning": meaning}
+    environment.filters |= {"text": _text, "by_standing": _by_standing}
+    environment.globals["value"] = value
+    return environment.from_string(_file("page.html"))
+
+
+def _file(name: str) -> str:
+    return files("analysis.report").joinpath(name).read_text("utf-8")
+
+
+def _hash(script: str) -> str:
+    """As a browser takes it: of what stands between the tags."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _drawing(figure: Figure) -> dict[str, Any]:
+    fields = {"x": figure.x.log, "y": figure.y.log}
+    return {"spec": compiled(figure.spec()), "logarithmic": fields}
+
+
+def _still(figure: Figure) -> str:
+    return still(figure.spec())
+
+
+def _is_known(made: Contents, name: str) -> bool:
+    return any(run["figures"][name] is not None for run in made.data["runs"])
+
+
+def _shown(number: float | None, name: str) -> str:
+    """A figure as text: shares in percent."""
+    if number is None:
+        return "-"
+    return str(Share(number)) if name in SHARES else cell(number)
+
+
+def _ends(found: dict[str, Any] | None, name: str) -> str:
+    """An interval as text."""
+    if not found:
+        return ""
+    return f"{_shown(found['low'], name)} to {_shown(found['high'], name)}"
+
+
+def _by_standing(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    """The groups of a ranking, each with its runs."""
+    return [(group, list(found)) for group, found in groupby(runs, lambda run: run["group"])]
+
+
+def _text(found: Any) -> str:
+    """A setting as text."""
+    return "none" if found in ("", None, []) else str(found)

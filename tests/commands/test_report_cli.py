@@ -1,0 +1,208 @@
+"""The page of `report`: well-formed, self-contained, true to the results, and safe whatever the files are called."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands.test_cli import SAMPLE
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.documented import Command, parse
+from tests.kit.pages import Page
+from traces.store import open_trace
+from traces.writer import write_trace
+
+HOSTILE = "</script><script>alert(1)</script><!--\"'><img src=//evil.example/x onerror=alert(2)>&lt;b\u2028"
+GRID = ("--passes", "token", "--capacity", "5%,50%", "--eviction", "lru,lfu,belady")
+
+
+def results(folder: Path, *words: object) -> Path:
+    ended = moereplay("replay", *words, "--out", folder)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+def made(folder: Path, out: Path, *words: object) -> Page:
+    ended = moereplay("report", folder, "--out", out, *words)
+    assert ended.returncode == 0, ended.stderr
+    return Page(out.read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return results(tmp_path_factory.mktemp("grid"), "miniature", *GRID)
+
+
+@pytest.fixture(scope="module")
+def page(grid: Path) -> Page:
+    return made(grid, grid.with_suffix(".html"))
+
+
+def check_form(page: Page) -> None:
+    """What holds of every page."""
+    assert page.problems == [] and page.handlers == []
+    assert len(page.ids) == len(set(page.ids))
+    assert page.headings[0] == 1 and page.headings.count(1) == 1
+    assert all(after <= before + 1 for before, after in zip(page.headings, page.headings[1:], strict=False))
+    assert all(address.startswith(("#", "data:image/svg+xml;base64,")) for address in page.addresses)
+    assert {address[1:] for address in page.addresses if address[0] == "#"} <= set(page.ids)
+    assert page.captions == len(page.tables)
+    assert all(head.get("scope") in ("col", "row", "rowgroup") for table in page.tables for head in table)
+    assert all(image["alt"] for image in page.images)
+
+
+def check_scripts(page: Page) -> None:
+    """Only ours run, and nothing is loaded."""
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in page.code}
+    allowed = dict(rule.strip().split(" ", 1) for rule in page.policy.split(";"))
+    assert set(allowed["script-src"].split()) == hashes and len(hashes) == 2
+    assert not any("<" in text for _, text in page.scripts if text not in page.code)  # JSON of whatever strings
+    assert allowed["default-src"] == "'none'" and allowed["img-src"] == "data:"
+
+
+def test_the_page_is_well_formed_and_loads_nothing(page: Page) -> None:
+    check_form(page)
+    check_scripts(page)
+    assert len(page.images) == 5  # speed, hit rate, TTFT, and collisions of two capacities
+
+
+def test_its_data_is_that_of_the_results(grid: Path, page: Page) -> None:
+    shown = moereplay("sweep", "show", grid, "--json").stdout.splitlines()
+    expected = {row["identity"]: row for row in map(json.loads, shown)}
+    data = page.script("moereplay-data")
+    assert {"question", "answer", "best", "interval", "runs", "warnings"} == set(data)
+    assert {run["identity"] for run in data["runs"]} == expected.keys()
+    for run in data["runs"]:
+        row = expected[run["identity"]]
+        assert all(run["figures"][name] == row[name] for name in ("hit_rate", "tokens_per_s", "gb_moved"))
+        assert run["config"]["eviction"] == row["eviction"] and run["config"]["capacity"] == row["capacity"]
+        ends = run["interval"]["tokens_per_s"]
+        assert ends["low"] <= row["tokens_per_s"] <= ends["high"] and ends["rough"]
+
+
+def test_what_knows_the_future_is_a_bound_and_never_best(page: Page) -> None:
+    data = page.script("moereplay-data")
+    best = next(run for run in data["runs"] if run["identity"] == data["best"]["identity"])
+    fastest = max(data["runs"], key=lambda run: run["figures"]["tokens_per_s"])
+    assert fastest["config"]["eviction"] == "belady" and best["config"]["eviction"] != "belady"
+    assert {run["group"] for run in data["runs"] if run["config"]["eviction"] == "belady"} == {
+        "bound: knows the future"
+    }
+    assert [run["group"] for run in data["runs"]][-2:] == ["bound: knows the future"] * 2
+    assert data["interval"] == best["interval"]["tokens_per_s"]
+    assert data["answer"][0] in page.text and "a bound." in " ".join(data["answer"])
+
+
+def test_every_command_is_one_and_repeats_its_run(page: Page, tmp_path: Path) -> None:
+    runs = page.script("moereplay-data")["runs"]
+    for run in runs:
+        words = shlex.split(run["command"])
+        parse(Command(run["command"], words), tmp_path)
+        assert run["command"] in page.text
+    again = json.loads(moereplay(*shlex.split(runs[0]["command"])[1:], "--json", cwd=tmp_path).stdout)
+    assert again["about"]["identity"] == runs[0]["identity"]
+
+
+def test_it_warns_and_says_how_it_was_made(page: Page) -> None:
+    warnings = " ".join(page.script("moereplay-data")["warnings"])
+    for words in ("capacity below one token cycle", "not calibrated", "6 requests, fewer than ten", "share a cache"):
+        assert words in warnings and words in page.text
+    for words in ("look-ahead recall", "link.bytes_per_s", "semantics version", "bootstrap over requests"):
+        assert words in page.text
+
+
+def test_the_same_results_give_the_same_bytes(grid: Path, page: Page, tmp_path: Path) -> None:
+    made(grid, tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_bytes() == grid.with_suffix(".html").read_bytes()
+
+
+def test_names_of_files_can_neither_end_a_script_nor_begin_an_element(tmp_path: Path) -> None:
+    trace = open_trace(SAMPLE)
+    provenance = trace.header.provenance.model_copy(update={"model": HOSTILE, "notes": (HOSTILE,)})
+    path = tmp_path / "<script>alert(3)<!--.zarr"
+    header = trace.header.model_copy(update={"provenance": provenance})
+    write_trace(path, header, [trace.request(0), trace.request(1)], trace.router_bias)
+    folder = results(tmp_path / "results", path, "--capacity", "25%")
+    page = made(folder, tmp_path / "page.html", "--trace", path)
+    check_form(page)
+    check_scripts(page)
+    data = page.script("moereplay-data")
+    assert data["runs"][0]["about"]["model"] == HOSTILE and HOSTILE.split("\u2028")[0] in page.text
+    assert str(tmp_path) not in (tmp_path / "page.html").read_text("utf-8")  # folders are nobody else's business
+
+
+def test_curves_alone_have_a_page(tmp_path: Path) -> None:
+    assert moereplay("curve", "miniature", "--eviction", "lru", "--out", tmp_path).returncode == 0
+    page = made(tmp_path, tmp_path / "page.html")
+    check_form(page)
+    data = page.script("moereplay-data")
+    assert (data["best"], data["interval"], data["runs"]) == (None, None, []) and "none is fastest" in page.text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("{empty}", "--out", "a.html"), "no results in"),
+        (("{grid}", "--out", "{empty}"), "it is a folder"),
+        (("{grid}", "--out", "-"), "standard output"),
+        (("{grid}", "--out", "a.html", "--where", "eviction=fifo"), "no result has eviction = fifo"),
+        (("{grid}", "--out", "a.html", "--trace", "{grid}"), "has no zarr.json"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(words: tuple[str, ...], said: str, grid: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ended = moereplay("report", *(word.format(grid=grid, empty=tmp_path / "empty") for word in words), cwd=tmp_path)
+    assert ended.returncode == 2 and said in ended.stderr and len(ended.stderr.splitlines()) == 1
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_a_missing_package_is_named(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    ended = moereplay("report", grid, "--out", tmp_path / "a.html")
+    assert ended.returncode == 2 and "pip install 'moereplay[report]'" in ended.stderr
+
+
+OWN = '''"""Most recently used: the newest last use leaves."""
+
+from policies.contract import Eviction, expert_of
+
+
+def key(now, experts, copies, own, y):
+    return -experts[expert_of(now, y)]["last_use"]
+
+
+POLICY = Eviction(name="newest_{name}", summary="evict the newest", source="a test", key=key, reads=frozenset())
+'''
+
+
+def test_the_command_of_a_users_policy_and_of_lists_repeats_its_run(tmp_path: Path) -> None:
+    name = tmp_path.name.replace("-", "_")
+    (tmp_path / "mine.py").write_text(OWN.replace("{name}", name))
+    (tmp_path / "start.json").write_text("[[0, 1], [3, 2]]")
+    words = ("--eviction", f"newest_{name}", "--policy-file", tmp_path / "mine.py", "--warm", tmp_path / "start.json")
+    page = made(results(tmp_path / "results", "miniature", "--capacity", "25%", *words), tmp_path / "page.html")
+    run = page.script("moereplay-data")["runs"][0]
+    for file, held in run["files"].items():
+        (tmp_path / file).write_text(json.dumps(held))
+    again = moereplay(*shlex.split(run["command"])[1:], "--json", cwd=tmp_path)
+    assert json.loads(again.stdout)["about"]["identity"] == run["identity"]
+
+
+def test_a_trace_that_is_gone_is_named_and_how_to_give_it(tmp_path: Path) -> None:
+    trace, path = open_trace(SAMPLE), tmp_path / "gone.zarr"
+    write_trace(path, trace.header, [trace.request(0)], trace.router_bias)
+    folder = results(tmp_path / "results", path, "--capacity", "25%,50%")
+    path.rename(tmp_path / "moved.zarr")
+    said = "not where it was replayed from; give it with --trace"
+    assert said in made(folder, tmp_path / "page.html").text
+    found = made(folder, tmp_path / "page.html", "--trace", tmp_path / "moved.zarr")
+    assert said not in found.text and "reuse by the next token" in found.text
+    assert "one request, which says nothing of others" in found.text
+    foreign = moereplay("report", folder, "--out", tmp_path / "b.html", "--trace", SAMPLE)
+    assert foreign.returncode == 2 and "is no trace of these results" in foreign.stderr
