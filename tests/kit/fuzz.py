@@ -67,10 +67,11 @@ def run(folder: Path, chosen: Iterable[Case]) -> Iterator[Ending]:
     needed = {case.needs for case in chosen}
     _warm(CHECKPOINT in needed)
     _in_child(lambda: make(materials, needed))
-    before = _digests(materials)
+    before, root = _digests(materials), set(Path("/").iterdir())
     for case in chosen:
         yield _ran(case, materials, folder / "case")
     assert _digests(materials) == before, "a case changed what others read"
+    assert set(Path("/").iterdir()) <= root, "a case wrote outside its folder"
 
 
 def _warm(torch: bool) -> None:

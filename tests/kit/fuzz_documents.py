@@ -39,7 +39,7 @@ TOMLS = {
     "range_huge": f"{HEAD}[grid]\nseed = {{low = 0, high = 1e308, integer = true}}\n[random]\nn = 3\n",
     "range_wide": f"{HEAD}[grid]\nseed = {{low = -1e308, high = 1e308, integer = true}}\n[random]\nn = 3\n",
     "random_many": f"{HEAD}[grid]\nseed = [1, 2]\n[random]\nn = 99999999999999999999\n",
-    "traces_glob": "traces = ['/nonexist/*.zarr']\n",
+    "traces_glob": "traces = ['/proc/nonexist/*.zarr']\n",
     "traces_glob_root": "traces = ['/*/x.zarr']\n",
     "traces_stars": "traces = ['***']\n",
     "traces_nul": 'traces = ["a\\u0000b", "*\\u0000"]\n',

@@ -46,7 +46,7 @@ PATHS = (
     "/dev/zero",
     "/dev/null",
     "/proc/self/mem",
-    "/nonexist",
+    "/proc/nonexist",
     "/",
     "in",
     "x" * 5000,
@@ -54,6 +54,8 @@ PATHS = (
     "/proc/self/environ",
     "\udce9",
 )
+#: To write to: nothing that even root could make outside a case's own folder.
+OUTPUTS = tuple(path for path in PATHS if path != "/")
 OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     (
         "replay",
@@ -119,7 +121,7 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ),
     ("plot", "plot --out figures", {"": (*PATHS, "s3://", "file:///", "memory://x", "http://[", "nope://x")}),
     ("sweep show", "sweep show", {"": (*PATHS, "s3://", "nope://x", "file://\u0000".replace("\u0000", "%00"))}),
-    ("sweep merge", "sweep merge in --out", {"": PATHS}),
+    ("sweep merge", "sweep merge in --out", {"": OUTPUTS}),
     ("sweep run", "sweep run --dry-run", {"": PATHS}),
     (
         "sweep run",
@@ -127,7 +129,13 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {
             "--set": (
                 *(f"base.seed={LONG}", "base.seed=[[[[", f"base.seed={'[' * 100_000}", "=", "a", "base.=", ".=1"),
-                *("traces=['/nonexist/*.zarr']", "traces=['**/**/*']", "traces=['']", "traces=['/']", "traces=[1]"),
+                *(
+                    "traces=['/proc/nonexist/*.zarr']",
+                    "traces=['**/**/*']",
+                    "traces=['']",
+                    "traces=['/']",
+                    "traces=[1]",
+                ),
                 *(
                     "traces=['s3://']",
                     "traces=['x\\u0000y']",
@@ -218,5 +226,5 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("sweep compare", "sweep compare in/sweep", {"": (*NAMES, *PATHS, "=", "a=", "=a", "seed=x")}),
     ("sweep compare", "sweep compare in/sweep lru", {"--by": NAMES, "--where": NAMES}),
     ("split", "split in/tiny.zarr --out halves", {"--share": NUMBERS, "--seed": NUMBERS}),
-    ("split", "split in/tiny.zarr --out", {"": PATHS}),
+    ("split", "split in/tiny.zarr --out", {"": OUTPUTS}),
 )
