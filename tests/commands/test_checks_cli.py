@@ -216,6 +216,7 @@ def test_live_checks_skip_what_reads_the_future(tmp_path):
     assert "run live" in moereplay("sweep", "show", tmp_path / "out").stdout
 
 
+@pytest.mark.long
 def test_a_killed_run_keeps_the_checks_that_were_complete(tmp_path):
     """kill -9 while a check runs; the same command makes only those that are missing."""
     file, out = experiment(tmp_path), tmp_path / "out"
@@ -239,6 +240,7 @@ def checks_whole(out: Path) -> dict[str, dict]:
     return {path.name: json.loads(path.read_text()) for path in (out / "checks").glob("*.json")}
 
 
+@pytest.mark.long
 def test_a_search_checks_its_pareto_set_and_some_others(tmp_path):
     pytest.importorskip("optuna")
     file = experiment(tmp_path)

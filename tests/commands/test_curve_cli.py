@@ -109,6 +109,7 @@ def test_plot_draws_curves_alone_and_behind_replays(trace: Path, tmp_path: Path)
     assert (tmp_path / "figures" / "hit_rate_by_capacity.svg").read_bytes() != with_curves
 
 
+@pytest.mark.long
 def test_plot_says_which_curves_match_no_replay(trace: Path, tmp_path: Path) -> None:
     assert moereplay("curve", trace, "--eviction", "lru", "--passes", "token", "--out", tmp_path).returncode == 0
     assert moereplay("curve", trace, "--eviction", "lru", "--out", tmp_path).returncode == 0

@@ -23,6 +23,7 @@ def trace(tmp_path_factory) -> Path:
     return written(tmp_path_factory.mktemp("trace") / "tiny.zarr", trace_of(12, 0))
 
 
+@pytest.mark.long
 def test_the_document_has_runs_beside_their_replays(trace):
     ended = moereplay("measure", trace, *SMALL, "--prefetch", "none,top_k", "--throttle", "2MB/s,none", "--json")
     assert ended.returncode == 0, ended.stderr
@@ -107,6 +108,7 @@ def test_what_cannot_be_calibrated_is_said_in_one_line(words, said):
     assert said in ended.stderr
 
 
+@pytest.mark.long
 def test_a_killed_measurement_keeps_the_repeats_that_were_complete(trace, tmp_path):
     """kill -9 while the second repeat runs: the document of the first is whole, and the experts' file can be used."""
     out, words = tmp_path / "out", ["measure", trace, *SMALL, "--throttle", "1MB/s", "--repeat", "60"]

@@ -239,6 +239,7 @@ def test_ctrl_c_finishes_what_is_in_flight_and_says_how_to_resume(long, tmp_path
     assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", long / "whole")
 
 
+@pytest.mark.long
 def test_kills_of_driver_and_workers_lose_nothing_that_is_stored(long, tmp_path):
     dice, out, killed = random.Random(4), tmp_path / "out", {"drivers": 0, "workers": 0}
     command = ("sweep", "run", long / "long.toml", "--out", out, "--workers", 2, *SLOWLY)

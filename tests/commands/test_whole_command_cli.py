@@ -34,7 +34,7 @@ def test_completion_completes_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
         "COMP_CWORD": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    assert moereplay().stdout.split() == ["record", "replay", "recommend"]
+    assert moereplay().stdout.split() == ["record", "replay", "recommend", "report"]
 
 
 def test_a_calibrated_platform_goes_to_standard_output(tmp_path: Path) -> None:

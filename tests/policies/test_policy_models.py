@@ -84,6 +84,7 @@ def test_evictions_hit_and_miss_as_their_models(
     assert [access.hit for access in outcome.accesses] == expected(trace, MODELS[name], slots, scope, contract)
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(seed=seeds, sizes=sizes(), slots=st.integers(1, 9), scope=st.sampled_from(["global", "per_layer"]))
 def test_arc_hits_and_misses_as_its_pseudo_code(seed: int, sizes: Sizes, slots: int, scope: str):

@@ -33,6 +33,7 @@ def test_engine_speed_measures_every_part(tmp_path: Path) -> None:
     assert "deepseek-v3" in done.stdout
 
 
+@pytest.mark.long
 def test_engine_speed_beside_libcachesim(tmp_path: Path) -> None:
     pytest.importorskip("libcachesim", reason="libcachesim has no wheel for this machine")
     out = tmp_path / "speed.json"

@@ -53,6 +53,7 @@ def test_everything_is_imported_and_a_grid_is_replayed(engine, tmp_path):
     assert len(list((tmp_path / "out").glob("part-*"))) == 2
 
 
+@pytest.mark.long
 def test_a_sweep_is_run(tmp_path):
     arguments = ("--workers", 2, "--engine", "reference", "--out", tmp_path / "out")
     ran = without_unix(tmp_path, "sweep", "run", experiment(tmp_path), *arguments)

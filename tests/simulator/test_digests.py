@@ -42,6 +42,7 @@ def test_no_digest_is_a_refusal_of_a_policy_alone() -> None:
     assert [name for name, digest in KNOWN["digests"].items() if "refused" in digest] == []
 
 
+@pytest.mark.long
 def test_small_traces_give_the_known_results_and_events() -> None:
     assert wrong(SMALL, log=True) == {}
 

@@ -131,6 +131,7 @@ def test_gpt_oss_with_a_cache_per_layer(policy: str, slots: int):
     assert_same_per_layer(policy, stream_of(GPT_OSS, 2, 512, 8), slots)
 
 
+@pytest.mark.long
 @on_recordings
 @pytest.mark.parametrize("slots", GPT_OSS_SLOTS)
 @pytest.mark.parametrize("policy", PLAIN)
@@ -141,6 +142,7 @@ def test_gpt_oss_with_one_cache_for_all_layers(policy: str, slots: int):
     assert_same_misses(policy, accesses, 24 * slots, trace.geometry)
 
 
+@pytest.mark.long
 @on_recordings
 @pytest.mark.parametrize("slots", (GPT_OSS_SLOTS[0], GPT_OSS_SLOTS[2]))
 @pytest.mark.parametrize("policy", TUNED)

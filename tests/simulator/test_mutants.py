@@ -277,6 +277,7 @@ PRICED: list[tuple[type, str, Callable[[Any], Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("owner", "name", "mutate"), PRICED, ids=[mutate.__name__ for _, _, mutate in PRICED])
 def test_the_search_of_prices_kills_a_mutant(
     owner: type, name: str, mutate: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch

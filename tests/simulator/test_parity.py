@@ -108,6 +108,7 @@ def test_the_engines_agree_under_every_policy(kind: str, policy: str, scenario: 
     assert seen(scenario, "compiled") == seen(scenario, "reference")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(os.environ.get("NUMBA_DISABLE_JIT")), reason="this is the run without a compiler")
 def test_the_engines_agree_without_a_compiler_too() -> None:
     """The same functions as plain Python: what would be undefined in machine code is an error here."""

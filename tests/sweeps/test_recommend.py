@@ -194,6 +194,7 @@ def test_where_every_expert_fits_no_policy_is_searched():
     assert said["all_fit"] and said["flags"]["slots"] == 24, "no more than there are"
 
 
+@pytest.mark.long
 def test_main_memory_is_the_tier_above_a_disk(tmp_path: Path):
     """`--ram` says how large it is, and is no longer held to hold every expert."""
     tiers = '[[tiers]]\nname = "DRAM"\ncapacity = "64GiB"\nbytes_per_s = 7e9\nlatency_ns = 80_000\n'

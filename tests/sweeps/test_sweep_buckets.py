@@ -149,6 +149,7 @@ def test_equal_work_is_stored_under_one_name_whoever_does_it(url, folder):
     assert other.name != part.name
 
 
+@pytest.mark.long
 def test_kills_lose_nothing_that_is_stored(s3, tmp_path):
     """kill -9 of the driver while it sweeps into S3; workers end by themselves."""
     store_trace(tmp_path / "tiny.zarr", prompt_tokens=20, decode_tokens=40)  # long enough to be caught at work

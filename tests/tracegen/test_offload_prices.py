@@ -90,6 +90,7 @@ def test_the_extremes_of_a_mean_are_cut():
 # ---------------------------------------------------------------- many runs
 
 
+@pytest.mark.long
 def test_runs_alternate_with_calibrations_and_are_replayed_on_what_they_found(tmp_path):
     trace, other = trace_of(6), trace_of(4, seed=6)
     configs = [config_of(capacity="40%"), config_of(capacity="60%"), config_of(prefetch="top_k")]
