@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -143,7 +144,9 @@ def run(command: Command, cwd: Path) -> tuple[str, Path]:
 
 
 def _in_shell(text: str, cwd: Path) -> tuple[str, Path]:
-    ended = subprocess.run(["bash", "-ec", f"{text}\npwd"], cwd=cwd, capture_output=True, text=True, check=False)
+    active = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    script = ["bash", "-ec", f"{text}\npwd"]
+    ended = subprocess.run(script, cwd=cwd, env=active, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{text}: {ended.stderr}"
     *printed, now = ended.stdout.splitlines()
     return "\n".join(printed), Path(now)

@@ -110,6 +110,33 @@ def write_token_lines(file: Path) -> None:
     file.write_text("".join(f"{line}\n" for line in lines))
 
 
+# ---------------------------------------------------------------- lines among those of a log, requests mixed
+
+LOGGED = {"chat": (2, 5), "7": (0, 4)}  #: request: prompt tokens, tokens
+LOGGED_FROM_TWO = "layers 2..3 of the file are MoE layers"
+
+
+def write_route_lines(file: Path) -> None:
+    """Two requests by turns, layers from 2 on; a token of the second is printed twice, and it never ends."""
+    lines = ["server: listening on 8080", "@moe-begin chat 2", "I 10:00:01 slot 0: @moe 7 3 2 5,1 .9,.1"]
+    for token in range(5):
+        for number, (name, (_, tokens)) in enumerate(LOGGED.items()):
+            lines += [logged_row(name, number, token, layer) for layer in range(LAYERS)] if token < tokens else []
+    file.write_text("".join(f"{line}\n" for line in [*lines, "@moe-end chat", "server: bye"]))
+
+
+def logged_row(name: str, request: int, token: int, layer: int) -> str:
+    """One token at one layer."""
+    chosen = ",".join(str(expert(request, token, layer, rank)) for rank in range(K))
+    mass = ",".join(str(weight(token, layer, rank)) for rank in range(K))
+    return f"I 10:00:0{token} slot {request}: @moe {name} {token} {layer + 2} {chosen} {mass}"
+
+
+def logged() -> list[Request]:
+    """Both requests, in the order in which they end."""
+    return [Request(ids(at, n), prompt, weights(n)) for at, (prompt, n) in enumerate(LOGGED.values())]
+
+
 # ---------------------------------------------------------------- tables with names of their own, and an array
 
 OWN_NAMES = {"token": ("pos",), "layer": ("moe_layer",), "experts": ("topk",), "weights": ("gate",)}
@@ -219,6 +246,17 @@ ALL = [
             "no phase recorded: every token counts as decoded",
             "ids stand in ascending order everywhere: ranks were not recorded",
             EXPERTS_UNKNOWN,
+            BITS_UNKNOWN,
+        ),
+    ),
+    Sample(
+        "route_lines",
+        "route_lines.log",
+        write_route_lines,
+        logged(),
+        (
+            f"assumed: k = 2; {LOGGED_FROM_TWO}; layers 0..1; experts = 8 as the largest id + 1",
+            "1 rows replace others of the same token and layer",
             BITS_UNKNOWN,
         ),
     ),

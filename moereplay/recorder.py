@@ -1,0 +1,9 @@
+"""Record routing from a server: `from moereplay.recorder import Recorder`; docs/recorder.md has an example."""
+
+from moereplay.rooms import check
+
+check()
+
+from traces.recorder import Recorder  # noqa: E402
+
+__all__ = ["Recorder"]

@@ -1,0 +1,220 @@
+"""Lines that any engine can print among others: `@moe REQUEST TOKEN LAYER IDS [WEIGHTS]`.
+
+    @moe-begin chat-7 10
+    2026-11-23 10:00:01 decode @moe chat-7 0 3 17,3,60,5 .4,.3,.2,.1
+    @moe-end chat-7
+
+What stands before a mark is passed over. REQUEST is a word, TOKEN counts the tokens of the request, LAYER has any
+numbers that rise with the layers, IDS are experts, the best first, and WEIGHTS their gate weights. Lines of many
+requests may be mixed. `@moe-begin REQUEST PROMPT_TOKENS` says how long the prompt is, and ends an earlier request of
+that name; `@moe-end REQUEST [TOKENS]` says that one is complete, and keeps so many of its tokens. Both may be left out.
+A token at a layer that is printed again replaces what was printed before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from traces.gathering import Gathering
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for, prompt_tokens
+from traces.importers.text import blocks, start_of
+from traces.schema import MOST_LAYERS, Geometry, Request, TraceError, check_values, shown
+
+LOOKED_AT = 1 << 20  #: bytes of a log in which a first line is looked for
+NUMBER = r"(\d{1,15})"
+IDS = r"(-?\d{1,6}(?:,-?\d{1,6})*)"
+WEIGHT = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?"
+ROW = re.compile(rf"@moe (\S+) {NUMBER} {NUMBER} {IDS}(?: ({WEIGHT}(?:,{WEIGHT})*))?\s*", re.ASCII)
+BEGIN = re.compile(rf"@moe-begin (\S+) {NUMBER}\s*", re.ASCII)
+END = re.compile(rf"@moe-end (\S+)(?: {NUMBER})?\s*", re.ASCII)
+ANY = re.compile(r"@moe(?:-begin|-end)? ")
+ANY_BYTES = re.compile(ANY.pattern.encode())
+FORM = "@moe REQUEST TOKEN LAYER ID,ID,... [WEIGHT,WEIGHT,...]"
+FORMS = f"{FORM}, @moe-begin REQUEST PROMPT_TOKENS or @moe-end REQUEST [TOKENS]"
+NO_PROMPTS = "no @moe-begin says how long a prompt is: every token counts as decoded"
+
+
+class Row(NamedTuple):
+    """A token at a layer."""
+
+    request: str
+    token: int
+    layer: int  #: by the file's number
+    values: dict[str, np.ndarray]  #: chosen (at most k,) and perhaps weights, as many
+
+
+class Begin(NamedTuple):
+    """A request begins."""
+
+    request: str
+    prompt: int
+
+
+class End(NamedTuple):
+    """A request is complete."""
+
+    request: str
+    tokens: int | None = None
+
+
+Line = Row | Begin | End
+
+
+def sniff(path: Path) -> bool:
+    """A text with the mark near its start."""
+    return path.is_file() and ANY_BYTES.search(start_of(path, LOOKED_AT)) is not None
+
+
+def read(path: Path, options: Options) -> Foreign:
+    """Requests in the order in which they end. Raises TraceError naming the line that is not as documented."""
+    if not path.is_file():
+        raise TraceError(f"{path}: expected a text file with lines {FORM}")
+    survey = Survey(path)
+    shape = Shape(len(survey.numbers), survey.k, survey.highest, None if options.geometry else survey.highest + 1)
+    origin = Origin(IMPORTER.name, path, [path])
+    header = header_for(shape, options, origin, survey.notes(shape, options))
+    layers = {number: layer for layer, number in enumerate(survey.numbers)}
+    return Foreign(header, _requests(path, layers, header.geometry, options))
+
+
+class Survey:
+    """A first reading of the file, as nothing at the start of a log says what follows."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises TraceError naming the line that is not as documented."""
+        self.k, self.highest, self.again = 0, -1, 0  #: `again`: rows that replace others
+        self._arrays: set[str] = set()
+        self._layers = 0  #: as bits
+        self._open: dict[str, dict[int, int]] = {}  #: layers of each token, as bits, by request
+        self._prompts = False
+        for number, line in _lines(path):
+            self._add(line, f"{path} line {number}")
+        if not self._layers:
+            raise TraceError(f"{path}: no line {FORM}; expected one per token and layer")
+
+    @property
+    def numbers(self) -> list[int]:
+        """The file's numbers of the layers, rising."""
+        return [number for number in range(self._layers.bit_length()) if self._layers >> number & 1]
+
+    def _add(self, line: Line, place: str) -> None:
+        if isinstance(line, Row):
+            self._add_row(line, place)
+            return
+        found = self._open.pop(line.request, None)
+        if isinstance(line, Begin):
+            self._prompts, self._open[line.request] = True, {}
+        elif not found:
+            raise TraceError(f"{place}: no row of request {shown(line.request)} before its end")
+
+    def _add_row(self, row: Row, place: str) -> None:
+        self._arrays = self._arrays or set(row.values)
+        if set(row.values) != self._arrays:
+            raise TraceError(f"{place}: weights on some lines only; expected them on every line or on none")
+        ids, bit = row.values["chosen"], 1 << row.layer
+        self.k, self.highest = max(self.k, len(ids)), max(self.highest, int(ids.max()))
+        tokens = self._open.setdefault(row.request, {})
+        self.again += bool(tokens.get(row.token, 0) & bit)
+        tokens[row.token] = tokens.get(row.token, 0) | bit
+        self._layers |= bit
+
+    def notes(self, shape: Shape, options: Options) -> list[str]:
+        """What is assumed, replaced and left out."""
+        found = self.numbers
+        rising = f"layers {found[0]}..{found[-1]} of the file are MoE layers" if found[-1] >= len(found) else ""
+        said = [assumed([f"k = {self.k}", *([rising] if rising else [])], shape, options)]
+        said += [] if self._prompts else [NO_PROMPTS]
+        said += [f"{self.again:,} rows replace others of the same token and layer"] if self.again else []
+        cut = sum(tokens[max(tokens)] != self._layers for tokens in self._open.values() if tokens)
+        said += [f"{cut:,} requests without an end stop inside a token, which is left out"] if cut else []
+        return said
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Line]]:
+    for first, lines in blocks(path, ended=True):
+        for number, line in enumerate(lines, first):
+            if mark := ANY.search(line):
+                yield number, _line(line[mark.start() :], f"{path} line {number}")
+
+
+def _line(text: str, place: str) -> Line:
+    if row := ROW.fullmatch(text):
+        return _row(row, place)
+    if begin := BEGIN.fullmatch(text):
+        return Begin(begin[1], int(begin[2]))
+    if end := END.fullmatch(text):
+        return End(end[1], None if end[2] is None else int(end[2]))
+    raise TraceError(f"{place}: {shown(text)!r}; expected {FORMS}")
+
+
+def _row(found: re.Match[str], place: str) -> Row:
+    request, token, layer, ids, weights = found.groups()
+    if int(layer) >= MOST_LAYERS:
+        raise TraceError(f"{place}: layer {layer}; expected 0 to {MOST_LAYERS - 1}")
+    values = {"chosen": np.array([int(each) for each in ids.split(",")])}
+    if weights is not None:
+        values["weights"] = np.array([float(each) for each in weights.split(",")])
+    _check_lists(values, place)
+    return Row(request, int(token), int(layer), values)
+
+
+def _check_lists(values: dict[str, np.ndarray], place: str) -> None:
+    ids = values["chosen"]
+    for name, given in values.items():
+        check_values(given, name, f"{place}: {name}")
+        if len(given) != len(ids):
+            raise TraceError(f"{place}: {len(given)} weights of {len(ids)} experts; expected one each")
+    routed = ids[ids >= 0]
+    if len(set(routed.tolist())) < len(routed):
+        raise TraceError(f"{place}: an expert stands twice; expected each once")
+
+
+@dataclass
+class _Open:
+    """A request that has not ended."""
+
+    rows: Gathering
+    prompt: int = 0
+
+
+def _requests(path: Path, layers: dict[int, int], geometry: Geometry, options: Options) -> Iterator[Request]:
+    found: dict[str, _Open] = {}
+    for _, line in _lines(path):
+        if isinstance(line, Row):
+            one = found.setdefault(line.request, _Open(Gathering(geometry)))
+            one.rows.put(line.token, layers[line.layer], line.values)
+            continue
+        if ended := found.pop(line.request, None):
+            tokens = line.tokens if isinstance(line, End) else ended.rows.complete_tokens()
+            yield from _ended(path, line.request, ended, tokens, options)
+        if isinstance(line, Begin):
+            found[line.request] = _Open(Gathering(geometry), line.prompt)
+    for name, one in found.items():
+        yield from _ended(path, name, one, one.rows.complete_tokens(), options)
+
+
+def _ended(path: Path, name: str, found: _Open, tokens: int | None, options: Options) -> Iterator[Request]:
+    """The request, none where no token of it is complete."""
+    if tokens == 0:
+        return
+    try:
+        request = found.rows.request(0, tokens)
+    except TraceError as wrong:
+        raise TraceError(f"{path}: request {shown(name)}: {wrong}") from None
+    count = len(request.chosen)
+    yield replace(request, prompt_length=prompt_tokens(options, count, min(found.prompt, count)))
+
+
+IMPORTER = Importer(
+    name="route_lines",
+    summary="lines that any engine prints among its own: ids, gate weights, requests mixed",
+    formats=f"a text with lines {FORM}",
+    sniff=sniff,
+    read=read,
+)
