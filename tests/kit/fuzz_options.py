@@ -227,4 +227,9 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("sweep compare", "sweep compare in/sweep lru", {"--by": NAMES, "--where": NAMES}),
     ("split", "split in/tiny.zarr --out halves", {"--share": NUMBERS, "--seed": NUMBERS}),
     ("split", "split in/tiny.zarr --out", {"": OUTPUTS}),
+    ("traces list", "traces list", {"": (*PATHS, "a/b/c", "hf://", "s3://")}),
+    ("traces get", "traces get tiny --from", {"": PATHS}),
+    ("traces get", "traces get tiny --from in --out", {"": (*OUTPUTS, "x.zarr", "in/x.zarr")}),
+    ("traces publish", "traces publish in/tiny.zarr --licence MIT --out", {"": OUTPUTS}),
+    ("traces publish", "traces publish in/tiny.zarr --out lib", {"--licence": NAMES, "--licence=MIT --name": NAMES}),
 )

@@ -1,0 +1,31 @@
+"""`moereplay traces get`: take a trace out of a library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands.terminal import say, say_wrote
+
+
+def traces_get(
+    name: Annotated[str, typer.Argument(help="As `traces list` names it.", show_default=False)],
+    *,
+    source: Annotated[
+        str | None, typer.Option("--from", help="A folder, or a data set of the hub (owner/name).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The trace to write; else NAME.zarr here.")] = None,
+) -> None:
+    """Fetch a trace from a library, each file held to the sha256 that was published."""
+    from traces.library.fetch import fetch
+    from traces.library.index import folder_of
+    from traces.library.sources import library_of
+
+    library = library_of(source)
+    path = out or Path(folder_of(name))
+    trace = fetch(library, name, path)
+    licence = library.index().entry(name, library.where).licence
+    say(f"{name} is licensed {licence}" if licence else f"nobody says under which licence {name} is")
+    say_wrote(path, trace)

@@ -1,0 +1,226 @@
+"""Libraries of traces: published, listed and fetched, from a folder and from a stand-in for the hub."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.hub import IDENTITY, hub_of
+from traces.bundled import bundled
+from traces.library.fetch import fetch
+from traces.library.publish import publish
+from traces.library.sources import library_of
+from traces.schema import TraceError
+from traces.store import open_trace, verify
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = bundled(Path("miniature"))
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """With one trace, the bundled recording."""
+    publish(open_trace(SAMPLE), tmp_path / "lib", "mini", "Apache-2.0", "recorded | here <b>")
+    return tmp_path / "lib"
+
+
+# ---------------------------------------------------------------- published, listed, fetched
+
+
+def test_what_is_fetched_is_what_was_published_without_the_prompts(library: Path, tmp_path: Path) -> None:
+    trace, original = fetch(library_of(str(library)), "mini", tmp_path / "a.zarr"), open_trace(SAMPLE)
+    verify(trace)
+    assert set(original.arrays) - set(trace.arrays) == {"token_ids"}
+    for name in trace.arrays:
+        np.testing.assert_array_equal(trace.read(name), original.read(name))
+    assert trace.request_offsets.tolist() == original.request_offsets.tolist()
+    assert trace.header == original.header
+
+
+def test_the_hash_of_the_prompts_is_that_of_their_token_ids(library: Path) -> None:
+    import hashlib
+
+    trace, spelled = open_trace(SAMPLE), b""
+    for at in range(trace.requests):
+        request = trace.request(at)
+        assert request.token_ids is not None
+        prompt = request.token_ids[: request.prompt_length]
+        spelled += len(prompt).to_bytes(8, "little") + b"".join(int(token).to_bytes(4, "little") for token in prompt)
+    (entry,) = library_of(str(library)).index().traces
+    assert entry.prompts_sha256 == hashlib.sha256(spelled).hexdigest()
+
+
+def test_the_list_has_the_documented_fields() -> None:
+    for where in ([], [str(SAMPLE.parent)]):
+        (entry,) = json.loads(moereplay("traces", "list", *where, "--json").stdout)
+        assert list(entry) == [
+            *("name", "model", "licence", "requests", "tokens", "bytes", "capabilities", "digest", "source")
+        ]
+        assert (entry["name"], entry["requests"], entry["licence"]) == ("miniature", 6, "" if where else "Apache-2.0")
+        assert entry["digest"] == open_trace(SAMPLE).digest
+
+
+def test_the_card_has_the_licence_and_no_markup_of_others(library: Path) -> None:
+    card = (library / "README.md").read_text()
+    assert card.startswith("---\nlicense: apache-2.0\n")
+    assert "recorded \\| here &lt;b>" in card
+    assert all(len(line.split(" | ")) == 9 for line in card.splitlines() if line.startswith("| "))
+
+
+def test_a_second_trace_of_another_licence_joins_the_first(library: Path, tmp_path: Path) -> None:
+    ended = moereplay(
+        "traces", "publish", str(SAMPLE), "--licence", "cc-by-4.0", "--out", str(library), "--name", "two"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert [entry.licence for entry in library_of(str(library)).index().traces] == ["Apache-2.0", "CC-BY-4.0"]
+    assert (library / "README.md").read_text().startswith("---\nlicense: other\n")
+    assert moereplay("traces", "get", "two", "--from", str(library), cwd=tmp_path).returncode == 0
+    assert (tmp_path / "two.zarr").is_dir()
+
+
+def test_the_same_trace_is_published_as_the_same_bytes(library: Path, tmp_path: Path) -> None:
+    publish(open_trace(SAMPLE), tmp_path / "again", "mini", "Apache-2.0", "recorded | here <b>")
+    for file in sorted(library.rglob("*")):
+        if file.is_file():
+            assert file.read_bytes() == (tmp_path / "again" / file.relative_to(library)).read_bytes(), file
+
+
+# ---------------------------------------------------------------- the hub
+
+
+def hub(*words: str, at: str, home: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command, for which the hub is at an address."""
+    said = {"HF_ENDPOINT": at, "HF_HOME": str(home), "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "moereplay", "traces", *words]
+    return subprocess.run(command, env=os.environ | said, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    with hub_of(library) as at:
+        listed = hub("list", IDENTITY, "--json", at=at, home=tmp_path / "hf", cwd=tmp_path)
+        assert (listed.returncode, listed.stderr) == (0, "")
+        got = hub("get", "mini", "--from", f"hf://datasets/{IDENTITY}", at=at, home=tmp_path / "hf", cwd=tmp_path)
+        assert got.returncode == 0, got.stderr
+        other = hub("list", "nobody/nothing", at=at, home=tmp_path / "hf", cwd=tmp_path)
+    assert json.loads(listed.stdout)[0]["digest"] == open_trace(tmp_path / "mini.zarr").digest
+    assert (other.returncode, other.stderr.count("\n")) == (2, 1)
+    assert "nobody/nothing is no folder here and no data set of the hub" in other.stderr
+    away = hub("list", "else/where", at="http://127.0.0.1:9", home=tmp_path / "hf2", cwd=tmp_path)
+    assert (away.returncode, away.stderr.count("\n")) == (2, 1)
+    assert "the hub cannot be reached" in away.stderr
+
+
+# ---------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["list", "no/such/place"], "is no folder; give a folder"),
+        (["get", "minis", "--from", "{lib}"], "has no trace 'minis': did you mean mini?"),
+        (["get", "mini", "--from", "{lib}", "--out", "x"], "does not end in .zarr"),
+        (["get", "mini", "--from", "{lib}", "--out", "{lib}/mini.zarr"], "exists; choose another"),
+        (["publish", "miniature", "--licence", "mine", "--out", "{lib}"], "is no SPDX licence expression"),
+        (["publish", "miniature", "--licence", "MIT", "--out", "{lib}", "--name", "mini"], "has a trace mini already"),
+        (["publish", "miniature", "--licence", "MIT", "--out", "{lib}", "--name", "../x"], "is no name of a trace"),
+        (["publish", "miniature", "--licence", "MIT", "--out", "/dev/null/x"], "cannot write /dev/null/x"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(words: Sequence[str], said: str, library: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    ended = moereplay("traces", *(word.replace("{lib}", str(library)) for word in words), cwd=tmp_path)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert said in ended.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def hostile(index: dict, how: str) -> dict:
+    """An index that somebody edited."""
+    entry = index["traces"][0]
+    file = entry["files"][0]
+    changes: dict[str, object] = {
+        "path": file | {"path": "../../etc/passwd"},
+        "inside": file | {"path": "mini.zarr/../../../etc/passwd"},
+        "absolute": file | {"path": "/etc/passwd"},
+        "sha": file | {"sha256": "0" * 64},
+        "size": file | {"bytes": 1},
+        "missing": file | {"path": "mini.zarr/nothing"},
+    }
+    entry["files"][0] = changes.get(how, file)
+    if how == "name":
+        entry["name"] = "../up"
+    if how == "digest":
+        entry["digest"] = "f" * 64
+    if how == "unknown":
+        index["more"] = 1
+    if how == "fewer":
+        entry["files"] = entry["files"][1:]
+    return index
+
+
+@pytest.mark.parametrize(
+    "how", ["path", "inside", "absolute", "sha", "size", "missing", "name", "digest", "unknown", "fewer"]
+)
+def test_an_edited_index_is_refused_and_leaves_nothing(how: str, library: Path, tmp_path: Path) -> None:
+    file = library / "traces.json"
+    file.write_text(json.dumps(hostile(json.loads(file.read_text()), how)))
+    ended = moereplay("traces", "get", "mini", "--from", str(library), cwd=tmp_path)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["lib"]
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe", b'{"traces": 3}', b"[" * 100_000, b'{"version": 2}'])
+def test_a_broken_index_is_refused(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "traces.json").write_bytes(text)
+    with pytest.raises(TraceError, match=r"traces\.json"):
+        library_of(str(tmp_path)).index()
+
+
+def test_flipped_bytes_of_a_published_trace_are_noticed(library: Path, tmp_path: Path) -> None:
+    files = [file for file in sorted((library / "mini.zarr").rglob("*")) if file.is_file()]
+    for file in files[::7]:
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(TraceError, match="not those published"):
+            fetch(library_of(str(library)), "mini", tmp_path / "a.zarr")
+        file.write_bytes(whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lib"]
+
+
+# ---------------------------------------------------------------- killed
+
+
+def _publish(out: Path, name: str) -> None:
+    publish(open_trace(SAMPLE), out, name, "MIT")
+
+
+def test_killed_while_publishing_the_library_stays_readable(library: Path, tmp_path: Path) -> None:
+    draw, process = random.Random(4), multiprocessing.get_context("fork")
+    for number in range(6):
+        work = process.Process(target=_publish, args=(library, f"more{number}"))
+        work.start()
+        time.sleep(draw.random() * 0.4)
+        if work.pid:
+            os.kill(work.pid, signal.SIGKILL)
+        work.join()
+        index = library_of(str(library)).index()
+        names = {entry.name for entry in index.traces}
+        assert "mini" in names
+        for entry in index.traces:
+            shutil.rmtree(tmp_path / "a.zarr", ignore_errors=True)
+            fetch(library_of(str(library)), entry.name, tmp_path / "a.zarr")
+    _publish(library, "last")
