@@ -4,7 +4,10 @@ A verb imports its stage when it runs, not at the top of its file, so that `--he
 """
 
 #: Verbs of a kind, with what they are about: `sweep_run` is typed as `sweep run`.
-GROUPS = {"sweep": "Many configurations from one experiment file, stored as they are replayed."}
+GROUPS = {
+    "sweep": "Many configurations from one experiment file, stored as they are replayed.",
+    "traces": "Traces made of traces: merged, sliced, sampled, appended to.",
+}
 #: In the order in which `moereplay --help` lists them; a trailing underscore (a Python keyword) is not typed.
 NAMES = (
     "record",
@@ -12,6 +15,10 @@ NAMES = (
     "synthesise",
     "inspect",
     "split",
+    "traces_merge",
+    "traces_slice",
+    "traces_sample",
+    "traces_append",
     "replay",
     "recommend",
     "timeline",
