@@ -57,7 +57,7 @@ def say_made(path: Path, trace: Trace) -> None:
     from traces.combine import content_digest
 
     say_wrote(path, trace)
-    say(f"content {content_digest(trace)[:12]}: of the same requests the same, however they were put together")
+    say(f"content {content_digest(trace)[:12]}: the same for these requests, however they came together")
 
 
 class _Saying(logging.Handler):

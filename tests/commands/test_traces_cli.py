@@ -35,7 +35,7 @@ def test_slices_merge_to_the_whole(folder: Path) -> None:
     assert content == content_digest(open_trace(folder / "a.zarr"))
     assert ended.stderr.splitlines() == [
         f"wrote whole.zarr: 6 requests, 120 tokens, digest {made.digest[:12]}",
-        f"content {content[:12]}: of the same requests the same, however they were put together",
+        f"content {content[:12]}: the same for these requests, however they came together",
     ]
     assert max(map(len, ended.stderr.splitlines())) <= 80
     ended = moereplay("traces", "append", "first.zarr", "rest.zarr", cwd=folder)
@@ -54,6 +54,7 @@ def test_samples_are_spaced_or_drawn(folder: Path) -> None:
     assert said == f"3 requests drawn with seed 3 of {whole.digest}"
 
 
+OTHER = "other.zarr: geometry.experts is 16, that of a.zarr is 8"
 REFUSED = {
     "another model": (
         "merge a.zarr other.zarr --out out.zarr",
