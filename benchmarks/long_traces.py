@@ -50,6 +50,14 @@ start = time.perf_counter()
 totals = replay(trace, configure(eviction=sys.argv[2], capacity="25%", passes="token")).totals
 print(time.perf_counter() - start, totals["accesses"], totals["hits"], totals["evictions"])
 """
+MERGE = """
+import sys, time
+from traces.combine import merged
+from traces.store import open_trace
+start = time.perf_counter()
+merged(sys.argv[2], [open_trace(sys.argv[1])] * 2)
+print(time.perf_counter() - start)
+"""
 
 
 def geometry(layers: int, experts: int, k: int) -> Geometry:
@@ -137,7 +145,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="All figures as JSON.")] = None,
     only_make: Annotated[bool, typer.Option("--only-make", hidden=True)] = False,
 ) -> None:
-    """Make a trace, open it, replay it, and print what each took."""
+    """Make a trace, open, merge and replay it, and print what each took."""
     sizes = geometry(layers, experts, k)
     requests = max(1, round(rows / layers / request_tokens))
     path = folder / "long.zarr"
@@ -151,6 +159,7 @@ def main(
     figures = [measured("write", [str(each) for each in same])]
     for stage in ("open", "open again"):
         figures.append(measured(stage, ["-c", OPEN, str(path)]))
+    figures.append(measured("merge with itself", ["-c", MERGE, str(path), str(folder / "twice.zarr")]))
     for policy in eviction.split(","):
         name = f"{policy}, derived first" if policy == eviction.split(",")[0] else policy
         figures.append(measured(name, ["-c", REPLAY, str(path), policy]))

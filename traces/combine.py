@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from traces.common import MERGED, Common, common
+from traces.joined import MERGED, Joined, joined
 from traces.pieces import Piece, pieces
 from traces.schema import Header, Trace, TraceError, canonical
 from traces.selection import runs
@@ -32,7 +32,7 @@ def merged(out: str | Path, traces: Sequence[Trace], resume: bool = False) -> tu
 
     Raises TraceError if they are of different models, one is damaged, `out` exists or the disk refuses.
     """
-    shared = common(traces)
+    shared = joined(traces)
     parts = [Part(trace, 0, trace.requests) for trace in traces]
     with begun(out, shared.header, traces[0].router_bias, resume) as writer:
         _copy(parts, shared.names, writer)
@@ -54,7 +54,7 @@ def appended(path: str | Path, traces: Sequence[Trace]) -> tuple[Trace, list[str
     refuses.
     """
     grown = open_trace(path)
-    shared = common([grown, *traces])
+    shared = joined([grown, *traces])
     _refuse_lost(grown, shared)
     parts = [Part(trace, 0, trace.requests) for trace in traces]
     with TraceWriter.reopen(path, shared.header, grown.digest) as writer:
@@ -97,7 +97,7 @@ def _noted(trace: Trace, said: str) -> Header:
     return trace.header.model_copy(update={"provenance": made})
 
 
-def _refuse_lost(grown: Trace, shared: Common) -> None:
+def _refuse_lost(grown: Trace, shared: Joined) -> None:
     """A finished trace loses no array."""
     lost = [said for said in shared.left_out if said.split(",")[0] in grown.arrays]
     if lost:

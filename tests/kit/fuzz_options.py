@@ -227,4 +227,10 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("sweep compare", "sweep compare in/sweep lru", {"--by": NAMES, "--where": NAMES}),
     ("split", "split in/tiny.zarr --out halves", {"--share": NUMBERS, "--seed": NUMBERS}),
     ("split", "split in/tiny.zarr --out", {"": OUTPUTS}),
+    ("traces merge", "traces merge in/tiny.zarr --out out.zarr", {"": PATHS}),
+    ("traces merge", "traces merge in/tiny.zarr --out", {"": OUTPUTS}),
+    ("traces append", "traces append", {"": PATHS}),
+    ("traces append", "traces append in/tiny.zarr", {"": tuple(path for path in PATHS if path != "in/tiny.zarr")}),
+    ("traces slice", "traces slice in/tiny.zarr --out out.zarr", {"--requests": (*NUMBERS, "0:", ",", "1:0", "0,0")}),
+    ("traces sample", "traces sample in/tiny.zarr --out out.zarr", {"--requests": NUMBERS, "--seed": NUMBERS}),
 )

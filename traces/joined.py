@@ -18,7 +18,7 @@ MERGED = "merge"
 PART = "part "  #: how a note begins that names a source
 
 
-class Common(NamedTuple):
+class Joined(NamedTuple):
     """What a trace of all requests has."""
 
     header: Header
@@ -26,7 +26,7 @@ class Common(NamedTuple):
     left_out: list[str]  #: what only some have, each with the first that lacks it, in words
 
 
-def common(traces: Sequence[Trace]) -> Common:
+def joined(traces: Sequence[Trace]) -> Joined:
     """Raises TraceError naming the first trace that is of another model, and in what it differs."""
     for trace in traces[1:]:
         _refuse_other_model(traces[0], trace)
@@ -38,7 +38,7 @@ def common(traces: Sequence[Trace]) -> Common:
     header = first.model_copy(update={"provenance": provenance_of(traces), "lookahead_depth": depth})
     if not depth:
         header = header.model_copy(update={"lookahead_input": Header.model_fields["lookahead_input"].default})
-    return Common(header, names, left_out)
+    return Joined(header, names, left_out)
 
 
 def provenance_of(traces: Sequence[Trace]) -> Provenance:
