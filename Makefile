@@ -18,7 +18,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help demo demo-begins demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-fidelity study-measured study-live-transfers study-tune study-recommend report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-fidelity study-measured study-live-transfers study-long-traces study-tune study-recommend report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -165,6 +165,9 @@ study-recommend: .venv/base.stamp  ## what recommend finds beside trying everyth
 
 study-tune: .venv/dev.stamp  ## what a search finds of the true Pareto set of 2,000 configurations, beside random search
 	$(BIN)/python benchmarks/tune_against_grid.py
+
+study-long-traces: .venv/base.stamp  ## write, open, merge and replay a trace of ROWS=1e8 (token, layer) rows: time and memory (10 GB per 4e8)
+	$(BIN)/python benchmarks/long_traces.py --rows $(or $(ROWS),1e8) --folder runs/long
 
 report-check: .venv/base.stamp  ## pages of `report` in a headless Chromium without network: errors, axe, keyboard, print (npm, Chromium)
 	@command -v npm > /dev/null || { echo "this needs node and npm: apt-get install npm"; exit 2; }

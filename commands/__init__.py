@@ -6,7 +6,7 @@ A verb imports its stage when it runs, not at the top of its file, so that `--he
 #: Verbs of a kind, with what they are about: `sweep_run` is typed as `sweep run`.
 GROUPS = {
     "sweep": "Many configurations from one experiment file, stored as they are replayed.",
-    "traces": "Libraries of traces.",
+    "traces": "Traces made of traces, and libraries of them.",
 }
 #: In the order in which `moereplay --help` lists them; a trailing underscore (a Python keyword) is not typed.
 NAMES = (
@@ -18,6 +18,10 @@ NAMES = (
     "traces_list",
     "traces_get",
     "traces_publish",
+    "traces_merge",
+    "traces_slice",
+    "traces_sample",
+    "traces_append",
     "replay",
     "recommend",
     "timeline",

@@ -52,6 +52,14 @@ def say_wrote(path: Path, trace: Trace) -> None:
     say(f"wrote {path}: {size}, digest {trace.digest[:12]}")
 
 
+def say_made(path: Path, trace: Trace) -> None:
+    """The same of a trace that was made of others, and the digest of its content, which they may share."""
+    from traces.combine import content_digest
+
+    say_wrote(path, trace)
+    say(f"content {content_digest(trace)[:12]}: the same for these requests, however they came together")
+
+
 class _Saying(logging.Handler):
     """Prints the engine's log messages on stderr."""
 

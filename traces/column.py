@@ -24,6 +24,11 @@ class Column:
         self.written = 0
         self.tail: list[np.ndarray] = []  #: rows since the last shard boundary, written or not
 
+    @property
+    def waiting(self) -> int:
+        """Rows that are in memory alone."""
+        return self.rows - self.written
+
     def extend(self, rows: np.ndarray) -> None:
         """Buffer a copy of the rows: a recorder may reuse its arrays."""
         self.tail.append(rows.copy())
@@ -47,6 +52,10 @@ class Column:
             self.rows += len(rows)
             self._written(np.concatenate([*self.tail, rows]))
         self.array.resize((self.rows, *self.array.shape[1:]))
+
+    def cut(self, rows: int) -> None:
+        """Give up what was written beyond so many rows; nothing may be added afterwards. Raises OSError."""
+        self.array.resize((rows, *self.array.shape[1:]))
 
     def _written(self, tail: np.ndarray) -> None:
         self.written = self.rows

@@ -40,8 +40,8 @@ class Demand:
     """The flattened demand stream; step s = pass * L + layer holds entries [offsets[s], offsets[s + 1])."""
 
     offsets: np.ndarray  #: (P * L + 1,) int64
-    expert: np.ndarray  #: (n,) int32
-    rank: np.ndarray  #: (n,) int32
+    expert: np.ndarray  #: (n,) int16
+    rank: np.ndarray  #: (n,) int16
     mass: np.ndarray  #: (n,) int64
     mass_sum: np.ndarray  #: (n,) int64
     tokens: np.ndarray  #: (n,) int32
@@ -81,8 +81,8 @@ def union_of(ids: Sequence[Sequence[int]], mass: Sequence[Sequence[int]]) -> Uni
 
 COLUMNS = {
     "offsets": Rows("<i8"),
-    "expert": Rows("<i4"),
-    "rank": Rows("<i4"),
+    "expert": Rows("<i2"),
+    "rank": Rows("<i2"),
     "mass": Rows("<i8"),
     "mass_sum": Rows("<i8"),
     "tokens": Rows("<i4"),
@@ -101,11 +101,10 @@ def next_passes(trace: Trace, passes: str) -> np.ndarray:
     demand = demand_of(trace, passes)
 
     def fill(arrays: Mapping[str, Growing]) -> None:
-        begins = np.ascontiguousarray(demand.offsets[:: trace.geometry.layers])
         for first in range(0, len(demand.next_use), VALUES_AT_ONCE):
             next_use = demand.next_use[first : first + VALUES_AT_ONCE]
-            of = np.searchsorted(begins, next_use, "right") - 1
-            append(arrays["next_pass"], np.where(next_use == NEVER, NEVER, of))
+            of = np.searchsorted(demand.offsets, next_use, "right") - 1  # of steps, so that nothing is copied
+            append(arrays["next_pass"], np.where(next_use == NEVER, NEVER, of // trace.geometry.layers))
 
     return derived(trace, f"coming-{passes}", {"next_pass": Rows("<i8")}, fill)["next_pass"]
 
@@ -141,8 +140,8 @@ def _derive(trace: Trace, passes: str, arrays: Mapping[str, Growing]) -> None:
 
 def _blocks(plan: Passes, tokens: int) -> list[tuple[int, int]]:
     """Ranges of whole passes of about so many rows."""
-    edges = np.flatnonzero(np.diff(plan.start // tokens)) + 1
-    bounds = [0, *edges.tolist(), len(plan)]
+    edges = np.unique(np.searchsorted(plan.start, np.arange(tokens, int(plan.stop[-1]), tokens)))
+    bounds = [0, *(edge for edge in edges.tolist() if 0 < edge < len(plan)), len(plan)]
     return list(itertools.pairwise(bounds))
 
 

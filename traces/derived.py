@@ -24,7 +24,7 @@ from traces.private import is_private, user_cache
 from traces.schema import Trace
 from traces.shared import read_only, shared
 
-VERSION = 2  # a change in the meaning of any derived array
+VERSION = 3  # a change in the meaning of any derived array
 LOG = logging.getLogger(__name__)
 
 Columns = Mapping[str, Rows]

@@ -38,7 +38,10 @@ def append(array: Growing, rows: np.ndarray) -> None:
 
 
 class InFile:
-    """In a .npy file, open within `with`; numpy's header has room for any length, `finish` writes the true one."""
+    """In a .npy file, open within `with`; numpy's header has room for any length, `finish` writes the true one.
+
+    Rows of zeros alone are not written: a file system reads them where nothing is, and gives them no room.
+    """
 
     def __init__(self, path: Path, of: Rows) -> None:
         """Raises OSError."""
@@ -56,18 +59,21 @@ class InFile:
 
     def put(self, first: int, rows: np.ndarray) -> None:
         """Raises OSError."""
-        self._file.seek(self.offset + first * self._row_bytes)
-        self._file.write(np.ascontiguousarray(rows, self._dtype).tobytes())
+        if rows.any() or first < self.rows:
+            self._file.seek(self.offset + first * self._row_bytes)
+            self._file.write(np.ascontiguousarray(rows, self._dtype).data)
         self.rows = max(self.rows, first + len(rows))
 
     def read(self, first: int, last: int) -> np.ndarray:
         """Raises OSError."""
         self._file.seek(self.offset + first * self._row_bytes)
         found = self._file.read((last - first) * self._row_bytes)
-        return np.frombuffer(found, self._dtype).reshape(last - first, *self.of.shape)
+        zeros = bytes((last - first) * self._row_bytes - len(found))  # at the end, and not written
+        return np.frombuffer(found + zeros, self._dtype).reshape(last - first, *self.of.shape)
 
     def finish(self) -> None:
-        """Everything is in the file. Raises OSError."""
+        """Everything is in the file; zeros at its end, as others, only by its length. Raises OSError."""
+        self._file.truncate(self.offset + self.rows * self._row_bytes)
         self._file.seek(0)
         self._write_header()
         self._file.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heapreplace
@@ -10,10 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from traces.blocks import VALUES_AT_ONCE
+from traces.derived import derived
+from traces.growing import Growing, append
+from traces.growing import Rows as Column
 from traces.schema import Trace, TraceError
 from traces.spelling import whole
 
 PREFILL, DECODE = 0, 1
+LONG = 1 << 20  #: so many passes are kept on disk, not in memory
+#: Of the passes on disk.
+COLUMNS = {"start": Column("<i8"), "stop": Column("<i8"), "request": Column("<i8"), "phase": Column("i1")}
 
 
 class Rows(NamedTuple):
@@ -55,7 +62,9 @@ class Passes:
     def apart(self) -> np.ndarray:
         """Which passes have no request in common with the pass before them, (P,) bool; not the first."""
         if self.rows is None:
-            return np.diff(self.request, prepend=self.request[:1]) != 0
+            first = np.zeros(len(self), bool)
+            np.not_equal(self.request[1:], self.request[:-1], out=first[1:])
+            return first
         passes = np.repeat(np.arange(len(self)), self.stop - self.start)
         number = np.unique(self.rows.request, return_inverse=True)[1]
         seen = np.unique(number * len(self) + passes)  # pairs of request and pass
@@ -86,27 +95,66 @@ def parse_passes(text: str) -> Schedule:
 
 def one_by_one(trace: Trace, size: int) -> Passes:
     """One request after the other: its prompt in pieces of `size` tokens (0: whole), then one token per pass."""
-    return _in_turn(trace, np.asarray(trace.prompt_lengths), size)
+    return _in_turn(trace, f"chunk-{size}", InTurn.of(trace, np.asarray(trace.prompt_lengths), size))
 
 
 def decode(trace: Trace, size: int) -> Passes:
     """One request after the other: its prompt, but at most `size` tokens of it, then one decoded token per pass."""
-    return _in_turn(trace, np.minimum(trace.prompt_lengths, size), 0)
+    return _in_turn(trace, f"decode-{size}", InTurn.of(trace, np.minimum(trace.prompt_lengths, size), 0))
 
 
-def _in_turn(trace: Trace, prompts: np.ndarray, size: int) -> Passes:
-    """One request after the other, with prompts of so many tokens, (R,), in pieces of `size` (0: whole)."""
-    starts, requests, phases = [], [], []
-    for request, prompt in enumerate(prompts.tolist()):
-        first, last = int(trace.request_offsets[request]), int(trace.request_offsets[request + 1])
-        prefill = np.arange(first, first + prompt, size or max(prompt, 1))
-        decode = np.arange(first + prompt, last)
-        starts += [prefill, decode]
-        requests.append(np.full(len(prefill) + len(decode), request))
-        phases += [np.full(len(prefill), PREFILL), np.full(len(decode), DECODE)]
-    start = np.concatenate(starts).astype(np.int64)
-    stop = np.append(start[1:], trace.tokens).astype(np.int64)
-    return Passes(start, stop, np.concatenate(requests).astype(np.int64), np.concatenate(phases).astype(np.int8))
+def _in_turn(trace: Trace, name: str, turns: InTurn) -> Passes:
+    """In memory, or of a long trace on disk, where its arrays are derived like others."""
+    count = int(turns.begins[-1])
+    if not is_long(count):
+        return _passes(turns.passes(0, count))
+
+    def fill(arrays: Mapping[str, Growing]) -> None:
+        for first in range(0, count, VALUES_AT_ONCE):
+            for column, rows in turns.passes(first, min(first + VALUES_AT_ONCE, count)).items():
+                append(arrays[column], rows)
+
+    return _passes(derived(trace, f"passes-{name}", COLUMNS, fill))
+
+
+def _passes(columns: Mapping[str, np.ndarray]) -> Passes:
+    return Passes(columns["start"], columns["stop"], columns["request"], columns["phase"])
+
+
+def is_long(passes: int) -> bool:
+    """Whether what there is of every pass is kept on disk."""
+    return passes >= LONG
+
+
+class InTurn(NamedTuple):
+    """Requests one after the other, (R,) each: which passes they take."""
+
+    offsets: np.ndarray  #: first token
+    prompts: np.ndarray  #: tokens that are its prompt
+    pieces: np.ndarray  #: passes of the prompt
+    begins: np.ndarray  #: first pass, (R + 1,), and how many there are in all
+    size: int  #: tokens of a piece, 0: all
+
+    @classmethod
+    def of(cls, trace: Trace, prompts: np.ndarray, size: int) -> InTurn:
+        """With prompts of so many tokens, (R,), in pieces of `size`."""
+        offsets = np.asarray(trace.request_offsets)
+        pieces = -(-prompts // size) if size else (prompts > 0).astype(np.int64)
+        begins = np.concatenate([[0], np.cumsum(pieces + np.diff(offsets) - prompts)])
+        return cls(offsets[:-1], prompts, pieces, begins, size)
+
+    def passes(self, first: int, last: int) -> dict[str, np.ndarray]:
+        """Columns of passes [first, last)."""
+        number = np.arange(first, last)
+        request = np.searchsorted(self.begins, number, "right") - 1
+        inside = number - self.begins[request]
+        prompt, pieces = self.prompts[request], self.pieces[request]
+        decoded = inside - pieces  # below 0 in the prompt
+        size = self.size or prompt
+        start = self.offsets[request] + np.where(decoded < 0, inside * size, prompt + decoded)
+        tokens = np.where(decoded < 0, np.minimum(size, prompt - inside * size), 1)
+        phase = np.where(decoded < 0, PREFILL, DECODE).astype(np.int8)
+        return {"start": start, "stop": start + tokens, "request": request, "phase": phase}
 
 
 def batch(trace: Trace, size: int) -> Passes:

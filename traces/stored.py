@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.metadata import PARTIAL, Attributes, committed_rows, document_of, layout, rows_per_file
+from traces.metadata import Attributes, committed_rows, document_of, layout, rows_per_file
 from traces.schema import TraceError, shown
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class Stored:
         return np.asarray(self.opened[rows])
 
     def _has_grown_to(self, rows: int) -> bool:
-        """A writer that was killed may have left rows behind the committed ones."""
-        return rows >= self.rows if self.path.suffix == PARTIAL else rows == self.rows
+        """A writer that was killed, of a new trace or of more of it, may have left rows behind the committed ones."""
+        return rows >= self.rows
 
     def _is_as_written(self, document: dict[str, Any]) -> bool:
         """Whether a document is the writer's, to the letter."""

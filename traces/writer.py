@@ -3,8 +3,9 @@
 Layout: one array per name of `traces/schema.py`, token axis first, plus `request_offsets`, `prompt_lengths` and
 `router_bias`; sharded files, each inner chunk blosc-zstd and then crc32c (blosc alone lets flipped bits through).
 Protocol: work in `X.zarr.partial`; a commit grows the arrays, writes whole shards, and last replaces the group's
-zarr.json, whose `committed` is all that readers look at; finishing renames the folder. One writer per store, which
-holds `traces/lock.py`'s lock from the first look at the folder until it is closed.
+zarr.json, whose `committed` is all that readers look at; finishing renames the folder. A finished store grows in place
+by one commit. One writer per store, which holds `traces/lock.py`'s lock from the first look at the folder until it is
+closed.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,9 +32,11 @@ from traces.metadata import (
     PROMPTS,
     Attributes,
     Committed,
+    committed_rows,
     metadata_digest,
     read_attributes,
 )
+from traces.pieces import Piece, check_piece
 from traces.schema import LOOKAHEAD, Header, Request, Trace, TraceError, check_request
 from traces.store import blocks, open_trace
 
@@ -58,7 +61,9 @@ class TraceWriter:
         self._bias = router_bias
         self._columns: dict[str, Column] = {}
         self._appended = attributes.committed
+        self._begun = 0  #: rows of a request that has not ended yet
         self._finished = False
+        self.grows_in_place = False
 
     @classmethod
     def create(
@@ -84,6 +89,26 @@ class TraceWriter:
             raise TraceError(f"{_partial(path)} does not exist, so there is nothing to resume; start without --resume")
         with _locked(path) as lock:
             return cls._continued(path, header, router_bias, lock)
+
+    @classmethod
+    def reopen(cls, path: str | Path, header: Header, digest: str) -> TraceWriter:
+        """Continue a finished store in place; what is appended becomes part of it with `finish`, all or nothing.
+
+        `header` takes the place of the stored one then. Until then, and after a kill, readers see the trace as it was:
+        rows beyond the committed ones are nobody's. Raises TraceError if it is damaged, has another digest or is being
+        written.
+        """
+        path = Path(path)
+        with _locked(path) as lock:
+            stored = read_attributes(path)
+            if stored.digest != digest:
+                raise TraceError(f"{path} has been changed meanwhile; run the command again")
+            trace = open_trace(path)
+            writer = cls(path, stored, trace.router_bias, lock)
+            writer.partial, writer.grows_in_place = path, True
+            writer._reopen_columns(trace, "restore the trace from a copy")
+            writer._attributes = stored.model_copy(update={"header": header})
+        return writer
 
     @classmethod
     def _continued(cls, path: Path, header: Header, router_bias: np.ndarray | None, lock: Lock) -> TraceWriter:
@@ -117,24 +142,53 @@ class TraceWriter:
 
     def append(self, request: Request) -> None:
         """Add a request; commits once a shard's worth of rows waits. Raises TraceError, adding nothing, if invalid."""
-        index = self._appended.requests
+        self._check_open()
+        arrays = check_request(request, self._attributes.header, self._appended.requests)
+        lengths = np.array([len(request.chosen)], np.int64)
+        self._extend(Piece(arrays, lengths, np.array([request.prompt_length], np.int64)))
+
+    def append_piece(self, piece: Piece) -> None:
+        """Add rows of many requests, or of a part of one, which is committed when its last row has come.
+
+        Raises TraceError, adding nothing, if they are invalid.
+        """
+        self._check_open()
+        arrays = check_piece(piece, self._attributes.header, self._appended.requests, self._begun)
+        self._extend(piece._replace(arrays=arrays))
+
+    def _check_open(self) -> None:
         if self._finished:
-            raise TraceError(f"{self.path} is finished; request {index} needs a store of its own")
-        arrays = check_request(request, self._attributes.header, index)
-        self._check_names(arrays, index)
-        tokens = self._appended.tokens + len(request.chosen)
+            raise TraceError(f"{self.path} is finished; request {self._appended.requests} needs a store of its own")
+
+    def _extend(self, piece: Piece) -> None:
+        self._check_names(piece.arrays, self._appended.requests)
         if not self._columns:
-            self._create_columns(list(arrays))
-        for name, rows in arrays.items():
+            self._create_columns(list(piece.arrays))
+        for name, rows in piece.arrays.items():
             self._columns[name].extend(rows)
-        self._columns[OFFSETS].extend(np.array([tokens], np.int64))
-        self._columns[PROMPTS].extend(np.array([request.prompt_length], np.int64))
-        self._appended = Committed(tokens=tokens, requests=index + 1)
-        if tokens - self._attributes.committed.tokens >= self._attributes.shard_tokens:
+        self._begun += piece.tokens
+        if len(piece.lengths):
+            ends = self._appended.tokens + np.cumsum(piece.lengths, dtype=np.int64)
+            self._columns[OFFSETS].extend(ends)
+            self._columns[PROMPTS].extend(piece.prompts)
+            self._appended = Committed(tokens=int(ends[-1]), requests=self._appended.requests + len(ends))
+            self._begun = 0
+        if self._columns["chosen"].waiting >= self._attributes.shard_tokens:
+            self._write_rows()
+
+    def _write_rows(self) -> None:
+        """Rows to the disk; readers see none of a request that has not ended, nor half of what is appended."""
+        if not (self._begun or self.grows_in_place):
             self.commit()
+            return
+        with self._disk_errors():
+            for column in self._columns.values():
+                column.write()
 
     def commit(self) -> None:
         """Make every appended request durable against a kill. Raises TraceError if the disk refuses; may be retried."""
+        if self._begun:
+            raise TraceError(f"{self.path}: request {self._appended.requests} has no end; append the rest of its rows")
         if self._appended == self._attributes.committed:
             return
         with self._disk_errors():
@@ -150,8 +204,9 @@ class TraceWriter:
         if not self._appended.requests:
             raise TraceError(f"{self.path}: no request was appended; a trace needs at least one")
         self.commit()
-        with self._disk_errors():
-            self.partial.rename(self.path)
+        if not self.grows_in_place:
+            with self._disk_errors():
+                self.partial.rename(self.path)
         self._finished = True
         self._lock.release()
         return open_trace(self.path)
@@ -163,14 +218,28 @@ class TraceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if kind is None and not self._finished:
+            if self.grows_in_place:
+                self._cut_back()
+            elif kind is None and not self._finished:
                 self.commit()
             if not self.requests_done:
                 _remove(self.partial)
         finally:
             self._lock.release()
 
-    def _check_names(self, arrays: dict[str, np.ndarray], index: int) -> None:
+    def discard(self) -> None:
+        """Remove what is unfinished, or take back what was added to a finished store."""
+        self._cut_back() if self.grows_in_place else _remove(self.partial)
+
+    def _cut_back(self) -> None:
+        """Remove rows that the store does not count. Where the disk refuses they stay, and do no harm."""
+        if not self._finished:
+            with suppress(OSError, TraceError):
+                stored = read_attributes(self.path)  # the last commit may have been interrupted just after it
+                for name, column in self._columns.items():
+                    column.cut(committed_rows(name, stored))
+
+    def _check_names(self, arrays: Mapping[str, np.ndarray], index: int) -> None:
         depth = sum(name.startswith(LOOKAHEAD) for name in arrays)
         if depth != self._attributes.header.lookahead_depth:
             expected = self._attributes.header.lookahead_depth
@@ -192,13 +261,16 @@ class TraceWriter:
         _refuse_other_header(self.partial, trace.header, header)
         if not _same_bias(trace.router_bias, self._bias):
             raise TraceError(f"{self.partial}: {BIAS} differs from the one given; resume with the same model")
+        self._reopen_columns(trace, "remove it and rerun")
+
+    def _reopen_columns(self, trace: Trace, fix: str) -> None:
         with self._disk_errors():
             for leftover in self.partial.rglob(f"*{PARTIAL}"):
                 leftover.unlink()
             for name, digest in trace.array_digests.items():
                 column = reopen_column(self.partial, name, blocks(trace, name))
                 if column.hasher.hexdigest() != digest:
-                    raise TraceError(f"{self.partial}: {name} does not match its recorded sha256; remove it and rerun")
+                    raise TraceError(f"{self.partial}: {name} does not match its recorded sha256; {fix}")
                 self._columns[name] = column
 
     def _write_attributes(self, attributes: Attributes) -> None:
@@ -215,7 +287,9 @@ class TraceWriter:
             yield
         except OSError as refused:
             fix = ELSEWHERE
-            if self.requests_done:
+            if self.grows_in_place:
+                fix = "it is as it was; make room and run the command again"
+            elif self.requests_done:
                 fix = f"committed rows are kept in {self.partial.name}, rerun with --resume to continue"
             raise TraceError(_cannot_write(self.partial, refused, fix)) from refused
 
@@ -240,14 +314,17 @@ def write_trace(
 
     Raises TraceError if the path exists, a request is invalid or the disk refuses.
     """
-    if resume and _partial(Path(path)).exists():
-        writer = TraceWriter.resume(path, header, router_bias)
-    else:
-        writer = TraceWriter.create(path, header, router_bias)
-    with writer:
+    with begun(path, header, router_bias, resume) as writer:
         for request in itertools.islice(requests, writer.requests_done, None):
             writer.append(request)
         return writer.finish()
+
+
+def begun(path: str | Path, header: Header, router_bias: np.ndarray | None, resume: bool) -> TraceWriter:
+    """A writer of a new store, or with `resume` of the unfinished one, if there is one. Raises TraceError."""
+    if resume and _partial(Path(path)).exists():
+        return TraceWriter.resume(path, header, router_bias)
+    return TraceWriter.create(path, header, router_bias)
 
 
 def _partial(path: Path) -> Path:

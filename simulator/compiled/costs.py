@@ -19,6 +19,7 @@ from simulator.compiled.runtime.state import (
     kind_of,
     kv_ns,
     now,
+    pass_tokens,
     slow_dense_ns,
     slow_expert_ns,
     slow_kv_ns,
@@ -28,7 +29,7 @@ from simulator.compiled.runtime.state import (
 @fast
 def dense_cost(s, index, layer):
     """The dense part of one layer in a pass."""
-    row = dense_row(s)[index]
+    row = dense_row(s)[pass_tokens(s)[index]]
     if s["external"] == 1:
         return 0
     if s["slows_compute"] == 1 and any_link_is_busy(s):

@@ -81,7 +81,7 @@ def _take_out(expert, group, together, base, key, place, found):
     """Count each of a group in the stack as it is; returns the nearest place, and how deep the group reaches."""
     nearest, deepest, absent = len(key), 0, False
     for at in range(group, group + together):
-        own = place[base + expert[at]]
+        own = place[base + np.int64(expert[at])]
         if own < 0:
             found[len(found) - 1] += 1
             absent = True
@@ -108,7 +108,7 @@ def _walk(demands, first, last, cut, bits, relaxed, stack, into):
             size = stack.size[pool]
             nearest, deepest = _take_out(demands.expert, group, together, base, key, place, found)
             for n in range(together):
-                x = base + demands.expert[group + n]
+                x = base + np.int64(demands.expert[group + n])
                 own = min(demands.next_use[group + n], never) << bits | x
                 if relaxed:
                     carried[n] = own

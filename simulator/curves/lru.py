@@ -53,7 +53,7 @@ class TimeLine(NamedTuple):
 def _measure(line, expert, first, stop, base, depth):
     """The depth of each of those looked up together in the stack as it is."""
     for at in range(first, stop):
-        own = line.slot[base + expert[at]]
+        own = line.slot[base + np.int64(expert[at])]
         if own < 0:
             depth[at - first] = FIRST_USE
             continue
@@ -123,7 +123,7 @@ def _close_gaps(line, end):
 def _move_to_top(line, expert, first, stop, base, end, heavy):
     """Use those looked up together in demand order; returns the new end of the time line."""
     for at in range(first, stop):
-        x = base + expert[at]
+        x = base + np.int64(expert[at])
         old = line.slot[x]
         if old >= 0:
             _flip(line, old, -heavy)

@@ -116,11 +116,11 @@ def _walk(demands, first, last, cut, bits, forced, pools, counts):
         together = stop - begin if cut.atomic else 1
         for group in range(begin, stop, max(1, together)):
             for at in range(group, group + together):
-                take_out(pools, pool, base + demands.expert[at], counts)
+                take_out(pools, pool, base + np.int64(demands.expert[at]), counts)
             if forced:
                 keep(pools, pool, max(0, pools.slots[pool] - together), ids)
             for at in range(group, group + together):
-                put_in(pools, pool, base + demands.expert[at], min(demands.next_use[at], never), bits)
+                put_in(pools, pool, base + np.int64(demands.expert[at]), min(demands.next_use[at], never), bits)
             keep(pools, pool, pools.slots[pool], ids)
 
 

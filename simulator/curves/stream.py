@@ -22,7 +22,7 @@ class Demands(NamedTuple):
     """The demand stream as `traces.demand.Demand` has it; memory-mapped where the trace is on disk."""
 
     offsets: np.ndarray  #: (P * L + 1,) int64
-    expert: np.ndarray  #: (n,) int32, of the layer
+    expert: np.ndarray  #: (n,) int16, of the layer
     next_use: np.ndarray  #: (n,) int64
     fresh: np.ndarray  #: (P,) bool: the cache is cleared before this pass
 

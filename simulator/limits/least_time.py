@@ -85,8 +85,9 @@ def _stretches(wanted: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def _steps(trace: Trace, ready: Plan, demand: Demand) -> Steps:
     spec, layers = ready.spec(log=False), trace.geometry.layers
-    costs = costs_of(inputs_of(trace, ready.config, frozenset(), frozenset()), spec)
-    dense = costs["dense_ns"][costs["dense_row"]]
+    inputs = inputs_of(trace, ready.config, frozenset(), frozenset())
+    costs = costs_of(inputs, spec)
+    dense = costs["dense_ns"][costs["dense_row"][inputs["pass_tokens"]]]
     if len(costs["kv_ns"]):
         dense = dense + costs["kv_ns"][:, None]
     many = np.diff(demand.offsets)

@@ -25,7 +25,7 @@ def _first_uses(demands, first, cut, coming):
     for step in range(len(demands.offsets) - 2, first - 1, -1):
         base = step % cut.layers * cut.experts
         for at in range(demands.offsets[step], demands.offsets[step + 1]):
-            coming[base + demands.expert[at]] = at
+            coming[base + np.int64(demands.expert[at])] = at
 
 
 @called
@@ -33,9 +33,9 @@ def _group(demands, group, together, pool, base, slots, bits, pools, counts):
     """Look up a group and keep the best of what was held and of what it demands."""
     never = np.int64(1) << (61 - bits)
     for at in range(group, group + together):
-        take_out(pools, pool, base + demands.expert[at], counts)
+        take_out(pools, pool, base + np.int64(demands.expert[at]), counts)
     for at in range(group, group + together):
-        put_in(pools, pool, base + demands.expert[at], min(demands.next_use[at], never), bits)
+        put_in(pools, pool, base + np.int64(demands.expert[at]), min(demands.next_use[at], never), bits)
     keep(pools, pool, slots, (1 << bits) - 1)
 
 

@@ -144,6 +144,7 @@ STORES = (
     ("replay", ("replay", "in/tiny.zarr", *REPLAY), ()),
     ("inspect", ("inspect", "in/tiny.zarr", "--full"), (1,)),
     ("curve", ("curve", "in/tiny.zarr", "--eviction", "lru", "--out", "out"), ()),
+    ("traces merge", ("traces", "merge", "in/tiny.zarr", "in/tiny.zarr", "--out", "out.zarr"), ()),
 )
 
 

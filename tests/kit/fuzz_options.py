@@ -232,4 +232,10 @@ OPTIONS: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("traces get", "traces get tiny --from in --out", {"": (*OUTPUTS, "x.zarr", "in/x.zarr")}),
     ("traces publish", "traces publish in/tiny.zarr --licence MIT --out", {"": OUTPUTS}),
     ("traces publish", "traces publish in/tiny.zarr --out lib", {"--licence": NAMES, "--licence=MIT --name": NAMES}),
+    ("traces merge", "traces merge in/tiny.zarr --out out.zarr", {"": PATHS}),
+    ("traces merge", "traces merge in/tiny.zarr --out", {"": OUTPUTS}),
+    ("traces append", "traces append", {"": PATHS}),
+    ("traces append", "traces append in/tiny.zarr", {"": tuple(path for path in PATHS if path != "in/tiny.zarr")}),
+    ("traces slice", "traces slice in/tiny.zarr --out out.zarr", {"--requests": (*NUMBERS, "0:", ",", "1:0", "0,0")}),
+    ("traces sample", "traces sample in/tiny.zarr --out out.zarr", {"--requests": NUMBERS, "--seed": NUMBERS}),
 )

@@ -56,6 +56,18 @@ def test_sweep_speed_measures_what_it_says(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("many/part-*"))) > 0
 
 
+@pytest.mark.long
+def test_long_traces_are_measured_and_removed(tmp_path: Path) -> None:
+    size = ("--rows", 2000, "--layers", 4, "--experts", 8, "--k", 2, "--request-tokens", 100)
+    out, folder = tmp_path / "long.json", tmp_path / "long"
+    done = run(ROOT / "benchmarks" / "long_traces.py", *size, "--folder", folder, "--out", out)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(out.read_text())
+    assert (document["rows"], document["requests"]) == (2000, 5)
+    accesses = {stage["said"][0] for stage in document["stages"] if stage["said"]}
+    assert accesses == {str(2000 * 2)} and not folder.exists()
+
+
 def test_the_sources_that_the_benchmark_edits_are_as_it_expects(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

@@ -19,7 +19,6 @@ def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
     tokens = int(inputs["pass_tokens"].max(initial=1))
     counted = np.bincount(inputs["pass_tokens"], minlength=1)  # a sort would take longer than all the rest
     lengths = np.flatnonzero(counted)
-    dense_row = (np.cumsum(counted > 0) - 1)[inputs["pass_tokens"]]
     layers = range(layout.geometry.layers)
     copies = [(layer, p) for layer in layers for p in range(layout.precisions)]
     sizes = [(layout.tiers[p][layer], times.weight_format(p)) for layer, p in copies]
@@ -30,7 +29,7 @@ def costs_of(inputs: Inputs, spec: RunSpec) -> dict[str, np.ndarray]:
     return {
         "dense_ns": _dense(times, lengths, len(layers), contended=False),
         "slow_dense_ns": _dense(times, lengths, len(layers), contended=slow),
-        "dense_row": dense_row.astype(np.int64),
+        "dense_row": np.cumsum(counted > 0) - 1,
         "load_ns": np.array(times.load_ns, np.int64).ravel(),
         "cost_row": np.array([rows[size] for size in sizes], np.int64),
         "expert_ns": experts,

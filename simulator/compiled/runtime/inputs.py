@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,9 +15,13 @@ from simulator.compiled.runtime.layout import FEED
 from simulator.config import ReplayConfig
 from simulator.source import Gate, Pass, Source
 from traces import plain, routers
+from traces.blocks import VALUES_AT_ONCE
 from traces.demand import Demand, demand_of, next_passes
+from traces.derived import derived
+from traces.growing import Growing, Rows, append
 from traces.lookahead import look
-from traces.passes import Passes, Rows, schedule
+from traces.passes import Passes, is_long, schedule
+from traces.passes import Rows as PassRows
 from traces.schema import Geometry, Trace
 from traces.shared import read_only, shared
 
@@ -29,6 +33,12 @@ STREAM = {
     "stream_sum": "mass_sum",
     "stream_tokens": "tokens",
     "stream_next": "next_use",
+}
+
+
+#: What is kept on disk of the passes of a long trace, beside what `traces/passes.py` keeps.
+KEPT = {
+    name: Rows(np.dtype(FEED[name][0]).str) for name in ("pass_tokens", "pass_phase", "pass_position", "pass_apart")
 }
 
 
@@ -62,9 +72,29 @@ def _inputs_of(trace: Trace, wanted: Demanded) -> Inputs:
     demanded = _demand(demand)
     if wanted.next_pass:
         demanded["stream_pass"] = next_passes(trace, passes)
-    return _filled(
-        geometry, _plan(plan) | demanded | {"token_ids": plain.rows(trace, "chosen")} | weights | scores | looks
-    )
+    tokens = {"token_ids": plain.rows(trace, "chosen")} | weights
+    return _filled(geometry, _plan_of(trace, passes, plan) | demanded | tokens | scores | looks)
+
+
+def _plan_of(trace: Trace, passes: str, plan: Passes) -> dict[str, np.ndarray]:
+    """Passes as arrays. Those of a long trace, whose requests come one after the other, are kept on disk."""
+    if plan.rows is not None or not is_long(len(plan)):
+        return _plan(plan)
+
+    def fill(arrays: Mapping[str, Growing]) -> None:
+        for first in range(0, len(plan), VALUES_AT_ONCE):
+            _add_passes(trace, plan, slice(first, first + VALUES_AT_ONCE), arrays)
+
+    numbers = {"pass_request": plan.request, "pass_number": plan.request, "requests": np.arange(trace.requests)}
+    return {"pass_start": plan.start} | numbers | derived(trace, f"plan-{passes}", KEPT, fill)
+
+
+def _add_passes(trace: Trace, plan: Passes, part: slice, arrays: Mapping[str, Growing]) -> None:
+    start, request, before = plan.start[part], plan.request[part], plan.request[max(part.start - 1, 0)]
+    append(arrays["pass_tokens"], plan.stop[part] - start)
+    append(arrays["pass_phase"], plan.phase[part])
+    append(arrays["pass_position"], start - trace.request_offsets[request])
+    append(arrays["pass_apart"], np.diff(request, prepend=before) != 0)
 
 
 def _plan(plan: Passes) -> dict[str, np.ndarray]:
@@ -92,7 +122,7 @@ def _numbered(requests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.argsort(order)[number], first[order]
 
 
-def _rows(rows: Rows, numbers: np.ndarray, plan: Passes) -> dict[str, np.ndarray]:
+def _rows(rows: PassRows, numbers: np.ndarray, plan: Passes) -> dict[str, np.ndarray]:
     passes = np.repeat(np.arange(len(plan)), plan.stop - plan.start)
     parts = (passes * (numbers.max(initial=0) + 1) + numbers) * 2 + rows.phase
     opens = np.zeros(len(parts), np.int64)
@@ -153,8 +183,8 @@ def inputs_from(source: Source) -> Inputs:
 
 def _plan_from(passes: Sequence[Pass]) -> Passes:
     rows = [row for step in passes for row in step.rows]
-    columns = {name: np.array([getattr(row, name) for row in rows], np.int64) for name in Rows._fields}
-    return Passes.of_rows(np.array([step.tokens for step in passes], np.int64), Rows(**columns))
+    columns = {name: np.array([getattr(row, name) for row in rows], np.int64) for name in PassRows._fields}
+    return Passes.of_rows(np.array([step.tokens for step in passes], np.int64), PassRows(**columns))
 
 
 def _demand_from(gates: Sequence[Gate], pass_of: Callable[[int], int]) -> dict[str, np.ndarray]:

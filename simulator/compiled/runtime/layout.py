@@ -164,7 +164,7 @@ ARRAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     # times
     "dense_ns": (np.int64, ("n_lengths", "layers")),
     "slow_dense_ns": (np.int64, ("n_lengths", "layers")),  # while a link works
-    "dense_row": (np.int64, ("passes",)),
+    "dense_row": (np.int64, ("n_costs",)),  # by tokens of the pass
     "kv_ns": (np.int64, ("n_contexts",)),  # of every pass, a layer's part
     "slow_kv_ns": (np.int64, ("n_contexts",)),
     "load_ns": (np.int64, ("n_kinds",)),
@@ -234,8 +234,8 @@ FEED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "row_opens": (np.int8, ("n_batched",)),  # 1 for the first row of a request and phase in a pass
     "requests": (np.int64, ("n_rows",)),  # by number
     "offsets": (np.int64, ("n_steps",)),  # of a step in the demand stream, and its end
-    "stream_expert": (np.int32, ("n_demand",)),
-    "stream_rank": (np.int32, ("n_demand",)),
+    "stream_expert": (np.int16, ("n_demand",)),
+    "stream_rank": (np.int16, ("n_demand",)),
     "stream_mass": (np.int64, ("n_demand",)),
     "stream_sum": (np.int64, ("n_demand",)),
     "stream_tokens": (np.int32, ("n_demand",)),

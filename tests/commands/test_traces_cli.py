@@ -1,0 +1,95 @@
+"""`moereplay traces`: what the verbs print, and how they refuse: one line, exit code 2, nothing half made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.commands.test_full_disk import limited
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.stored import PLAIN, ids_only
+from traces.combine import content_digest
+from traces.schema import Header
+from traces.store import open_trace, verify
+from traces.writer import write_trace
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Traces `a` and `b` of one model, `other` of another."""
+    for name, seed in (("a", 0), ("b", 10)):
+        write_trace(tmp_path / f"{name}.zarr", PLAIN, [ids_only(20, seed + at) for at in range(6)])
+    geometry = PLAIN.geometry.model_copy(update={"experts": 16})
+    write_trace(tmp_path / "other.zarr", Header(geometry=geometry), [ids_only(20)])
+    return tmp_path
+
+
+def test_slices_merge_to_the_whole(folder: Path) -> None:
+    for name, requests in (("first", "0:2"), ("rest", "2:")):
+        ended = moereplay("traces", "slice", "a.zarr", "--requests", requests, "--out", f"{name}.zarr", cwd=folder)
+        assert ended.returncode == 0, ended.stderr
+    ended = moereplay("traces", "merge", "first.zarr", "rest.zarr", "--out", "whole.zarr", cwd=folder)
+    made = open_trace(folder / "whole.zarr")
+    content = content_digest(made)
+    assert content == content_digest(open_trace(folder / "a.zarr"))
+    assert ended.stderr.splitlines() == [
+        f"wrote whole.zarr: 6 requests, 120 tokens, digest {made.digest[:12]}",
+        f"content {content[:12]}: the same for these requests, however they came together",
+    ]
+    assert max(map(len, ended.stderr.splitlines())) <= 80
+    ended = moereplay("traces", "append", "first.zarr", "rest.zarr", cwd=folder)
+    assert f"digest {made.digest[:12]}" in ended.stderr
+
+
+def test_samples_are_spaced_or_drawn(folder: Path) -> None:
+    for name, more in (("spaced", ()), ("drawn", ("--seed", 3))):
+        out = folder / f"{name}.zarr"
+        ended = moereplay("traces", "sample", "a.zarr", "--requests", 3, *more, "--out", out, cwd=folder)
+        assert ended.returncode == 0, ended.stderr
+        assert open_trace(out).requests == 3
+    whole, spaced = open_trace(folder / "a.zarr"), open_trace(folder / "spaced.zarr")
+    assert (spaced.request(1).chosen == whole.request(2).chosen).all()
+    said = open_trace(folder / "drawn.zarr").header.provenance.notes[-1]
+    assert said == f"3 requests drawn with seed 3 of {whole.digest}"
+
+
+OTHER = "other.zarr: geometry.experts is 16, that of a.zarr is 8"
+REFUSED = {
+    "another model": (
+        "merge a.zarr other.zarr --out out.zarr",
+        "other.zarr: geometry.experts is 16, that of a.zarr is 8",
+    ),
+    "append another model": ("append a.zarr other.zarr", "other.zarr: geometry.experts is 16, that of a.zarr is 8"),
+    "no such trace": ("merge a.zarr none.zarr --out out.zarr", "none.zarr does not exist"),
+    "there already": ("merge a.zarr b.zarr --out a.zarr", "a.zarr exists; choose another --out"),
+    "beyond": ("slice a.zarr --requests 4:7 --out out.zarr", "the trace has requests 0 to 5"),
+    "no numbers": ("slice a.zarr --requests some --out out.zarr", "is no list of requests"),
+    "too many": ("sample a.zarr --requests 7 --out out.zarr", "the trace has 6; give 1 to 6"),
+    "not resumable": ("append out.zarr a.zarr", "out.zarr does not exist"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_done_is_said_in_one_line(case: str, folder: Path) -> None:
+    words, said = REFUSED[case]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    ended = moereplay("traces", *words.split(), cwd=folder)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert said in ended.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")}.keys() == before.keys()
+
+
+@pytest.mark.parametrize("words", ["append a.zarr b.zarr", "merge a.zarr b.zarr --out out.zarr"])
+def test_a_full_disk_leaves_what_was_there(words: str, folder: Path) -> None:
+    before, names = open_trace(folder / "a.zarr").digest, {path.name for path in folder.iterdir()}
+    with limited(200):
+        ended = moereplay("traces", *words.split(), cwd=folder)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert "cannot write" in ended.stderr
+    assert {path.name for path in folder.iterdir()} == names
+    trace = open_trace(folder / "a.zarr")
+    verify(trace)
+    assert trace.digest == before
+    ended = moereplay("traces", *words.split(), cwd=folder)
+    assert ended.returncode == 0, ended.stderr

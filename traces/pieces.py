@@ -1,0 +1,73 @@
+"""Rows of many requests in pieces of a bounded size, for what copies traces of any length in little memory.
+
+A piece ends where a request ends, or lies within one request that is longer than a piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from traces.blocks import tokens_at_once
+from traces.schema import Header, RowError, Trace, TraceError, check_rows, check_values, dtype_of, row_shape
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of token arrays, and the requests that end in them; the last of those ends with the last row."""
+
+    arrays: Mapping[str, np.ndarray]  #: by name, (T, ...) each
+    lengths: np.ndarray  #: (n,) int64: tokens of each request that ends here, those of earlier pieces among them
+    prompts: np.ndarray  #: (n,) int64: their prompt tokens
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the piece."""
+        return len(self.arrays["chosen"])
+
+
+def pieces(trace: Trace, first: int, last: int, names: Sequence[str]) -> Iterator[Piece]:
+    """Requests [first, last), these arrays of them. Raises TraceError for damaged rows."""
+    offsets, size = trace.request_offsets, tokens_at_once(_values(trace, names))
+    request, begin, end = first, int(offsets[first]), int(offsets[last])
+    while begin < end:
+        done = int(np.searchsorted(offsets, begin + size, "right")) - 1
+        done = min(max(done, request), last)
+        stop = int(offsets[done]) if done > request else begin + size
+        arrays = {name: trace.read(name, begin, stop) for name in names}
+        yield Piece(arrays, np.diff(offsets[request : done + 1]), trace.prompt_lengths[request:done])
+        request, begin = done, stop
+
+
+def check_piece(piece: Piece, header: Header, index: int, begun: int) -> dict[str, np.ndarray]:
+    """The arrays of a piece that begins in request `index`, `begun` tokens of which came before.
+
+    Raises RowError naming the request and the row.
+    """
+    try:
+        _check_ranges(piece, begun)
+        for name, rows in piece.arrays.items():
+            expected = (piece.tokens, *row_shape(name, header.geometry))
+            if rows.shape != expected:
+                raise TraceError(f"{name} has shape {rows.shape}, expected {expected}")
+            check_values(rows, name, name)
+        check_rows("chosen", piece.arrays["chosen"], header.geometry)
+    except TraceError as wrong:
+        raise RowError(f"request {index}: {wrong}") from None
+    return {name: np.ascontiguousarray(rows, dtype_of(name)) for name, rows in piece.arrays.items()}
+
+
+def _check_ranges(piece: Piece, begun: int) -> None:
+    if not piece.tokens or (len(piece.lengths) and int(piece.lengths.sum()) != begun + piece.tokens):
+        raise TraceError(f"{begun + piece.tokens} tokens came for requests of {int(piece.lengths.sum())}")
+    if len(piece.lengths) != len(piece.prompts) or (piece.lengths < 1).any():
+        raise TraceError(f"{len(piece.lengths)} requests with {len(piece.prompts)} prompts; each needs a token")
+    if ((piece.prompts < 0) | (piece.prompts > piece.lengths)).any():
+        raise TraceError("a prompt is longer than its request; expected 0 to its tokens")
+
+
+def _values(trace: Trace, names: Sequence[str]) -> int:
+    """Values of one token in all these arrays."""
+    return sum(math.prod(row_shape(name, trace.geometry)) for name in names)
