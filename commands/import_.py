@@ -53,6 +53,7 @@ def import_(
     from traces.importers import registry as importers
     from traces.importers.contract import ASSUMED, size_line
     from traces.schema import RowError, TraceError
+    from traces.validator import examine
     from traces.writer import write_trace
 
     settings = _settings(sizes, reading)
@@ -65,6 +66,9 @@ def import_(
             raise TraceError(f"{source}: {error}") from error
     for note in (*foreign.notes, size_line(trace.geometry)):
         say(note if note.startswith(ASSUMED) else f"note: {note}")
+    for finding in examine(trace):
+        if finding.level != "ok":
+            say(f"warning: {finding.check}: {finding.text}; `moereplay inspect` shows all checks")
     say_wrote(out, trace)
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from traces.overlap import overlap, reset_stride
+from traces.overlap import interleaved, overlap, reset_stride
 from traces.routers import choice_scores
 from traces.schema import Geometry, Trace
 
@@ -147,7 +147,11 @@ def check_adjacent(sample: Sample) -> Finding:
     text += f" (chance {sample.chance:.3f}, half a request away {apart:.3f})"
     if seen > sample.chance * 1.1 and seen > apart + ABOVE_CHANCE:
         return Finding("adjacent overlap", "ok", text)
-    text += ": rows are shuffled or interleaved, or a strided view was read flat"
+    batch = max(interleaved(sample.chosen[start:stop]) for start, stop in sample.spans)
+    if batch > 1:
+        text += f": rows {batch} apart share more, so {batch} texts alternate (sequence before batch)"
+    else:
+        text += ": rows are shuffled or interleaved, or a strided view was read flat"
     return Finding("adjacent overlap", "warning", text)
 
 

@@ -2,7 +2,8 @@
 
 `python -m tests.kit.importer_samples` writes tests/samples/; a test holds the files there to what this module writes.
 Every number follows from request, token, layer and rank by formulas (`importer_formulas.py`), so that a reader can work
-out each byte. `importer_recorders.py` writes what recorders write, this file what anybody may.
+out each byte. `importer_recorders.py` writes what recorders write, `importer_engines.py` what inference engines do,
+`importer_research.py` what research code does, this file what anybody may.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.kit.importer_engines import ENGINES
 from tests.kit.importer_formulas import (
     BITS_UNKNOWN,
     BYTES,
@@ -40,6 +42,7 @@ from tests.kit.importer_recorders import (
     write_layers_npz,
     write_route_trace,
 )
+from tests.kit.importer_research import RESEARCH
 from traces.importers.contract import Options
 from traces.schema import Request
 
@@ -198,6 +201,8 @@ def write_npy(file: Path) -> None:
 
 
 ALL = [
+    *ENGINES,
+    *RESEARCH,
     Sample(
         "gptoss_npz",
         "gptoss_npz",

@@ -2,13 +2,7 @@
 
 #: In the order of sniffing; `generic` claims every csv and jsonl, so it comes last.
 NAMES = (
-    "gptoss_npz",
-    "layers_npz",
-    "gptoss_json",
-    "route_trace",
-    "token_lines",
-    "route_lines",
-    "arrays",
-    "columns",
-    "generic",
+    *("sglang_recorder", "sglang_response", "vllm_response", "cecar", "router_logits", "dynande"),
+    *("gptoss_npz", "layers_npz", "gptoss_json", "route_trace", "token_lines", "route_lines"),
+    *("arrays", "columns", "generic"),
 )

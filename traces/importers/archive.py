@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import tokenize
 import warnings
@@ -74,6 +75,25 @@ def lone(file: Path) -> np.ndarray:
             return npy.read_array(stream, allow_pickle=False)
         except HEADER_DAMAGE as broken:
             raise TraceError(f"{file} is a broken array ({shown(broken)}); record it again") from broken
+
+
+def kind_of(file: Path) -> tuple[str, int] | None:
+    """Kind of the numbers in an npy file, as numpy names kinds, and how many axes it has; None if it is damaged."""
+    try:
+        with file.open("rb") as stream:
+            shape, _, dtype = HEADERS[npy.read_magic(stream)](stream)
+            return dtype.kind, len(shape)
+    except (*HEADER_DAMAGE, OSError):
+        return None
+
+
+def array_of(content: bytes, place: str) -> np.ndarray:
+    """The array of an npy file that is held in memory. Raises TraceError if it is damaged, pickled or no array."""
+    _check_header(io.BytesIO(content), len(content), place)
+    try:
+        return npy.read_array(io.BytesIO(content), allow_pickle=False)
+    except HEADER_DAMAGE as broken:
+        raise TraceError(f"{place} is a broken array ({shown(broken)}); record it again") from broken
 
 
 def text(file: Path, name: str) -> str:

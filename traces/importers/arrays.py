@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers import archive
+from traces.importers import archive, router_logits, vllm_response
 from traces.importers.contract import (
     Foreign,
     Importer,
@@ -29,8 +29,10 @@ UNNAMED = "no phase recorded: every token counts as decoded"
 
 
 def sniff(path: Path) -> bool:
-    """An npy file, or an npz archive of one array; of several, --columns says which."""
-    return path.is_file() and (path.suffix == ".npy" or (path.suffix == ".npz" and len(archive.members(path)) == 1))
+    """An npy file, or an npz archive of one array; of several, --columns says which. Not what other importers read."""
+    if not path.is_file() or router_logits.sniff(path) or vllm_response.sniff(path):
+        return False
+    return path.suffix == ".npy" or (path.suffix == ".npz" and len(archive.members(path)) == 1)
 
 
 def read(path: Path, options: Options) -> Foreign:

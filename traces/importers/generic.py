@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from traces.faults import first_fault
-from traces.importers import token_lines
+from traces.importers import dynande, responses, token_lines
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from traces.importers.rows import FIX, NEEDED, Rows, from_jsonl, from_table, requests_of
 from traces.importers.table import read_table
@@ -42,6 +42,8 @@ COMMENT = b"# "
 def sniff(path: Path) -> bool:
     """Any csv or jsonl file, unless it begins as another format does, or with a preamble not described above."""
     if not path.is_file() or suffix_of(path) not in SUFFIXES or token_lines.sniff(path):
+        return False
+    if dynande.sniff(path) or responses.sniff_for(path, ("routed_experts",), ()):
         return False
     start = start_of(path, len(COMMENT) + 1)
     return not start.startswith(b"#") or start == COMMENT + b"{"

@@ -11,6 +11,9 @@ from traces.schema import TraceError
 
 PICKLE_SUFFIXES = {".pt", ".pth", ".pkl", ".pickle", ".joblib"}
 PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+TORCH_SUFFIXES = (".pt", ".pth")
+TORCH_DOCUMENT = "/data.pkl"  #: how the name of the pickle in a torch archive ends, which `torch_file.py` reads as data
+OLD_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  #: a pickled number with which files before torch 1.6 begin
 
 
 def files_of(path: Path, suffix: str) -> list[Path]:
@@ -26,21 +29,34 @@ def refuse_unreadable(path: Path) -> None:
         raise TraceError(f"{path}: no such file or folder; give the path of a trace to import")
     if not (path.is_file() or path.is_dir()):
         raise TraceError(f"{path}: it is a pipe or a device; expected a file or a folder")
-    found = [path] if path.is_file() else [*files_of(path, ".npz"), *files_of(path, ".json")]
+    found = [path] if path.is_file() else _checked_in(path)
     if path.is_dir() and not any(path.iterdir()):
         raise TraceError(f"{path}: the folder is empty; expected the files of a trace")
     for file in found:
         _refuse_file(file)
 
 
+def _checked_in(folder: Path) -> list[Path]:
+    return [file for suffix in (".npz", ".json", *TORCH_SUFFIXES) for file in files_of(folder, suffix)]
+
+
 def _refuse_file(file: Path) -> None:
     with file.open("rb") as stream:
-        start = stream.read(2)
+        start = stream.read(len(OLD_TORCH))
     if not start:
         raise TraceError(f"{file}: the file is empty; expected a trace, so download or record it again")
     names = names_in_zip(file)
-    if file.suffix in PICKLE_SUFFIXES or start in PICKLE_STARTS or any(name.endswith(".pkl") for name in names or ()):
-        raise TraceError(f"{file}: pickled data (torch) can run code and is not read; convert it to npz or jsonl")
+    if file.suffix in TORCH_SUFFIXES and any(name.endswith(TORCH_DOCUMENT) for name in names or ()):
+        return
+    if start == OLD_TORCH:
+        raise TraceError(f"{file}: a torch file as before torch 1.6; torch.load it and torch.save it again")
+    if (
+        file.suffix in PICKLE_SUFFIXES
+        or start.startswith(PICKLE_STARTS)
+        or any(name.endswith(".pkl") for name in names or ())
+    ):
+        cut = " (or a torch archive that was cut off)" if start.startswith(b"PK") else ""
+        raise TraceError(f"{file}: pickled data{cut} can run code and is not read; convert it to npz or jsonl")
     if file.suffix == ".npz" and names is None:
         raise TraceError(f"{file}: truncated or not an npz archive; download or record it again")
 

@@ -1,0 +1,168 @@
+"""Samples of what research code writes: CECAR's histories, transformers' router logits, DynaNDE's tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tests.kit.importer_formulas import (
+    BITS_UNKNOWN,
+    DECODE_ONLY,
+    EXPERTS,
+    EXPERTS_UNKNOWN,
+    LAYERS,
+    K,
+    Sample,
+    grid,
+    ids,
+    logit,
+    weight,
+    weights,
+)
+from tests.kit.torch_pickles import save
+from traces.schema import Request
+
+# ---------------------------------------------------------------- CECAR: decode steps, the ids of the largest logits
+
+STEPS = 7
+ENDS = (4, -1)  #: the step of each run that generated the end of the text
+PROMPT = (11, 12, 13)
+
+
+def write_cecar(file: Path) -> None:
+    """Two runs of one size; layer 1 is dense, the first ends early."""
+    runs = range(len(ENDS))
+    document = {
+        "model_alias": "made-up",
+        "hf_model_id": "nobody/made-up",
+        "num_questions": len(ENDS),
+        "batch_size": 1,
+        "temperature": 1.0,
+        "do_sample": False,
+        "eos_token_id": 2,
+        "prompt_len": [len(PROMPT)] * len(ENDS),
+        "input_ids_prompt": [np.array([PROMPT])] * len(ENDS),
+        "gen_ids_decode": [np.array([generated(run)]) for run in runs],
+        "eos_pos_in_decode": list(ENDS),
+        "routing_decode": [largest(run) for run in runs],
+    }
+    save(file, document)
+
+
+def generated(run: int) -> list[int]:
+    """The tokens that a run generated, the last of which was no input."""
+    return [2 if step == ENDS[run] else 100 * run + step for step in range(STEPS)]
+
+
+def largest(run: int) -> dict[str, object]:
+    """(T, 1, hidden layers, k): zeros in the middle layer."""
+    dense = np.zeros((STEPS, 1, K))
+    chosen = np.concatenate([ids(run, STEPS)[:, :1], dense, ids(run, STEPS)[:, 1:]], 1)
+    values = np.concatenate([weights(STEPS)[:, :1], dense, weights(STEPS)[:, 1:]], 1)
+    idx, val = chosen[:, None].astype("<i4"), values[:, None].astype("<f2")
+    return {"type": "topk", "topk": K, "idx": idx, "val": val}
+
+
+def histories() -> list[Request]:
+    """Both runs up to their ends."""
+    steps = [end + 1 if end >= 0 else STEPS for end in ENDS]
+    inputs = [np.array([PROMPT[-1], *generated(run)])[:length] for run, length in enumerate(steps)]
+    return [Request(ids(run, length), 0, token_ids=inputs[run]) for run, length in enumerate(steps)]
+
+
+# ---------------------------------------------------------------- transformers: logits of a padded batch
+
+LENGTHS = (5, 3)  #: tokens of each text, padded to the longest
+
+
+def write_router_logits(file: Path) -> None:
+    """A tuple over layers of (batch * tokens, E), as `outputs.router_logits`; texts are padded at the end."""
+    longest = max(LENGTHS)
+    whole = np.concatenate([logits(text, longest) for text in range(len(LENGTHS))])
+    layers = tuple(np.ascontiguousarray(whole[:, layer]).astype("<f4") for layer in range(LAYERS))
+    mask = np.array([[int(token < length) for token in range(longest)] for length in LENGTHS])
+    tokens = np.array([[10 * text + token for token in range(longest)] for text in range(len(LENGTHS))])
+    save(file, {"router_logits": layers, "k": K, "input_ids": tokens, "attention_mask": mask})
+
+
+def logits(text: int, tokens: int) -> np.ndarray:
+    """(T, L, E)."""
+    return grid(tokens, lambda *at: logit(text, *at), EXPERTS)
+
+
+def texts() -> list[Request]:
+    """Without the padding."""
+    return [
+        Request(ids(text, length), length, logits=logits(text, length), token_ids=10 * text + np.arange(length))
+        for text, length in enumerate(LENGTHS)
+    ]
+
+
+# ---------------------------------------------------------------- DynaNDE: a table of scores per layer
+
+ROWS = 6
+
+
+def write_dynande(file: Path) -> None:
+    """A row per layer and token, its scores in the columns of the chosen."""
+    lines = [",".join(["layer_id", "token_id", *(f"expert_{number}" for number in range(EXPERTS))])]
+    for layer in range(LAYERS):
+        for token in range(ROWS):
+            lines.append(",".join([str(layer), str(token), *map(str, scores(token, layer))]))
+    file.write_text("".join(f"{line}\n" for line in lines))
+
+
+def scores(token: int, layer: int) -> list[float]:
+    """Of every expert, 0 where it was not chosen; rank 1 has less than rank 0."""
+    row = [0.0] * EXPERTS
+    for rank in range(K):
+        row[int(ids(0, token + 1)[token, layer, rank])] = share(token, layer, rank)
+    return row
+
+
+def share(token: int, layer: int, rank: int) -> float:
+    """A score; never equal at both ranks."""
+    return weight(token, layer, rank) / 2 if rank else weight(token, layer, rank)
+
+
+RESEARCH = [
+    Sample(
+        "cecar",
+        "cecar.pt",
+        write_cecar,
+        histories(),
+        (
+            DECODE_ONLY,
+            "1 of 2 runs are cut where their text ends",
+            "logits of the chosen experts only: left out",
+            "layers 1 hold one number throughout (dense): left out",
+            EXPERTS_UNKNOWN,
+            BITS_UNKNOWN,
+        ),
+        model="nobody/made-up",
+    ),
+    Sample(
+        "router_logits",
+        "router_logits.pt",
+        write_router_logits,
+        texts(),
+        (
+            "logits of whole texts: every token is prompt; replay it token by token",
+            "rows are 2 texts of 5 tokens, as input_ids has them",
+            "k = 2 experts per token are from the logits by order of size; no gate weights, as the router is not known",
+            BITS_UNKNOWN,
+        ),
+    ),
+    Sample(
+        "dynande",
+        "dynande.csv",
+        write_dynande,
+        [Request(ids(0, ROWS), ROWS, weights=grid(ROWS, share))],
+        (
+            "tokens of texts that were fed to the model: every token is prompt; replay it token by token",
+            "rows are taken as the tokens of one text: no batch was found in their order",
+            BITS_UNKNOWN,
+        ),
+    ),
+]

@@ -1,0 +1,149 @@
+"""CECAR's routing histories: one torch file of greedy or sampled decode runs, with logits of every layer.
+
+The keys of Src/Train/src/save_routing_logits.py of malmong/CECAR: `routing_decode[i]` is `{"type": "full_logits",
+"logits": (T, 1, L, E)}` or `{"type": "topk", "topk", "idx": (T, 1, L, k), "val"}`, T steps over all hidden layers. Step
+t has the input token t - 1 of `gen_ids_decode[i]`, step 0 the prompt's last. Decoding went on behind the end of the
+text, so rows behind `eos_pos_in_decode[i]` are left out. Prompt rows were not recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from traces.importers.logits import Choice, choice_for
+from traces.importers.survey import Survey
+from traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat
+from traces.schema import Request, TraceError, check_values, shown
+
+KEYS = ("routing_decode", "gen_ids_decode", "input_ids_prompt", "eos_pos_in_decode")
+KINDS = {"full_logits": "logits", "topk": "idx"}
+DECODED = "decode steps only: rows of the prompts were not recorded"
+PARTIAL = "logits of the chosen experts only: left out"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One decoded answer."""
+
+    place: str
+    kind: str
+    tensor: Tensor  #: (T, 1, L, E) logits or (T, 1, L, k) ids
+    steps: int  #: up to the end of the text
+    tokens: np.ndarray | None  #: (steps,) input tokens
+
+    def rows(self) -> np.ndarray:
+        """(steps, L, E) logits or (steps, L, k) ids."""
+        return self.tensor.array()[: self.steps, 0]
+
+
+def sniff(path: Path) -> bool:
+    """A torch file with the keys of a routing history."""
+    return path.is_file() and mentions(path, *KEYS)
+
+
+def read(path: Path, options: Options) -> Foreign:
+    """A request per run. Raises TraceError naming the run that is not as documented."""
+    if not path.is_file():
+        raise TraceError(f"{path}: expected one torch file with {', '.join(KEYS)}")
+    archive = Archive(path)
+    runs = _runs(archive)
+    refuse_bloat(archive, [run.tensor for run in runs])
+    model = archive.root.get("hf_model_id")
+    named = shown(model, 200) if isinstance(model, str) else None
+    cut = sum(run.steps < run.tensor.shape[0] for run in runs)
+    notes = [DECODED, *[f"{cut} of {len(runs)} runs are cut where their text ends"] * bool(cut)]
+    origin = Origin(IMPORTER.name, path, [path], model=named, decoding="recorded decode steps")
+    if runs[0].kind == "full_logits":
+        return _of_logits(runs, choice_for(options, str(path), model=named or ""), options, origin, notes)
+    return _of_ids(runs, options, origin, notes)
+
+
+def _of_logits(runs: list[Run], choice: Choice, options: Options, origin: Origin, notes: list[str]) -> Foreign:
+    """Layers whose logits are 0 throughout have no router."""
+    routes = np.zeros(runs[0].tensor.shape[2], bool)
+    for run in runs:
+        routes |= run.rows().any((0, 2))
+    experts = runs[0].tensor.shape[3]
+    dense = np.flatnonzero(~routes).tolist()
+    said = f"layers {', '.join(map(str, dense))} have no logits but 0 (dense): left out"
+    notes = [*notes, choice.note, *[said] * bool(dense)]
+    shape = Shape(int(routes.sum()), choice.k, experts - 1 if routes.any() else -1, experts, router=choice.router)
+
+    def requests() -> Iterator[Request]:
+        for run in runs:
+            prompt = prompt_tokens(options, run.steps, 0)
+            yield choice.request(run.rows()[:, routes], prompt, f"{run.place}.logits", run.tokens)
+
+    return Foreign(header_for(shape, options, origin, notes), requests())
+
+
+def _of_ids(runs: list[Run], options: Options, origin: Origin, notes: list[str]) -> Foreign:
+    survey = Survey()
+    for run in runs:
+        survey.add(run.rows(), f"{run.place}.idx")
+    shape = Shape(int(survey.routes.sum()), survey.k, survey.highest)
+
+    def requests() -> Iterator[Request]:
+        for run in runs:
+            yield Request(survey.kept(run.rows()), prompt_tokens(options, run.steps, 0), token_ids=run.tokens)
+
+    return Foreign(header_for(shape, options, origin, [*notes, PARTIAL, *survey.notes()]), requests())
+
+
+def _runs(archive: Archive) -> list[Run]:
+    """All runs, of one kind and one number of layers. Raises TraceError."""
+    root = archive.root
+    lists = [root.get(key) for key in KEYS] if isinstance(root, dict) else [None]
+    if not all(isinstance(each, list) and each and len(each) == len(lists[0] or ()) for each in lists):
+        raise TraceError(f"{archive.file}: {', '.join(KEYS)} are no lists of one length; record it again")
+    # the last token of a padded prompt is not where it seems
+    alone = root.get("batch_size") == 1
+    columns = zip(*lists, strict=True)  # type: ignore[arg-type]
+    runs = [_run(run, f"{archive.file}: routing_decode[{at}]", alone) for at, run in enumerate(columns)]
+    first = (runs[0].kind, runs[0].tensor.shape[1:])
+    for run in runs:
+        if (run.kind, run.tensor.shape[1:]) != first:
+            raise TraceError(f"{run.place} is {run.kind} {run.tensor.shape}; expected {first[0]} (steps, *{first[1]})")
+    return runs
+
+
+def _run(columns: tuple[Any, ...], place: str, alone: bool) -> Run:
+    pack, generated, prompt, end = columns
+    kind = pack.get("type") if isinstance(pack, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise TraceError(f"{place} has no type {' or '.join(KINDS)}; expected a run of CECAR")
+    tensor = pack.get(KINDS[kind])
+    if not isinstance(tensor, Tensor) or len(tensor.shape) != 4 or tensor.shape[1] != 1 or min(tensor.shape) < 1:
+        raise TraceError(f"{place}.{KINDS[kind]} is no tensor (steps, 1, layers, experts or k); record it again")
+    if type(end) is not int or not -1 <= end < tensor.shape[0]:
+        raise TraceError(f"{place}: eos_pos_in_decode is no step from 0 to {tensor.shape[0] - 1}, or -1")
+    steps = end + 1 if end >= 0 else tensor.shape[0]
+    inputs = [_tokens(prompt, place)[-1:], _tokens(generated, place)[: steps - 1]]
+    tokens = np.concatenate(inputs)
+    if len(tokens) != steps:
+        raise TraceError(f"{place}: {len(tokens)} input tokens for {steps} steps; expected gen_ids_decode of as many")
+    return Run(place, kind, tensor, steps, tokens if alone else None)
+
+
+def _tokens(tensor: Any, place: str) -> np.ndarray:
+    """Token ids (1, n) as (n,)."""
+    if not isinstance(tensor, Tensor) or len(tensor.shape) != 2 or tensor.shape[0] != 1 or tensor.kind not in "iu":
+        raise TraceError(f"{place}: its input_ids_prompt or gen_ids_decode is no tensor (1, tokens); record it again")
+    tokens = tensor.array()[0]
+    check_values(tokens, "token_ids", f"{place}: token ids")
+    return tokens
+
+
+IMPORTER = Importer(
+    name="cecar",
+    summary="CECAR's routing histories: decode steps with router logits, or the ids of the largest",
+    formats="MODEL_DATASET.pt with routing_decode, gen_ids_decode, ...",
+    sniff=sniff,
+    read=read,
+)

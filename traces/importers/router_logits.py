@@ -1,0 +1,156 @@
+"""Router logits as transformers returns them (`output_router_logits=True`), saved with torch or numpy.
+
+`router_logits`: (layers, tokens, E), or a tuple over MoE layers of (tokens, E) or (batch, tokens, E); beside it, if one
+likes, `k`, `input_ids` (batch, tokens), which divides rows into texts, and `attention_mask`, whose zeros are padding:
+
+    out = model(**batch, output_router_logits=True)
+    torch.save({"router_logits": out.router_logits, "k": model.config.num_experts_per_tok, **batch}, "a.pt")
+
+Logits are kept; the experts follow from them by the router of `--model`, or else are the k largest. One pass over
+whole texts made them, so every token is prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from traces.importers import archive
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from traces.importers.logits import Choice, choice_for
+from traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat, torch_files
+from traces.schema import Request, TraceError, check_values
+
+FIELD, TOKENS, MASK, K = "router_logits", "input_ids", "attention_mask", "k"
+AXES = "(layers, tokens, experts), or one (tokens, experts) per layer"
+FORCED = "logits of whole texts: every token is prompt; replay it token by token"
+
+
+class Saved(NamedTuple):
+    """What a file holds."""
+
+    layers: list[np.ndarray]  #: (T, E) each
+    k: int | None
+    tokens: np.ndarray | None  #: (batch, S) input tokens
+    mask: np.ndarray | None  #: (batch, S), 0 where a text is padded
+
+
+def sniff(path: Path) -> bool:
+    """An npz or a torch file with router_logits, or an npy of three axes of real numbers."""
+    if not path.is_file():
+        return False
+    if path.suffix == ".npz":
+        return FIELD in archive.members(path)
+    return mentions(path, FIELD) or (path.suffix == ".npy" and archive.kind_of(path) == ("f", 3))
+
+
+def read(path: Path, options: Options) -> Foreign:
+    """A request per text. Raises TraceError for arrays that are no logits, or of different lengths."""
+    saved = _saved(path)
+    tokens, experts = saved.layers[0].shape
+    choice = choice_for(options, str(path), saved.k)
+    texts, length = saved.tokens.shape if saved.tokens is not None else (1, tokens)
+    how = f"rows are {texts} texts of {length} tokens, as {TOKENS} has them" if saved.tokens is not None else "one text"
+    shape = Shape(len(saved.layers), choice.k, experts - 1, experts, router=choice.router)
+    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), [FORCED, how, choice.note])
+    return Foreign(header, _requests(path, saved, choice, options))
+
+
+def _requests(path: Path, saved: Saved, choice: Choice, options: Options) -> Iterator[Request]:
+    tokens = len(saved.layers[0])
+    texts, length = saved.tokens.shape if saved.tokens is not None else (1, tokens)
+    for text in range(texts):
+        rows = np.arange(text * length, (text + 1) * length)
+        rows = rows if saved.mask is None else rows[saved.mask[text] != 0]
+        if not len(rows):
+            raise TraceError(f"{path}: {MASK} leaves no token of text {text}; expected some of each")
+        logits = np.stack([layer[rows] for layer in saved.layers], 1)
+        ids = saved.tokens.reshape(-1)[rows] if saved.tokens is not None else None
+        yield choice.request(logits, prompt_tokens(options, len(rows), len(rows)), f"{path}: {FIELD}", ids)
+
+
+def _saved(path: Path) -> Saved:
+    fields = _of_torch(path) if torch_files(path) else _of_numpy(path)
+    layers = _layers(fields.get(FIELD), f"{path}: {FIELD}")
+    k = fields.get(K)
+    if k is not None and (type(k) is not int or not 1 <= k <= layers[0].shape[1]):
+        raise TraceError(f"{path}: {K} is no number of experts from 1 to {layers[0].shape[1]}")
+    tokens, mask = (_table(fields.get(name), len(layers[0]), f"{path}: {name}") for name in (TOKENS, MASK))
+    if tokens is not None:
+        check_values(tokens, "token_ids", f"{path}: {TOKENS}")
+    if mask is not None and (tokens is None or mask.shape != tokens.shape):
+        raise TraceError(f"{path}: {MASK} without {TOKENS} of its shape; save both")
+    return Saved(layers, k, tokens, mask)
+
+
+def _of_torch(path: Path) -> dict[Any, Any]:
+    opened = Archive(path)
+    fields = opened.root if isinstance(opened.root, dict) else {FIELD: opened.root}
+    found = fields.get(FIELD)
+    tensors = found if isinstance(found, list | tuple) else [found]
+    refuse_bloat(opened, [each for each in tensors if isinstance(each, Tensor)])
+    plain = {name: _array(value) for name, value in fields.items() if name != FIELD}
+    return plain | {FIELD: [_array(each) for each in tensors] if tensors is found else _array(found)}
+
+
+def _array(value: Any) -> Any:
+    return value.array() if isinstance(value, Tensor) else value
+
+
+def _of_numpy(path: Path) -> dict[str, Any]:
+    if path.suffix == ".npy":
+        return {FIELD: archive.lone(path)}
+    present = archive.members(path)
+    if path.suffix != ".npz" or FIELD not in present:
+        raise TraceError(f"{path}: expected .pt, .npz or .npy with {FIELD} {AXES}")
+    names = [name for name in (FIELD, K, TOKENS, MASK) if name in present]
+    fields: dict[str, Any] = dict(zip(names, archive.arrays(path, *names), strict=True))
+    if K in fields:
+        fields[K] = fields[K].item() if fields[K].size == 1 else 0
+    return fields
+
+
+def _layers(value: Any, place: str) -> list[np.ndarray]:
+    """(T, E) per layer, however they are put together. Raises TraceError."""
+    parts = list(value) if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim == 3) else []
+    layers = [_flat(part) for part in parts]
+    first = layers[0] if layers else None
+    if first is None or not first.size:
+        raise TraceError(f"{place} is no array of logits; expected {AXES}")
+    for at, layer in enumerate(layers):
+        if layer is None or layer.dtype.kind != "f" or layer.shape != first.shape:
+            raise TraceError(f"{place}: layer {at} is not {first.shape} real numbers as the first; expected {AXES}")
+    return [layer for layer in layers if layer is not None]
+
+
+def _flat(part: Any) -> np.ndarray | None:
+    """(T, E) of (T, E) or (batch, S, E)."""
+    if not isinstance(part, np.ndarray) or part.ndim not in (2, 3) or not part.size:
+        return None
+    return part.reshape(-1, part.shape[-1])
+
+
+def _table(value: Any, tokens: int, place: str) -> np.ndarray | None:
+    """(batch, S) of as many tokens, or (S,) as one text. Raises TraceError."""
+    if value is None:
+        return None
+    if (
+        not isinstance(value, np.ndarray)
+        or value.ndim not in (1, 2)
+        or value.size != tokens
+        or value.dtype.kind not in "iub"
+    ):
+        raise TraceError(f"{place} is not (batch, tokens) whole numbers for {tokens} rows of {FIELD}")
+    return value.reshape(-1, value.shape[-1])
+
+
+IMPORTER = Importer(
+    name="router_logits",
+    summary="router logits of transformers' output_router_logits, kept; ids follow from them",
+    formats="FILE.pt or FILE.npz with router_logits (and k, input_ids), or FILE.npy of (layers, tokens, experts)",
+    sniff=sniff,
+    read=read,
+)

@@ -1,0 +1,177 @@
+"""Files of `torch.save`, read without torch: the archive's pickle as data, and tensors as arrays of numpy.
+
+The archive is a zip whose members are stored as they are: `NAME/data.pkl` says what there is, `NAME/data/0`, `/1` and
+so on hold the numbers. Tensors are read when asked for; what they claim is checked against their storage before.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traces.importers.archive import ZIP_DAMAGE, names_in_zip
+from traces.importers.sources import TORCH_DOCUMENT, TORCH_SUFFIXES, files_of
+from traces.importers.text import EXPANSION, allowance
+from traces.importers.torch_pickle import Layout, interpret
+from traces.schema import TraceError, shown
+
+MOST_PICKLE = 1 << 26  #: bytes of the pickle, which is held whole
+MOST_AXES = 16
+DAMAGE = (*ZIP_DAMAGE, ValueError)  #: the last where a member lies before the file
+CACHE = 1 << 28  #: bytes of storages that are kept, as several requests may lie in one
+AGAIN = "download or record it again"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in an archive."""
+
+    archive: Archive
+    layout: Layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        return self.layout.shape
+
+    @property
+    def kind(self) -> str:
+        """Of its numbers, as numpy names kinds: i, u, f or b."""
+        return "f" if self.layout.dtype == "bfloat16" else np.dtype(self.layout.dtype).kind
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole array, repeated ones counted."""
+        return math.prod(self.shape) * _plain(self.layout.dtype).itemsize
+
+    def array(self) -> np.ndarray:
+        """A view of the storage that cannot be written to, bfloat16 as float32. Raises TraceError if it is damaged."""
+        plain = _plain(self.layout.dtype)
+        content = self.archive.storage(self.layout.key) if 0 not in self.shape else b""
+        numbers = np.frombuffer(content[: len(content) // plain.itemsize * plain.itemsize], plain)[self.layout.offset :]
+        strides = tuple(step * plain.itemsize for step in self.layout.strides)
+        view = np.lib.stride_tricks.as_strided(numbers, self.shape, strides, writeable=False)
+        return _widened(view) if self.layout.dtype == "bfloat16" else view
+
+
+class Archive:
+    """An open archive and its document, `root`."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises TraceError for what `torch.save` does not write, or what is more than data."""
+        self.file = file
+        self._kept: dict[str, bytes] = {}
+        names = [name for name in names_in_zip(file) or () if name.endswith(TORCH_DOCUMENT)]
+        if len(names) != 1:
+            raise TraceError(f"{file}: no file of torch.save; expected a zip archive with one {TORCH_DOCUMENT[1:]}")
+        self._folder = names[0].removesuffix(TORCH_DOCUMENT)
+        try:
+            self._zip = zipfile.ZipFile(file)
+        except DAMAGE as broken:
+            raise TraceError(f"{file}: damaged ({shown(broken)}); {AGAIN}") from broken
+        self._refuse_big_endian()
+        self.root: Any = interpret(_document(self), f"{file}: data.pkl", self._tensor)
+
+    def storage(self, key: str) -> bytes:
+        """Its bytes, the checksum of which was right. Raises TraceError otherwise."""
+        if key not in self._kept:
+            content = self.member(f"data/{key}")
+            while self._kept and sum(map(len, self._kept.values())) + len(content) > CACHE:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = content
+        return self._kept[key]
+
+    def member(self, name: str) -> bytes:
+        """A member's bytes. Raises TraceError if it is missing, packed or damaged."""
+        try:
+            info = self._zip.getinfo(f"{self._folder}/{name}")
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size > self.file.stat().st_size:
+                raise TraceError(f"{self.file}: {name} is packed, which torch.save never does; {AGAIN}")
+            return self._zip.read(info)
+        except KeyError:
+            raise TraceError(f"{self.file}: no {name} in it; was the file cut off? {AGAIN}") from None
+        except DAMAGE as broken:
+            raise TraceError(f"{self.file}: {name} is damaged ({shown(broken)}); {AGAIN}") from broken
+
+    def size_of(self, name: str) -> int:
+        """Bytes of a member. Raises TraceError if it is missing."""
+        try:
+            return self._zip.getinfo(f"{self._folder}/{name}").file_size
+        except KeyError:
+            raise TraceError(f"{self.file}: no {shown(name)} in it; was the file cut off? {AGAIN}") from None
+
+    def _refuse_big_endian(self) -> None:
+        name = f"{self._folder}/byteorder"  # older files lack it
+        if name in self._zip.namelist() and self.member("byteorder") != b"little":
+            raise TraceError(f"{self.file}: not of a little-endian machine; load it and torch.save it on another one")
+
+    def _tensor(self, layout: Layout) -> Tensor:
+        wrong = self._fault(layout)
+        if wrong:
+            raise TraceError(f"{self.file}: a tensor in data/{shown(layout.key)} {wrong}; {AGAIN}")
+        return Tensor(self, layout)
+
+    def _fault(self, layout: Layout) -> str | None:
+        """What is wrong with a tensor that the pickle describes, or None."""
+        numbers, shape, strides = (layout.offset, *layout.shape, *layout.strides), layout.shape, layout.strides
+        if min(numbers) < 0 or len(shape) != len(strides) or len(shape) > MOST_AXES:
+            return "has impossible sizes or strides"
+        held = self.size_of(f"data/{layout.key}")
+        if layout.length < 0 or layout.length * _plain(layout.stored).itemsize != held:
+            return f"claims another size than the {held:,} bytes of its storage"
+        item = _plain(layout.dtype).itemsize
+        last = layout.offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+        if 0 not in shape and (last + 1) * item > held:
+            return f"reaches beyond the {held:,} bytes of its storage"
+        repeated = math.prod(max(size, 1) for size in shape) * item > allowance(held)
+        return f"repeats its storage more than {EXPANSION} times" if repeated else None
+
+
+def _plain(dtype: str) -> np.dtype:
+    """numpy's type of the same bytes."""
+    return np.dtype("<u2" if dtype == "bfloat16" else dtype)
+
+
+def _widened(halves: np.ndarray) -> np.ndarray:
+    """bfloat16 is the upper half of float32."""
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+def _document(archive: Archive) -> bytes:
+    if archive.size_of(TORCH_DOCUMENT[1:]) > MOST_PICKLE:
+        raise TraceError(f"{archive.file}: more than {MOST_PICKLE:,} bytes of data.pkl; record fewer tokens per file")
+    return archive.member(TORCH_DOCUMENT[1:])
+
+
+def torch_files(path: Path) -> list[Path]:
+    """The file itself, or the torch files directly in a folder, by name."""
+    return sorted(file for suffix in TORCH_SUFFIXES for file in files_of(path, suffix))
+
+
+def mentions(path: Path, *words: str) -> bool:
+    """Whether there are torch files, and the pickle of the first has all of these texts; False if it is damaged."""
+    files = torch_files(path)
+    names = names_in_zip(files[0]) if files else None
+    if not names:
+        return False
+    found = [name for name in names if name.endswith(TORCH_DOCUMENT)]
+    try:
+        with zipfile.ZipFile(files[0]) as opened:
+            pickle = opened.read(found[0]) if found and opened.getinfo(found[0]).file_size <= MOST_PICKLE else b""
+    except DAMAGE:
+        return False
+    return all(word.encode() in pickle for word in words)
+
+
+def refuse_bloat(archive: Archive, tensors: Iterable[Tensor]) -> None:
+    """Raises TraceError if a few tensors are named so often that they make more than the file can mean."""
+    if sum(tensor.size for tensor in tensors) > allowance(archive.file.stat().st_size):
+        raise TraceError(
+            f"{archive.file}: its tensors are more than {EXPANSION} times the file; save each of them once"
+        )
