@@ -32,8 +32,8 @@ def detect(path: Path) -> Importer:
         importer = load(name)
         if importer.sniff(path):
             return importer
-    formats = "; ".join(f"{name}: {load(name).formats}" for name in NAMES)
-    raise TraceError(f"{path}: no importer recognises it; name one with --format, or bring it into one of: {formats}")
+    plain = "write it as CSV with request,token,layer,expert_0,... (docs/trace-format.md)"
+    raise TraceError(f"{path}: no importer recognises it; name one with --format, of {', '.join(NAMES)}; or {plain}")
 
 
 def _of_columns(path: Path, options: Options) -> Importer | None:
