@@ -76,6 +76,16 @@ def lone(file: Path) -> np.ndarray:
             raise TraceError(f"{file} is a broken array ({shown(broken)}); record it again") from broken
 
 
+def described(file: Path) -> tuple[tuple[int, ...], str]:
+    """Shape and kind of numbers of an npy file, as numpy names them; empty if it is none."""
+    try:
+        with file.open("rb") as stream:
+            shape, _, dtype = HEADERS[npy.read_magic(stream)](stream)
+    except HEADER_DAMAGE:
+        return (), ""
+    return shape, dtype.kind
+
+
 def text(file: Path, name: str) -> str:
     """An array that is one string. Raises TraceError otherwise."""
     (array,) = arrays(file, name)
