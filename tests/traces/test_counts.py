@@ -40,10 +40,10 @@ def refusal(path: Path, form: str) -> str:
     return str(refused.value)
 
 
-def imatrix(folder: Path, metadata: dict[str, object] | None = None, **tensors: np.ndarray) -> Path:
+def imatrix(folder: Path, metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> Path:
     """The sample with other metadata or tensors."""
     file = folder / "other.gguf"
-    file.write_bytes(gguf({**IMATRIX, **(metadata or {})}, imatrix_tensors() | tensors))  # type: ignore[dict-item]
+    file.write_bytes(gguf({**IMATRIX, **metadata}, imatrix_tensors() | tensors))
     return file
 
 
@@ -156,17 +156,17 @@ def test_what_means_nothing_for_counts_is_refused(words: tuple[str, ...], said: 
 
 
 def test_a_gguf_of_weights_is_no_profile(tmp_path: Path) -> None:
-    assert "general.type is model" in refusal(imatrix(tmp_path, {"general.type": "model"}), "imatrix")
+    assert "general.type is model" in refusal(imatrix(tmp_path, {"general.type": "model"}, {}), "imatrix")
 
 
 def test_matrices_that_disagree_are_refused(tmp_path: Path) -> None:
     other = {"blk.2.ffn_up_exps.weight.counts": np.ones((EXPERTS, 1))}
-    assert "other tensors count" in refusal(imatrix(tmp_path, **other), "imatrix")
+    assert "other tensors count" in refusal(imatrix(tmp_path, {}, other), "imatrix")
 
 
 def test_counts_without_experts_are_refused(tmp_path: Path) -> None:
     lone = {name: np.ones((1, 1)) for name in imatrix_tensors() if name.endswith("exps.weight.counts")}
-    assert "none per expert" in refusal(imatrix(tmp_path, **lone), "imatrix")
+    assert "none per expert" in refusal(imatrix(tmp_path, {}, lone), "imatrix")
 
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), 1e30])
