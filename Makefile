@@ -195,6 +195,8 @@ tables: .venv/base.stamp     ## write the tables of policies, importers, hooks, 
 	sed -i -e '/<!-- counters:/,/<!-- end -->/{//!d}' -e '/<!-- counters:/r docs/counters.table' docs/semantics.md && rm docs/counters.table
 	$(BIN)/python -c 'from traces.importers.registry import markdown; print(markdown())' > importers.table
 	sed -i -e '/<!-- importers:/,/<!-- end -->/{//!d}' -e '/<!-- importers:/r importers.table' docs/trace-format.md && rm importers.table
+	$(BIN)/python -c 'from traces.profiles.registry import markdown; print(markdown())' > profiles.table
+	sed -i -e '/<!-- profiles:/,/<!-- end -->/{//!d}' -e '/<!-- profiles:/r profiles.table' docs/trace-format.md && rm profiles.table
 	$(BIN)/python -c 'from policies.hooks import markdown; print(markdown())' > hooks.table
 	sed -i -e '/<!-- hooks:/,/<!-- end -->/{//!d}' -e '/<!-- hooks:/r hooks.table' docs/policies.md && rm hooks.table
 	$(BIN)/python -c 'from results.settings import markdown; print(markdown())' > settings.table

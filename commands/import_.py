@@ -1,4 +1,4 @@
-"""`moereplay import`: convert another tool's routing trace."""
+"""`moereplay import`: convert another tool's routing trace, or its counts of experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from commands.groups import grouped
 from commands.interrupt import keeping, left_of
-from commands.options import NewTrace, complaint
+from commands.options import complaint
 from commands.terminal import say, say_wrote
 
 if TYPE_CHECKING:
@@ -43,22 +43,36 @@ class Reading(NamedTuple):
 def import_(
     source: Annotated[Path, typer.Argument(help="Another tool's trace: a file or a folder.", show_default=False)],
     *,
-    out: NewTrace,
+    out: Annotated[Path, typer.Option(help="To write: NAME.zarr; of counts NAME.json.", show_default=False)],
     sizes: Sizes,
     reading: Reading,
-    limit: Annotated[int | None, typer.Option(min=1, help="Import the first N requests only.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="The first N requests; of counts, the N best experts.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted import.")] = False,
 ) -> None:
-    """Convert another tool's routing trace."""
+    """Convert another tool's routing trace; counts of experts become a profile, NAME.json."""
+    from commands.profiles import profile_of
+    from traces.profiles import registry as profiles
+
+    settings = _settings(sizes, reading)
+    form = None if settings.columns else profiles.detect(source, reading.format)
+    if form:
+        profile_of(form, source, out, settings, limit=limit, resume=resume)
+    else:
+        _trace_of(source, out, settings, reading.format, limit, resume)
+
+
+def _trace_of(source: Path, out: Path, settings: Options, format: str | None, limit: int | None, resume: bool) -> None:
+    """Write the trace, and say what was assumed. Raises TraceError."""
     from traces.importers import registry as importers
     from traces.importers.contract import ASSUMED, size_line
     from traces.schema import RowError, TraceError
     from traces.validator import examine
     from traces.writer import write_trace
 
-    settings = _settings(sizes, reading)
     with keeping(lambda: left_of(out, "imported")):
-        foreign = importers.read(source, settings, reading.format)
+        foreign = importers.read(source, settings, format)
         requests = foreign.requests if limit is None else islice(foreign.requests, min(limit, sys.maxsize))
         try:
             trace = write_trace(out, foreign.header, requests, resume=resume)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ def split(
     seed: Annotated[int, typer.Option(min=0, help="Which requests.")] = 0,
 ) -> None:
     """Split a trace by requests: what is fitted to some of them is tried on the others."""
+    from commands.profiles import write_profile
     from results.outputs import check_output
     from traces.split import profile
     from traces.split import split as drawn
@@ -34,4 +34,4 @@ def split(
         path = out / f"{name}.zarr"
         made.append(write_trace(path, opened.header, map(opened.request, requests), opened.router_bias))
         say_wrote(path, made[-1])
-    (out / "profile.json").write_text(json.dumps(profile(made[0])) + "\n", encoding="utf-8")
+    write_profile(out / "profile.json", profile(made[0]))

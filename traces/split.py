@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 
+from traces.profiles.contract import ranked
 from traces.schema import Trace, TraceError
 
 BLOCK = 1 << 14  #: tokens counted at a time
@@ -31,5 +32,4 @@ def profile(trace: Trace) -> list[tuple[int, int]]:
     for start in range(0, trace.tokens, BLOCK):
         chosen = trace.read("chosen", start, min(start + BLOCK, trace.tokens)).astype(np.int64) + first
         counts += np.bincount(chosen.ravel(), minlength=len(counts))
-    order = np.argsort(-counts, kind="stable")
-    return [divmod(int(x), geometry.experts) for x in order if counts[x]]
+    return ranked(counts.reshape(geometry.layers, geometry.experts))

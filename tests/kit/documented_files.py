@@ -91,6 +91,17 @@ def _routes(folder: Path) -> None:
     shares = {"w0": [0.75] * len(places), "w1": [0.25] * len(places), "stage": ["decode"] * len(places)}
     numbers = {"id": ["a"] * len(places), "token": [t for t, _ in places], "layer": [layer for _, layer in places]}
     pl.DataFrame(numbers | two | shares).write_parquet(folder / "routes.parquet")
+    _logs(folder)
+
+
+def _logs(folder: Path) -> None:
+    """What other tools' loggers write, and colibri's counts of a model like the miniature."""
+    samples = {"colibri.route": "route.txt", "cache_lab.jsonl": "lab.jsonl", "engine_log.jsonl": "moe_routes.jsonl"}
+    for sample, name in samples.items():
+        shutil.copy(ROOT / "tests" / "samples" / sample, folder / name)
+    shutil.copytree(ROOT / "tests" / "samples" / "moe_beyond", folder / "prompts")
+    rows = [f"{layer} {expert} {1 + (layer * expert) % 97}" for layer in range(LAYERS) for expert in range(64)]
+    (folder / "m.coli_usage").write_text("\n".join(rows) + "\n")
 
 
 FILES: dict[str, Callable[[Path], None]] = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.kit import count_samples, importer_loggers
 from tests.kit.damage import NINES, Damage, damages, json_damage
 from tests.kit.fuzz_documents import JSONS, TOMLS, YAMLS
 from tests.kit.fuzz_materials import CHECKPOINT, COMMANDS, REPLAY, TOTALS
@@ -80,6 +81,9 @@ def _take(materials: Path, folder: Path, name: str) -> None:
 
 IMPORT = "--expert-bytes 100 --out out.zarr"
 OWN_NAMES = "--columns token=pos,layer=moe_layer,experts=topk,weights=gate"
+PROFILE = "--out profile.json"
+LOGS = [sample.name for sample in importer_loggers.ALL if "." in sample.name]
+COUNTS = [sample.name for sample in count_samples.ALL if "." in sample.name]
 SWEEP = "sweep run in/experiment.{} --dry-run --engine reference --workers 1 --out out"
 PLAIN = "replay in/tiny.zarr --engine reference --workers 1 --capacity 40%"
 #: (verb, the file that is damaged, words of the command).
@@ -101,6 +105,10 @@ FILES = (
     ("import", "samples/gptoss_npz/decode.npz", f"import in/samples/gptoss_npz {IMPORT}"),
     ("import", "samples/gptoss_npz/decode.meta.json", f"import in/samples/gptoss_npz {IMPORT}"),
     ("import", "samples/layers_npz/code.npz", f"import in/samples/layers_npz {IMPORT}"),
+    *(("import", f"samples/{name}", f"import in/samples/{name} {IMPORT}") for name in LOGS),
+    ("import", "samples/moe_beyond/prompt_0_data.csv", f"import in/samples/moe_beyond {IMPORT}"),
+    *(("import", f"counts/{name}", f"import in/counts/{name} {PROFILE}") for name in COUNTS),
+    ("import", "counts/ranks/rank_0.csv", f"import in/counts/ranks {PROFILE}"),
     ("replay", "platform.toml", f"{PLAIN} --platform in/platform.toml --out out"),
     ("platforms", "platform.toml", "platforms in/platform.toml"),
     ("replay", "warm.json", f"{PLAIN} --warm in/warm.json"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from simulator.platforms import NAMES
+from tests.kit import count_samples
 from tests.kit.command import moereplay_here
 from tests.kit.sweeping import ROOT, store_trace
 
@@ -98,4 +99,7 @@ def _write_texts(folder: Path) -> None:
     pl.DataFrame({"prompt": ["one", "two"]}).write_parquet(folder / "prompts.parquet")
     shutil.copy(ROOT / "simulator" / "platforms" / f"{NAMES[-1]}.toml", folder / "platform.toml")
     shutil.copytree(ROOT / "tests" / "samples", folder / "samples")
+    (folder / "counts").mkdir()
+    for sample in count_samples.ALL:
+        sample.write(folder / "counts" / sample.name)
     shutil.copytree(ROOT / "tests" / "results" / "before", folder / "before")

@@ -4,5 +4,7 @@
 NAMES = (
     *("sglang_recorder", "sglang_response", "vllm_response", "cecar", "router_logits", "dynande"),
     *("gptoss_npz", "layers_npz", "gptoss_json", "route_trace", "token_lines", "route_lines"),
+    *("llama_positions", "llama_ranks", "llama_records", "layer_log", "colibri_route"),
+    *("cache_lab", "named_jsonl", "moe_beyond"),
     *("arrays", "columns", "generic"),
 )

@@ -77,14 +77,14 @@ def lone(file: Path) -> np.ndarray:
             raise TraceError(f"{file} is a broken array ({shown(broken)}); record it again") from broken
 
 
-def kind_of(file: Path) -> tuple[str, int] | None:
-    """Kind of the numbers in an npy file, as numpy names kinds, and how many axes it has; None if it is damaged."""
+def described(file: Path) -> tuple[tuple[int, ...], str]:
+    """Shape and kind of numbers of an npy file, as numpy names them; empty if it is none."""
     try:
         with file.open("rb") as stream:
             shape, _, dtype = HEADERS[npy.read_magic(stream)](stream)
-            return dtype.kind, len(shape)
     except (*HEADER_DAMAGE, OSError):
-        return None
+        return (), ""
+    return shape, dtype.kind
 
 
 def array_of(content: bytes, place: str) -> np.ndarray:

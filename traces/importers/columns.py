@@ -20,11 +20,12 @@ import numpy as np
 from traces.importers import mapping
 from traces.importers.cells import number, numbers, whole
 from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, counted, header_for
+from traces.importers.numbering import moe_layers, restarts
 from traces.importers.rows import PHASE, Rows, requests_of
 from traces.importers.sheet import SUFFIXES, Sheet, read_sheet
 from traces.importers.table import COUNT, ids_below
 from traces.importers.text import suffix_of
-from traces.schema import MOST_LAYERS, VALUES, TraceError, Values, shown
+from traces.schema import VALUES, TraceError, Values, shown
 
 BY_NAME = (".tsv", ".parquet")  #: read without --columns; `generic` reads the others
 PHASES = {"prompt": 0, "prefill": 0, "decode": 1, "decoding": 1, "generated": 1, "generation": 1}
@@ -47,7 +48,7 @@ def read(path: Path, options: Options) -> Foreign:
         return list(dict.fromkeys(name for names in columns.values() for name in names))
 
     sheet = read_sheet(path, choose)
-    rows, said = _rows(sheet, columns)
+    rows, said = rows_of(sheet, columns)
     shape = counted(rows.experts, len(np.unique(rows.layer)), options)
     notes = [assumed([*mapping.words(columns), *said], shape, options)]
     notes += [] if rows.phase is not None else [UNNAMED]
@@ -55,10 +56,10 @@ def read(path: Path, options: Options) -> Foreign:
     return Foreign(header, requests_of(rows, header.geometry, options))
 
 
-def _rows(sheet: Sheet, columns: mapping.Columns) -> tuple[Rows, list[str]]:
+def rows_of(sheet: Sheet, columns: mapping.Columns) -> tuple[Rows, list[str]]:
     """Rows of a token at a layer each, and what was assumed to get them."""
     token = _whole(sheet, columns["token"][0], COUNT)
-    layer, layers = _layers(_whole(sheet, columns["layer"][0], COUNT))
+    layer, layers = moe_layers(_whole(sheet, columns["layer"][0], COUNT))
     request, requests = _requests(sheet, columns, token, layer)
     ids, ragged = _lists(sheet, columns["experts"], ids_below(None), None)
     weights = columns.get("weights")
@@ -90,28 +91,12 @@ def _misfit(sheet: Sheet, row: int, column: str, cell: Any, expected: str) -> Tr
     return TraceError(f"{sheet.place(row)}: {column} is {spelled}; expected {expected}")
 
 
-def _layers(found: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """MoE layers from 0 on, in the order of the file's numbers."""
-    numbers, layer = np.unique(found, return_inverse=True)
-    count = len(numbers)
-    if count > MOST_LAYERS:
-        raise TraceError(f"{count:,} layers; expected at most {MOST_LAYERS:,}: is the layer another column?")
-    if numbers[-1] == count - 1:
-        return layer, []
-    listed = f"{numbers[0]}..{numbers[-1]}" if numbers[-1] - numbers[0] == count - 1 else _listed(numbers)
-    return layer, [f"layers {listed} of the file are MoE layers 0..{count - 1}"]
-
-
-def _listed(numbers: np.ndarray) -> str:
-    return ", ".join(map(str, numbers[:4].tolist())) + (f", ... {numbers[-1]}" if len(numbers) > 4 else "")
-
-
 def _requests(
     sheet: Sheet, columns: mapping.Columns, token: np.ndarray, layer: np.ndarray
 ) -> tuple[np.ndarray, list[str]]:
     """The number of each row's request."""
     if "request" not in columns:
-        request = _falls(token, layer)
+        request = restarts(token, layer)
         count = int(request.max()) + 1
         how = f"{count:,} requests, a new one where the token falls back" if count > 1 else "one request"
         return request, [f"no request column: {how}"]
@@ -121,18 +106,6 @@ def _requests(
         return np.array(named, np.int64), []
     order = {name: at for at, name in enumerate(dict.fromkeys(map(str, cells)))}
     return np.array([order[str(cell)] for cell in cells], np.int64), ["requests in the order of their first rows"]
-
-
-def _falls(token: np.ndarray, layer: np.ndarray) -> np.ndarray:
-    """How often the token has fallen back at this layer: so whichever of tokens and layers counts faster."""
-    order = np.argsort(layer, kind="stable")
-    same = np.diff(layer[order]) == 0
-    falls = np.concatenate([[0], np.cumsum(same & (np.diff(token[order]) < 0))])
-    starts = np.concatenate([[True], ~same])
-    before = falls[starts][np.cumsum(starts) - 1]
-    request = np.empty_like(falls)
-    request[order] = falls - before
-    return request
 
 
 def _lists(sheet: Sheet, names: tuple[str, ...], allowed: Values, like: np.ndarray | None) -> tuple[np.ndarray, bool]:

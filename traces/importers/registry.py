@@ -32,8 +32,8 @@ def detect(path: Path) -> Importer:
         importer = load(name)
         if importer.sniff(path):
             return importer
-    plain = f"bring it into that of generic: {load('generic').formats}"
-    raise TraceError(f"{path}: no importer recognises it; name one with --format ({', '.join(NAMES)}), or {plain}")
+    plain = "write it as CSV with request,token,layer,expert_0,... (docs/trace-format.md)"
+    raise TraceError(f"{path}: no importer recognises it; name one with --format, of {', '.join(NAMES)}; or {plain}")
 
 
 def _of_columns(path: Path, options: Options) -> Importer | None:

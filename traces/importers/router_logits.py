@@ -44,7 +44,8 @@ def sniff(path: Path) -> bool:
         return False
     if path.suffix == ".npz":
         return FIELD in archive.members(path)
-    return mentions(path, FIELD) or (path.suffix == ".npy" and archive.kind_of(path) == ("f", 3))
+    shape, kind = archive.described(path) if path.suffix == ".npy" else ((), "")
+    return mentions(path, FIELD) or (kind == "f" and len(shape) == 3)
 
 
 def read(path: Path, options: Options) -> Foreign:

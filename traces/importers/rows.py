@@ -37,6 +37,7 @@ class Rows:
     weights: np.ndarray | None = None  #: (N, k)
     logits: np.ndarray | None = None  #: (N, E)
     phase: np.ndarray | None = None
+    token_ids: np.ndarray | None = None  #: of the row's token, the same at every layer
 
     def __post_init__(self) -> None:
         """Raises TraceError naming the line on which an expert stands twice."""
@@ -154,29 +155,49 @@ def _check_keys(record: Any, place: str) -> None:
         )
 
 
-def requests_of(rows: Rows, geometry: Geometry, options: Options) -> Iterator[Request]:
-    """The requests by number. Raises TraceError naming request and layer if a layer lacks tokens that others have."""
+def requests_of(rows: Rows, geometry: Geometry, options: Options, pruned: bool = False) -> Iterator[Request]:
+    """The requests by number. Raises TraceError naming request and layer if a layer lacks tokens that others have.
+
+    `pruned`: the last layer may lack those of a prompt's tokens that nothing is read from, and then has -1 there.
+    """
     place = str(rows.file)
     for grid in grids(Keys(rows.request, rows.token, rows.layer, geometry.layers, rows.lines, place)):
-        _refuse_holes(grid, place)
-        prompt = 0 if rows.phase is None else prompt_of(grid.dense(rows.phase, 0)[:, 0], grid.request, place)
+        first = None if rows.phase is None else _by_token(grid, rows.phase)
+        prompt = 0 if first is None else prompt_of(first, grid.request, place)
+        _refuse_holes(grid, place, prompt - 1 if pruned else 0)
         yield Request(
             grid.dense(rows.experts, -1),
             prompt_tokens(options, grid.tokens, prompt),
             weights=None if rows.weights is None else grid.dense(rows.weights, 0),
             logits=None if rows.logits is None else grid.dense(rows.logits, 0),
+            token_ids=None if rows.token_ids is None else _by_token(grid, rows.token_ids),
         )
 
 
-def _refuse_holes(grid: Grid, place: str) -> None:
-    """Before anything dense is made of the rows: a few of them may name many cells."""
+def _by_token(grid: Grid, values: np.ndarray) -> np.ndarray:
+    """(T,) what the last of a token's rows says."""
+    found = np.zeros(grid.tokens, values.dtype)
+    found[grid.cells // grid.width] = values[grid.rows]
+    return found
+
+
+def _refuse_holes(grid: Grid, place: str, pruned: int) -> None:
+    """Before anything dense is made of the rows: a few of them may name many cells.
+
+    The first `pruned` tokens may be missing at the last layer.
+    """
     token, layer = np.divmod(grid.cells, grid.width)
-    per_layer = np.bincount(layer, minlength=grid.width)
-    short = np.flatnonzero(per_layer < grid.tokens)
+    needed = (token >= pruned) | (layer < grid.width - 1)
+    per_layer = np.bincount(layer[needed], minlength=grid.width)
+    expected = np.full(grid.width, grid.tokens)
+    expected[-1] -= max(pruned, 0)
+    short = np.flatnonzero(per_layer < expected)
     if len(short):
         lacking = int(short[0])
-        missing = np.setdiff1d(np.arange(grid.tokens), token[layer == lacking])[0]
+        present = token[layer == lacking]
+        first = max(pruned, 0) if lacking == grid.width - 1 else 0
+        missing = np.setdiff1d(np.arange(first, grid.tokens), present)[0]
         raise TraceError(
-            f"{place}: request {grid.request}: layer {lacking} has {per_layer[lacking]} tokens of {grid.tokens} "
+            f"{place}: request {grid.request}: layer {lacking} has {len(present)} tokens of {grid.tokens} "
             f"(token {grid.first_token + missing} is missing); expected every token at every layer"
         )

@@ -34,25 +34,30 @@ class Sheet:
         return f"{self.file} {self.unit} {self.first + row}"
 
 
-def read_sheet(file: Path, choose: Choose) -> Sheet:
-    """The columns that `choose` takes of those there are. Raises TraceError naming the line that cannot be read."""
+def read_sheet(file: Path, choose: Choose, skip: int = 0) -> Sheet:
+    """The columns that `choose` takes of those there are. Raises TraceError naming the line that cannot be read.
+
+    The first `skip` lines of a text are not read.
+    """
     suffix = suffix_of(file)
     if suffix == PARQUET:
         return _of_parquet(file, choose)
-    rows = _json_rows(file, choose) if suffix == ".jsonl" else _text_rows(file, DELIMITERS[suffix], choose)
+    is_json = suffix == ".jsonl"
+    rows = _json_rows(file, choose, skip) if is_json else _text_rows(file, DELIMITERS.get(suffix, ","), choose, skip)
     names = next(rows)
     cells = list(rows)
     if not cells:
         raise TraceError(f"{file}: no rows; expected a row per token and layer, or per token, layer and expert")
-    first = 1 if suffix == ".jsonl" else 2
-    return Sheet(file, "line", first, {name: [row[at] for row in cells] for at, name in enumerate(names)})
+    return Sheet(
+        file, "line", skip + (1 if is_json else 2), {name: [row[at] for row in cells] for at, name in enumerate(names)}
+    )
 
 
-def _text_rows(file: Path, delimiter: str, choose: Choose) -> Iterator[list[Any]]:
+def _text_rows(file: Path, delimiter: str, choose: Choose, skip: int) -> Iterator[list[Any]]:
     """The names of the chosen columns, then their cells line by line."""
     names: list[str] = []
     picked: list[int] = []
-    for number, lines in blocks(file, ended=True):
+    for number, lines in blocks(file, skip, ended=True):
         for at, line in enumerate(lines, number):
             cells = _cells(line, delimiter, f"{file} line {at}")
             if not names:
@@ -73,7 +78,10 @@ def _chosen(names: list[str], choose: Choose, place: str) -> list[str]:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise TraceError(f"{place}: column {shown(twice)} stands twice; expected each name once")
-    return list(choose(tuple(names)))
+    chosen = list(choose(tuple(names)))
+    if missing := [name for name in chosen if name not in names]:
+        raise TraceError(f"{place}: no column {shown(missing[0])}; found {shown(', '.join(names), 200)}")
+    return chosen
 
 
 def _cells(line: str, delimiter: str, place: str) -> list[str]:
@@ -83,9 +91,9 @@ def _cells(line: str, delimiter: str, place: str) -> list[str]:
         raise TraceError(f"{place}: cells that cannot be read ({broken}); close every quote") from broken
 
 
-def _json_rows(file: Path, choose: Choose) -> Iterator[list[Any]]:
+def _json_rows(file: Path, choose: Choose, skip: int) -> Iterator[list[Any]]:
     chosen: list[str] = []
-    for number, lines in blocks(file):
+    for number, lines in blocks(file, skip):
         for at, line in enumerate(lines, number):
             place = f"{file} line {at}"
             record = parse_json(line, place)
@@ -95,7 +103,7 @@ def _json_rows(file: Path, choose: Choose) -> Iterator[list[Any]]:
                 chosen = list(choose(tuple(record)))
                 yield chosen
             if missing := [name for name in chosen if name not in record]:
-                raise TraceError(f"{place}: no {shown(missing[0])!r}; expected the keys of line 1 on every line")
+                raise TraceError(f"{place}: no {shown(missing[0])!r}; expected the keys of the first on every line")
             yield [record[name] for name in chosen]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +86,18 @@ def read_table(file: Path, header: int, needed: Sequence[str] = (), fix: str = "
     if not parts:
         raise TraceError(f"{file} line {header + 1}: no rows follow; expected at least one")
     return Table(file, header + 2, np.concatenate(parts), columns)
+
+
+def read_headerless(file: Path, names: Callable[[int], tuple[str, ...]]) -> Table:
+    """The table of a file that begins with numbers; `names` of so many columns. Raises TraceError naming the line."""
+    columns: tuple[str, ...] = ()
+    parts = []
+    for number, lines in blocks(file, ended=True):
+        columns = columns or names(len(_cells(lines[0], f"{file} line {number}")))
+        parts.append(_numbers(lines, len(columns), number, file))
+    if not parts:
+        raise TraceError(f"{file}: no rows; expected numbers between commas")
+    return Table(file, 1, np.concatenate(parts), columns)
 
 
 def require(table: Table, *columns: str, fix: str = "") -> None:

@@ -1,0 +1,58 @@
+"""Counts of experts on their way to the file of a profile, which `--profile` and `--warm` take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commands.terminal import say
+
+if TYPE_CHECKING:
+    from traces.importers.contract import Options
+    from traces.profiles.contract import Form
+
+SUFFIX = ".json"
+
+
+def write_profile(path: Path, ranking: Sequence[tuple[int, int]]) -> None:
+    """A JSON list of [layer, expert], best first. Raises OSError, leaving nothing."""
+    from traces.scratch import write_whole
+
+    write_whole(path, (json.dumps(ranking) + "\n").encode())
+
+
+def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: int | None, resume: bool) -> None:
+    """Write the ranking of a file of counts, the `limit` best experts of it. Raises TraceError or ResultError."""
+    from traces.geometry import known
+    from traces.profiles.contract import NO_ORDER, check_model, ranked
+
+    _check_options(form, source, out, options, resume)
+    counts = form.read(source)
+    if options.model:
+        check_model(source, counts, known(options.model))
+    ranking = ranked(counts.chosen)[:limit]
+    write_profile(out, ranking)
+    for note in counts.notes:
+        say(f"note: {note}")
+    say(f"note: {NO_ORDER}; --profile and --warm of `moereplay replay TRACE` take the list")
+    say(f"wrote {out}: {len(ranking):,} experts, best first, of {counts}")
+
+
+def _check_options(form: Form, source: Path, out: Path, options: Options, resume: bool) -> None:
+    """Raises TraceError for options that mean nothing here, and for an output that is no new NAME.json."""
+    from results.outputs import check_output
+    from traces.schema import TraceError
+
+    if out.suffix != SUFFIX:
+        name = f"give the profile a name, --out NAME{SUFFIX}"
+        raise TraceError(f"{source}: it holds counts ({form.name}), and no order of tokens as a trace has: {name}")
+    given = ("expert_bytes", "expert_bits", "prompt_length", "chunk", "columns")
+    wrong = [field for field in given if getattr(options, field) is not None] + ["resume"] * resume
+    if wrong:
+        option = wrong[0].replace("_", "-")
+        raise TraceError(f"{source}: --{option} means nothing for counts ({form.name}); leave it out")
+    check_output(out)
+    if out.exists():
+        raise TraceError(f"{out}: it exists; remove it, or choose another --out")

@@ -1,0 +1,264 @@
+"""Counts of other tools: recognised, read and ranked, and refused in one line where they are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.kit import importer_samples
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.count_samples import ALL, COUNTS, EXPERTS, IMATRIX, LAYERS, RANKING, CountSample, gguf, imatrix_tensors
+from tests.kit.damage import BYTES
+from tests.kit.importing import DATA, on_real_data
+from traces.importers import registry as importers
+from traces.profiles import NAMES, registry
+from traces.profiles.coli_usage import ENGINES, hash_of
+from traces.profiles.contract import ranked
+from traces.schema import TraceError
+
+each = pytest.mark.parametrize("sample", ALL, ids=[sample.name for sample in ALL])
+CUTS, TIMES = 60, 4  #: truncations of a file, draws of every damage
+
+
+def made(sample: CountSample, folder: Path) -> Path:
+    sample.write(folder / sample.name)
+    return folder / sample.name
+
+
+def files_in(path: Path) -> list[Path]:
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+def refusal(path: Path, form: str) -> str:
+    with pytest.raises(TraceError) as refused:
+        registry.load(form).read(path)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 600
+    return str(refused.value)
+
+
+def imatrix(folder: Path, metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> Path:
+    """The sample with other metadata or tensors."""
+    file = folder / "other.gguf"
+    file.write_bytes(gguf({**IMATRIX, **metadata}, imatrix_tensors() | tensors))
+    return file
+
+
+# ---------------------------------------------------------------- what is read
+
+
+def test_every_form_has_a_sample() -> None:
+    assert {sample.form for sample in ALL} == set(NAMES)
+
+
+@each
+def test_a_sample_is_recognised_by_its_own_form_alone(sample: CountSample, tmp_path: Path) -> None:
+    path = made(sample, tmp_path)
+    assert [name for name in NAMES if registry.load(name).sniff(path)] == [sample.form]
+    assert (found := registry.detect(path)) and found.name == sample.form
+
+
+def test_no_trace_is_taken_for_counts() -> None:
+    assert [sample.name for sample in importer_samples.ALL if registry.detect(sample.path)] == []
+
+
+@each
+def test_a_sample_gives_its_counts_and_says_what_was_assumed(sample: CountSample, tmp_path: Path) -> None:
+    counts = registry.load(sample.form).read(made(sample, tmp_path))
+    np.testing.assert_array_equal(counts.chosen, COUNTS)
+    assert counts.notes == sample.notes
+    assert ranked(counts.chosen) == RANKING
+
+
+def test_a_layer_that_was_counted_for_fewer_tokens_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("layer,expert,count\n0,0,50\n0,1,50\n1,0,9\n1,1,9\n")
+    counts = registry.load("count_table").read(tmp_path / "a.csv")
+    assert any("MoE layers 1 have fewer choices" in note for note in counts.notes)
+
+
+def test_engines_of_colibri_are_named_by_their_hash() -> None:
+    # 32-bit FNV-1a of "a" and of "foobar", from draft-eastlake-fnv
+    assert (hash_of("a"), hash_of("foobar")) == (0xE40C292C, 0xBF9CF968)
+    assert len(set(map(hash_of, ENGINES))) == len(ENGINES)
+
+
+# ---------------------------------------------------------------- on the command line
+
+
+@each
+def test_a_sample_becomes_a_profile_on_the_command_line(sample: CountSample, tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    ended = moereplay("import", made(sample, tmp_path), "--out", out)
+    assert ended.returncode == 0, ended.stderr
+    assert [tuple(place) for place in json.loads(out.read_text())] == RANKING
+    assert "no hit rate follows" in ended.stderr and all(note in ended.stderr for note in sample.notes)
+
+
+def test_the_best_experts_alone_are_kept(tmp_path: Path) -> None:
+    out = tmp_path / "best.json"
+    assert moereplay("import", made(ALL[0], tmp_path), "--limit", 5, "--out", out).returncode == 0
+    assert [tuple(place) for place in json.loads(out.read_text())] == RANKING[:5]
+
+
+def test_a_profile_of_counts_is_what_a_replay_takes(tmp_path: Path) -> None:
+    """Counts of a trace's own choices are the profile that `static` finds by itself."""
+    from traces.bundled import bundled
+    from traces.split import profile
+    from traces.store import open_trace
+
+    trace = open_trace(bundled(Path("miniature")))
+    chosen = trace.read("chosen").astype(int)
+    rows = [
+        f"{layer} {expert} {count}"
+        for layer in range(trace.geometry.layers)
+        for expert, count in enumerate(np.bincount(chosen[:, layer].ravel(), minlength=trace.geometry.experts))
+        if count
+    ]
+    (tmp_path / "m.coli_usage").write_text("\n".join(rows) + "\n")
+    out = tmp_path / "p.json"
+    assert moereplay("import", tmp_path / "m.coli_usage", "--out", out).returncode == 0
+    assert [tuple(place) for place in json.loads(out.read_text())] == profile(trace)
+    few = tmp_path / "few.json"
+    assert moereplay("import", tmp_path / "m.coli_usage", "--limit", 60, "--out", few).returncode == 0
+    common = ("replay", "miniature", "--capacity", "25%", "--passes", "token", "--json")
+    given = moereplay(*common, "--eviction", "static:profile=given", "--profile", out, "--warm", few)
+    assert given.returncode == 0, given.stderr
+    own = moereplay(*common, "--eviction", "static", "--warm", few)
+    hits = [json.loads(ended.stdout)["totals"]["hits"] for ended in (given, own)]
+    assert hits[0] == hits[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--out", "a.zarr"), "give the profile a name"),
+        (("--out", "a.json", "--resume"), "--resume means nothing for counts"),
+        (("--out", "a.json", "--chunk", "4"), "--chunk means nothing for counts"),
+        (("--out", "a.json", "--expert-bytes", "9"), "--expert-bytes means nothing for counts"),
+        (("--out", "a.json", "--model", "olmoe-1b-7b"), "choose the model that was counted"),
+        (("--out", "there.json"), "it exists"),
+        (("--out", "m.coli_usage/a.json"), "is no folder"),
+    ],
+)
+def test_what_means_nothing_for_counts_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    made(ALL[1], tmp_path)
+    (tmp_path / "there.json").write_text("mine")
+    ended = moereplay("import", "m.coli_usage", *words, cwd=tmp_path)
+    assert ended.returncode == 2 and said in ended.stderr and ended.stderr.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.coli_usage", "there.json"]
+    assert (tmp_path / "there.json").read_text() == "mine"
+
+
+# ---------------------------------------------------------------- refused
+
+
+def test_a_gguf_of_weights_is_no_profile(tmp_path: Path) -> None:
+    assert "general.type is model" in refusal(imatrix(tmp_path, {"general.type": "model"}, {}), "imatrix")
+
+
+def test_matrices_that_disagree_are_refused(tmp_path: Path) -> None:
+    other = {"blk.2.ffn_up_exps.weight.counts": np.ones((EXPERTS, 1))}
+    assert "other tensors count" in refusal(imatrix(tmp_path, {}, other), "imatrix")
+
+
+def test_counts_without_experts_are_refused(tmp_path: Path) -> None:
+    lone = {name: np.ones((1, 1)) for name in imatrix_tensors() if name.endswith("exps.weight.counts")}
+    assert "none per expert" in refusal(imatrix(tmp_path, {}, lone), "imatrix")
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), 1e30])
+def test_numbers_that_are_no_counts_are_refused(wrong: float, tmp_path: Path) -> None:
+    counts = np.full((LAYERS, EXPERTS), 1.0)
+    counts[1, 2] = wrong
+    np.save(tmp_path / "a.npy", counts)
+    assert "is no count" in refusal(tmp_path / "a.npy", "activation_matrix")
+    np.save(tmp_path / "b.npy", np.stack([counts, counts]))
+    assert "count" in refusal(tmp_path / "b.npy", "activation_matrix")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0 1 2\n0 1 3\n", "line 2: layer 0, expert 1 a second time"),
+        ("0 1 2\n0 x 3\n", "line 2"),
+        ("0 1 2\n0 2 3", "no line end"),
+        ("-1 1 8\n0 9 3\n", "its first lines say"),
+        ("-2 7 1\n0 1 2\n", "version 7"),
+        ("-1 4 8\n", "no expert was counted"),
+    ],
+)
+def test_a_history_that_is_not_as_documented_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.coli_usage").write_text(text)
+    assert said in refusal(tmp_path / "a.coli_usage", "coli_usage")
+
+
+def test_a_report_without_counts_is_refused(tmp_path: Path) -> None:
+    off = {"enabled": False, "mode": "off", "schema": "llama.cpp.moe_layer_opt_perf.v1", "layers": []}
+    (tmp_path / "a.json").write_text(json.dumps(off))
+    assert "counting is off" in refusal(tmp_path / "a.json", "hot_cache")
+
+
+@each
+def test_a_truncated_sample_is_refused_in_one_line_or_counts_less(sample: CountSample, tmp_path: Path) -> None:
+    path = made(sample, tmp_path)
+    for file in files_in(path):
+        whole = file.read_bytes()
+        for size in range(1, len(whole), max(1, len(whole) // CUTS)):
+            file.write_bytes(whole[:size])
+            try:
+                counts = registry.load(sample.form).read(path)
+            except TraceError as refused:
+                assert "\n" not in str(refused)
+            else:  # a text that ends with a whole line
+                assert counts.chosen.sum() < COUNTS.sum() and path.suffix in (".coli_usage", "")
+        file.write_bytes(whole)
+
+
+@each
+def test_a_damaged_sample_is_refused_in_one_line_or_still_counts(sample: CountSample, tmp_path: Path) -> None:
+    path, rng = made(sample, tmp_path), Random(sample.name)
+    for file in files_in(path):
+        whole = file.read_bytes()
+        for damage in list(BYTES.values()) * TIMES:
+            file.write_bytes(damage(whole, rng))
+            try:
+                counts = registry.load(sample.form).read(path).chosen
+            except TraceError as refused:
+                assert "\n" not in str(refused) and len(str(refused)) < 1000
+            else:
+                assert np.isfinite(counts).all() and counts.min() >= 0 and counts.any()
+        file.write_bytes(whole)
+
+
+@each
+def test_nothing_is_left_of_what_is_refused(sample: CountSample, tmp_path: Path) -> None:
+    path = made(sample, tmp_path)
+    for file in files_in(path):
+        file.write_bytes(file.read_bytes()[:-3])
+    out = tmp_path / "new" / "profile.json"
+    ended = moereplay("import", path, "--format", sample.form, "--out", out)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and "Traceback" not in ended.stderr
+    assert not out.parent.exists()
+
+
+# ---------------------------------------------------------------- published counts
+
+
+@on_real_data
+def test_a_published_history_of_colibri_is_ranked_as_plain_sorting_ranks_it() -> None:
+    file = DATA / "olmoe-counts" / "olmoe_real.coli_usage"
+    rows = [tuple(map(int, line.split())) for line in file.read_text().splitlines()]
+    counts = registry.load("coli_usage").read(file).chosen
+    assert counts.shape == (16, 64)
+    assert ranked(counts) == [(layer, expert) for layer, expert, _ in sorted(rows, key=lambda row: (-row[2], row[:2]))]
+
+
+@on_real_data
+def test_counts_in_an_archive_of_several_are_no_trace_and_no_profile() -> None:
+    file = DATA / "olmoe-counts" / "expert_counts.npz"
+    assert registry.detect(file) is None
+    with pytest.raises(TraceError, match="no importer recognises it"):
+        importers.detect(file)

@@ -1,0 +1,202 @@
+"""`moe-cache-lab.routing-jsonl`, versions 1 and 2: a line that describes the run, then a line per token and layer.
+
+Version 1: phase prompt or generated; `num_experts` and `experts_per_token` may stand on the first line. Version 2 has
+the stages encoder and decoder, each with sizes of its own; layers and tokens of one are not those of the other, so the
+decoder is read, or the encoder where there is no decoder. A selection that a full expert had no room for is
+"unassigned": -1 throughout. Probabilities are the gate weights; they are left out unless every selection has them.
+Layers are the model's own numbers. A file is one request, and may be packed with gzip.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError
+
+from traces.faults import first_fault
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
+from traces.importers.numbering import moe_layers
+from traces.importers.rows import Rows, fits, requests_of
+from traces.importers.table import COUNT, LAYER, ids_below
+from traces.importers.text import blocks, parse_json, start_of, suffix_of
+from traces.schema import MOST_EXPERTS, VALUES, TraceError, shown
+
+FORMAT = "moe-cache-lab.routing-jsonl"
+START = re.compile(rb'\s*\{.*"format"\s*:\s*"' + re.escape(FORMAT).encode() + rb'"', re.DOTALL)
+LONGEST_START = 1 << 16  #: bytes: the texts of the run may stand before the format
+PHASES = {"prompt": 0, "generated": 1, "source": 0, "decoder_prompt": 0, "decoder_generated": 1}
+SELECTION = "routing_selection"
+ENCODER, DECODER = "encoder", "decoder"
+
+
+class Stage(BaseModel):
+    """Sizes of one stack of layers."""
+
+    routing_stage: str = DECODER
+    num_experts: int | None = Field(default=None, ge=1, le=MOST_EXPERTS)
+    assigned_experts_per_token: int | None = Field(default=None, ge=1, le=MOST_EXPERTS)
+
+
+class Metadata(BaseModel):
+    """The keys of the first line that are used; others are ignored."""
+
+    format_version: int = Field(ge=1, le=2)
+    model_id: str
+    model_revision: str | None = None
+    num_experts: int | None = Field(default=None, ge=1, le=MOST_EXPERTS)
+    experts_per_token: int | None = Field(default=None, ge=1, le=MOST_EXPERTS)
+    routing_stages: list[Stage] = Field(default_factory=list)
+
+    def stage(self) -> Stage:
+        """The one that is read."""
+        if self.format_version == 1:
+            return Stage(num_experts=self.num_experts, assigned_experts_per_token=self.experts_per_token)
+        by_name = {stage.routing_stage: stage for stage in self.routing_stages}
+        return by_name.get(DECODER) or by_name.get(ENCODER) or Stage()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One token at one layer."""
+
+    line: int
+    phase: int
+    token: int
+    layer: int
+    experts: list[int]
+    weights: list[float]
+    token_id: int | None
+
+
+def sniff(path: Path) -> bool:
+    """JSON lines whose first names the format."""
+    return path.is_file() and suffix_of(path) == ".jsonl" and bool(START.match(_first_line(path)))
+
+
+def _first_line(path: Path) -> bytes:
+    return start_of(path, LONGEST_START).split(b"\n", 1)[0]
+
+
+def read(path: Path, options: Options) -> Foreign:
+    """One request. Raises TraceError naming the line that is not as documented."""
+    if not sniff(path):
+        raise TraceError(f"{path}: line 1 does not name the format; expected {FORMAT}")
+    metadata = _metadata(path)
+    stage = metadata.stage()
+    found, others = _selections(path, metadata, stage)
+    rows, notes = _rows(path, found, stage)
+    if others:
+        notes.append(f"{others:,} selections of the {ENCODER} left out: its tokens and layers are not the {DECODER}'s")
+    shape = Shape(int(rows.layer.max()) + 1, rows.experts.shape[1], int(rows.experts.max()), stage.num_experts)
+    origin = Origin(
+        IMPORTER.name, path, [path], model=shown(metadata.model_id), revision=shown(metadata.model_revision or "")
+    )
+    header = header_for(shape, options, origin, notes)
+    return Foreign(header, requests_of(rows, header.geometry, options))
+
+
+def _metadata(path: Path) -> Metadata:
+    _, lines = next(blocks(path))
+    try:
+        return Metadata.model_validate(parse_json(lines[0], f"{path} line 1"))
+    except ValidationError as wrong:
+        raise TraceError(f"{path} line 1: {first_fault(wrong)}; expected {FORMAT} version 1 or 2") from wrong
+
+
+def _selections(path: Path, metadata: Metadata, stage: Stage) -> tuple[list[Selection], int]:
+    """Those of the stage, and how many others there are."""
+    found, others = [], 0
+    for at, record in _records(path):
+        place = f"{path} line {at}"
+        if record.get("record_type") != SELECTION:
+            raise TraceError(f"{place}: record_type is {shown(record.get('record_type'))}; expected {SELECTION}")
+        if metadata.format_version == 2 and record.get("routing_stage") not in (ENCODER, DECODER):
+            wrong = shown(record.get("routing_stage"))
+            raise TraceError(f"{place}: routing_stage is {wrong}; expected {ENCODER} or {DECODER}")
+        selection = _selection(at, record, stage, place)
+        if record.get("routing_stage", stage.routing_stage) == stage.routing_stage:
+            found.append(selection)
+        else:
+            others += 1
+    if not found:
+        raise TraceError(f"{path}: no selections of the {stage.routing_stage}; expected at least one")
+    return found, others
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, lines in blocks(path, skip=1, ended=True):
+        for at, line in enumerate(lines, number):
+            record = parse_json(line, f"{path} line {at}")
+            if not isinstance(record, dict):
+                raise TraceError(f"{path} line {at}: not an object; expected a {SELECTION}")
+            yield at, record
+
+
+def _selection(at: int, record: dict[str, Any], stage: Stage, place: str) -> Selection:
+    """Raises TraceError naming the key whose value is none of the format."""
+    phase = record.get("phase")
+    if not isinstance(phase, str) or phase not in PHASES:
+        raise TraceError(f"{place}: phase is {shown(phase)}; expected one of {', '.join(PHASES)}")
+    for key, allowed in (("token_position", COUNT), ("layer", LAYER)):
+        if not fits(record.get(key), allowed):
+            raise TraceError(f"{place}: {key} is {shown(record.get(key))}; expected {allowed.expected}")
+    experts, weights = record.get("selected_experts"), record.get("selected_probabilities", [])
+    unassigned = record.get("assignment_state") == "unassigned"
+    if not isinstance(experts, list) or not isinstance(weights, list) or bool(experts) == unassigned:
+        expected = "lists; no experts if it is unassigned, some if it is not"
+        raise TraceError(f"{place}: selected_experts is {shown(experts)}; expected {expected}")
+    own = stage.routing_stage == record.get("routing_stage", stage.routing_stage)
+    _check_experts(experts, weights, stage if own else Stage(), place)
+    token_id = record.get("token_id")
+    if token_id is not None and not fits(token_id, VALUES["token_ids"]):
+        raise TraceError(f"{place}: token_id is {shown(token_id)}; expected {VALUES['token_ids'].expected}")
+    return Selection(at, PHASES[phase], record["token_position"], record["layer"], experts, weights, token_id)
+
+
+def _check_experts(experts: list[Any], weights: list[Any], stage: Stage, place: str) -> None:
+    allowed = ids_below(stage.num_experts)._replace(least=0)
+    for name, values, each in (("selected_experts", experts, allowed), ("probabilities", weights, VALUES["weights"])):
+        if wrong := [value for value in values if not fits(value, each)]:
+            raise TraceError(f"{place}: {name} holds {shown(wrong[0])}; expected {each.expected}")
+    width = stage.assigned_experts_per_token or len(experts)
+    if (experts and len(experts) != width) or (weights and len(weights) != len(experts)):
+        raise TraceError(f"{place}: {len(experts)} experts, {len(weights)} probabilities; expected {width} of each")
+
+
+def _rows(path: Path, found: list[Selection], stage: Stage) -> tuple[Rows, list[str]]:
+    """Rows in the order of the file, and what is said of them."""
+    k = stage.assigned_experts_per_token or max(len(each.experts) for each in found) or 1
+    layer, said = moe_layers(np.array([each.layer for each in found]))
+    notes = [f"assumed: {said[0]}"] if said else []
+    unassigned = sum(not each.experts for each in found)
+    if unassigned:
+        notes.append(f"{unassigned:,} of {len(found):,} selections unassigned, their expert was full: -1")
+    weighed = all(each.weights or not each.experts for each in found)
+    if not weighed:
+        notes.append("weights left out: not every selection has its probabilities")
+    named = all(each.token_id is not None for each in found)
+    return Rows(
+        path,
+        np.array([each.line for each in found]),
+        request=np.zeros(len(found), np.int64),
+        token=np.array([each.token for each in found]),
+        layer=layer,
+        experts=np.array([each.experts + [-1] * (k - len(each.experts)) for each in found]),
+        weights=np.array([each.weights + [0.0] * (k - len(each.weights)) for each in found]) if weighed else None,
+        phase=np.array([each.phase for each in found]),
+        token_ids=np.array([each.token_id for each in found]) if named else None,
+    ), notes
+
+
+IMPORTER = Importer(
+    name="cache_lab",
+    summary="moe-cache-lab.routing-jsonl 1 and 2: ids, probabilities, token ids, prompt and decode steps",
+    formats=f"FILE.jsonl whose first line names {FORMAT}",
+    sniff=sniff,
+    read=read,
+)

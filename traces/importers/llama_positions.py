@@ -1,0 +1,84 @@
+"""Routing as `llama-moe-trace` of llama.cpp's expert-cache forks writes it: a CSV without a header.
+
+    -2,0,17,3,40,8
+    -1,0,9,17,3,22
+    ...
+    0,0,40,17,3,9
+
+`pos,layer,e0..e{k-1}`: a token at a layer, its experts in rank order. Positions of prompt tokens are negative, -P to
+-1; decode steps count from 0. Passes are layer by layer. Files are put end to end to join workloads: where a layer's
+position does not rise a request begins. llama.cpp computes the last layer for the last prompt token only; the others
+have -1 there. Layers are the model's own numbers. Neither weights nor the number of experts are recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, counted, header_for
+from traces.importers.numbering import moe_layers, restarts
+from traces.importers.rows import Rows, requests_of
+from traces.importers.strided import NOTE, read_flat
+from traces.importers.table import LAYER, ids_below, read_headerless
+from traces.importers.text import start_of
+from traces.schema import TraceError, Values
+
+START = re.compile(rb"-?\d{1,9},\d{1,5},\d{1,5}(,\d{1,5})*\r?\n")
+LONGEST_START = 1_024  #: bytes
+POSITION = Values("iu", -(2**31), 2**31 - 1)
+FORM = "pos,layer,expert,... on every line, numbers only"
+
+
+def sniff(path: Path) -> bool:
+    """A text that begins with a line of at least three whole numbers between commas."""
+    return path.is_file() and bool(START.match(start_of(path, LONGEST_START)))
+
+
+def read(path: Path, options: Options) -> Foreign:
+    """A request per workload. Raises TraceError naming the line that is not as documented."""
+    if not sniff(path):
+        raise TraceError(f"{path}: does not begin with numbers; expected {FORM}")
+    table = read_headerless(path, _names)
+    position, found = table.checked(POSITION, "pos"), table.checked(LAYER, "layer")
+    layer, said = moe_layers(found)
+    ids = table.checked(ids_below(None), *table.columns[2:]).reshape(len(layer), -1)
+    request = restarts(position, layer, repeats=True)
+    phase = (position >= 0).astype(np.int64)
+    rows = Rows(path, table.lines, request, position, layer, ids, phase=phase)
+    shape = counted(ids, int(layer.max()) + 1, options)
+    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), _notes(rows, said, options))
+    return Foreign(header, requests_of(rows, header.geometry, options, pruned=True))
+
+
+def _names(columns: int) -> tuple[str, ...]:
+    if columns < 3:
+        raise TraceError(f"{columns} columns; expected {FORM}")
+    return ("pos", "layer", *(f"expert {rank}" for rank in range(columns - 2)))
+
+
+def _notes(rows: Rows, said: list[str], options: Options) -> list[str]:
+    shape = counted(rows.experts, int(rows.layer.max()) + 1, options)
+    how = f"columns are position, layer, then k = {shape.k} experts; a position below 0 is the prompt's"
+    begun = f"{int(rows.request.max()) + 1:,} requests, a new one where a layer's position does not rise"
+    flat = read_flat(_first_prompt(rows), shape.experts or shape.highest_id + 1)
+    return [assumed([how, begun, *said], shape, options), *([NOTE] if flat else [])]
+
+
+def _first_prompt(rows: Rows) -> np.ndarray:
+    """(T, L - 1, k) of the first request's prompt at all layers but the last."""
+    taken = (rows.request == rows.request.min()) & (rows.token < 0) & (rows.layer < rows.layer.max())
+    layers = [rows.experts[taken & (rows.layer == layer)] for layer in range(int(rows.layer.max()))]
+    tokens = min((len(each) for each in layers), default=0)
+    return np.stack([each[:tokens] for each in layers], 1) if tokens else np.empty((0, 1, 1), np.int64)
+
+
+IMPORTER = Importer(
+    name="llama_positions",
+    summary="llama-moe-trace of llama.cpp's expert-cache forks: ids in rank order, prompt and decode steps",
+    formats="FILE.csv without a header: pos,layer,expert,... on every line, positions of the prompt below 0",
+    sniff=sniff,
+    read=read,
+)

@@ -1,0 +1,45 @@
+"""Arrays of counts: (layers, experts), or MoE-Infinity's activation matrices, (sequences, layers, experts).
+
+MoE-Infinity saves a float array of the choices of each sequence as .npy; rows without any are free places. Layers of
+an encoder stand before those of its decoder. Source: EfficientMoE/MoE-Infinity, moe_infinity/memory/expert_tracer.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from traces.importers import archive
+from traces.profiles.contract import Counts, Form, checked
+from traces.schema import TraceError, shown
+
+
+def sniff(path: Path) -> bool:
+    """An npy file of two axes, or of three with fractions: whole numbers of three axes are ids."""
+    shape, kind = archive.described(path) if path.is_file() and path.suffix == ".npy" else ((), "")
+    return (len(shape) == 3 and kind == "f") or (len(shape) == 2 and kind in ("f", "i", "u"))
+
+
+def read(path: Path) -> Counts:
+    """The choices of all sequences. Raises TraceError for an array that holds no counts."""
+    found = archive.lone(path)
+    if found.ndim not in (2, 3) or found.dtype.kind not in "fiu" or not found.size:
+        expected = "expected (sequences, layers, experts) or (layers, experts)"
+        raise TraceError(f"{path}: {shown(found.dtype)}{found.shape}; {expected}")
+    if found.ndim == 2:
+        return checked(path, found, ("axes are (layer, expert)",))
+    if not np.isfinite(found).all() or found.min() < 0:
+        raise TraceError(f"{path}: not all of its numbers are counts; expected 0 or more")
+    used = int(found.any((1, 2)).sum())
+    note = f"axes are (sequence, layer, expert): the sum of {used:,} sequences, {len(found) - used:,} places are free"
+    return checked(path, found.sum(0, dtype=np.float64), (note,))
+
+
+FORM = Form(
+    name="activation_matrix",
+    summary="activation matrices of MoE-Infinity's sequences, or counts by layer and expert",
+    formats="FILE.npy of (sequences, layers, experts) with fractions, or of (layers, experts)",
+    sniff=sniff,
+    read=read,
+)

@@ -1,0 +1,111 @@
+"""The contract of forms of counts: how often each expert was chosen, and the ranking that follows.
+
+Counts have no order of tokens, so no hit of any cache follows from them. What does is a *profile*: experts, the most
+often chosen first, which `static` and `pinned` keep and `--warm` loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from traces.geometry import KnownModel
+from traces.importers.numbering import moe_layers
+from traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError
+
+NO_ORDER = "counts have no order of tokens: no hit rate follows from them without a trace"
+EVEN = 0.95  #: a layer with a smaller share of the choices of the busiest one is named
+MOST_CELLS = 1 << 22  #: layers x experts: the largest models known have 1 << 16
+MOST_COUNT = 2**53  #: of one expert: whole up to here as a float
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often each expert was chosen, (L, E) float64, and what had to be assumed."""
+
+    chosen: np.ndarray
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.chosen.shape[0]} layers of {self.chosen.shape[1]} experts"
+
+
+@dataclass(frozen=True)
+class Form:
+    """One tool's counts. `sniff` never raises on a readable path; `read` raises TraceError."""
+
+    name: str
+    summary: str
+    formats: str
+    sniff: Callable[[Path], bool]
+    read: Callable[[Path], Counts]
+
+
+def tabulated(path: Path, cells: dict[tuple[int, int], float], experts: int | None, notes: tuple[str, ...]) -> Counts:
+    """Counts by (the model's layer, expert); layers without any are no MoE layers. Raises TraceError if none is left.
+
+    `experts` of a layer if the file says it, else the highest id + 1.
+    """
+    if not cells or not any(cells.values()):
+        raise TraceError(f"{path}: no expert was counted; expected at least one")
+    places = np.array(list(cells), np.int64)
+    most = np.array([MOST_LAYERS, experts or MOST_EXPERTS])
+    beyond = places[(places >= most).any(1)]
+    if len(beyond):
+        expected = f"layers below {most[0]:,} and experts below {most[1]:,}"
+        raise TraceError(f"{path}: layer {beyond[0, 0]}, expert {beyond[0, 1]}; expected {expected}")
+    layer, said = moe_layers(places[:, 0])
+    size = int(layer.max()) + 1, experts or int(places[:, 1].max()) + 1
+    check_size(path, *size)
+    chosen = np.zeros(size)
+    chosen[layer, places[:, 1]] = list(cells.values())
+    return checked(path, chosen, (*notes, *said))
+
+
+def checked(path: Path, chosen: np.ndarray, notes: tuple[str, ...]) -> Counts:
+    """Counts (L, E), each of them one; layers without any are dense. Raises TraceError naming the first that is not."""
+    check_size(path, *chosen.shape)
+    values = chosen.astype(np.float64)
+    wrong = np.argwhere(~((values >= 0) & (values < MOST_COUNT)))
+    if len(wrong):
+        layer, expert = wrong[0]
+        raise TraceError(f"{path}: layer {layer}, expert {expert}: {chosen[layer, expert]} is no count of choices")
+    if not values.any():
+        raise TraceError(f"{path}: every count is 0; expected how often experts were chosen")
+    kept = values[values.any(1)]
+    left = [f"{len(values) - len(kept)} layers without choices left out: dense"] if len(kept) < len(values) else []
+    return Counts(kept, (*notes, *left, *_uneven(kept)))
+
+
+def check_size(path: Path, layers: int, experts: int) -> None:
+    """Raises TraceError for sizes that no model has, before anything of that size is made."""
+    if not 0 < layers <= MOST_LAYERS or not 0 < experts <= MOST_EXPERTS or layers * experts > MOST_CELLS:
+        raise TraceError(f"{path}: {layers:,} layers of {experts:,} experts; expected the sizes of a model")
+
+
+def _uneven(chosen: np.ndarray) -> list[str]:
+    """What is said of layers that were counted for fewer tokens than others."""
+    sums = chosen.sum(1)
+    few = np.flatnonzero(sums < EVEN * sums.max())
+    if not len(few):
+        return []
+    listed = ", ".join(map(str, few[:4].tolist())) + (", ..." if len(few) > 4 else "")
+    return [f"MoE layers {listed} have fewer choices than others: their experts rank lower than they might"]
+
+
+def check_model(path: Path, counts: Counts, model: KnownModel) -> None:
+    """Raises TraceError if the counts are not of the model."""
+    geometry = model.geometry
+    if counts.chosen.shape[0] != geometry.layers or counts.chosen.shape[1] > geometry.experts:
+        theirs = f"{model.name} has {geometry.layers} of {geometry.experts}"
+        raise TraceError(f"{path} has {counts}, {theirs}; choose the model that was counted")
+
+
+def ranked(chosen: np.ndarray) -> list[tuple[int, int]]:
+    """(layer, expert) of all that were chosen (L, E), the most often chosen first, ties by layer and expert."""
+    flat = chosen.ravel()
+    order = np.argsort(-flat, kind="stable")
+    return [divmod(int(x), chosen.shape[1]) for x in order if flat[x]]

@@ -1,0 +1,81 @@
+"""An importance matrix of llama.cpp (`llama-imatrix`) in GGUF: how many tokens each expert had.
+
+`blk.N.ffn_{gate,up,down}_exps.weight.counts` is float32 with an element per expert; gate, up and down of a layer say
+the same. Source: ggml-org/llama.cpp tools/imatrix/imatrix.cpp. Matrices of the older `.dat` form, and those converted
+from it, hold one count per tensor: they say nothing of experts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+
+from traces.importers.numbering import moe_layers
+from traces.profiles.contract import Counts, Form, check_size, checked
+from traces.profiles.gguf import Gguf, is_gguf, read_gguf
+from traces.schema import TraceError, shown
+
+COUNTS = re.compile(r"blk\.(\d{1,5})\.ffn_(gate|up|gate_up|down)_exps\.weight\.counts")
+ORDER = ("gate", "gate_up", "up", "down")  #: whose counts are taken, if they differ
+KIND = "general.type"
+
+
+def sniff(path: Path) -> bool:
+    """Any GGUF file: `read` says what is wrong with one that is no importance matrix."""
+    return path.is_file() and is_gguf(path)
+
+
+def read(path: Path) -> Counts:
+    """Tokens of each expert. Raises TraceError for a GGUF that counts no experts."""
+    gguf = read_gguf(path)
+    if gguf.metadata.get(KIND) != "imatrix":
+        is_kind = f"{KIND} is {shown(gguf.metadata.get(KIND))}"
+        raise TraceError(f"{path}: {is_kind}; expected imatrix, as llama-imatrix writes: weights count no experts")
+    layers = _layers(gguf)
+    if not layers:
+        raise TraceError(f"{path}: no counts of blk.N.ffn_*_exps; expected those of a Mixture-of-Experts model")
+    experts = {len(found) for found in layers.values()}
+    if experts == {1}:
+        raise TraceError(f"{path}: a count per tensor, none per expert, as of the .dat form; run llama-imatrix anew")
+    if len(experts) > 1:
+        raise TraceError(
+            f"{path}: layers of {' and '.join(map(str, sorted(experts)))} experts; expected as many in each"
+        )
+    _, said = moe_layers(np.array(list(layers)))
+    return checked(path, np.stack(list(layers.values())), (*_notes(gguf, len(layers)), *said))
+
+
+def _layers(gguf: Gguf) -> dict[int, np.ndarray]:
+    """(E,) counts by layer, ascending. Raises TraceError if two tensors of one layer disagree."""
+    names = sorted(
+        (int(found[1]), ORDER.index(found[2]), name) for name in gguf.tensors if (found := COUNTS.fullmatch(name))
+    )
+    layers: dict[int, np.ndarray] = {}
+    widest = max((math.prod(gguf.tensors[name].shape) for _, _, name in names), default=1)
+    check_size(gguf.path, len({layer for layer, _, _ in names}) or 1, widest)
+    for layer, _, name in names:
+        counts = gguf.floats(name).ravel()
+        if layer in layers and not np.array_equal(layers[layer], counts):
+            raise TraceError(f"{gguf.path}: {name} is not what the layer's other tensors count; expected equal counts")
+        layers.setdefault(layer, counts)
+    return layers
+
+
+def _notes(gguf: Gguf, layers: int) -> tuple[str, ...]:
+    chunks, tokens = (gguf.metadata.get(f"imatrix.chunk_{key}") for key in ("count", "size"))
+    told = f"tokens per expert of {layers} layers, an importance matrix of llama.cpp"
+    if isinstance(chunks, int) and isinstance(tokens, int):
+        told += f" over {chunks:,} chunks of {tokens:,} tokens"
+    return (told,)
+
+
+FORM = Form(
+    name="imatrix",
+    summary="an importance matrix of llama.cpp: tokens that each expert had",
+    formats="FILE.gguf of llama-imatrix, with blk.N.ffn_*_exps.weight.counts",
+    sniff=sniff,
+    read=read,
+)
