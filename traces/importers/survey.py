@@ -30,6 +30,11 @@ class Survey:
         self._least, self._most = np.minimum(self._least, least), np.maximum(self._most, most)
 
     @property
+    def seen(self) -> bool:
+        """Whether there were any ids."""
+        return bool(self._least.size)
+
+    @property
     def routes(self) -> np.ndarray:
         """(L,) whether a layer routes: not if every place of every token holds the same number."""
         least, most = self._least[:, : self.k].min(1), self._most[:, : self.k].max(1)

@@ -60,7 +60,7 @@ def read(path: Path, options: Options) -> Foreign:
         survey.add(each.ids, f"{each.place}: {GENERATED}")
         cached += int((each.ids[: each.prompt] < 0).all((1, 2)).sum())
         notes += [] if each.counted or options.prompt_length is not None else [UNKNOWN]
-    if not survey.routes.size:
+    if not survey.seen:
         raise TraceError(f"{path}: no {GENERATED} but null; requests that are preempted have none")
     notes += [f"{preempted} choices have no {GENERATED} (preempted, or not asked for): left out"] * bool(preempted)
     notes = [*dict.fromkeys(notes), *cached_note(cached), *survey.notes()]
