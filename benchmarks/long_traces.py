@@ -9,6 +9,7 @@ first of them is drawn by a Zipf law and kept from token to token with probabili
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def make(path: Path, sizes: Geometry, tokens: int, length: int) -> None:
 
 def measured(stage: str, arguments: list[str]) -> Row:
     """A process: seconds, the most it held itself and the most with mapped files, and what it printed."""
-    start, own, most = time.perf_counter(), 0, 0
+    start, before, own, most = time.perf_counter(), _processor_time(), 0, 0
     with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
             now, peak = _memory(process.pid)
@@ -116,8 +117,15 @@ def measured(stage: str, arguments: list[str]) -> Row:
         said = process.stdout.read().split()
     if process.returncode:
         raise SystemExit(f"{stage} failed")
-    row: Row = {"stage": stage, "s": time.perf_counter() - start, "own MB": own / 1e6, "most MB": most / 1e6}
+    row: Row = {"stage": stage, "s": time.perf_counter() - start, "CPU s": _processor_time() - before}
+    row |= {"own MB": own / 1e6, "most MB": most / 1e6}
     return row | {"inside s": float(said[0]) if said else None, "said": said[1:]}
+
+
+def _processor_time() -> float:
+    """Of all processes that have ended, s."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def _memory(pid: int) -> tuple[int, int]:
