@@ -10,6 +10,7 @@ NAMES = (
     "record",
     "import_",
     "synthesise",
+    "export",
     "inspect",
     "split",
     "replay",
