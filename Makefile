@@ -188,7 +188,7 @@ sample: .venv/record.stamp   ## record the bundled trace anew
 	$(BIN)/moereplay record miniature --prompts $(MINI)/prompts.jsonl --field prompt --limit 6 --max-new-tokens 33 \
 	    --temperature 1 --dtype bfloat16 --out $(SAMPLE)
 
-tables: .venv/base.stamp     ## write the tables of policies, importers, hooks, settings and counters into docs/
+tables: .venv/base.stamp     ## write the tables of policies, importers, exporters, hooks, settings and counters into docs/
 	$(BIN)/moereplay policies --markdown > policies.table
 	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r policies.table' docs/policies-table.md && rm policies.table
 	$(BIN)/python -m results.counters > docs/counters.table
@@ -197,6 +197,8 @@ tables: .venv/base.stamp     ## write the tables of policies, importers, hooks, 
 	sed -i -e '/<!-- importers:/,/<!-- end -->/{//!d}' -e '/<!-- importers:/r importers.table' docs/trace-format.md && rm importers.table
 	$(BIN)/python -c 'from traces.profiles.registry import markdown; print(markdown())' > profiles.table
 	sed -i -e '/<!-- profiles:/,/<!-- end -->/{//!d}' -e '/<!-- profiles:/r profiles.table' docs/trace-format.md && rm profiles.table
+	$(BIN)/python -c 'from traces.exporters.registry import markdown; print(markdown())' > exporters.table
+	sed -i -e '/<!-- exporters:/,/<!-- end -->/{//!d}' -e '/<!-- exporters:/r exporters.table' docs/export.md && rm exporters.table
 	$(BIN)/python -c 'from policies.hooks import markdown; print(markdown())' > hooks.table
 	sed -i -e '/<!-- hooks:/,/<!-- end -->/{//!d}' -e '/<!-- hooks:/r hooks.table' docs/policies.md && rm hooks.table
 	$(BIN)/python -c 'from results.settings import markdown; print(markdown())' > settings.table

@@ -13,6 +13,7 @@ NAMES = (
     "record",
     "import_",
     "synthesise",
+    "export",
     "inspect",
     "split",
     "traces_list",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from simulator.memory import Memory
+from traces.placement import experts_per_layer, last_layers
 from traces.schema import Geometry
 
 
@@ -20,13 +21,12 @@ class Held(NamedTuple):
     @property
     def per_layer(self) -> int:
         """Experts of each layer that the cache holds if every layer gets the same number."""
-        return min(self.cache_bytes // sum(self.geometry.expert_bytes), self.geometry.experts)
+        return experts_per_layer(self.geometry, self.cache_bytes)
 
 
 def llama_cpp(held: Held) -> str:
     """It keeps the experts of whole layers (github.com/ggml-org/llama.cpp, pull request 15077)."""
-    layers = held.cache_bytes // (held.geometry.experts * max(held.geometry.expert_bytes))
-    return f"--n-cpu-moe {max(0, held.geometry.layers - layers)}"
+    return f"--n-cpu-moe {held.geometry.layers - last_layers(held.geometry, held.cache_bytes)}"
 
 
 def ktransformers(held: Held) -> str:

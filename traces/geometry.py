@@ -32,6 +32,7 @@ class KnownModel(Frozen):
     published: Published
     context: int  #: tokens
     hidden: int  #: width of the residual
+    dense_layers: int = 0  #: layers without experts, which come first
     params: int  #: of the whole text model, embedding included
     embedding_params: int = 0  #: of an embedding table apart from the head
     kv_bytes: int  #: of KV cache that one position adds at 16 bits, every layer reading all of it
@@ -243,6 +244,7 @@ def _known(name: str, numbers: ModelNumbers) -> KnownModel:
         published=numbers.published,
         context=numbers.context,
         hidden=numbers.hidden,
+        dense_layers=numbers.dense_layers,
         params=numbers.total(),
         embedding_params=numbers.embedding(),
         kv_bytes=numbers.kv_bytes(),

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written under a hidden name beside their place, synced, and renamed.
+"""Files and folders that appear whole or not at all: written under a hidden name beside their place, then renamed.
 
 The name tells who is writing, so that what a killed process left is removed by the next one that writes there.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import sys
 import uuid
@@ -28,22 +29,54 @@ def write_whole(path: Path, data: bytes) -> None:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which takes its place at the end; whatever is raised leaves what was there before."""
-    made = [folder for folder in path.parents if not folder.exists()]
-    scratch = path.with_name(f".{path.name}.{scratch_name()}{SUFFIX}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _clear(path.parent)
+    with _beside(path) as scratch:
         with scratch.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to write files into, which takes its place at the end, where nothing may be; or nothing appears."""
+    with _beside(path) as scratch:
+        scratch.mkdir()
+        yield scratch
+        for file in scratch.rglob("*"):
+            _sync(file)
+        scratch.rename(path)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A hidden name beside the path, which nothing has at the end; folders above are made."""
+    made = [folder for folder in path.parents if not folder.exists()]
+    scratch = path.with_name(f".{path.name}.{scratch_name()}{SUFFIX}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _clear(path.parent)
+        yield scratch
     except BaseException:
-        with suppress(OSError):  # if the folder itself is in question, so is the scratch file
-            scratch.unlink(missing_ok=True)
+        with suppress(OSError):  # if the folder itself is in question, so is what was written into it
+            _remove(scratch)
             for folder in made:
                 folder.rmdir()
         raise
+
+
+def _sync(path: Path) -> None:
+    if path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _remove(path: Path) -> None:
+    """A file or a folder, if it is there. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def scratch_name() -> str:
@@ -62,7 +95,7 @@ def _clear(folder: Path) -> None:
     """Remove what killed processes left, once per process: a folder may hold very many results."""
     for left in folder.glob(f".*{SUFFIX}"):
         if is_abandoned(left.name.removesuffix(SUFFIX)):
-            left.unlink(missing_ok=True)
+            _remove(left)
 
 
 def _is_alive(pid: int) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-
-import numpy as np
+from dataclasses import replace
 
 from traces.profiles.contract import ranked
 from traces.schema import Trace, TraceError
-
-BLOCK = 1 << 14  #: tokens counted at a time
+from traces.usage import uses
 
 
 def split(requests: int, share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:
@@ -26,10 +25,20 @@ def split(requests: int, share: float = 0.5, seed: int = 0) -> tuple[list[int], 
 
 def profile(trace: Trace) -> list[tuple[int, int]]:
     """(layer, expert) of all that the trace chose, the most often chosen first, ties by layer and expert."""
-    geometry = trace.geometry
-    counts = np.zeros(geometry.layers * geometry.experts, np.int64)
-    first = np.arange(geometry.layers)[None, :, None] * geometry.experts
-    for start in range(0, trace.tokens, BLOCK):
-        chosen = trace.read("chosen", start, min(start + BLOCK, trace.tokens)).astype(np.int64) + first
-        counts += np.bincount(chosen.ravel(), minlength=len(counts))
-    return ranked(counts.reshape(geometry.layers, geometry.experts))
+    return ranked(uses(trace))
+
+
+def first_requests(trace: Trace, requests: int) -> Trace:
+    """The trace cut after so many requests, which reads the same store; its digest, which names derived arrays, is
+    its own.
+    """
+    if requests >= trace.requests:
+        return trace
+    digest = hashlib.sha256(f"{trace.digest} requests 0..{requests - 1}".encode()).hexdigest()
+    return replace(
+        trace,
+        request_offsets=trace.request_offsets[: requests + 1],
+        prompt_lengths=trace.prompt_lengths[:requests],
+        digest=digest,
+        array_digests={},
+    )

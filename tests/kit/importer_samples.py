@@ -185,6 +185,20 @@ def write_parquet(file: Path) -> None:
     pl.DataFrame([dict(zip(names, row, strict=True)) for row in own_rows()]).write_parquet(file, statistics=False)
 
 
+# ---------------------------------------------------------------- exports
+
+
+def write_exported(folder: Path) -> None:
+    """The rows of the JSON lines as a data set, a request in each shard."""
+    import polars as pl
+
+    (folder / "data").mkdir(parents=True)
+    for at, (request, (prompt, tokens)) in enumerate(PLAIN.items()):
+        rows = [json_row(request, token, layer, prompt) for token in range(tokens) for layer in range(LAYERS)]
+        shard = folder / "data" / f"train-{at:05}-of-{len(PLAIN):05}.parquet"
+        pl.DataFrame(rows).write_parquet(shard, statistics=False, metadata={"moereplay": json.dumps(METADATA)})
+
+
 def own() -> list[Request]:
     """Both requests."""
     return [Request(ids(request, tokens), 0, weights(tokens)) for request, tokens in enumerate(OWN_REQUESTS)]
@@ -269,6 +283,7 @@ ALL = [
     ),
     Sample("generic", "generic.csv", write_csv, plain(False), (), options=Options(), model="made-up"),
     Sample("generic", "generic.jsonl", write_jsonl, plain(True), (), options=Options(), model="made-up"),
+    Sample("exported", "exported", write_exported, plain(True), (), options=Options(), model="made-up"),
     *(
         Sample("columns", f"own_names.{suffix}", write, own(), own_notes(*more), options=OWN)
         for suffix, write, more in (

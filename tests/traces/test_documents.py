@@ -10,6 +10,7 @@ from policies import NAMES, catalogue
 from policies.grammar import parse
 from policies.table import explain, markdown, rows
 from results import counters
+from traces.exporters import registry as exporters
 from traces.importers import registry as importers
 from traces.profiles import registry as profiles
 
@@ -56,6 +57,10 @@ def test_the_page_on_policies_groups_such_as_there_are(kind):
 def test_the_page_on_traces_has_every_format_that_can_be_imported():
     assert between("docs/trace-format.md", "importers") == importers.markdown(), "run `make tables`"
     assert between("docs/trace-format.md", "profiles") == profiles.markdown(), "run `make tables`"
+
+
+def test_the_table_of_exporters_is_up_to_date() -> None:
+    assert between("docs/export.md", "exporters") == exporters.markdown(), "run `make tables`"
 
 
 def test_semantics_defines_every_counter_as_the_code_does():

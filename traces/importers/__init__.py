@@ -6,5 +6,5 @@ NAMES = (
     *("gptoss_npz", "layers_npz", "gptoss_json", "route_trace", "token_lines", "route_lines"),
     *("llama_positions", "llama_ranks", "llama_records", "layer_log", "colibri_route"),
     *("cache_lab", "named_jsonl", "moe_beyond"),
-    *("arrays", "columns", "generic"),
+    *("arrays", "exported", "columns", "generic"),
 )

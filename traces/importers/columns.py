@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers import mapping
+from traces.importers import exported, mapping
 from traces.importers.cells import number, numbers, whole
 from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, counted, header_for
 from traces.importers.numbering import moe_layers, restarts
@@ -33,8 +33,8 @@ UNNAMED = "no phase recorded: every token counts as decoded"
 
 
 def sniff(path: Path) -> bool:
-    """Any tsv or parquet file."""
-    return path.is_file() and suffix_of(path) in BY_NAME
+    """Any tsv or parquet file, unless it is our own export."""
+    return path.is_file() and suffix_of(path) in BY_NAME and not exported.sniff(path)
 
 
 def read(path: Path, options: Options) -> Foreign:

@@ -21,21 +21,18 @@ a line end, without which the file may have been cut off. The first line of eith
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from traces.faults import first_fault
 from traces.importers import dynande, responses, token_lines
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
 from traces.importers.rows import FIX, NEEDED, Rows, from_jsonl, from_table, requests_of
 from traces.importers.table import read_table
-from traces.importers.text import blocks, parse_json, start_of, suffix_of
-from traces.schema import Geometry, TraceError, shown
+from traces.importers.text import blocks, start_of, suffix_of
+from traces.schema import Geometry, TraceError
+from traces.stated import KEY, sizes_in
 
 SUFFIXES = (".csv", ".jsonl")
-METADATA = "moereplay"
 COMMENT = b"# "
 
 
@@ -68,16 +65,9 @@ def read(path: Path, options: Options) -> Foreign:
 def _metadata(path: Path, line: str) -> tuple[Geometry | None, str | None]:
     """Geometry and model name from the first line, if it carries them."""
     first = line.removeprefix(COMMENT.decode())
-    if not first.startswith("{") or f'"{METADATA}"' not in first:
+    if not first.startswith("{") or f'"{KEY}"' not in first:
         return None, None
-    fields: Any = parse_json(first, f"{path} line 1").get(METADATA)
-    if not isinstance(fields, dict):
-        raise TraceError(f"{path} line 1: {METADATA} is not an object; expected the sizes of the model")
-    model = fields.pop("model", None)
-    try:
-        return Geometry.model_validate(fields), model if isinstance(model, str | None) else shown(model)
-    except ValidationError as wrong:
-        raise TraceError(f"{path} line 1: {first_fault(wrong)}; expected the sizes of the model") from wrong
+    return sizes_in(first, f"{path} line 1")
 
 
 def _shape(rows: Rows, stated: Geometry | None) -> Shape:

@@ -1,0 +1,142 @@
+"""`moereplay export`: a trace in the format of another tool."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from commands import options
+from commands.groups import grouped
+from commands.interrupt import keeping
+from commands.terminal import say, show
+
+if TYPE_CHECKING:
+    from traces.exporters.contract import Options
+    from traces.exporters.registry import Export
+    from traces.schema import Trace
+
+
+class Placement(NamedTuple):
+    """What fast memory holds, for formats that place experts."""
+
+    capacity: Annotated[str, typer.Option(help="Of experts in fast memory: 25%, 8GB, 32/layer.")] = ""
+    vram: Annotated[str, typer.Option(help="All of a GPU's memory instead: 24GB, divided as `recommend` does.")] = ""
+    platform: Annotated[str, typer.Option(help="Its machine, for --vram.")] = ""
+    profile: Annotated[Path | None, typer.Option(help="JSON list of [layer, expert], best first; else by use.")] = None
+    dense_layers: Annotated[int | None, typer.Option(min=0, help="Layers before the first with experts.")] = None
+
+
+class Stream(NamedTuple):
+    """Which accesses, for formats that list them."""
+
+    layer: Annotated[int | None, typer.Option(min=0, help="This MoE layer only.")] = None
+    passes: Annotated[str, typer.Option(help="Tokens of a pass, as `replay` has them.")] = ""
+
+
+@grouped
+def export(
+    source: Annotated[
+        Path | None, typer.Argument(help="A trace folder, NAME.zarr, or `miniature`.", show_default=False)
+    ] = None,
+    *,
+    format: Annotated[str, typer.Option(help="What to write; --list has the names.")] = "",
+    out: Annotated[Path | None, typer.Option(help="The new file or folder.")] = None,
+    placement: Placement,
+    stream: Stream,
+    licence: Annotated[str, typer.Option(help="Of a data set: apache-2.0, cc-by-4.0.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="The first N requests only.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the formats.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Write a trace, or the placement of experts that it suggests, in another tool's format."""
+    from simulator.errors import ConfigError
+    from traces.bundled import bundled
+    from traces.exporters import registry
+    from traces.split import first_requests
+    from traces.store import open_trace
+
+    if listed:
+        _list(as_json)
+        return
+    if source is None or out is None or not format:
+        raise ConfigError("export needs a trace, --format and --out; `moereplay export --list` has the formats")
+    exporter = registry.load(format)
+    opened = open_trace(bundled(source) if len(source.parts) == 1 else source)
+    taken = opened if limit is None else first_requests(opened, limit)
+    with keeping(lambda: "nothing was written"):
+        made = registry.export(taken, exporter, _options(taken, placement, stream, licence), out)
+    if as_json:
+        print(json.dumps(made.document() | {"trace": opened.digest, "requests": taken.requests}, indent=1))
+    else:
+        _report(made)
+
+
+def _list(as_json: bool) -> None:
+    from analysis.tables import table
+    from traces.exporters.registry import exporters, options
+
+    found = [
+        {"format": each.name, "writes": each.writes, "options": options(each), "what": each.summary}
+        for each in exporters()
+    ]
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    show(table([{name: row[name] for name in ("format", "writes", "options")} for row in found]))
+    show(*(f"{row['format']}: {row['what']}" for row in found))
+
+
+def _options(trace: Trace, placement: Placement, stream: Stream, licence: str) -> Options:
+    """What exporters are given. Raises ConfigError or TraceError."""
+    from pydantic import ValidationError
+
+    from simulator.errors import ConfigError
+    from traces.exporters.contract import Options
+
+    try:
+        return Options(
+            cache_bytes=_cache_bytes(trace, placement),
+            ranking=options.named_experts("--profile", placement.profile),
+            dense_layers=placement.dense_layers,
+            layer=stream.layer,
+            passes=stream.passes,
+            licence=licence,
+        )
+    except ValidationError as error:
+        raise ConfigError(options.complaint(error)) from None
+
+
+def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
+    """Bytes for experts, of --capacity or --vram. Raises ConfigError."""
+    from simulator.capacity import parse_capacity
+    from simulator.config import configure
+    from simulator.errors import ConfigError
+    from simulator.memory import CONTEXT, divided
+    from simulator.platform_files import platform
+
+    if placement.capacity and placement.vram:
+        raise ConfigError("--capacity and --vram say the same thing; give one of them")
+    if placement.platform and not placement.vram:
+        raise ConfigError("--platform means something beside --vram only; leave it out")
+    if placement.vram:
+        machine = platform(placement.platform or configure().platform)
+        return divided(trace, machine, placement.vram, CONTEXT).cache_bytes
+    if not placement.capacity:
+        return None
+    sizes = trace.geometry.expert_bytes
+    return parse_capacity(placement.capacity, trace.geometry, "global", (sizes,)).total
+
+
+def _report(made: Export) -> None:
+    """What was written, what the format could not hold, and what to type next."""
+    for note in made.answer.notes:
+        say(note if note.startswith("assumed: ") else f"note: {note}")
+    if made.dropped_fields:
+        say(f"not in {made.format}: {', '.join(made.dropped_fields)}")
+    total = sum(file.bytes for file in made.files)
+    what = made.files[0].path if len(made.files) == 1 else f"{len(made.files)} files"
+    say(f"wrote {what}: {total:,} bytes")
+    print(made.answer.typed)  # in one line, to be pasted

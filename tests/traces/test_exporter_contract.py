@@ -1,0 +1,195 @@
+"""What every exporter keeps to: the same bytes, all or nothing, a block in memory at a time, and no silent loss."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kit.exporting import ALL, exported, options_for, out_of, whole
+from tests.kit.recordings import ROOT
+from traces import blocks
+from traces.exporters import NAMES, parquet, registry
+from traces.exporters.contract import Exporter, Options, fields_of
+from traces.schema import Geometry, Header, Trace, TraceError
+
+each = pytest.mark.parametrize("exporter", ALL, ids=[exporter.name for exporter in ALL])
+STREAMED = [exporter for exporter in ALL if exporter.name != "oracle-general"]  # it reads derived data, which is mapped
+
+
+def content(path: Path) -> dict[str, bytes]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+class Breaking:
+    """An array whose rows cannot be read from some token on."""
+
+    def __init__(self, rows: Any, at: int, error: type[BaseException]) -> None:
+        self.rows, self.at, self.error = rows, at, error
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        if rows.stop is None or rows.stop > self.at:
+            raise self.error("in the middle")
+        return self.rows[rows]
+
+
+def broken(error: type[BaseException]) -> Trace:
+    trace = replace(whole(2, 1000), digest="other")
+    arrays = {name: Breaking(rows, 1024, error) for name, rows in trace.arrays.items()}
+    return replace(trace, arrays=arrays)
+
+
+@each
+def test_a_format_is_a_file_and_a_word(exporter: Exporter) -> None:
+    files = {path.stem for path in (ROOT / "traces" / "exporters").glob("*.py")}
+    helpers = {"__init__", "contract", "registry", "lines", "scores", "torch_file"}
+    assert files - helpers == set(NAMES)
+    assert re.sub("[-.]", "_", exporter.name) in NAMES
+    assert exporter.needs <= exporter.takes <= Options.model_fields.keys()
+
+
+@each
+def test_two_exports_have_the_same_bytes(exporter: Exporter, tmp_path: Path) -> None:
+    first, _ = exported(whole(), exporter.name, tmp_path / "a")
+    second, _ = exported(whole(), exporter.name, tmp_path / "b")
+    assert content(first) == content(second)
+
+
+@each
+def test_each_file_is_listed_with_its_bytes_and_sha256(exporter: Exporter, tmp_path: Path) -> None:
+    out, made = exported(whole(), exporter.name, tmp_path / "new" / "folder")
+    listed = {file.path: (file.bytes, file.sha256) for file in made.files}
+    there = {str(out / name) if out.is_dir() else str(out): data for name, data in content(out).items()}
+    assert listed == {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in there.items()}
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+@each
+def test_what_a_format_cannot_hold_is_said(exporter: Exporter, tmp_path: Path) -> None:
+    _, made = exported(whole(), exporter.name, tmp_path)
+    assert exporter.keeps | {*made.dropped_fields} >= {*fields_of(whole())}
+    assert not exporter.keeps & {*made.dropped_fields}
+    assert {"token_ids", "nll", "lookahead", "residency", "provenance"} <= {*made.dropped_fields}
+
+
+@each
+def test_what_is_there_is_refused_and_left_alone(exporter: Exporter, tmp_path: Path) -> None:
+    out = out_of(exporter, tmp_path)
+    out.write_text("mine")
+    with pytest.raises(TraceError, match="exists; choose another --out or remove it"):
+        exported(whole(), exporter.name, tmp_path)
+    assert out.read_text() == "mine"
+
+
+@each
+@pytest.mark.parametrize("error", [TraceError, KeyboardInterrupt, OSError])
+def test_what_fails_half_way_leaves_nothing(
+    exporter: Exporter, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "VALUES_AT_ONCE", 1)
+    raised = (TraceError, KeyboardInterrupt)
+    with pytest.raises(raised, match="in the middle"):
+        exported(broken(error), exporter.name, tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+@each
+def test_options_that_mean_nothing_or_are_missing_are_refused(exporter: Exporter, tmp_path: Path) -> None:
+    given = {"cache_bytes": 1, "ranking": ((0, 0),), "dense_layers": 1, "layer": 0, "passes": "token", "licence": "mit"}
+    for name in given.keys() - exporter.takes:
+        options = options_for(exporter, **{name: given[name]})
+        with pytest.raises(TraceError, match="means nothing to format"):
+            registry.export(whole(), exporter, options, out_of(exporter, tmp_path))
+    for _ in exporter.needs:
+        with pytest.raises(TraceError, match="needs --"):
+            registry.export(whole(), exporter, Options(), out_of(exporter, tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+class Drawn:
+    """Rows made as they are read: a trace of any length in no memory."""
+
+    def __init__(self, tokens: int, width: int, dtype: str) -> None:
+        self.tokens, self.width, self.dtype, self.most = tokens, width, dtype, 0
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        at = np.arange(*rows.indices(self.tokens))
+        self.most = max(self.most, len(at))
+        first = at[:, None, None] + np.arange(LONG.layers)[:, None]
+        return ((first + np.arange(self.width)) % LONG.experts).astype(self.dtype)
+
+
+LONG = Geometry(layers=4, experts=8, k=2, expert_bytes=(100,) * 4)
+
+
+def long_trace(tokens: int) -> Trace:
+    offsets = np.array([0, tokens // 3, tokens])
+    arrays = {"chosen": Drawn(tokens, 2, "<i2"), "weights": Drawn(tokens, 2, "<f4"), "logits": Drawn(tokens, 8, "<f4")}
+    return Trace(Header(geometry=LONG), offsets, np.array([5, 0]), arrays, f"of {tokens}")
+
+
+@pytest.mark.parametrize("exporter", STREAMED, ids=[exporter.name for exporter in STREAMED])
+def test_memory_does_not_grow_with_the_trace(
+    exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "VALUES_AT_ONCE", 1)
+    monkeypatch.setattr(blocks, "SHARD", 64)
+    monkeypatch.setattr(registry, "PIECE", 1024)
+    monkeypatch.setattr(parquet, "GROUP", 256)
+    peaks = []
+    for tokens in (512, 512, 2_048):
+        trace = long_trace(tokens)
+        tracemalloc.start()
+        exported(trace, exporter.name, tmp_path / str(len(peaks)))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert all(array.most <= blocks.SHARD for array in trace.arrays.values())
+    assert peaks[2] < 1.5 * peaks[1]
+
+
+@pytest.mark.long
+def test_parquet_of_a_long_trace_takes_no_more_of_the_process(tmp_path: Path) -> None:
+    """What polars holds shows in the process alone."""
+    script = (
+        "import resource, sys; from pathlib import Path\n"
+        "from tests.traces.test_exporter_contract import exported, long_trace\n"
+        "exported(long_trace(int(sys.argv[1])), 'parquet', Path(sys.argv[2]))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = []
+    for tokens in (300_000, 3_000_000):
+        command = [sys.executable, "-c", script, str(tokens), str(tmp_path / str(tokens))]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks.append(int(ended.stdout))
+    assert peaks[1] - peaks[0] < 150_000  # KiB; the arrays of the longer one have 540 MB
+
+
+@pytest.mark.parametrize("name", ["csv", "hf"])
+def test_a_killed_export_leaves_no_result_and_the_next_one_clears_up(name: str, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from tests.traces.test_exporter_contract import exported, long_trace\n"
+        "exported(long_trace(10_000_000), sys.argv[1], Path(sys.argv[2]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, name, str(tmp_path)], cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline and not list(tmp_path.iterdir()):
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    left = [path.name for path in tmp_path.iterdir()]
+    assert len(left) == 1 and left[0].startswith(".") and left[0].endswith(".tmp")
+    out, _ = exported(whole(), "csv", tmp_path)
+    assert list(tmp_path.iterdir()) == [out]

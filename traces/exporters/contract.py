@@ -1,0 +1,124 @@
+"""The contract of exporters: what they are given, where they write, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from pydantic import Field, field_validator
+
+from traces.schema import LOOKAHEAD, Frozen, Trace, TraceError
+from traces.scratch import whole_file, whole_folder
+
+LONGEST = 96  #: characters of a licence
+
+
+class Options(Frozen):
+    """What a format may need beside the trace; None, or empty, where the user says nothing."""
+
+    cache_bytes: int | None = Field(default=None, ge=0)  #: of experts that fast memory holds
+    ranking: tuple[tuple[int, int], ...] = ()  #: (layer, expert), the most valuable first, instead of counted uses
+    dense_layers: int | None = Field(default=None, ge=0)  #: layers of the model before the first one with experts
+    layer: int | None = Field(default=None, ge=0)  #: the only MoE layer to write
+    passes: str = ""  #: schedule of passes that makes the demand
+    licence: str = ""  #: of a data set, as Hugging Face spells it
+
+    @field_validator("licence")
+    @classmethod
+    def _is_licence(cls, licence: str) -> str:
+        plain = licence.replace("-", "").replace(".", "").isalnum() and licence.isascii() and licence == licence.lower()
+        if licence and not (plain and len(licence) <= LONGEST):
+            raise ValueError(f"{licence[:LONGEST]!r} is no licence; write it as apache-2.0, mit or cc-by-4.0")
+        return licence
+
+    def given(self) -> frozenset[str]:
+        """Names of the options that were given."""
+        return frozenset(name for name in type(self).model_fields if getattr(self, name) not in (None, "", ()))
+
+
+#: What each option is called on the command line.
+TYPED = {
+    "cache_bytes": "--capacity (or --vram)",
+    "ranking": "--profile",
+    "dense_layers": "--dense-layers",
+    "layer": "--layer",
+    "passes": "--passes",
+    "licence": "--licence",
+}
+
+
+class Target(NamedTuple):
+    """Where an exporter writes: one file, or files of a new folder."""
+
+    file: BinaryIO | None = None
+    folder: Path | None = None
+
+    @contextmanager
+    def open(self, name: str = "") -> Iterator[BinaryIO]:
+        """The one file, or the file of that name, `/` between folders. Raises OSError."""
+        if self.folder is None:
+            assert self.file is not None and not name
+            yield self.file
+            return
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            yield file
+
+
+@contextmanager
+def target_of(path: Path, is_folder: bool) -> Iterator[Target]:
+    """What appears at the path when the block ends, and not at all if it raises. Raises TraceError."""
+    if path.exists() or path.is_symlink():
+        raise TraceError(f"{path} exists; choose another --out or remove it")
+    try:
+        if is_folder:
+            with whole_folder(path) as folder:
+                yield Target(folder=folder)
+        else:
+            with whole_file(path) as file:
+                yield Target(file=file)
+    except OSError as refused:
+        fix = "nothing was written; choose another --out"
+        raise TraceError(f"cannot write {path}: {refused.strerror or refused}; {fix}") from refused
+
+
+class Answer(NamedTuple):
+    """What an exporter says of what it wrote."""
+
+    typed: str  #: what the user of the other tool types; {path} stands for the file or folder
+    notes: tuple[str, ...] = ()  #: what was assumed, and what was placed where
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """One format. `write` raises TraceError for a trace that the format cannot hold, and OSError from the disk."""
+
+    name: str  #: as the user types it
+    summary: str
+    writes: str  #: what --out names, as NAME.csv
+    write: Callable[[Trace, Options, Target], Answer]
+    keeps: frozenset[str]  #: of `fields_of` a trace
+    loses: tuple[str, ...] = ()  #: what the format cannot say beside fields that it lacks
+    takes: frozenset[str] = frozenset()  #: of Options
+    needs: frozenset[str] = frozenset()  #: of those that it takes
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it writes a folder."""
+        return self.writes.endswith("/")
+
+    @property
+    def suffix(self) -> str:
+        """How the name of its file has to end, as the reader goes by that; empty for any."""
+        return Path(self.writes).suffix
+
+
+def fields_of(trace: Trace) -> list[str]:
+    """What a trace says, each once: its token arrays, its requests, and what its header holds."""
+    arrays = dict.fromkeys("lookahead" if name.startswith(LOOKAHEAD) else name for name in trace.arrays)
+    bias = ["router_bias"] if trace.router_bias is not None else []
+    return [*sorted(arrays), "request_offsets", "prompt_lengths", *bias, "geometry", "provenance"]
