@@ -110,7 +110,7 @@ def _total(text: str, geometry: Geometry) -> Fraction:
 
 def parse_size(text: str) -> Fraction | None:
     """`600MB` or `1.5GiB` in bytes, exactly; None for anything else, numbers without a unit among it."""
-    match = re.fullmatch(rf"{NUMBER}\s*({'|'.join(UNITS)})", text)
+    match = re.fullmatch(rf"{NUMBER}\s*({'|'.join(UNITS)})", text) if len(text) <= LONGEST else None
     return Fraction(match[1]) * UNITS[match[2]] if match else None
 
 

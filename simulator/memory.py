@@ -9,7 +9,7 @@ from simulator.errors import ConfigError
 from simulator.platform import Platform
 from simulator.times import times_of
 from traces.geometry import as_known
-from traces.schema import Trace
+from traces.schema import Trace, shown
 
 CONTEXT = 4096  #: positions in the KV cache, assumed where nobody says
 RUNTIME = 500_000_000  #: bytes, assumed where nobody says: buffers, the engine's code, an accelerator's context
@@ -52,7 +52,7 @@ def size_of(text: str, what: str) -> int:
     """Bytes of `8GB` or `7.5GiB`. Raises ConfigError naming what it is of."""
     size = parse_size(text)
     if size is None:
-        raise ConfigError(f"--{what} {text!r} is no size; write for example 8GB or 7.5GiB")
+        raise ConfigError(f"--{what} {shown(text)!r} is no size; write for example 8GB or 7.5GiB")
     return int(size)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from simulator.config import ReplayConfig, configure
 from simulator.memory import Memory
+from simulator.replay import plan
 from sweeps.runner import Runner, Tried, fastest_first
 from sweeps.space import ALL_FIT, LOSSY, Space, can_replay, lossy_of, space_of
 from traces.sample import sampled
@@ -108,6 +109,7 @@ def search(question: Question, workers: int = 1, advance: Callable[[], None] = l
     """Raises ConfigError or PolicyError where the given settings cannot be replayed, or nothing decodes."""
     run = _runners(question, workers, advance)
     base, space = question.at(question.memory.cache_bytes), question.space()
+    plan(question.trace, configure(**base))  # says what is wrong with settings that no policy can be replayed under
     ranking = fastest_first(run.whole.tried(_finalists(fastest_first(_rounds(run.few, base, space)))))
     best, others = ranking[0], _kinds(ranking)[0]
     searched = best.config.prefetch == "none" and not question.all_fit
