@@ -21,6 +21,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / f"moereplay-bytecode-{os.getuid()}"))
 # A remark is one line where no terminal says otherwise.
 os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")  # readline, which pytest imports, sets it behind Python's back
 # A worker per core computes already: threads of torch would wait for each other, at ten times the processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
