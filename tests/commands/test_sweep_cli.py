@@ -224,6 +224,7 @@ def wait_for_parts(process: subprocess.Popen[str], out: Path, more_than: int) ->
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_ctrl_c_finishes_what_is_in_flight_and_says_how_to_resume(long, tmp_path):
     process = start("sweep", "run", long / "long.toml", "--out", tmp_path / "out", "--workers", 2, *SLOWLY)
     wait_for_parts(process, tmp_path / "out", 1)

@@ -78,6 +78,7 @@ def hits(folder: Path, engine: str) -> list[int]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_an_edit_of_a_users_helper_in_another_file_is_seen(tmp_path: Path) -> None:
     write_policy(tmp_path, OLDEST)
     mine, lru = hits(tmp_path, "compiled")

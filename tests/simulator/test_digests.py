@@ -47,6 +47,7 @@ def test_small_traces_give_the_known_results_and_events() -> None:
     assert wrong(SMALL, log=True) == {}
 
 
+@pytest.mark.long
 def test_the_fast_path_gives_the_known_results() -> None:
     """Without an event log, in the commonest of the four ways."""
     assert wrong([run for run in EVERY if run.name.endswith("atomic global")], log=False) == {}

@@ -56,6 +56,7 @@ LARGE_ONLY: Theirs = {"s3fifo:fill=main": ("S3FIFO", {})}
 SMALL_TABLE = 10  # log2 of the first size of its hash table; the default takes 128 MiB per cache
 #: A quarter, half and three quarters of gpt-oss's 32 and of Qwen3's 128 experts per layer.
 GPT_OSS_SLOTS, QWEN_SLOTS = (8, 16, 24), (32, 64, 96)
+QWEN_OTHERS = ("general", "math", "medical")  #: domains that are left to `make test-long`
 
 
 def part(request: Request, tokens: int, every: int) -> Request:
@@ -168,7 +169,7 @@ def test_tuned_policies_on_qwen3(policy: str, domain: str, slots: int):
 
 
 @on_recordings
-@pytest.mark.parametrize("domain", ["code", "general", "math", "medical"])
+@pytest.mark.parametrize("domain", ["code", *(pytest.param(each, marks=pytest.mark.long) for each in QWEN_OTHERS)])
 @pytest.mark.parametrize("slots", QWEN_SLOTS)
 @pytest.mark.parametrize("policy", PLAIN)
 def test_qwen3_with_a_cache_per_layer(policy: str, slots: int, domain: str):

@@ -242,8 +242,10 @@ def test_invalid_attributes_name_the_field_in_one_line(store, change, message):
     ("change", "message"),
     [
         (lambda a: a["header"]["geometry"].update(experts=9), r"logits is float32 \(\d+, 2, 8\), expected .*, 2, 9\)"),
-        (lambda a: a["committed"].update(tokens=64), r"chosen is int16 .*expected int16 \(64, 2, 2\)"),
-        (lambda a: a["committed"].update(requests=40), r"is int64 \(5[01],\), expected int64 \(4[01],\)"),
+        (lambda a: a["committed"].update(tokens=64), "request_offsets do not rise from 0 to 64"),
+        (lambda a: a["committed"].update(tokens=6400), r"chosen is int16 .*expected int16 \(6400, 2, 2\)"),
+        (lambda a: a["committed"].update(requests=40), "request_offsets do not rise from 0 to"),
+        (lambda a: a["committed"].update(requests=60), r"is int64 \(5[01],\), expected int64 \(6[01],\)"),
     ],
 )
 def test_arrays_that_contradict_the_attributes_are_refused(store, change, message):

@@ -123,6 +123,7 @@ def test_what_a_policy_leaves_to_the_platform_is_settled_once_by_this_machine(tm
 # ---------------------------------------------------------------- this machine, calibrated
 
 
+@pytest.mark.long
 def test_a_machine_is_calibrated_by_its_own_runs(tmp_path):
     slow, done = Throttled(Memory(layout_of(geometry()), "cpu"), RATE), []
     bench = calibration.bench_of(geometry(), {geometry().expert_bytes: slow}, "cpu")
