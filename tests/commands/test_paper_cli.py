@@ -22,8 +22,8 @@ from traces.schema import Request, Trace
 from traces.store import open_trace
 from traces.writer import write_trace
 
-#: Of more than a hundred replays: left to `make test-long`.
-LARGE = ("miss_rate_lambda",)
+#: Of so many replays that they are left to `make test-long`.
+LARGE = ("miss_rate_lambda", "cache_size", "cache_aware_routing", "miss_handling")
 EVERY = [
     pytest.param(paper, figure, id=f"{paper}-{figure.name}", marks=[pytest.mark.long] * (figure.name in LARGE))
     for paper in NAMES

@@ -30,7 +30,7 @@ ABOUT = Calibration(device="here")
 
 @pytest.mark.parametrize("eviction", ["lru", "least_stale", "lfu", "belady"])
 @pytest.mark.parametrize("contract", ["atomic", "sequential"])
-@pytest.mark.parametrize("way", ["scripted", "compiled", "reference"])
+@pytest.mark.parametrize("way", ["scripted", pytest.param("compiled", marks=pytest.mark.long), "reference"])
 def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contract, way):
     trace, config = trace_of(), config_of(eviction=eviction, contract=contract)
     ran, durations = bench_of(trace, [config], way=way).measured(trace, config)
@@ -65,7 +65,7 @@ def test_a_replay_of_measured_durations_takes_what_the_run_took(settings):
      {"scope": "per_layer"}, {"miss": "drop:keep=1"}, {"passes": "token"}],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("way", ["auto", "reference"])
+@pytest.mark.parametrize("way", ["auto", pytest.param("reference", marks=pytest.mark.long)])
 def test_any_policy_set_runs_and_computes_the_right_bytes(settings, way):
     trace, config = trace_of(), config_of(**settings)
     ran, _ = bench_of(trace, [config], way=way).measured(trace, config)

@@ -87,7 +87,7 @@ def one_thread():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kills", (3, pytest.param(20, marks=pytest.mark.long)))
+@pytest.mark.parametrize("kills", (1, pytest.param(20, marks=pytest.mark.long)))
 def test_kills_and_a_resume_give_the_undisturbed_trace(kills, tmp_path):
     folder, out, draw, kept = checkpoint(tmp_path / "tiny-olmoe"), tmp_path / "killed.zarr", random.Random(5), 0
     requests = (kills + 2) * PER_ROUND
