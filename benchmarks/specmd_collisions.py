@@ -18,11 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from analysis.tables import console, table
-from policies.contract import PolicyError
-from simulator.config import ReplayConfig, configure
-from simulator.replay import plan
+from simulator.config import configure
 from sweeps.grid import run_grid
 from sweeps.papers.specmd_settings import EVICTIONS, settings
+from sweeps.space import can_replay
 from traces.geometry import known
 from traces.schema import Trace
 from traces.store import open_trace
@@ -90,18 +89,10 @@ def _rows(trace: Trace, fast: Path) -> Iterator[Row]:
     ):
         own = base | {"platform": platform, "contract": contract} | miss | prefetch
         configs = {name: configure(**own | {"eviction": name}) for name in EVICTIONS if name in SHORT}
-        able = {name: config for name, config in configs.items() if _runs(trace, config)}
+        able = {name: config for name, config in configs.items() if can_replay(trace, config)}
         found = run_grid(trace, list(able.values()), os.cpu_count() or 1, bounded=False)
         rates = {SHORT[name]: _rate(result.totals) for name, (result, _) in zip(able, found, strict=True)}
         yield {"link": link, "contract": contract, "bits": stored, "prefetch": when} | rates
-
-
-def _runs(trace: Trace, config: ReplayConfig) -> bool:
-    try:
-        plan(trace, config)
-    except PolicyError:
-        return False
-    return True
 
 
 def _rate(totals: dict) -> float | None:

@@ -28,14 +28,13 @@ from typing import NamedTuple
 from analysis.metrics import measured
 from analysis.statistics import spearman
 from analysis.tables import console, table
-from policies.contract import PolicyError
 from results.write import to_frame
 from simulator.config import ReplayConfig, configure
 from simulator.preset import LEAST_STALE, preset
-from simulator.replay import plan
 from sweeps.grid import run_grid
 from sweeps.papers.figure import predictor
 from sweeps.papers.specmd.table_2 import PRESETS, PUBLISHED
+from sweeps.space import can_replay
 from traces.geometry import known
 from traces.schema import Geometry, Trace
 from traces.store import open_trace
@@ -141,20 +140,12 @@ def _reuse(geometry: Geometry) -> float:
 
 def _cells(model: str, trace: Trace, load_us: int) -> Iterator[Row]:
     every = [Cell(model, name, capacity, predictor(trace)) for capacity in CAPACITIES for name in PRESETS]
-    cells = [cell for cell in every if _runs(trace, cell.config("", load_us))]
+    cells = [cell for cell in every if can_replay(trace, cell.config("", load_us))]
     configs = [cell.config(suffix, load_us) for cell in cells for suffix in ("", LEAST_STALE)]
     results = [result for result, _ in run_grid(trace, configs, os.cpu_count() or 1, bounded=False)]
     seen = measured(to_frame(results, [None] * len(results))).to_dicts()
     for cell, before, after in zip(cells, seen[::2], seen[1::2], strict=True):
         yield _row(cell, before, after)
-
-
-def _runs(trace: Trace, config: ReplayConfig) -> bool:
-    try:
-        plan(trace, config)
-    except PolicyError:
-        return False
-    return True
 
 
 def _row(cell: Cell, before: dict, after: dict) -> Row:

@@ -66,10 +66,10 @@ def _layers(gguf: Gguf) -> dict[int, np.ndarray]:
 
 def _notes(gguf: Gguf, layers: int) -> tuple[str, ...]:
     chunks, tokens = (gguf.metadata.get(f"imatrix.chunk_{key}") for key in ("count", "size"))
-    told = f"tokens per expert of {layers} layers, an importance matrix of llama.cpp"
+    said = f"tokens per expert of {layers} layers, an importance matrix of llama.cpp"
     if isinstance(chunks, int) and isinstance(tokens, int):
-        told += f" over {chunks:,} chunks of {tokens:,} tokens"
-    return (told,)
+        said += f" over {chunks:,} chunks of {tokens:,} tokens"
+    return (said,)
 
 
 FORM = Form(
