@@ -10,7 +10,7 @@ from traces.spelling import hint
 
 #: Every policy by kind, in the order in which tables and legends show them.
 NAMES: dict[str, tuple[str, ...]] = {
-    "routing": ("standard", "cache_prior", "max_rank", "cumulative", "reuse_distance", "prune", "swap"),
+    "routing": ("standard", "cache_prior", "max_rank", "cumulative", "reuse_distance", "prune", "prune_rank", "swap"),
     "prefetch": (
         "none",
         "top_k",

@@ -151,6 +151,16 @@ class Prune(RoutingModel):
         return [e if j < self.keep else -1 for j, e in enumerate(token.ids)]
 
 
+class PruneRank(RoutingModel):
+    """All but the expert of one rank (from 1)."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def choose(self, gate: Gate, token: Token, resident: Collection[int]) -> list[int]:
+        return [-1 if j == self.rank - 1 else e for j, e in enumerate(token.ids)]
+
+
 class SwapNext(RoutingModel):
     """The expert of one rank (from 1) gives way to the best that was not chosen."""
 

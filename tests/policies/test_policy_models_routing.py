@@ -18,6 +18,7 @@ from tests.kit.policy_models_routing import (
     Gate,
     MaxRank,
     Prune,
+    PruneRank,
     ReuseDistance,
     RoutingModel,
     SwapNext,
@@ -70,6 +71,7 @@ for p, top_j in product(("0", "0.5", "0.75", "0.9", "1"), (0, 2)):
 for predict, keep, phase in product(("recency", "interval"), (1, 2, 4), ("decode", "any")):
     MODELS[f"reuse_distance:predict={predict}:keep={keep}:phase={phase}"] = partial(ReuseDistance, predict, keep, phase)
 MODELS |= {f"prune:keep={keep}": partial(Prune, keep) for keep in (1, 2, 3)}
+MODELS |= {f"prune_rank:rank={rank}": partial(PruneRank, rank) for rank in (1, 3, 4)}
 MODELS |= {f"swap:rank={rank}:by=next": partial(SwapNext, rank) for rank in (1, 3, 4)}
 
 

@@ -135,6 +135,20 @@ def test_pruning_renormalises_what_is_left_where_the_router_does():
     assert outcome["variation"] == pytest.approx(UNIT / 4, abs=2)
 
 
+def test_pruning_rank_1_leaves_the_second_alone_with_all_the_weight():
+    """Mixtral's rule again: of .75 and .25 the .75 is not executed, and the second expert, renormalised, weighs 1.
+
+    Of mass 1 .25 is kept and .75 dropped; total variation (|0 - .75| + |1 - .25|) / 2 = .75.
+    """
+    logits = [1.0986122886681098, 0.0, -9.0, -9.0]
+    cell = Cell([0, 1], [3 * UNIT // 4, UNIT // 4], logits=logits)
+    source = ListSource(sizes(1, 4, 2), [Prompted([[cell]])])
+    outcome = replay_lists(source, 4, machine(), routing="prune_rank:rank=1")
+    assert source.executed == [[[-1, 1]]]
+    assert outcome.counts("mass", "mass_kept", "mass_dropped") == (UNIT, UNIT // 4, 3 * UNIT // 4)
+    assert outcome["variation"] == pytest.approx(3 * UNIT / 4, abs=2)
+
+
 def test_swapping_a_rank_for_the_next_best_is_the_mildest_case():
     """Rank 1 gives way to rank 4, the best that was not chosen; the paper finds that rank 1 ruins the model."""
     assert PolicyHarness("routing", "swap:rank=1:by=next", EIGHT).choose([0, 1, 2], FALLING) == [3, 1, 2]
