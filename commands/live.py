@@ -23,7 +23,7 @@ from commands.settings import LiveSettings
 from commands.terminal import say, say_wrote, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from commands.settings import Given
     from simulator.config import ReplayConfig
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tracegen.folder import Folder
     from tracegen.live.requests import LiveRequest
     from tracegen.live.run import Live, Prepared
+    from tracegen.live.tiers import Stored
     from tracegen.plan import Decoding
     from tracegen.prompts import Prompts
     from traces.schema import Request, Trace
@@ -96,6 +97,7 @@ def live(
     offloading: Offloading,
     kept: Outcome,
     placement: Placement,
+    quantiser: model_options.Quantiser = "affine",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Run a model under one policy set: what the policies decide is executed, capacity, link and time are SIMULATED.
@@ -103,24 +105,27 @@ def live(
     With --slow-tier experts are read from there into a cache of that capacity, and times are MEASURED.
     """
     from tracegen.folder import check_look_ahead
+    from tracegen.precision import check_quantiser
     from tracegen.requirements import require_torch
 
     tokens = _checked(model, tokens)
     config = _config(settings)
     real = offloading.checked(config, settings, placement)
     require_torch()
+    check_quantiser(quantiser)
     with keeping(lambda: "nothing was written"):
         _check_outputs(config, kept)
         read = _read(tokens, placement.located(model))
         check_look_ahead(read.folder, kept.look_ahead)
         loaded = placement.loaded(model, read.folder)
-        ready = _prepared(tokens, config, read, loaded, kept.look_ahead)
+        ready = _prepared(tokens, config, read, loaded, {"lookahead": kept.look_ahead, "quantiser": quantiser})
         with real_transfers(ready, real) as transfers:
             ran = _run(ready, kept, partial(ready.run, transfers=transfers, eager=offloading.eager))
     if kept.events:
         _write_events(kept.events, ran)
     if as_json:
-        print(json.dumps(ran.result.to_json() | {"quality": _quality(ran)}, indent=1))
+        stored = [each._asdict() for each in ran.stored]
+        print(json.dumps(ran.result.to_json() | {"quality": _quality(ran), "stored": stored}, indent=1))
     else:
         _report(ran, sum(map(len, ran.executed)))
 
@@ -219,8 +224,8 @@ def _texts(tokens: Tokens) -> Prompts:
     return read_prompts(tokens.prompts or (), tokens.field).chosen(limit=tokens.limit)
 
 
-def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded, look_ahead: int) -> Prepared:
-    """The model, checked, with its requests."""
+def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded, how: Mapping[str, Any]) -> Prepared:
+    """The model, checked, with its requests; `how` are further arguments of `prepare`."""
     from tracegen.live.run import check_same_model, prepare, proven  # torch: after all that can be refused without it
     from traces.schema import Trace
 
@@ -228,8 +233,7 @@ def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded
     if isinstance(read.source, Trace):
         check_same_model(read.source, loaded, modules)
     to_run, called = _to_run(tokens, read.source, loaded)
-    decoding = read.decoding
-    return prepare(loaded, to_run, config, decoding=decoding, lookahead=look_ahead, prompts=called, modules=modules)
+    return prepare(loaded, to_run, config, decoding=read.decoding, prompts=called, modules=modules, **how)
 
 
 def _to_run(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[list[LiveRequest], str]:
@@ -311,13 +315,18 @@ def _report(ran: Live, tokens: int) -> None:
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
     about = ran.result.about
     first = f"{about['label']}: {about['model']}, {counted(len(ran.executed), 'request')}, {counted(tokens, 'token')}"
-    show(first, *measured_on(about), *settings([ran.result]), "")
+    show(first, *measured_on(about), *settings([ran.result]), *map(_told, ran.stored), "")
     times = "MEASURED" if about["seconds"] == "measured" else "SIMULATED"
     shown = [(f"{times} {what}" if name in TIMES else what, row[name]) for name, what in SHOWN.items()]
     show(table([{"of the run": what, "": value} for what, value in shown]))
     if ran.quality:
         judged = [{"of its output": what, "": getattr(ran.quality.total, name)} for name, what in JUDGED.items()]
         show(table(judged))
+
+
+def _told(stored: Stored) -> str:
+    """How experts at few bits were stored, beside what the simulator charges for them."""
+    return f"experts at {stored.bits:g} bits: {stored.quantiser}, {stored.bits_per_weight:.2f} bits per weight"
 
 
 def _quality(ran: Live) -> dict[str, Any] | None:

@@ -35,6 +35,9 @@ Limit = Annotated[int | None, typer.Option(min=1, help="The first N requests onl
 NewTokens = Annotated[int | None, typer.Option(min=1, help=f"At most so many per prompt; default {NEW_TOKENS}.")]
 Temperature = Annotated[float | None, typer.Option(min=0, help="Sample; default 0, greedy.")]
 LookAhead = Annotated[int, typer.Option(min=0, help="Layers ahead whose gates are evaluated at every gate.")]
+Quantiser = Annotated[
+    str, typer.Option(help="Stores experts at few bits: affine, hqq, bitsandbytes, torchao, ...; best: by width.")
+]
 
 
 class Placement(NamedTuple):

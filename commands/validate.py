@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands import options
+from commands import model_options, options
 from commands.groups import grouped
 from commands.settings import ListedSettings
 from commands.terminal import say, say_when_compiling, show
@@ -33,6 +33,7 @@ class Model(NamedTuple):
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto"
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16; empty: as recorded.")] = ""
     device_map: Annotated[str | None, typer.Option(help="Spread over devices: auto, balanced, ...")] = None
+    quantiser: model_options.Quantiser = "affine"
 
 
 class Allowed(NamedTuple):
@@ -64,10 +65,12 @@ def validate(
     from results.outputs import check_output
     from results.validation import FILE
     from tracegen.placement import check_device
+    from tracegen.precision import check_quantiser
     from tracegen.requirements import require_torch
     from traces.store import open_trace
 
     require_torch()
+    check_quantiser(model.quantiser)
     opened = _first(open_trace(trace), requests)
     configs = settings.of_presets({}) if settings.preset else _configs(sets, settings)
     _check(opened, configs)
@@ -77,7 +80,7 @@ def validate(
     stored = as_recorded(opened, model.dtype, model.device_map)
     check_device(model.device)
     loaded = loaded_for(opened, folder_of(opened, model.model), stored | {"device": model.device})
-    runs = _prepared(opened, configs, loaded)
+    runs = _prepared(opened, configs, loaded, model.quantiser)
     say_when_compiling()
     with progress(len(configs) * opened.tokens, "tokens") as advance:
         found = [_compared(name, run, opened, tolerances, events, advance) for name, run in runs.items()]
@@ -120,14 +123,14 @@ def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
 
     requests_of(trace, 1)
     for name, config in configs.items():
-        with _naming(name):
+        with naming(name):
             check_live(config)
             plan(trace, config)
             config.policy_set().check(trace.capabilities, trace.header.lookahead_depth)  # without the future
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def naming(name: str) -> Iterator[None]:
     """Put the name of the policy set before errors raised in this block."""
     from policies.contract import PolicyError
     from simulator.errors import ConfigError
@@ -175,14 +178,16 @@ def loaded_for(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
     return loaded
 
 
-def _prepared(trace: Trace, configs: Mapping[str, ReplayConfig], loaded: Loaded) -> dict[str, Prepared]:
-    """Every live run, checked before the first begins."""
+def _prepared(trace: Trace, configs: Mapping[str, ReplayConfig], loaded: Loaded, quantiser: str) -> dict[str, Prepared]:
+    """Every live run, checked before the first begins; says how experts are stored, where they are at few bits."""
     from tracegen.live.run import prepare, requests_of
 
     to_run, runs = requests_of(trace), {}
     for name, config in configs.items():
-        with _naming(name):
-            runs[name] = prepare(loaded, to_run, config)
+        with naming(name):
+            runs[name] = prepare(loaded, to_run, config, quantiser=quantiser)
+        if stored := runs[name].stored:
+            say(f"{name}: {stored}")
     return runs
 
 

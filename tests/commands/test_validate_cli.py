@@ -148,6 +148,15 @@ def test_the_first_requests_alone_can_be_run(recorded: Recorded, run: Callable[.
     assert "lru: identical (counters only; closed loop identical)" in bare.out
 
 
+def test_how_experts_at_few_bits_are_stored_is_said_for_each_set(recorded: Recorded, run: Callable[..., Ran]) -> None:
+    sets = ("--requests", 1, "--miss", "fetch,fetch:bits=4", "--tolerance-hit-rate", 1, "--tolerance-time", 1)
+    ran = run("validate", recorded.trace, "--model", recorded.model, *sets, "--quantiser", "affine")
+    assert ran.code == 0
+    assert [line for line in ran.err.splitlines() if "experts at" in line] == [
+        "miss=fetch:bits=4: experts at 4 bits by affine"
+    ]
+
+
 def test_named_sets_come_from_a_file(recorded: Recorded, run: Callable[..., Ran], tmp_path: Path) -> None:
     (tmp_path / "sets.toml").write_text("[base]\ncapacity='50%'\n[sets.a]\neviction='fifo'\n[sets.b]\nmiss='drop'")
     arguments = ("--sets", tmp_path / "sets.toml", "--tolerance-hit-rate", 1, "--tolerance-time", 10, "--json")

@@ -34,10 +34,17 @@ def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
 TO_RUN = (LiveRequest(tokens(14, 1), 6), LiveRequest(tokens(5, 2), 0), LiveRequest(tokens(7, 3), 7))
 
 
-def live(family: str, to_run: Sequence[LiveRequest] = TO_RUN, quality: bool = False, **settings: Any) -> Live:
+def live(
+    family: str,
+    to_run: Sequence[LiveRequest] = TO_RUN,
+    quality: bool = False,
+    quantiser: str = "affine",
+    **settings: Any,
+) -> Live:
     """A live run with its event log."""
     config = configure(**{"capacity": "30%", **settings})
-    return run(loaded(family), to_run, config, modules=modules(family), quality=quality, log=True)
+    how: dict[str, Any] = {"modules": modules(family), "quality": quality, "quantiser": quantiser}
+    return run(loaded(family), to_run, config, **how, log=True)
 
 
 @cache

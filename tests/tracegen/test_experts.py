@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from tests.kit.live_runs import DTYPES, tokens
 from tests.kit.tiny_models import FAMILIES, shared_model
 from tracegen.errors import RecordError
-from tracegen.live.experts import Orders, check_computable, check_obeyed, executing, rounded, run_expert, run_experts
+from tracegen.live.experts import Orders, check_computable, check_obeyed, executing, run_expert, run_experts
 from tracegen.modules import discover
+from tracegen.precision.affine import rounded
 
 MODELS = pytest.mark.parametrize("family", FAMILIES)
 

@@ -1,8 +1,8 @@
 """Experts that policies have dropped, replaced or rounded: one function in transformers' experts interface.
 
 It computes what a model's own `eager` implementation computes, bit for bit, except that id -1 runs nothing and that an
-expert ordered at few bits runs with rounded weights. Weights are rounded to the nearest of 2**bits evenly spaced values
-between the smallest and the largest of each group of 64 along the input axis (affine); biases are left alone.
+expert ordered at few bits runs with weights that a quantiser has stored in those and restored (`tiers`); biases are
+left alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from tracegen.errors import RecordError
+from tracegen.live.tiers import Tiers
 
 NAME = "moereplay"
 Weights = Mapping[str, Tensor]  #: of one expert, by name of the parameter
 PLAIN = {torch.float32, torch.bfloat16, torch.float16}
 FIX = "use --miss fetch or split, a routing policy that drops nothing, and no --slow-tier"
-GROUP = 64  #: weights that share a scale and an offset
 
 
 @dataclass
@@ -33,6 +33,7 @@ class Orders:
     """Which experts run in the pass in progress, and at how many bits."""
 
     bits: dict[nn.Module, Mapping[int, float]] = field(default_factory=dict)  #: experts module -> expert -> bits
+    tiers: Tiers = field(default_factory=Tiers)  #: where weights of few bits come from
     served: set[nn.Module] = field(default_factory=set)  #: experts modules that asked for their orders
     #: Computes experts elsewhere: (module, hidden (T, H), ids (T, k)) to states (n, H) by expert.
     elsewhere: Callable[[nn.Module, Tensor, Tensor], Mapping[int, Tensor]] | None = None
@@ -109,41 +110,29 @@ def run_experts(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Te
 def run_expert(
     module: Any, expert: int, state: Tensor, bits: float | None = None, weights: Weights | None = None
 ) -> Tensor:
-    """One expert over its tokens (n, H); `bits` rounds its weights, None leaves them as they are.
+    """One expert over its tokens (n, H), at so many bits; None leaves its weights as they are.
 
     `weights` are used in place of the module's own.
     """
     name = "gate_up_proj" if module.has_gate else "up_proj"
-    own = weights or {each: getattr(module, each)[expert] for each in (name, "down_proj")}
-    state = _project(module, name, expert, state, own[name], bits)
+    own = weights or _weights(module, (name, "down_proj"), expert, bits)
+    state = _project(module, name, expert, state, own[name])
     state = module._apply_gate(state) if module.has_gate else module.act_fn(state)
-    state = _project(module, "down_proj", expert, state, own["down_proj"], bits)
+    state = _project(module, "down_proj", expert, state, own["down_proj"])
     return module.post_expert_norm(state) if module.has_post_expert_norm else state
 
 
-def _project(module: Any, name: str, expert: int, state: Tensor, weight: Tensor, bits: float | None) -> Tensor:
-    if bits is not None:
-        weight = rounded(weight.T, bits).T if module.is_transposed else rounded(weight, bits)
-    # a bias is added to the rounded product, as in eager, and not inside one fused operation
+def _weights(module: Any, names: tuple[str, str], expert: int, bits: float | None) -> Weights:
+    if bits is None:
+        return {name: getattr(module, name)[expert] for name in names}
+    tiers = (_ORDERS.get() or Orders()).tiers
+    return {name: tiers.weight(module, name, expert, bits) for name in names}
+
+
+def _project(module: Any, name: str, expert: int, state: Tensor, weight: Tensor) -> Tensor:
+    # a bias is added to the product, as in eager, and not inside one fused operation
     product = state @ weight if module.is_transposed else linear(state, weight)
     return product + getattr(module, f"{name}_bias")[expert] if module.has_bias else product
-
-
-def rounded(weight: Tensor, bits: float) -> Tensor:
-    """A weight (out, in) rounded to `bits` per value in groups of 64 along `in`; the last group may be shorter."""
-    whole = weight.shape[-1] // GROUP * GROUP
-    body, tail = weight[:, :whole].float(), weight[:, whole:].float()
-    parts = [_nearest(body.unflatten(-1, (-1, GROUP)), bits).flatten(-2)] if whole else []
-    parts += [_nearest(tail, bits)] if tail.shape[-1] else []
-    return torch.cat(parts, -1).to(weight.dtype)
-
-
-def _nearest(groups: Tensor, bits: float) -> Tensor:
-    """Each row of the last axis on its own grid of 2**bits values."""
-    low, high = groups.aminmax(dim=-1, keepdim=True)
-    step = (high - low) / (max(round(2**bits), 2) - 1)
-    steps = torch.where(step > 0, (groups - low) / step, 0)  # a constant group is its own grid
-    return low + steps.round() * step
 
 
 def _elsewhere(module: nn.Module, hidden: Tensor, ids: Tensor) -> Mapping[int, Tensor] | None:

@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,10 +34,12 @@ from tracegen.live.offloaded import Transfers
 from tracegen.live.quality import Quality
 from tracegen.live.requests import CAPABILITIES, LiveRequest, check_live, requests_of
 from tracegen.live.sampling import Sampler, endings
-from tracegen.live.source import Emulation, changes_experts, depth_needed
+from tracegen.live.source import Emulation, changes_experts, depth_needed, rounding
+from tracegen.live.tiers import Stored, said, tiers_of
 from tracegen.modules import MoeModules, discover
 from tracegen.plan import Decoding
 from tracegen.plan import Plan as Recording
+from tracegen.precision import DEFAULT, check_quantiser
 from tracegen.record import header_of, room_of
 from tracegen.selfcheck import check
 from tracegen.tokens import Room, Work
@@ -55,6 +58,7 @@ class Live:
     router_bias: np.ndarray | None  #: (L, E)
     requests: tuple[Request, ...]  #: the model's own choice and logits, given what the policies did before
     executed: tuple[np.ndarray, ...]  #: per request (T, L, k) int16: what each token ran, -1 dropped
+    stored: tuple[Stored, ...] = ()  #: of every width at which experts ran with restored weights
 
     def trace(self) -> Trace:
         """The run as a trace in memory."""
@@ -89,12 +93,14 @@ def run(
     decoding: Decoding | None = None,
     lookahead: int = 0,
     modules: MoeModules | None = None,
+    quantiser: str = DEFAULT,
     quality: bool = True,
     log: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Live:
     """`prepare`, then `Prepared.run`."""
-    ready = prepare(loaded, to_run, config, decoding=decoding, lookahead=lookahead, modules=modules)
+    how: dict[str, Any] = {"decoding": decoding, "lookahead": lookahead, "modules": modules, "quantiser": quantiser}
+    ready = prepare(loaded, to_run, config, **how)
     return ready.run(quality=quality, log=log, progress=progress)
 
 
@@ -107,22 +113,29 @@ def prepare(
     lookahead: int = 0,
     prompts: str = "",
     modules: MoeModules | None = None,
+    quantiser: str = DEFAULT,
 ) -> Prepared:
     """Check everything that can be checked before the model runs.
 
     `decoding` continues every prompt, seeded by the configuration's seed. `lookahead` gates are recorded, or as many
     as the prefetch policy needs. `prompts` is what a trace calls the requests. `modules` is the model's, `proven`.
-    Raises ConfigError or PolicyError for what cannot run live, RecordError for what the model cannot run.
+    `quantiser` stores the experts that policies want at few bits (`tracegen.precision`).
+    Raises ConfigError or PolicyError for what cannot run live, RecordError for what the model or the quantiser cannot.
     """
     check_live(config)
+    check_quantiser(quantiser)
     modules = modules or proven(loaded)
     _check_requests(to_run, room_of(loaded), decoding)
     plan = plan_for(_origin(loaded, modules, to_run, decoding), config)
     if changes_experts(plan, modules.geometry.expert_bits):
         check_computable([site.experts for site in modules.sites])
     depth = max(lookahead, depth_needed(plan))
-    header = _header(loaded, modules, plan, Recording(decoding=decoding, look_ahead=depth, seed=config.seed), prompts)
-    return Prepared(loaded, tuple(to_run), decoding, modules, plan, header)
+    header = header_of(
+        loaded, modules, Work((), prompts), Recording(decoding=decoding, look_ahead=depth, seed=config.seed)
+    )
+    stored = said(quantiser, rounding(plan, modules.geometry.expert_bits))
+    noted = _noted(header, plan, stored)
+    return Prepared(loaded, tuple(to_run), decoding, modules, plan, noted, quantiser, stored)
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,8 @@ class Prepared:
     modules: MoeModules
     plan: Plan
     header: Header  #: of the trace that the run will be
+    quantiser: str = DEFAULT
+    stored: str = ""  #: how experts at few bits are stored, in words; empty where none are
 
     def run(
         self,
@@ -168,7 +183,8 @@ class Prepared:
         keep: Callable[[Request], None] | None,
         transfers: Transfers | None,
     ) -> Live:
-        emulation = Emulation(self.modules, self.plan, log, self.header.lookahead_depth, transfers)
+        tiers = tiers_of(self.modules, self.quantiser, self.loaded.weights_sha256)
+        emulation = Emulation(self.modules, self.plan, log, self.header.lookahead_depth, transfers, tiers)
         readers = Readers(self.loaded.model, emulation, quality)
         requests, executed, scores = [], [], []
         for number, given in enumerate(self.to_run):
@@ -185,7 +201,8 @@ class Prepared:
             scores.append(score)
         result = self._reported(emulation.close(), transfers)
         judged = Quality(tuple(scores)) if quality else None
-        return Live(result, judged, self.header, self.modules.bias, tuple(requests), tuple(executed))
+        ran_as = tuple(requests), tuple(executed), tiers.stored()
+        return Live(result, judged, self.header, self.modules.bias, *ran_as)
 
     def _reported(self, ran: FinishedRun, transfers: Transfers | None) -> Result:
         if transfers is None:
@@ -254,10 +271,9 @@ def _origin(loaded: Loaded, modules: MoeModules, to_run: Sequence[LiveRequest], 
     )
 
 
-def _header(loaded: Loaded, modules: MoeModules, plan: Plan, recording: Recording, prompts: str) -> Header:
-    """A recording's header, with a note that policies changed the routing."""
-    header = header_of(loaded, modules, Work((), prompts), recording)
+def _noted(header: Header, plan: Plan, stored: str) -> Header:
+    """A recording's header, with a note that policies changed the routing, and of how experts were stored, if any."""
     policies = ", ".join(f"{kind} {getattr(plan.chosen, kind).text(full=True)}" for kind in KINDS)
     note = f"recorded live under {policies}, capacity {plan.config.capacity}, {plan.config.contract}"
-    provenance = header.provenance.model_copy(update={"notes": (note,)})
-    return header.model_copy(update={"provenance": provenance})
+    notes = (f"{note}, {stored}" if stored else note,)
+    return header.model_copy(update={"provenance": header.provenance.model_copy(update={"notes": notes})})

@@ -6,8 +6,8 @@ said as it would read a trace's rows, through the same code, so a replay of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from tracegen.capture import Reading, Rows, watching
 from tracegen.errors import RecordError
 from tracegen.live.experts import Orders, check_obeyed, executing
 from tracegen.live.offloaded import Transfers
+from tracegen.live.tiers import Tiers
 from tracegen.modules import MoeModules
 from tracegen.offload.clock import undisturbed
 from traces import routers
@@ -134,29 +135,45 @@ class Emulation:
     """A model under one configuration: pass after pass through `forward`, then `close`."""
 
     def __init__(
-        self, modules: MoeModules, ready: Plan, log: bool, lookahead: int, transfers: Transfers | None = None
+        self,
+        modules: MoeModules,
+        ready: Plan,
+        log: bool,
+        lookahead: int,
+        transfers: Transfers | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         """`lookahead` gates are asked and kept, at least as many as `depth_needed`.
 
-        With `transfers` the clock is real, and experts are computed from slots.
+        With `transfers` the clock is real, and experts are computed from slots. `tiers` has the weights of few bits.
         """
         self._modules, self._lookahead, stored = modules, lookahead, modules.geometry.expert_bits
         self._gates = LiveGates(modules, ready)
         machine, slots = (transfers.thread.machine, transfers.slots) if transfers else (None, None)
         self._engine, self._transfers = Driven(self._gates, ready.spec(log), machine, slots), transfers
         self._bits, self._routing = rounding(ready, stored), ready.chosen.routing.policy.name
-        self._orders = Orders(elsewhere=self._elsewhere()) if transfers or changes_experts(ready, stored) else None
+        #: What experts modules must do in a pass, `obeying` it; None where the model's own run is right.
+        self.orders = self._ordering(tiers or Tiers()) if transfers or changes_experts(ready, stored) else None
         self._kept: list[list[Said]] = [[] for _ in modules.sites]
         self._executed: list[list[np.ndarray]] = [[] for _ in modules.sites]
         self._passes = self._tokens = 0
 
     def forward(self, model_pass: Callable[[], Tensor], tokens: int, request: int, prefill: bool) -> Tensor:
         """Run `model_pass`, one forward pass of the model over `tokens` tokens; returns what it returns."""
+        self.begin(tokens, request, prefill)
+        with watching(self._modules, self._lookahead, self.at_gate), obeying(self._modules, self.orders):
+            return self._whole(model_pass) if self._transfers is None else self._timed(model_pass, self._transfers)
+
+    def begin(self, tokens: int, request: int, prefill: bool) -> None:
+        """A pass over `tokens` tokens comes: every gate calls `at_gate`, then `end` is called. `forward` does all."""
         phase = PREFILL if prefill else DECODE
         self._engine.begin(Pass.of_slice(self._passes, request, phase, tokens, self._tokens))
         self._passes, self._tokens, self._next = self._passes + 1, self._tokens + tokens, 0
-        with watching(self._modules, self._lookahead, self._at_gate), self._obeying():
-            return self._whole(model_pass) if self._transfers is None else self._timed(model_pass, self._transfers)
+
+    def end(self) -> None:
+        """The pass is over. Raises RecordError if gates were left out."""
+        if self._next != len(self._modules.sites):
+            raise RecordError(f"{self._modules.name}: a pass ran {self._next} of {len(self._modules.sites)} gates")
 
     def _timed(self, model_pass: Callable[[], Tensor], transfers: Transfers) -> Tensor:
         """The clock of the transfers runs meanwhile."""
@@ -168,10 +185,7 @@ class Emulation:
 
     def _whole(self, model_pass: Callable[[], Tensor]) -> Tensor:
         logits = model_pass()
-        if self._next != len(self._modules.sites):
-            raise RecordError(f"{self._modules.name}: a pass ran {self._next} of {len(self._modules.sites)} gates")
-        if self._orders is not None:
-            check_obeyed(self._orders, [site.experts for site in self._modules.sites])
+        self.end()
         return logits
 
     def take(self) -> tuple[Rows, np.ndarray]:
@@ -191,10 +205,8 @@ class Emulation:
         """End the run; returns the engine's counters and events."""
         return self._engine.close() if self._transfers is None else self._transfers.finish(self._engine)
 
-    def _obeying(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._orders is None else executing(self._modules.model, self._orders)
-
-    def _at_gate(self, layer: int, reading: Reading) -> tuple[Tensor, Tensor] | None:
+    def at_gate(self, layer: int, reading: Reading) -> tuple[Tensor, Tensor] | None:
+        """What experts are given, ids and weights (T, k), as the policies decide; None for the gate's own choice."""
         if layer != self._next:
             raise RecordError(f"{self._modules.name}: gate {layer} ran where gate {self._next} was due")
         self._next += 1
@@ -218,6 +230,9 @@ class Emulation:
         shape = self._kept[layer][-1].chosen.shape
         self._executed[layer].append(np.array(mixture.run, np.int16).reshape(shape))
 
+    def _ordering(self, tiers: Tiers) -> Orders:
+        return Orders(tiers=tiers, elsewhere=self._elsewhere())
+
     def _elsewhere(self) -> Callable[[nn.Module, Tensor, Tensor], Mapping[int, Tensor]] | None:
         return None if self._transfers is None else partial(self._served, self._transfers)
 
@@ -230,11 +245,22 @@ class Emulation:
 
     def _order(self, layer: int, mixture: Mixture) -> None:
         pairs = zip(mixture.gate.ids, mixture.run, strict=True)
-        if self._orders is None and any(NONE in run and NONE not in own for own, run in pairs):
+        if self.orders is None and any(NONE in run and NONE not in own for own, run in pairs):
             raise PolicyError(f"routing {self._routing} dropped an expert, which it must declare: drops=True")
-        if self._orders is not None and self._bits:
+        if self.orders is not None and self._bits:
             rounded = {expert: self._bits[tier] for expert, tier in mixture.tiers.items()}
-            self._orders.bits[self._modules.sites[layer].experts] = {e: bits for e, bits in rounded.items() if bits}
+            self.orders.bits[self._modules.sites[layer].experts] = {e: bits for e, bits in rounded.items() if bits}
+
+
+@contextmanager
+def obeying(modules: MoeModules, orders: Orders | None) -> Iterator[None]:
+    """In this block, which is one pass, experts follow `orders`. Raises RecordError at its end if some did not."""
+    if orders is None:
+        yield
+        return
+    with executing(modules.model, orders):
+        yield
+    check_obeyed(orders, [site.experts for site in modules.sites])
 
 
 def obeyed(modules: MoeModules, reading: Reading, said: Said, mixture: Mixture) -> tuple[Tensor, Tensor] | None:

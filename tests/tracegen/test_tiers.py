@@ -1,0 +1,193 @@
+"""The tier that a policy names is the tier that computes: what is multiplied by is what the bytes on disk restore."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load as read_tensors
+from torch import Tensor
+
+from simulator.config import configure
+from tests.kit.live_runs import DTYPES, TO_RUN, live, loaded, modules
+from tests.tracegen.test_evaluation import Likelihood
+from tracegen.errors import RecordError
+from tracegen.live import experts
+from tracegen.live.run import prepare, run
+from tracegen.live.tiers import Tiers, tiers_of
+from tracegen.precision import affine, registry
+from tracegen.precision.contract import Packed
+from tracegen.precision.store import path_of
+from tracegen.quality.evaluation import Evaluation
+
+NEEDS_HQQ = pytest.mark.skipif(not find_spec("hqq"), reason="hqq is not installed")
+#: The second is stored as (in, out), and has biases.
+FAMILIES = ("olmoe", "gpt_oss")
+
+
+class Used(NamedTuple):
+    """A matrix that an expert's tokens were multiplied by."""
+
+    module: Any
+    parameter: str
+    expert: int
+    bits: float | None
+    weight: Tensor
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[Used]:
+    """Every matrix of every expert that runs, hooked where it is multiplied by."""
+    seen, asked, project, run_expert = [], [], experts._project, experts.run_expert
+
+    def spied_expert(module: Any, expert: int, state: Tensor, bits: float | None = None, weights: Any = None) -> Tensor:
+        asked.append(bits)
+        return run_expert(module, expert, state, bits, weights)
+
+    def spied(module: Any, name: str, expert: int, state: Tensor, weight: Tensor) -> Tensor:
+        seen.append(Used(module, name, expert, asked[-1], weight.clone()))
+        return project(module, name, expert, state, weight)
+
+    monkeypatch.setattr(experts, "run_expert", spied_expert)
+    monkeypatch.setattr(experts, "_project", spied)
+    return seen
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Our own quantiser, but with everything that it packs on disk: there without any library."""
+    monkeypatch.setattr(registry, "load", lambda name: replace(affine.QUANTISER, keeps=True, moves=True))
+    return "affine"
+
+
+def on_disk(tiers: Tiers, one: Used, quantiser: str) -> Tensor:
+    """What the bytes in the file of this matrix restore, without the program's own way to read it."""
+    assert one.bits is not None
+    found = registry.quantiser_at(quantiser, one.bits)
+    own = getattr(one.module, one.parameter).data[one.expert]
+    weight = own.T if one.module.is_transposed else own
+    path = path_of(tiers._key(found, one[:4], weight))  # pyright: ignore[reportArgumentType]
+    assert path is not None
+    data = path.read_bytes()
+    assert hashlib.sha256(data[32:]).digest() == data[:32]
+    tensors = read_tensors(data[32:])
+    restored = found.restore(Packed(tensors, (weight.shape[0], weight.shape[1]), one.bits), own.dtype)
+    return restored.T if one.module.is_transposed else restored
+
+
+def check(used: list[Used], quantiser: str, family: str, dtype: torch.dtype, miss: str) -> set[float | None]:
+    """Run under a policy, compare every matrix with its bytes; returns the widths that ran."""
+    config, model = configure(capacity="30%", miss=miss), loaded(family, dtype)
+    ready = prepare(model, TO_RUN, config, modules=modules(family, dtype), quantiser=quantiser)
+    ready.run(quality=False)
+    tiers = tiers_of(ready.modules, quantiser, "")
+    for one in used:
+        own = getattr(one.module, one.parameter).data[one.expert]
+        expected = own if one.bits is None else on_disk(tiers, one, quantiser)
+        assert torch.equal(one.weight, expected)
+        assert one.bits is None or not torch.equal(one.weight, own)
+    return {one.bits for one in used}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_computes_is_what_the_bytes_of_the_named_tier_restore(
+    family: str, dtype: torch.dtype, used: list[Used], kept: str
+) -> None:
+    assert check(used, kept, family, dtype, "lowest_bit:bits=8/4") == {4}
+
+
+def test_each_tier_of_a_policy_that_mixes_them_computes_with_its_own_bytes(used: list[Used], kept: str) -> None:
+    # of float32 experts: the tier of 32 bits is the weights themselves
+    assert check(used, kept, "olmoe", torch.float32, "cascade:bits=32/4/2") >= {None, 2}
+
+
+@NEEDS_HQQ
+def test_the_same_of_a_quantiser_that_keeps_what_it_packs(used: list[Used]) -> None:
+    assert check(used, "hqq", "olmoe", torch.bfloat16, "lowest_bit:bits=8/3") == {3}
+
+
+@NEEDS_HQQ
+def test_another_process_would_run_from_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = live("olmoe", quality=True, miss="fetch:bits=3", quantiser="hqq")
+
+    def packed_again(*given: object) -> Packed:
+        raise AssertionError("it was packed again")
+
+    found = registry.load("hqq")
+    monkeypatch.setattr(registry, "load", lambda name: replace(found, pack=packed_again))
+    second = live("olmoe", quality=True, miss="fetch:bits=3", quantiser="hqq")
+    assert first.quality == second.quality
+    assert first.stored == second.stored
+
+
+# ---------------------------------------------------------------- what is held, and what is said
+
+
+def test_what_was_used_last_is_held_and_what_was_not_goes_first() -> None:
+    module: Any = modules("olmoe").sites[0].experts
+    one = module.down_proj[0].nbytes
+    tiers = Tiers(room=2 * one)
+    first, second = (tiers.weight(module, "down_proj", expert, 4) for expert in (0, 1))
+    assert tiers.weight(module, "down_proj", 0, 4) is first
+    tiers.weight(module, "down_proj", 2, 4)
+    assert tiers.weight(module, "down_proj", 0, 4) is first
+    again = tiers.weight(module, "down_proj", 1, 4)
+    assert again is not second
+    assert torch.equal(again, second)
+
+
+def test_a_weight_larger_than_the_room_is_used_all_the_same() -> None:
+    module: Any = modules("olmoe").sites[0].experts
+    assert Tiers(room=1).weight(module, "down_proj", 0, 4).shape == module.down_proj[0].shape
+
+
+def test_a_run_says_how_its_experts_were_stored_and_at_how_many_bits_per_weight() -> None:
+    ran = live("olmoe", miss="lowest_bit:bits=8/4")
+    (stored,) = ran.stored
+    assert (stored.bits, stored.quantiser) == (4, "affine")
+    assert stored.bits_per_weight > 4
+    assert ran.header.provenance.notes[0].endswith(", experts at 8 bits by affine, 4 bits by affine")
+
+
+def test_a_run_that_rounds_nothing_says_nothing_of_it() -> None:
+    ran = live("olmoe", miss="lowest_bit:bits=32")
+    assert ran.stored == ()
+    assert "affine" not in ran.header.provenance.notes[0]
+
+
+def test_a_quantiser_is_refused_before_the_model_runs() -> None:
+    config = configure(capacity="30%", miss="fetch:bits=3")
+    with pytest.raises(RecordError, match=r"no quantiser called 'afine': did you mean affine\?"):
+        prepare(loaded("olmoe"), TO_RUN, config, modules=modules("olmoe"), quantiser="afine")
+    if find_spec("bitsandbytes"):
+        with pytest.raises(RecordError, match="quantiser bitsandbytes has 8, 4 bits, not 3"):
+            run(loaded("olmoe"), TO_RUN, config, modules=modules("olmoe"), quantiser="bitsandbytes")
+
+
+def test_tasks_under_a_quantiser_of_another_version_are_asked_again_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = {"low": configure(capacity="40%", reset="request", miss="fetch:bits=3"), "lru": configure(capacity="40%")}
+
+    def asked() -> Evaluation:
+        return Evaluation(loaded("olmoe"), modules("olmoe"), sets, 0, 1, tmp_path)
+
+    task, nothing = Likelihood(), lambda *given: None
+    rows = [row for frame in asked().rows([task], nothing, nothing) for row in frame.to_dicts()]
+    said = {row["set"]: row["about"]["policies"].partition("experts at ")[2] for row in rows}
+    assert said == {"unmodified": "", "low": "3 bits by affine", "lru": ""}
+    before = {job.name: job.key for job in asked().jobs(task)}
+    monkeypatch.setattr(registry, "version_of", lambda library: "2")
+    after = {job.name: job.key for job in asked().jobs(task)}
+    assert {name for name in before if before[name] != after[name]} == {"low"}

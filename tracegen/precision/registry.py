@@ -1,0 +1,30 @@
+"""Which quantiser a name means at a width."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tracegen.errors import RecordError
+from tracegen.precision import DEFAULT, NAMES, at_width, check_quantiser
+from tracegen.precision.contract import Quantiser
+from tracegen.precision.libraries import version_of
+
+
+def load(name: str) -> Quantiser:
+    """The quantiser of that file."""
+    return import_module(f"tracegen.precision.{name}").QUANTISER
+
+
+def quantiser_at(name: str, bits: float) -> Quantiser:
+    """The quantiser that `name` means at so many bits. Raises RecordError for a width that it lacks."""
+    check_quantiser(name)
+    found = load(at_width(name, bits))
+    if found.widths is not None and bits not in found.widths:
+        has = ", ".join(map(str, found.widths))
+        raise RecordError(f"quantiser {name} has {has} bits, not {bits:g}; take {DEFAULT}, or other bits of --miss")
+    return found
+
+
+def titled(quantiser: Quantiser) -> str:
+    """Its name, with the version of its library: what decides its bytes."""
+    return f"{quantiser.name} {version_of(NAMES[quantiser.name])}".strip()

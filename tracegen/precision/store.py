@@ -1,0 +1,62 @@
+"""Packed weights in the user's cache: a file each, safetensors behind its sha256, so that nothing is unpickled.
+
+A file is whole or not there, and is made anew where a byte of it has changed. It may be removed at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from tracegen.precision.contract import Packed
+from traces.private import private_folder
+from traces.schema import canonical
+from traces.scratch import write_whole
+
+FORM = 1  #: raised when the same tensors come to mean other weights
+DIGEST = 32  #: bytes of a sha256
+LOG = logging.getLogger(__name__)
+
+
+def stored(key: Mapping[str, object], shape: tuple[int, int], bits: float, make: Callable[[], Packed]) -> Packed:
+    """What lies under the key, or else what `make` packs, which is then kept where the disk has room for it."""
+    path = path_of(key)
+    tensors = None if path is None else _read(path)
+    if tensors is not None:
+        return Packed(tensors, shape, bits)
+    made = make()
+    if path is not None:
+        with suppress(OSError):
+            write_whole(path, _sealed(made.tensors))
+    return made
+
+
+def path_of(key: Mapping[str, object]) -> Path | None:
+    """The file of a key; None for a user who has no place for it."""
+    name = hashlib.sha256(canonical({**key, "form": FORM})).hexdigest()
+    try:
+        return private_folder("packed-experts") / name[:2] / f"{name}.packed"
+    except OSError:
+        return None
+
+
+def _sealed(tensors: Mapping[str, Tensor]) -> bytes:
+    content = save({name: each.contiguous().cpu() for name, each in tensors.items()})
+    return hashlib.sha256(content).digest() + content
+
+
+def _read(path: Path) -> dict[str, Tensor] | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
+        LOG.warning("%s is damaged; it is made anew", path)
+        return None
+    return load(data[DIGEST:])
