@@ -23,10 +23,10 @@ from simulator.config import ReplayConfig, configure
 from simulator.replay import replay
 from tracegen.capture import Reading, watching
 from tracegen.checkpoint import Loaded, load
-from tracegen.live.experts import rounded
 from tracegen.live.run import LiveRequest, run
 from tracegen.modules import MoeModules, discover
 from tracegen.nll import nll
+from tracegen.precision.affine import rounded
 from traces.store import open_trace
 from traces.writer import write_trace
 

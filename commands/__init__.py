@@ -36,6 +36,8 @@ NAMES = (
     "tune",
     "live",
     "validate",
+    "quality",
+    "forecast",
     "measure",
     "calibrate",
     "evidence",

@@ -3,7 +3,7 @@
 Hooks sit on gates and on the norms before them. They replace nothing unless told to, so a watched model computes the
 same bits as an unwatched one. Look-ahead is the target gate on the target norm of this layer's residual, that is
 gate_{l+d}(norm_{l+d}(h_l)) with h_l the input of layer l's norm: both class forwards, which trigger no hook.
-Shapes use T tokens of one pass (batch 1), L gates, E experts, k chosen.
+Shapes use T tokens of one pass, L gates, E experts, k chosen.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ OnGate = Callable[[int, Reading], tuple[Tensor, Tensor] | None]
 
 
 @contextmanager
-def watching(modules: MoeModules, depth: int, on_gate: OnGate) -> Iterator[None]:
+def watching(modules: MoeModules, depth: int, on_gate: OnGate, batch: int = 1) -> Iterator[None]:
     """Calls `on_gate(site, reading)` after every gate, with look-ahead of `depth` gates, until the context ends.
 
-    None leaves the model alone; (ids (T, k), weights (T, k)) replace the gate's choice, cast to its dtypes.
-    Raises RecordError inside the forward pass if the batch is not 1.
+    None leaves the model alone; (ids (T, k), weights (T, k)) replace the gate's choice, cast to its dtypes. A pass has
+    `batch` sequences, whose tokens stand behind each other in T.
+    Raises RecordError inside the forward pass if the batch is another.
     """
-    watch = _Watch(modules, depth, on_gate)
+    watch = _Watch(modules, depth, on_gate, batch)
     try:
         for number, site in enumerate(modules.sites):
             watch.install(number, site)
@@ -69,7 +70,7 @@ class Capture:
         self._context: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> Capture:
-        self._context = watching(self._modules, self._depth, self._keep)
+        self._context = watching(self._modules, self._depth, self.keep)
         self._context.__enter__()
         return self
 
@@ -92,7 +93,8 @@ class Capture:
         logits = _rows([[each.logits for each in readings] for readings in seen], torch.float32)
         return Rows(chosen, weights, logits, ahead)
 
-    def _keep(self, site: int, reading: Reading) -> None:
+    def keep(self, site: int, reading: Reading) -> None:
+        """Of one gate; inside a `with` block every gate calls it."""
         # A later in-place operation of the model must not reach what is kept
         self._seen[site].append(reading._replace(logits=reading.logits.clone()))
 
@@ -125,8 +127,8 @@ def by_rank(router: Router, logits: Tensor, bias: Tensor | None, ids: Tensor) ->
 class _Watch:
     """The hooks of one `watching` and the residual that the norm of the gate about to run was given."""
 
-    def __init__(self, modules: MoeModules, depth: int, on_gate: OnGate) -> None:
-        self.modules, self.depth, self.on_gate = modules, depth, on_gate
+    def __init__(self, modules: MoeModules, depth: int, on_gate: OnGate, batch: int) -> None:
+        self.modules, self.depth, self.on_gate, self.batch = modules, depth, on_gate, batch
         self.handles: list[Any] = []
         self.residual: Tensor | None = None
         self.biases = [modules.bias_at(number) for number in range(len(modules.sites))]
@@ -137,8 +139,9 @@ class _Watch:
 
     def _before_norm(self, norm: nn.Module, args: tuple, kwargs: dict) -> None:
         residual = args[0] if args else next(iter(kwargs.values()))
-        if residual.shape[0] != 1:
-            raise RecordError(f"{self.modules.name}: a batch of {residual.shape[0]} runs; record batches of 1")
+        if residual.shape[0] != self.batch:
+            wrong = f"a batch of {residual.shape[0]} runs; record batches of {self.batch}"
+            raise RecordError(f"{self.modules.name}: {wrong}")
         self.residual = residual
 
     def _after_gate(self, number: int, gate: nn.Module, args: tuple, output: tuple) -> tuple | None:
@@ -159,7 +162,7 @@ class _Watch:
 
 
 def look(site: Site, residual: Tensor, shape: torch.Size) -> Tensor:
-    """Logits (T, E) of a site's gate on its own norm of any residual (1, T, H); no hook sees this.
+    """Logits (T, E) of a site's gate on its own norm of any residual (B, T / B, H); no hook sees this.
 
     `shape` is that of the gates' input: some models flatten the batch first.
     """

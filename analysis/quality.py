@@ -1,0 +1,147 @@
+"""Quality of policy sets beside the unmodified model's: paired differences with intervals, and what they cost and gain.
+
+Differences are of the same examples; their 95 % intervals are those of `analysis/bootstrap.py`, over examples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from analysis.bootstrap import difference
+from results.quality import UNMODIFIED
+from results.result import Row
+from results.settings import POLICIES
+
+#: Measures that head a task's table, the first that it has; else the first of all.
+LEADING = ("acc_norm", "acc", "exact_match,strict-match", "exact_match", "mc2", "nll", "perplexity")
+
+
+class Judged(NamedTuple):
+    """One measure of a policy set in a task."""
+
+    set: str
+    task: str
+    measure: str
+    value: float
+    base: float  #: the unmodified model's
+    higher_is_better: bool
+    change: float | None  #: value - base over the examples that both have; None where no example has it
+    off: float | None  #: half the 95 % interval of `change`; None where it has none
+    examples: int
+
+    @property
+    def loss(self) -> float | None:
+        """How much worse than the unmodified model, in the measure's units."""
+        if self.change is None:
+            return None
+        return 0.0 - self.change if self.higher_is_better else self.change
+
+
+def judged(frame: pl.DataFrame) -> list[Judged]:
+    """Every measure of every row but the unmodified model's, beside it."""
+    base = {row["task"]: row for row in frame.iter_rows(named=True) if row["set"] == UNMODIFIED}
+    rows = [row for row in frame.iter_rows(named=True) if row["set"] != UNMODIFIED]
+    return [_judged(row, base[row["task"]], measure) for row in rows for measure in row["measures"]]
+
+
+def leading(frame: pl.DataFrame, task: str) -> str:
+    """The measure by which a task is drawn and judged first; one that is the same for every set only if all are."""
+    measures = frame.filter(pl.col("task") == task).select("measures").explode("measures").unnest("measures")
+    names = measures["name"].unique(maintain_order=True).to_list()
+    varying = [name for name in names if measures.filter(pl.col("name") == name)["value"].n_unique() > 1]
+    order = [name for name in (*LEADING, *names) if name in names]
+    return next((name for name in order if name in varying), order[0])
+
+
+def tables(frame: pl.DataFrame) -> dict[str, list[Row]]:
+    """Of every task: a row per set, its misses, its time per token, and each measure; the unmodified model first."""
+    found = {(each.set, each.task, each.measure): each for each in judged(frame)}
+    return {
+        task: [_table_row(row, leading(frame, task), found) for row in _of(frame, task)]
+        for task in frame["task"].unique(maintain_order=True)
+    }
+
+
+def document(frame: pl.DataFrame) -> Row:
+    """Everything but the examples, as one JSON-ready document."""
+    found = judged(frame)
+    rows = []
+    for row in frame.drop("examples", "rows_version", "digest").iter_rows(named=True):
+        own = [each for each in found if (each.set, each.task) == (row["set"], row["task"])]
+        rows.append(row | {"figures": figures(row), "differences": [_as_row(each) for each in own]})
+    return {"rows": rows}
+
+
+def figures(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """Miss rate, TTFT and TPOT of the live run, and of the replay beside it; None of the unmodified model."""
+    sides = {side: row[side] or {} for side in ("live", "replayed")}
+    return {f"{side}_{name}": value for side, counted in sides.items() for name, value in _rates(counted).items()}
+
+
+def _rates(counted: Mapping[str, int]) -> dict[str, float | None]:
+    if not counted:
+        return dict.fromkeys(("miss_rate", "ttft_ms", "tpot_ms"))
+    return {
+        "miss_rate": _quotient(counted["misses"] + counted["late"], counted["accesses"]),
+        "ttft_ms": _quotient(counted["ttft_ns"], counted["ttft_requests"] * 1e6),
+        "tpot_ms": _quotient(counted["decode_ns"], counted["decode_passes"] * 1e6),
+    }
+
+
+def _quotient(over: float, under: float) -> float | None:
+    return over / under if under else None
+
+
+def _of(frame: pl.DataFrame, task: str) -> Sequence[Row]:
+    return frame.filter(pl.col("task") == task).to_dicts()
+
+
+def _table_row(row: Row, first: str, found: Mapping[tuple[str, str, str], Judged]) -> Row:
+    values = {measure["name"]: measure["value"] for measure in row["measures"]}
+    rates, own = figures(row), found.get((row["set"], row["task"], first))
+    rest = {name: value for name, value in values.items() if name != first}
+    return {
+        "set": shown(row["set"]),
+        "miss rate": rates["live_miss_rate"],
+        "TPOT ms": rates["live_tpot_ms"],
+        first: values[first],
+        "loss": own.loss if own else None,
+        "±": own.off if own else None,
+        **rest,
+    }
+
+
+def shown(name: str) -> str:
+    """A set's name in a table: `prior routing=max_rank:m=6` is `prior max_rank:m=6`, or that alone of `max_rank`."""
+    family, *varied = re.sub(rf" ({'|'.join(POLICIES)})=", " ", name).split(" ")
+    return " ".join(varied if varied and varied[0].startswith(family) else [family, *varied])
+
+
+def _judged(row: Row, base: Row, measure: Row) -> Judged:
+    name = measure["name"]
+    values = {each["name"]: each["value"] for each in base["measures"]}
+    ours, theirs = _pairs(row, name), _pairs(base, name)
+    both = [key for key in ours if key in theirs]
+    change, off = None, None
+    if both:
+        made = difference([ours[key] for key in both], [theirs[key] for key in both])
+        change, off = made.value, made.off
+    own = row["set"], row["task"], name
+    return Judged(*own, measure["value"], values[name], measure["higher_is_better"], change, off, len(both))
+
+
+def _pairs(row: Row, measure: str) -> dict[tuple[str, str], tuple[float, float]]:
+    """(value * weight, weight) of each example, by what makes two examples the same."""
+    return {
+        (each["example"], each["prompt_sha256"]): (each["value"] * each["weight"], each["weight"])
+        for each in row["examples"]
+        if each["measure"] == measure
+    }
+
+
+def _as_row(each: Judged) -> Row:
+    return {name: value for name, value in each._asdict().items() if name not in ("set", "task")} | {"loss": each.loss}

@@ -1,0 +1,118 @@
+"""What asking a model of real size costs: time per token and memory, with random weights of OLMoE-1B-7B's shape.
+
+    python benchmarks/quality_at_size.py --layers 2 --device cpu      # or --layers 16 --device cuda
+
+The whole model is sized on the meta device, where weights take no room. As many of its layers as asked for are then
+filled at random and read texts: unmodified, under policies that route by the cache, and at 4 bits, one text at a time
+and several together. Random weights route like no model, so misses and losses mean nothing here; times and bytes do.
+`make study-size` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, OlmoeConfig
+
+from analysis.tables import console, table
+from simulator.config import configure
+from simulator.origin import Origin
+from simulator.replay import Plan, plan_for
+from tracegen.checkpoint import Loaded
+from tracegen.live.requests import CAPABILITIES
+from tracegen.live.run import proven
+from tracegen.modules import MoeModules
+from tracegen.quality.session import Session, Subject
+from tracegen.quality.texts import Given
+
+VOCABULARY = 50304
+SHAPE: dict[str, Any] = {"intermediate_size": 1024}  #: what OLMoE-1B-7B has otherwise than the configuration's defaults
+SHAPE = {"intermediate_size": 1024}  #: what OLMoE-1B-7B has otherwise than the configuration's defaults
+SETS: dict[str, dict[str, str] | None] = {
+    "unmodified": None,
+    "cache_prior": {"routing": "cache_prior"},
+    "4 bits": {"miss": "lowest_bit:bits=4"},
+}
+
+
+class Case(NamedTuple):
+    """A policy set, and how many texts are read together."""
+
+    name: str
+    settings: dict[str, str] | None
+    batch: int
+
+
+def main() -> None:
+    """A row per case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--prompt", type=int, default=32, help="Tokens of each text that go through in one pass.")
+    parser.add_argument("--tokens", type=int, default=16, help="Tokens of each text that are scored, one by one.")
+    parser.add_argument("--texts", type=int, default=4)
+    options = parser.parse_args()
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(OlmoeConfig(**SHAPE), dtype=torch.bfloat16)
+    print(f"whole model: {sum(each.nbytes for each in whole.parameters()) / 1e9:.2f} GB in bfloat16")
+    loaded = filled(options.layers, options.device)
+    modules = proven(loaded)
+    print(f"{options.layers} layers: {sum(each.nbytes for each in loaded.model.parameters()) / 1e9:.2f} GB")
+    cases = [Case(name, own, batch) for name, own in SETS.items() for batch in (1, options.texts)]
+    console().print(table([row(case, loaded, modules, options) for case in cases]))
+
+
+def filled(layers: int, device: str) -> Loaded:
+    """That many layers with random weights."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(OlmoeConfig(**SHAPE, num_hidden_layers=layers), dtype=torch.bfloat16)
+    no_tokenizer: Any = None
+    return Loaded(model.eval(), no_tokenizer, f"{layers} random layers of OLMoE's shape", "", "", "bfloat16")
+
+
+def row(case: Case, loaded: Loaded, modules: MoeModules, options: argparse.Namespace) -> dict[str, object]:
+    """Time of a scored token, and the most memory of this process until then."""
+    plan = _plan(case, modules)
+    session = Session(Subject(loaded, modules, plan, 0), case.batch)
+    session.read(_texts(1, options))  # kernels, and weights at few bits, are made the first time
+    texts = _texts(options.texts, options)
+    began = time.perf_counter()
+    session.read(texts)
+    seconds = time.perf_counter() - began
+    read = sum(len(text.read) for text in texts)
+    return {
+        "set": case.name,
+        "together": case.batch,
+        "tokens": read,
+        "ms per token": 1000 * seconds / read,
+        "most GB": _most_bytes(options.device) / 1e9,
+    }
+
+
+def _plan(case: Case, modules: MoeModules) -> Plan | None:
+    if case.settings is None:
+        return None
+    origin = Origin(modules.geometry, CAPABILITIES, modules.geometry.layers, "live-random", "random", live=True)
+    return plan_for(origin, configure(capacity="25%", reset="request", **case.settings))
+
+
+def _texts(count: int, options: argparse.Namespace) -> list[Given]:
+    drawn = torch.Generator().manual_seed(1)
+    length = options.prompt + options.tokens
+    ids = [torch.randint(VOCABULARY, (length,), generator=drawn).tolist() for _ in range(count)]
+    return [Given(each, options.prompt, options.prompt) for each in ids]
+
+
+def _most_bytes(device: str) -> int:
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

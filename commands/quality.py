@@ -1,0 +1,192 @@
+"""`moereplay quality`: what policy sets cost a model, in perplexity and in tasks."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from commands import model_options
+from commands.groups import grouped
+from commands.interrupt import keeping
+from commands.model_options import Placement
+from commands.terminal import say, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import polars as pl
+
+    from simulator.config import ReplayConfig
+    from tracegen.checkpoint import Loaded
+    from tracegen.quality.evaluation import Evaluation, Job
+    from tracegen.quality.tasks import Task
+    from traces.schema import Geometry
+
+    Chosen = Callable[[Geometry], dict[str, ReplayConfig]]
+
+
+class Sets(NamedTuple):
+    """Under which policy sets: of a file, or of a study."""
+
+    sets: Annotated[Path | None, typer.Option(help="Named policy sets (.toml), see docs/quality.md.")] = None
+    study: Annotated[str | None, typer.Option(help="In place of --sets: ranks, lambda or precision.")] = None
+    capacity: Annotated[str | None, typer.Option(help="Of a --study; default the study's own.")] = None
+
+
+class Asked(NamedTuple):
+    """What the model is asked, and how."""
+
+    tasks: Annotated[
+        str,
+        typer.Option(help="Comma list: perplexity:FILE, tasks of lm-evaluation-harness, or .yaml files of them."),
+    ]
+    limit: Annotated[int | None, typer.Option(min=1, help="The first N examples, or windows, of each task.")] = None
+    window: Annotated[int, typer.Option(min=2, help="Tokens of a window of perplexity:FILE.")] = 512
+    shots: Annotated[int | None, typer.Option(min=0, help="Examples before each question; default the task's own.")] = (
+        None
+    )
+    chat: model_options.Chat = False
+    seed: Annotated[int, typer.Option(min=0, help="Of few-shot examples and of sampling.")] = 0
+    batch: Annotated[int, typer.Option(min=1, help="Texts that go through the model together.")] = 1
+
+
+@grouped
+def quality(
+    model: model_options.Model,
+    *,
+    sets: Sets,
+    asked: Asked,
+    out: Annotated[Path, typer.Option(help="Folder for answers and figures; the same command continues in it.")],
+    placement: Placement,
+    quantiser: model_options.Quantiser = "affine",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Ask a model perplexities and tasks under every policy set, beside the unmodified model.
+
+    What is answered is kept task by task and set by set; the unmodified model's routing is recorded for sweeps.
+    """
+    from results.outputs import check_output
+    from results.quality import EXAMPLES, FILE
+    from tracegen.precision import check_quantiser
+    from tracegen.quality.named import named_tasks
+    from tracegen.requirements import require_torch
+
+    chosen = _chosen(sets)
+    check_output(out / FILE)
+    check_output(out / EXAMPLES)
+    names = named_tasks(asked.tasks)
+    folder = placement.located(model)
+    require_torch()
+    check_quantiser(quantiser)
+    tasks = _tasks(names, asked)
+    with keeping(lambda: f"what was answered is kept in {out}; the same command goes on"):
+        loaded = placement.loaded(model, folder)
+        frame = _answered(_evaluation(loaded, chosen, asked, out, quantiser), tasks)
+    _write(frame, out)
+    _report(frame, as_json)
+
+
+def _chosen(sets: Sets) -> Chosen:
+    """The sets of a model, as soon as it is known. Raises ConfigError for none, or both a file and a study."""
+    from simulator.errors import ConfigError
+    from sweeps.studies import study
+
+    if (sets.sets is None) == (sets.study is None):
+        raise ConfigError("under which policy sets? Give one of --sets FILE and --study NAME")
+    if sets.study is not None:
+        return partial(study(sets.study).configs, capacity=sets.capacity)
+    if sets.capacity is not None:
+        raise ConfigError("--capacity is that of a --study; --sets says it in its [base]")
+    assert sets.sets is not None
+    configs = _configs(sets.sets)
+    return lambda geometry: configs
+
+
+def _configs(path: Path) -> dict[str, ReplayConfig]:
+    """Raises ConfigError or PolicyError naming a set that no model can run under."""
+    from commands.validate import naming
+    from results.quality import UNMODIFIED
+    from simulator.errors import ConfigError
+    from sweeps.policy_sets import named_sets, read_sets
+    from tracegen.live.requests import check_live
+
+    configs = named_sets(*read_sets(path))
+    if UNMODIFIED in configs:
+        raise ConfigError(f"policy sets {path}: {UNMODIFIED!r} is the model without policies; rename the set")
+    for name, config in configs.items():
+        with naming(name):
+            check_live(config)
+    return configs
+
+
+def _tasks(names: Sequence[str], asked: Asked) -> Sequence[Task]:
+    from tracegen.quality.tasks import Asking, tasks_of
+
+    return tasks_of(names, Asking(asked.limit, asked.seed, asked.window, asked.shots, asked.chat))
+
+
+def _evaluation(loaded: Loaded, chosen: Chosen, asked: Asked, out: Path, quantiser: str) -> Evaluation:
+    from tracegen.live.run import proven
+    from tracegen.quality.evaluation import Evaluation
+
+    modules = proven(loaded)
+    sets = chosen(modules.geometry)
+    evaluation = Evaluation(loaded, modules, sets, asked.seed, asked.batch, out, quantiser)
+    for name, plan in evaluation.plans.items():
+        if why := evaluation.alone(plan):
+            say(f"note: set {name} comes one by one: {why}")
+        if plan.warning:
+            say(f"note: set {name}: {plan.warning}")
+    return evaluation
+
+
+def _answered(evaluation: Evaluation, tasks: Sequence[Task]) -> pl.DataFrame:
+    """Every row, of the folder or asked now."""
+    import polars as pl
+
+    from commands.quality_meter import Pace
+
+    pace = Pace(len(tasks) * (len(evaluation.plans) + 1))
+
+    def done(job: Job, before: bool) -> None:
+        pace.done(job.task.name, job.name, before)
+
+    try:
+        return pl.concat(list(evaluation.rows(tasks, pace.passed, done)))
+    finally:
+        pace.close()
+
+
+def _write(frame: pl.DataFrame, out: Path) -> None:
+    from analysis.figures import draw_all, save
+    from results.quality import EXAMPLES, FILE, examples_of
+    from results.write import write_frame
+
+    write_frame(frame, out / FILE)
+    write_frame(examples_of(frame), out / EXAMPLES)
+    paths = [out / FILE, out / EXAMPLES]
+    for name, figure in draw_all(frame).figures:
+        paths += save(figure, out / "figures" / name)
+    for path in paths:
+        say(f"wrote {path}")
+
+
+def _report(frame: pl.DataFrame, as_json: bool) -> None:
+    import polars as pl
+
+    from analysis.quality import document, tables
+    from analysis.tables import counted, table
+
+    if as_json:
+        print(json.dumps(document(frame), indent=1))
+        return
+    about = frame["about"][0]
+    show(f"LIVE, emulated: {about['model']}, {about['dtype']}; times are SIMULATED")
+    for task, rows in tables(frame).items():
+        texts = frame.filter(pl.col("task") == task)["texts"][0]
+        show("", table(rows, f"{task}: {counted(texts, 'text')}", spare=[*rows[0]][:5:-1], more="--json"))
+    show("loss: how much worse than unmodified on the same examples; ±: half its 95 % interval over examples")

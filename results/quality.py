@@ -1,0 +1,91 @@
+"""The file of `quality --out`: a row per task and policy set, with what the model answered, example by example.
+
+`quality.parquet` has nested rows, `examples.parquet` a flat row for every example and measure, so that sets can be
+compared in pairs. The set `unmodified` is the model without policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from results.columns import with_config
+from results.counters import COUNTERS
+from results.errors import ResultError
+from results.files import check_columns, check_digests, read_rows
+from results.result import Result, Row
+from results.schema import BOUNDS, DTYPES, ROWS_VERSION, with_digests
+from results.settings import setting_kinds
+
+FILE = "quality.parquet"
+EXAMPLES = "examples.parquet"
+UNMODIFIED = "unmodified"
+#: Counters of a run, beside them what TTFT and TPOT are made of, and whether it can be told without the model.
+TIMES = ("ttft_ns", "ttft_requests", "decode_ns", "decode_passes")
+_COUNTED = pl.Struct(dict.fromkeys((*COUNTERS, "time_ns", *TIMES), pl.Int64))
+_ABOUT = ("model", "weights_sha256", "dtype", "trace", "task_sha256", "evaluator", "device", "policies", "alone")
+_MEASURE = {"name": pl.String, "value": pl.Float64, "higher_is_better": pl.Boolean}
+#: `weight` is what the example counts in the mean: tokens or words of a perplexity, else 1.
+_EXAMPLE = {"example": pl.String, "prompt_sha256": pl.String, "measure": pl.String} | {
+    "value": pl.Float64,
+    "weight": pl.Float64,
+}
+SCHEMA: dict[str, Any] = {
+    "rows_version": pl.Int64,
+    "set": pl.String,
+    "task": pl.String,
+    "changes_output": pl.Boolean,
+    "config": pl.Struct({name: DTYPES[kind] for name, kind in setting_kinds().items()}),  # null of `unmodified`
+    "about": pl.Struct(dict.fromkeys(_ABOUT, pl.String) | {"batch": pl.Int64, "seed": pl.Int64}),
+    "texts": pl.Int64,
+    "tokens": pl.Int64,
+    "live": _COUNTED,  # what the policies did to this model; null of `unmodified`
+    "replayed": _COUNTED,  # what a replay of the unmodified model's trace says, as a sweep would
+    "bounds": pl.Struct(BOUNDS),  # of that replay; null where routing changes the demand
+    "measures": pl.List(pl.Struct(_MEASURE)),
+    "examples": pl.List(pl.Struct(_EXAMPLE)),
+}
+NEEDED = {name: [field.name for field in kind.fields] for name, kind in SCHEMA.items() if name in ("about", "live")}
+
+
+def counted(totals: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> Row:
+    """The field `live` or `replayed` from a run's totals and its rows of requests."""
+    first = [row["ttft_ns"] for row in requests if row["ttft_ns"] is not None]
+    times = {"ttft_ns": sum(first), "ttft_requests": len(first)}
+    times |= {name: sum(row[name] or 0 for row in requests) for name in ("decode_ns", "decode_passes")}
+    return {name: totals[name] for name in (*COUNTERS, "time_ns")} | times
+
+
+def counted_by(result: Result) -> Row:
+    """`counted` of a replay."""
+    return counted(result.totals, result.per_request)
+
+
+def to_frame(rows: Sequence[Row]) -> pl.DataFrame:
+    """Rows with the columns of `SCHEMA`, and a digest of their content."""
+    return with_digests(pl.DataFrame([{"rows_version": ROWS_VERSION} | row for row in rows], schema=SCHEMA))
+
+
+def examples_of(frame: pl.DataFrame) -> pl.DataFrame:
+    """A flat row for every set, task, example and measure."""
+    return frame.select("set", "task", "examples").explode("examples").unnest("examples")
+
+
+def load(folder: Path) -> pl.DataFrame:
+    """The rows of a folder. Raises ResultError if there are none, or if the file is damaged or foreign."""
+    if not (folder / FILE).exists():
+        make = f"moereplay quality MODEL --sets SETS --tasks TASKS --out {folder}"
+        raise ResultError(f"no quality in {folder}; make it with: {make}")
+    return read(folder / FILE)
+
+
+def read(path: Path) -> pl.DataFrame:
+    """The rows of one file. Raises ResultError if it is damaged or foreign."""
+    frame = read_rows(path, "quality")
+    check_columns(path, frame.schema, NEEDED)
+    check_digests(path, frame, "quality")
+    has_config = pl.col("set") != UNMODIFIED  # unnesting makes fields of a config that is not there
+    return with_config(frame).with_columns(pl.when(has_config).then(pl.col("config")))

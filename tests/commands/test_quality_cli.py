@@ -1,0 +1,148 @@
+"""`moereplay quality` on the miniature: what it prints and writes, what it refuses, killed and typed again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from results.quality import load
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.command import unfolded
+
+TEXT = Path(__file__).resolve().parents[2] / "tracegen" / "miniature" / "heldout.txt"
+SETS = """
+[base]
+capacity = "25%"
+reset = "request"
+[sets.lru]
+eviction = "lru"
+[sets.prior]
+routing = ["cache_prior:lam=.1", "cache_prior:lam=1"]
+[sets.bits]
+miss = "lowest_bit:bits=2"
+"""
+SMALL = ("--window", 14, "--limit", 2, "--device", "cpu", "--dtype", "float32")
+FILES = ("quality.parquet", "examples.parquet", "figures/quality_by_miss_rate.png", "figures/quality_by_speed.svg")
+
+
+def command(folder: Path, *more: object, batch: int = 2) -> tuple[object, ...]:
+    (folder / "sets.toml").write_text(SETS)
+    tasks = ("--tasks", f"perplexity:{TEXT}", "--batch", batch)
+    return ("quality", "miniature", "--sets", folder / "sets.toml", *tasks, *SMALL, "--out", folder / "out", *more)
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("quality")
+    return folder, moereplay(*command(folder))
+
+
+def test_a_table_per_task_with_every_set_beside_the_unmodified_model(answered) -> None:
+    folder, ended = answered
+    assert ended.returncode == 0, ended.stderr
+    rows = [line.split() for line in ended.stdout.splitlines()]
+    table = {" ".join(row[:-6]): row[-6:] for row in rows if len(row) > 6}
+    assert {"unmodified", "lru", "prior cache_prior:lam=.1", "prior cache_prior:lam=1"} <= set(table)
+    assert table["lru"][2] == table["unmodified"][2], "the same predictions"
+    assert float(table["prior cache_prior:lam=1"][0]) < float(table["lru"][0]), "fewer misses"
+    assert "perplexity:heldout.txt: 2 texts" in ended.stdout
+    assert "set bits comes one by one: miss lowest_bit:bits=2 rounds an expert" in unfolded(ended.stderr)
+    assert all((folder / "out" / name).exists() for name in FILES)
+
+
+def test_what_is_written_holds_an_example_per_row(answered) -> None:
+    folder, _ = answered
+    frame, flat = load(folder / "out"), pl.read_parquet(folder / "out" / "examples.parquet")
+    assert len(frame) == 5 and len(flat) == 5 * 2 * 3, "sets, windows, and nll, kl, top1"
+    worst = flat.filter(pl.col("measure") == "kl").group_by("set").agg(pl.col("value").sum()).sort("value")
+    assert worst["set"][-1] == "bits" and worst["value"][0] == 0
+    assert (
+        flat.filter(pl.col("set") == "lru").drop("set").equals(flat.filter(pl.col("set") == "unmodified").drop("set"))
+    )
+
+
+def test_typed_again_nothing_is_asked_and_the_bytes_are_the_same(answered) -> None:
+    folder, _ = answered
+    before = {name: (folder / "out" / name).read_bytes() for name in FILES}
+    again = moereplay(*command(folder, "--json"))
+    assert again.returncode == 0 and again.stderr.count("kept from before") == 5
+    assert {name: (folder / "out" / name).read_bytes() for name in FILES} == before
+    rows = {row["set"]: row for row in json.loads(again.stdout)["rows"]}
+    assert rows["lru"]["figures"]["live_miss_rate"] == rows["lru"]["figures"]["replayed_miss_rate"]
+    assert {each["measure"] for each in rows["bits"]["differences"]} == {"nll", "perplexity", "kl", "top1"}
+    assert rows["bits"]["config"]["miss"] == "lowest_bit:bits=2"
+
+
+def test_plot_draws_the_folder_again(answered) -> None:
+    folder, _ = answered
+    ended = moereplay("plot", folder / "out", "--out", folder / "drawn", "--figure", "quality_by_speed")
+    assert ended.returncode == 0, ended.stderr
+    drawn, first = (folder / each / "quality_by_speed.png" for each in ("drawn", "out/figures"))
+    assert drawn.read_bytes() == first.read_bytes()
+
+
+REFUSED = (
+    (("--tasks", ","), "--tasks names nothing"),
+    (("--tasks", "perplexity:none.txt"), "there is no file none.txt"),
+    (("--tasks", "perplexity:"), "there is no file named"),
+    (("--tasks", "none.yaml"), "there is no file none.yaml"),
+    (("--tasks", f"perplexity:{TEXT},perplexity:{TEXT}"), "--tasks has two tasks called perplexity:heldout.txt"),
+    (("--sets", "none.toml"), "none.toml: No such file"),
+    (("--device", "gpu"), "torch has no such device"),
+    (("--out", TEXT), "is no folder"),
+)
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED)
+def test_what_cannot_be_asked_is_refused_in_a_line(tmp_path: Path, options: tuple[object, ...], said: str) -> None:
+    ended = moereplay(*command(tmp_path, *options), cwd=tmp_path)
+    assert ended.returncode == 2
+    assert said in unfolded(ended.stderr) and "Traceback" not in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+SETS_REFUSED = (
+    ('[sets.unmodified]\neviction = "lru"', "'unmodified' is the model without policies; rename the set"),
+    ('[sets.a]\neviction = "belady"', "policy set a: eviction belady needs the future"),
+    ('[sets.a]\npasses = "token"', "policy set a: passes 'token': a live run's passes are the model's own"),
+    ('[sets.a]\nrouting = "nope"', "policy set a: no routing policy called 'nope'"),
+)
+
+
+@pytest.mark.parametrize(("sets", "said"), SETS_REFUSED)
+def test_sets_that_no_model_can_run_under_are_refused_by_name(tmp_path: Path, sets: str, said: str) -> None:
+    line = command(tmp_path)
+    (tmp_path / "sets.toml").write_text(sets)
+    ended = moereplay(*line, cwd=tmp_path)
+    assert ended.returncode == 2 and said in unfolded(ended.stderr)
+
+
+def test_without_the_harness_its_tasks_are_refused_with_what_to_install(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("tracegen.quality.named.find_spec", lambda name: None)
+    ended = moereplay(*command(tmp_path, "--tasks", "gsm8k"))
+    assert ended.returncode == 2
+    assert "task gsm8k needs lm-evaluation-harness: pip install 'moereplay[quality]'" in ended.stderr
+
+
+@pytest.mark.long
+def test_killed_and_typed_again_is_as_undisturbed(answered, tmp_path: Path) -> None:
+    """kill -9 at several moments; each time the same command goes on."""
+    line = [sys.executable, "-m", "moereplay", *map(str, command(tmp_path))]
+    for seconds in (6, 9, 12):
+        with subprocess.Popen(line, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as running:
+            time.sleep(seconds)
+            running.send_signal(signal.SIGKILL)
+    assert moereplay(*command(tmp_path)).returncode == 0
+    folder, _ = answered
+    for name in FILES[:2]:
+        assert (tmp_path / "out" / name).read_bytes() == (folder / "out" / name).read_bytes()
+    assert not list(tmp_path.rglob("*.partial"))
+    ours, theirs = (sorted(each.name for each in (where / "out" / "traces").iterdir()) for where in (tmp_path, folder))
+    assert ours == theirs

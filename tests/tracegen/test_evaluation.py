@@ -1,0 +1,143 @@
+"""Tasks under policy sets: what is kept, what is asked again, and that a set that changes nothing is not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from analysis.quality import document, judged, tables
+from results.errors import ResultError
+from results.quality import UNMODIFIED, counted_by, examples_of
+from simulator.config import configure
+from simulator.replay import replay
+from tests.kit.live_runs import loaded, modules, tokens
+from tracegen.quality.answers import Answers, Example, Measure
+from tracegen.quality.evaluation import Evaluation
+from tracegen.quality.session import Session
+from tracegen.quality.texts import Given
+from traces.store import open_trace
+
+SETS = {
+    "lru": {"eviction": "lru"},
+    "prior": {"routing": "cache_prior:lam=.5"},
+    "drop": {"miss": "drop", "eviction": "lfu"},
+}
+
+
+@dataclass
+class Likelihood:
+    """A task of random tokens; its answers are log-likelihoods."""
+
+    name: str = "likelihood"
+    seeds: Sequence[int] = (1, 2, 3)
+    asked: list[str] = field(default_factory=list)  #: policies of every session that came
+    dies_at: int = -1  #: of those, the one in which it fails
+    compared = False
+
+    @property
+    def definition(self) -> list[object]:
+        return ["test", self.name, list(self.seeds)]
+
+    def answers(self, session: Session) -> Answers:
+        plan = session.subject.plan
+        self.asked.append(plan.config.routing + "/" + plan.config.miss if plan else UNMODIFIED)
+        texts = [Given(tokens(9, seed), 4, 4) for seed in self.seeds]
+        session.read(texts[:1])
+        if len(self.asked) == self.dies_at:
+            raise KeyboardInterrupt
+        session.read(texts[1:])
+        examples = [Example(str(n), f"prompt {n}", "likelihood", text.logprob) for n, text in enumerate(texts)]
+        return Answers([Measure("likelihood", sum(each.value for each in examples) / 3, True)], examples)
+
+
+def evaluation(out: Path, **more: Any) -> Evaluation:
+    base = {"capacity": "40%", "reset": "request"}
+    sets = {name: configure(**base, **own) for name, own in (SETS | more).items()}
+    return Evaluation(loaded("olmoe"), modules("olmoe"), sets, seed=0, batch=2, out=out)
+
+
+def asked(out: Path, tasks: Sequence[Likelihood], **more: Any) -> pl.DataFrame:
+    return pl.concat(evaluation(out, **more).rows(tasks, lambda name, tokens: None, lambda job, before: None))
+
+
+def test_every_set_beside_the_unmodified_model(tmp_path: Path) -> None:
+    task = Likelihood()
+    frame = asked(tmp_path, [task])
+    assert frame["set"].to_list() == [UNMODIFIED, *SETS]
+    assert frame["changes_output"].to_list() == [False, False, True, True]
+    assert len(task.asked) == 3, "lru leaves the output alone and is not run"
+    rows = {row["set"]: row for row in frame.to_dicts()}
+    assert rows["lru"]["measures"] == rows[UNMODIFIED]["measures"]
+    assert rows["lru"]["live"] == rows["lru"]["replayed"] and rows[UNMODIFIED]["live"] is None
+    assert rows["prior"]["live"]["misses"] < rows["lru"]["live"]["misses"]
+    assert rows["drop"]["live"]["dropped"] > 0
+    assert rows["lru"]["bounds"]["belady_hits"] >= rows["lru"]["live"]["hits"]
+    assert rows["prior"]["bounds"] is None, "routing changes the demand"
+
+
+def test_the_trace_of_the_unmodified_model_is_what_sweeps_replay(tmp_path: Path) -> None:
+    task = Likelihood()
+    frame = asked(tmp_path, [task])
+    trace = open_trace(evaluation(tmp_path).trace_of(task))
+    row = frame.row(by_predicate=pl.col("set") == "drop", named=True)
+    config = configure(capacity="40%", reset="request", miss="drop", eviction="lfu")
+    assert trace.digest == row["about"]["trace"] and trace.tokens == row["tokens"] == 3 * 8
+    assert counted_by(replay(trace, config, engine="reference")) == row["replayed"]
+
+
+@pytest.mark.parametrize("dies_at", (1, 2, 3, 4, 6))
+def test_cut_off_and_continued_is_as_undisturbed(tmp_path: Path, dies_at: int) -> None:
+    undisturbed = asked(tmp_path / "one", [Likelihood(), Likelihood("second", (4, 5, 6))])
+    failing, second = Likelihood(dies_at=dies_at), Likelihood("second", (4, 5, 6), dies_at=dies_at - 3)
+    with pytest.raises(KeyboardInterrupt):
+        asked(tmp_path / "two", [failing, second])
+    failing.dies_at = second.dies_at = -1
+    continued = asked(tmp_path / "two", [failing, second])
+    assert continued.equals(undisturbed)
+    assert len(failing.asked) + len(second.asked) == 6 + 1, "only what was cut off is asked twice"
+    assert not list((tmp_path / "two").rglob("*.partial"))
+
+
+def test_a_set_more_asks_no_other_again(tmp_path: Path) -> None:
+    first, again = Likelihood(), Likelihood()
+    before = asked(tmp_path, [first])
+    after = asked(tmp_path, [again], more={"routing": "max_rank"})
+    assert again.asked == ["max_rank/fetch"]
+    assert after.filter(pl.col("set") != "more").equals(before)
+
+
+def test_other_questions_are_asked_anew(tmp_path: Path) -> None:
+    asked(tmp_path, [Likelihood()])
+    other = Likelihood(seeds=(7, 8, 9))
+    asked(tmp_path, [other])
+    assert len(other.asked) == 3
+
+
+def test_a_damaged_part_is_refused_by_name(tmp_path: Path) -> None:
+    asked(tmp_path, [Likelihood()])
+    part = sorted((tmp_path / "parts").iterdir())[0]
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(ResultError, match=rf"{part.name} is .*delete it"):
+        asked(tmp_path, [Likelihood()])
+
+
+def test_differences_are_of_the_same_examples(tmp_path: Path) -> None:
+    """Computed here once more from the flat table, example by example."""
+    frame = asked(tmp_path, [Likelihood()])
+    flat = examples_of(frame)
+    by_set = {name: rows["value"].to_list() for (name,), rows in flat.group_by("set", maintain_order=True)}
+    found = {each.set: each for each in judged(frame)}
+    for name in SETS:
+        pairs = [ours - theirs for ours, theirs in zip(by_set[name], by_set[UNMODIFIED], strict=True)]
+        assert found[name].change == pytest.approx(sum(pairs) / 3, abs=1e-12) and found[name].examples == 3
+        assert found[name].loss == pytest.approx(-sum(pairs) / 3, abs=1e-12), "a higher likelihood is better"
+    assert found["lru"].change == found["lru"].off == 0
+    assert [row["set"] for row in tables(frame)["likelihood"]] == [UNMODIFIED, *SETS]
+    assert document(frame)["rows"][2]["differences"][0]["measure"] == "likelihood"

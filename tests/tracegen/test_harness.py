@@ -1,0 +1,122 @@
+"""Tasks of lm-evaluation-harness: the unmodified model answers as in the harness itself, example by example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval import evaluator
+from lm_eval.models.huggingface import HFLM
+
+from simulator.config import configure
+from simulator.origin import Origin
+from simulator.replay import plan_for
+from tracegen.checkpoint import Loaded, load
+from tracegen.errors import RecordError
+from tracegen.live.requests import CAPABILITIES
+from tracegen.live.run import proven
+from tracegen.modules import MoeModules
+from tracegen.quality.harness import HarnessTask, known_tasks
+from tracegen.quality.session import Session, Subject
+from tracegen.quality.tasks import Asking, tasks_of
+
+TASKS = Path(__file__).resolve().parents[1] / "samples" / "tasks"
+NAMES = ("next_word", "answer", "whole_text")
+
+
+@pytest.fixture(scope="module")
+def miniature() -> tuple[Loaded, MoeModules]:
+    loaded = load("miniature", device="cpu", dtype="float32")
+    return loaded, proven(loaded)
+
+
+@pytest.fixture(autouse=True)
+def beside_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths in a task are those of the folder in which one works."""
+    monkeypatch.chdir(TASKS)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def session(miniature: tuple[Loaded, MoeModules], batch: int = 1, **settings: Any) -> Session:
+    loaded, modules = miniature
+    origin = Origin(modules.geometry, CAPABILITIES, modules.geometry.layers, "live", "miniature", live=True)
+    config = configure(**{"capacity": "25%", "reset": "request", **settings})
+    return Session(Subject(loaded, modules, plan_for(origin, config) if settings else None, 0), batch)
+
+
+def task(name: str, limit: int | None = None) -> HarnessTask:
+    return HarnessTask(f"{name}.yaml", limit, seed=0, shots=None, chat=False)
+
+
+def of_the_harness(loaded: Loaded, name: str) -> Any:
+    own: Any = HFLM
+    evaluate: Any = evaluator.simple_evaluate
+    plain = own(pretrained=loaded.model, tokenizer=loaded.tokenizer, backend="causal", batch_size=1)
+    return evaluate(plain, tasks=[f"{name}.yaml"], bootstrap_iters=0, task_manager=known_tasks())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_unmodified_model_is_lm_evaluation_harness_on_the_plain_model(miniature, name: str) -> None:
+    theirs = of_the_harness(miniature[0], name)
+    ours = task(name).answers(session(miniature, batch=3))
+    for measure in ours.measures:
+        assert measure.value == pytest.approx(theirs["results"][name][f"{measure.name},none"], rel=1e-5)
+    metrics = theirs["samples"][name][0]["metrics"]
+    for sample in theirs["samples"][name]:
+        mine = [each for each in ours.examples if each.example == f"{name}/{sample['doc_id']}"]
+        assert [each.measure for each in mine] == metrics
+        if name != "whole_text":
+            assert [each.value for each in mine] == [sample[metric] for metric in metrics]
+        else:
+            likelihood, words = sample["word_perplexity"]
+            assert mine[0].value == pytest.approx(-likelihood / words, rel=1e-5) and mine[0].weight == words
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_batched_is_one_by_one_under_policies(miniature, name: str) -> None:
+    settings: dict[str, Any] = {"routing": "cache_prior:lam=.5", "eviction": "random"}
+    alone, together = session(miniature, **settings), session(miniature, batch=4, **settings)
+    one, other = task(name).answers(alone), task(name).answers(together)
+    assert [each.value for each in one.examples] == pytest.approx([each.value for each in other.examples], rel=1e-4)
+    first, second = alone.close(), together.close()
+    assert first.totals["misses"] == second.totals["misses"] and first.totals["time_ns"] == second.totals["time_ns"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_policies_that_change_nothing_answer_as_the_unmodified_model(miniature) -> None:
+    asked = task("answer", limit=3)
+    assert asked.answers(session(miniature, eviction="least_stale")) == asked.answers(session(miniature))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_is_wrong_with_a_task_is_said_with_its_name(miniature, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("task: broken\noutput_type: generate_until\ndataset_path: json\ntest_split: test\n")
+    with pytest.raises(RecordError, match=r"task .*broken\.yaml: "):
+        HarnessTask(str(broken), None, 0, None, False).answers(session(miniature))
+    beams = tmp_path / "beams.yaml"
+    beams.write_text((TASKS / "answer.yaml").read_text().replace("do_sample: false", "num_beams: 4"))
+    with pytest.raises(RecordError, match="generation setting 'num_beams' of this task is not supported"):
+        HarnessTask(str(beams), None, 0, None, False).answers(session(miniature))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_task_that_the_harness_does_not_know_is_refused_with_the_nearest() -> None:
+    with pytest.raises(RecordError, match="no task called 'gsm8': did you mean gsm8k"):
+        tasks_of(["gsm8"], Asking())
+    (known,) = tasks_of(["gsm8k"], Asking(limit=2))
+    assert known.name == "gsm8k" and known.definition[0] == "lm-eval"
+
+
+def test_a_task_is_another_when_its_data_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("answer.yaml", "questions.jsonl"):
+        (tmp_path / name).write_bytes((TASKS / name).read_bytes())
+    before = task("answer").definition
+    assert before == task("answer").definition != task("answer", limit=1).definition
+    (tmp_path / "questions.jsonl").write_text('{"text": "a", "right": "b", "wrong": "c"}\n')
+    assert task("answer").definition != before

@@ -1,0 +1,1 @@
+"""What policies cost a model: perplexity and tasks of lm-evaluation-harness, read by a model under policies."""

@@ -1,0 +1,167 @@
+"""Tasks of lm-evaluation-harness by name, group or YAML file, read by a model under policies."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from math import isfinite, log
+from pathlib import Path
+from typing import Any, TextIO
+
+from tracegen.errors import RecordError
+from tracegen.folder import one_line
+from tracegen.quality.answers import Answers, Example, Measure, sha256_of
+from tracegen.quality.named import YAML, called_of
+from tracegen.quality.session import Session
+
+#: Measures that follow from log-likelihoods, with what a mean is divided by: an example has nats, or bits.
+NATS = {"perplexity": 1.0, "word_perplexity": 1.0, "byte_perplexity": 1.0, "bits_per_byte": log(2)}
+
+
+@dataclass(frozen=True)
+class HarnessTask:
+    """One task or group, its first `limit` examples."""
+
+    spec: str  #: its name, or the path of a YAML file
+    limit: int | None
+    seed: int
+    shots: int | None  #: examples before each question; None: as the task says
+    chat: bool
+    compared = False
+
+    @property
+    def name(self) -> str:
+        """In tables and files."""
+        return called_of(self.spec)
+
+    @property
+    def definition(self) -> list[object]:
+        """Everything that its answers depend on beside the model."""
+        settings = [self.limit, self.seed, self.shots, self.chat]
+        return ["lm-eval", version("lm_eval"), self.name, _content(self.spec), *settings]
+
+    def answers(self, session: Session) -> Answers:
+        """Ask every example. Raises RecordError naming the task if it cannot be had, or fails."""
+        with _quiet(session):
+            try:
+                found = self._evaluated(session)
+            except RecordError:
+                raise
+            except Exception as refused:  # tasks are foreign data and foreign code: it can be anything
+                raise RecordError(f"task {self.spec}: {one_line(refused)}") from refused
+        return Answers(self._measures(found), [each for name in found["samples"] for each in _examples(name, found)])
+
+    def _evaluated(self, session: Session) -> Any:
+        from lm_eval import evaluator  # seconds, and only where a task of the harness is asked
+
+        from tracegen.quality.interface import UnderPolicies
+
+        seeds = dict.fromkeys(
+            ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), self.seed
+        )
+        evaluate: Any = evaluator.simple_evaluate  # its decorator hides its arguments from type checkers
+        return evaluate(
+            UnderPolicies(session, 1, self.seed),
+            tasks=[self.spec],
+            num_fewshot=self.shots,
+            limit=self.limit,
+            bootstrap_iters=0,
+            apply_chat_template=self.chat,
+            task_manager=known_tasks(),
+            **seeds,
+        )
+
+    def _measures(self, found: Mapping[str, Any]) -> list[Measure]:
+        """Of the group where one was asked, else of the one task."""
+        (asked, *_) = found.get("groups") or found["results"]
+        better = found["higher_is_better"].get(asked) or {}
+        figures = found["results"][asked]
+        return [
+            Measure(_called(key), float(value), bool(better.get(key.partition(",")[0], True)))
+            for key, value in figures.items()
+            if "," in key and "_stderr" not in key and isinstance(value, int | float) and isfinite(value)
+        ]
+
+
+@cache
+def known_tasks() -> Any:
+    """The harness's index of its tasks, a `TaskManager`: made once, it takes seconds."""
+    with _quiet():
+        from lm_eval.tasks import TaskManager
+
+        return TaskManager()
+
+
+def tasks_there_are() -> list[str]:
+    """Every name that the harness knows."""
+    return known_tasks().all_tasks
+
+
+def _called(key: str) -> str:
+    """`exact_match,none` is `exact_match`; another filter stays in the name."""
+    metric, _, filtered = key.partition(",")
+    return metric if filtered == "none" else f"{metric},{filtered}"
+
+
+def _examples(task: str, found: Mapping[str, Any]) -> Iterator[Example]:
+    """Of the measures that are a mean over examples, or over their words."""
+    for sample in found["samples"][task]:
+        prompt = sha256_of(repr(sample["arguments"]))
+        for metric in sample["metrics"]:
+            called, mean = _called(f"{metric},{sample['filter']}"), _mean(metric, sample[metric])
+            if mean is not None:
+                yield Example(f"{task}/{sample['doc_id']}", prompt, called, *mean)
+
+
+def _mean(metric: str, value: Any) -> tuple[float, float] | None:
+    """An example's value and weight; of a perplexity it is a log-likelihood, or that and words: nats per word."""
+    if metric in NATS:
+        likelihood, words = value if isinstance(value, tuple | list) else (value, 1)
+        return -likelihood / words / NATS[metric], float(words)
+    return (float(value), 1.0) if isinstance(value, bool | int | float) and isfinite(value) else None
+
+
+def _content(spec: str) -> str:
+    """sha256 of a task's own file and of the local files that it names; empty of a known task."""
+    if not spec.endswith(YAML):
+        return ""
+    found = hashlib.sha256(Path(spec).read_bytes())
+    for path in sorted(_local_files(spec)):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _local_files(spec: str) -> list[Path]:
+    with _quiet():
+        from lm_eval.tasks._yaml_loader import load_yaml
+
+    files = (load_yaml(spec, resolve_func=False).get("dataset_kwargs") or {}).get("data_files") or []
+    named = files.values() if isinstance(files, dict) else [files] if isinstance(files, str) else files
+    return [Path(each) for each in named if isinstance(each, str) and Path(each).is_file()]
+
+
+@contextlib.contextmanager
+def _quiet(session: Session | None = None) -> Iterator[None]:
+    """The harness's remarks and bars go unsaid; a session's own progress is shown as before."""
+    before, shown = logging.root.manager.disable, sys.stderr
+    ours = session.progress if session else None
+    if session and ours:
+        session.progress = lambda tokens: _aloud(shown, ours, tokens)
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _aloud(shown: TextIO, progress: Callable[[int], None], tokens: int) -> None:
+    with contextlib.redirect_stderr(shown):
+        progress(tokens)

@@ -1,0 +1,80 @@
+"""The task `perplexity:FILE`: windows of a text, token by token, beside the unmodified model.
+
+Every token of a window but the first is predicted; the measures are its negative log-likelihood (nats), the perplexity,
+KL(unmodified || modified) in nats per token, and the share of tokens for which both models find the same token
+likeliest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, inf
+from pathlib import Path
+
+from tracegen.live.quality import LARGEST_EXPONENT
+from tracegen.prompts import Prompts, read_texts
+from tracegen.quality.answers import Answers, Example, Measure, sha256_of
+from tracegen.quality.named import PERPLEXITY
+from tracegen.quality.session import Session
+from tracegen.quality.texts import Given
+from tracegen.record import room_of
+from tracegen.tokens import windows
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """A text file in windows of `window` tokens, the first `limit` of them."""
+
+    path: Path
+    texts: Prompts
+    window: int
+    limit: int | None
+
+    @classmethod
+    def of(cls, path: Path, window: int, limit: int | None) -> Perplexity:
+        """Raises RecordError if the file cannot be read."""
+        return cls(path, read_texts([path]), window, limit)
+
+    compared = True  #: with the unmodified model, token by token
+
+    @property
+    def name(self) -> str:
+        """In tables and files."""
+        return f"{PERPLEXITY}{self.path.name}"
+
+    @property
+    def definition(self) -> list[object]:
+        """Everything that its answers depend on beside the model."""
+        return ["perplexity", self.texts.sha256, self.window, self.limit]
+
+    def answers(self, session: Session) -> Answers:
+        """Read every window. Raises RecordError for a text shorter than one."""
+        loaded = session.subject.loaded
+        work = windows(self.texts, loaded.tokenizer, room_of(loaded), self.window, self.limit)
+        texts = [Given(ids.tolist(), prompt=1, scored=1) for ids in work.sequences]
+        session.read(texts)
+        examples = [each for number, text in enumerate(texts) for each in _examples(number, text)]
+        return Answers(_measures(texts), examples)
+
+
+def _examples(number: int, text: Given) -> list[Example]:
+    tokens, of = len(text.ids) - 1, (str(number), sha256_of(str(list(text.ids))))
+    values = {"nll": -text.logprob / tokens, "kl": text.compared.kl / tokens, "top1": _agreed(text) / tokens}
+    return [Example(*of, name, value, tokens) for name, value in values.items()]
+
+
+def _measures(texts: list[Given]) -> list[Measure]:
+    tokens = sum(len(text.ids) - 1 for text in texts)
+    nll = -sum(text.logprob for text in texts) / tokens
+    kl, agreed = sum(text.compared.kl for text in texts), sum(map(_agreed, texts))
+    return [
+        Measure("nll", nll, False),
+        Measure("perplexity", exp(nll) if nll < LARGEST_EXPONENT else inf, False),
+        Measure("kl", kl / tokens, False),
+        Measure("top1", agreed / tokens, True),
+    ]
+
+
+def _agreed(text: Given) -> int:
+    """Of the unmodified model, which nothing is compared with, all."""
+    return text.compared.agreed if text.compared.tokens else len(text.ids) - 1

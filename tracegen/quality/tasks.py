@@ -1,0 +1,63 @@
+"""The tasks that `--tasks` names, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from tracegen.errors import RecordError
+from tracegen.quality.answers import Answers
+from tracegen.quality.harness import HarnessTask, tasks_there_are
+from tracegen.quality.named import PERPLEXITY, YAML
+from tracegen.quality.perplexity import Perplexity
+from tracegen.quality.session import Session
+from traces.spelling import nearest
+
+
+class Task(Protocol):
+    """Something that a model is asked."""
+
+    @property
+    def compared(self) -> bool:
+        """Whether the unmodified model reads the same beside."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """In tables and files."""
+        ...
+
+    @property
+    def definition(self) -> list[object]:
+        """Everything that its answers depend on beside the model."""
+        ...
+
+    def answers(self, session: Session) -> Answers:
+        """Ask everything."""
+        ...
+
+
+class Asking(NamedTuple):
+    """How tasks are asked."""
+
+    limit: int | None = None  #: examples, or windows, of each
+    seed: int = 0
+    window: int = 512  #: tokens of a window of a perplexity
+    shots: int | None = None
+    chat: bool = False
+
+
+def tasks_of(names: Sequence[str], how: Asking) -> list[Task]:
+    """Of `named_tasks`. Raises RecordError for a task that the harness does not know, or an unreadable file."""
+    return [_task(name, how) for name in names]
+
+
+def _task(name: str, how: Asking) -> Task:
+    if name.startswith(PERPLEXITY):
+        return Perplexity.of(Path(name.removeprefix(PERPLEXITY)), how.window, how.limit)
+    if not name.endswith(YAML) and name not in (known := tasks_there_are()):
+        near = nearest(name, known)
+        meant = f"did you mean {near}?" if near else f"`lm-eval ls tasks` lists {len(known):,}"
+        raise RecordError(f"no task called {name!r}: {meant}")
+    return HarnessTask(name, how.limit, how.seed, how.shots, how.chat)

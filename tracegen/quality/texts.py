@@ -1,0 +1,108 @@
+"""Texts that are read a pass at a time: one that is given and scored, and one that is continued.
+
+The prompt goes through the model in one pass, what follows token by token, as an engine serves it: a policy that looks
+at whole passes then meets what it would meet there. The last token goes through no pass: nothing after it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tracegen.errors import RecordError
+from tracegen.live.quality import Score, score
+from tracegen.live.sampling import Sampler
+
+
+class Text(Protocol):
+    """One sequence. Its first pass, and no other, is its prompt."""
+
+    read: list[int]  #: tokens that have gone through the model
+
+    @property
+    def first(self) -> int:
+        """Tokens of its first pass."""
+        ...
+
+    def due(self) -> Sequence[int]:
+        """The tokens of its next pass; none when it is over."""
+        ...
+
+    def receive(self, logits: Tensor, base: Tensor | None) -> None:
+        """The logits (n, V) after each of the n tokens that were due; `base` are the unmodified model's."""
+
+
+@dataclass
+class Given:
+    """Tokens whose probabilities are asked for, from the one at `scored` on."""
+
+    ids: Sequence[int]
+    prompt: int  #: tokens of the first pass, at least 1 and less than all
+    scored: int  #: place of the first token that is scored, at least 1
+    logprob: float = 0.0  #: natural, summed over the scored tokens
+    greedy: bool = True  #: whether each scored token is the likeliest
+    compared: Score = field(default_factory=Score)  #: with the unmodified model, where that was read beside
+    read: list[int] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """The prompt's tokens."""
+        return self.prompt
+
+    def due(self) -> Sequence[int]:
+        """The prompt, then one token after the other."""
+        at = len(self.read)
+        return self.ids[: self.prompt] if not at else self.ids[at : min(at + 1, len(self.ids) - 1)]
+
+    def receive(self, logits: Tensor, base: Tensor | None) -> None:
+        """Score the tokens that follow those that were read. Raises RecordError if the model gives no numbers."""
+        first, last = len(self.read) - len(logits), len(self.read)  # row i predicts token first + i + 1
+        skipped = max(self.scored - first - 1, 0)
+        if first + skipped >= last:
+            return
+        rows, wanted = logits[skipped:], torch.as_tensor(self.ids[first + skipped + 1 : last + 1], device=logits.device)
+        refuse_no_numbers(rows)
+        chances = rows.float().log_softmax(-1)
+        self.logprob += float(chances.gather(-1, wanted[:, None]).double().sum())
+        self.greedy = self.greedy and bool((chances.argmax(-1) == wanted).all())
+        if base is not None:
+            self.compared += score(base[skipped:], rows, wanted)
+
+
+@dataclass
+class Continued:
+    """A prompt and what the model adds: at most `most` tokens, fewer if `over` says so of those added."""
+
+    prompt: Sequence[int]
+    most: int
+    over: Callable[[Sequence[int]], bool]
+    sampler: Sampler
+    added: list[int] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """The prompt's tokens."""
+        return len(self.prompt)
+
+    def due(self) -> Sequence[int]:
+        """The prompt, then each new token."""
+        if not self.read:
+            return self.prompt
+        ended = len(self.added) >= self.most or self.over(self.added)
+        return () if ended else self.added[-1:]
+
+    def receive(self, logits: Tensor, base: Tensor | None) -> None:
+        """Pick the next token."""
+        refuse_no_numbers(logits[-1:])
+        self.added.append(self.sampler.pick(logits[-1]))
+
+
+def refuse_no_numbers(logits: Tensor) -> None:
+    """Raises RecordError for NaN."""
+    if torch.isnan(logits).any():
+        raise RecordError("the model's logits are not numbers (NaN); try --dtype bfloat16 or float32")
