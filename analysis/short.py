@@ -7,6 +7,8 @@ from typing import Any
 
 from analysis.tables import Share, folded, table
 
+#: Columns of what is forecast.
+FORECAST = {name: f"forecast {name}" for name in ("loss", "low", "high")}
 #: Columns of a ranking by their heads; the whole names are in files, --csv and --json.
 HEADS = {
     "identity": "id",
@@ -19,10 +21,12 @@ HEADS = {
     "tokens_per_s": "tok/s",
     "gb_moved": "GB",
     "gb_lower": "GB lower",
+    FORECAST["low"]: "low",
+    FORECAST["high"]: "high",
 }
-SHARES = ("hit_rate", "belady_hit_rate", "compulsory_limit", "collisions_per_miss")
+SHARES = ("hit_rate", "belady_hit_rate", "compulsory_limit", "collisions_per_miss", *FORECAST.values())
 #: What may be left out, first to go first.
-SPARE = ("id", "limit", "GB lower", "GB", "coll", "tok/s", "belady")
+SPARE = ("id", "limit", "GB lower", "GB", "coll", "tok/s", "belady", "low", "high")
 #: What heads mean, each line for a table that has its first.
 LEGEND = {
     "belady": "belady, limit: the most hits of any eviction, of any cache, without prefetch",

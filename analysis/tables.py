@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WIDTH = 80  #: of what is no terminal, unless COLUMNS says otherwise
 GAP = "  "
 LONG = 24  #: a text of more characters and several words is prose
+VAST = 1e12  #: floats from which on nobody counts commas
 NARROWEST = 16  #: of a column of prose
 HEAD_BREAKS = r" +|(?<=_)(?=\w)"
 COMMAND = ": moereplay "  #: before a command that ends a line
@@ -159,9 +160,11 @@ def counted(many: int, what: str) -> str:
 
 
 def cell(value: object) -> str:
-    """A value as text: floats with four significant digits, thousands separated by commas."""
+    """A value as text: floats with four significant digits, thousands separated by commas, 4e+24 for what is vast."""
     if value is None:
         return "-"
+    if isinstance(value, float) and abs(value) >= VAST:
+        return f"{value:.4g}"
     if isinstance(value, float):
         return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from commands.forecast_options import Quality
 from commands.terminal import say
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def plot(
     results: Annotated[
         str,
         typer.Argument(
-            help="Folder of `replay`, `curve`, `validate`, `measure --out` or `sweep run`; URL of `sweep run`.",
+            help="Folder that `replay`, `curve`, `validate`, `quality`, `measure` or `sweep run` wrote; a URL.",
             show_default=False,
         ),
     ],
@@ -31,6 +32,7 @@ def plot(
         str | None, typer.Option(help="Comma list of figures; default all that the results allow.")
     ] = None,
     where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these replays.")] = None,
+    quality: Quality = None,
 ) -> None:
     """Draw figures from results, PNG and SVG: collisions by layer, misses, hit rate, TTFT and TPOT against capacity.
 
@@ -41,7 +43,7 @@ def plot(
 
     place = place_of(results)
     folder = out or place.beside(Path()) / "figures"
-    drawn = _drawn(place.local(), results, figure.split(",") if figure else None, where or [])
+    drawn = _drawn(place.local(), results, figure.split(",") if figure else None, where or [], quality)
     for name, each in drawn.figures:
         save(each, folder / name)
     say(f"wrote {folder}/, each as PNG and SVG: {', '.join(name for name, _ in drawn.figures)}")
@@ -54,11 +56,13 @@ def say_left_out(drawn: Drawn) -> None:
         say(f"left out: {', '.join(name for name, said in drawn.left_out.items() if said == why)}: {why}")
 
 
-def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str]) -> Drawn:
+def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str], live: Path | None) -> Drawn:
     """Figures of a validation, of curves alone, or of replays with the curves behind them; `called` as the user did."""
     from analysis.figures import FIGURES, Drawn, draw_all, draw_curves, unmatched
-    from results import curves, measured, validation
+    from results import curves, measured, quality, validation
 
+    if (folder / quality.FILE).exists():
+        return draw_all(quality.load(folder), names)
     if (folder / measured.FILE).exists():
         return draw_all(measured.load(folder), names)
     if (folder / validation.FILE).exists():
@@ -69,7 +73,7 @@ def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str])
         others = {name: f"no replay in {called}; make some with: {_replay(called)}" for name in FIGURES}
         others.pop(CURVES_ALONE)
         return Drawn([(CURVES_ALONE, draw_curves(lines))], {} if names else others)
-    rows = _rows(folder, where)
+    rows = _rows(folder, where, live)
     drawn = draw_all(rows, names, lines)
     if lines.is_empty() and names is None and folder == Path(called).absolute():  # a store of objects holds no curves
         drawn.left_out["curves"] = f"no curve in {called}; make some with: {_curve(called, rows)}"
@@ -93,11 +97,14 @@ def _curve(folder: str, rows: pl.DataFrame) -> str:
     return " ".join(["moereplay curve TRACE", *unlike, f"--out {folder}"])
 
 
-def _rows(folder: Path, where: list[str]) -> pl.DataFrame:
-    """The replays of a folder that `replay` or `sweep` wrote, with the checks of a sweep."""
+def _rows(folder: Path, where: list[str], live: Path | None) -> pl.DataFrame:
+    """The replays of a folder that `replay` or `sweep` wrote, with the checks of a sweep, and what is forecast."""
     from analysis.checks import with_checks
+    from analysis.forecasts import with_forecasts
+    from commands.forecast_options import forecast_of
     from results import checks
     from results.read import filtered
     from results.stored import load
 
-    return with_checks(filtered(load(folder), where), checks.load(folder))
+    rows = with_checks(filtered(load(folder), where), checks.load(folder))
+    return with_forecasts(rows, forecast_of(live)) if live else rows

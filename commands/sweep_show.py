@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from commands.forecast_options import Foreseen
+from commands.groups import grouped
 from commands.terminal import say, show
 
 if TYPE_CHECKING:
@@ -17,6 +19,15 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+class Form(NamedTuple):
+    """How rows are printed, if not as a table."""
+
+    as_csv: Annotated[bool, typer.Option("--csv", help="All rows as CSV.")] = False
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="The rows as a Markdown table.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="All rows as JSON lines.")] = False
+
+
+@grouped
 def sweep_show(
     results: Annotated[
         str,
@@ -28,9 +39,9 @@ def sweep_show(
     group_by: Annotated[str, typer.Option(help="Comma list of settings: the mean of each group.")] = "",
     errors: Annotated[bool, typer.Option("--errors", help="The configurations without a result, and why.")] = False,
     brief: Annotated[bool, typer.Option("--brief", help="Only which is best, by how much, and how sure.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="All rows as CSV.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="The rows as a Markdown table.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="All rows as JSON lines.")] = False,
+    *,
+    foreseen: Foreseen,
+    form: Form,
 ) -> None:
     """Show what a sweep or a replay stored: what varies, and the figures by which it can be ranked. SIMULATED."""
     from analysis.checks import in_short
@@ -39,15 +50,15 @@ def sweep_show(
     from sweeps.store import place_of
 
     folder = place_of(results).local()
-    page = _failed(folder) if errors else _found(folder, by, where or [], group_by)
-    if as_csv or as_json:
-        _print_all(page.rows, as_json)
+    page = _failed(folder) if errors else _found(folder, by, where or [], group_by, foreseen)
+    if form.as_csv or form.as_json:
+        _print_all(page.rows, form.as_json)
         return
     if brief:
         show(page.heading[0], *(page.best or ["nothing to compare: one configuration, or means of groups"]))
         return
     shown = in_short(page.rows.head(top).to_dicts())
-    if as_markdown:
+    if form.as_markdown:
         print(markdown(shown))
     else:
         show(*page.heading, "", *drawn(shown), *page.checked, *page.best)
@@ -73,21 +84,23 @@ def _failed(folder: Path) -> _Page:
     return _Page(rows, [f"{counted(len(rows), 'configuration')} without a result"])
 
 
-def _found(folder: Path, by: str, where: Sequence[str], group_by: str) -> _Page:
+def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen: Foreseen) -> _Page:
+    from analysis import forecasts
     from analysis.checks import columns, summary
-    from analysis.metrics import grouped, judged, ranked, shared
+    from analysis.metrics import grouped as means
+    from analysis.metrics import judged, ranked, shared
     from analysis.tables import counted
     from policies.grammar import foresight
     from results import checks
     from results.read import filtered, label_of, seconds_of
     from results.stored import load
 
-    frame = filtered(load(folder), where)
+    frame, said = foreseen.beside(filtered(load(folder), where))
     ranking, found = ranked(frame, by), checks.load(folder)
     heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}; seconds: {seconds_of(frame)}"
     return _Page(
-        rows=grouped(frame, group_by.split(","), by) if group_by else columns(ranking, found),
-        heading=[heading, shared(frame), f"best {by} first"],
+        rows=means(frame, group_by.split(","), by) if group_by else forecasts.columns(columns(ranking, found), frame),
+        heading=[heading, shared(frame), *said, f"best {by} first"],
         checked=summary([each for each in found if each.identity in set(ranking["identity"])], len(frame)),
         best=[] if group_by else judged(frame, foresight()),
     )
@@ -97,5 +110,7 @@ def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
     if not as_json:
         sys.stdout.write(rows.write_csv())
         return
+    from analysis.forecasts import nested
+
     for row in rows.iter_rows(named=True):
-        print(json.dumps(row))
+        print(json.dumps(nested(row)))

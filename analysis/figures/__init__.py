@@ -9,6 +9,7 @@ from typing import NamedTuple
 import polars as pl
 from matplotlib.figure import Figure
 
+from analysis import forecasts
 from analysis.checks import COLUMN
 from analysis.figures.sheet import save, styled
 from results.errors import ResultError, unknown
@@ -16,7 +17,9 @@ from results.errors import ResultError, unknown
 __all__ = [
     "CHECK_FIGURES",
     "FIGURES",
+    "FORECAST_FIGURES",
     "MEASURED_FIGURES",
+    "QUALITY_FIGURES",
     "VALIDATION_FIGURES",
     "Drawn",
     "draw",
@@ -26,8 +29,8 @@ __all__ = [
     "unmatched",
 ]
 
-#: Of replays, of those that were checked as well, of live runs beside replays, and of measured ones, in the order in
-#: which reports show them.
+#: Of replays, of those that were checked as well or have a forecast, of live runs beside replays, of measured ones, and
+#: of what a model answered under policies, in the order in which reports show them.
 FIGURES = (
     "collisions_by_layer",
     "collisions_in_prefill",
@@ -37,8 +40,10 @@ FIGURES = (
     "tpot_by_capacity",
 )
 CHECK_FIGURES = ("checks",)
+FORECAST_FIGURES = ("forecast_by_speed",)
 VALIDATION_FIGURES = ("validation", "open_loop_error")
 MEASURED_FIGURES = ("measured",)
+QUALITY_FIGURES = ("quality_by_miss_rate", "quality_by_speed", "quality_by_parameter", "quality_forecast")
 
 
 class Drawn(NamedTuple):
@@ -103,8 +108,11 @@ def _fed_by(frame: pl.DataFrame) -> tuple[str, ...]:
         return MEASURED_FIGURES
     if "open_loop" in frame.columns:
         return VALIDATION_FIGURES
+    if "measures" in frame.columns:
+        return QUALITY_FIGURES
     stored = COLUMN in frame.columns or "latency" in frame.columns  # only stored results can have been checked
-    return (*FIGURES, *CHECK_FIGURES) if stored else FIGURES
+    more = FORECAST_FIGURES if forecasts.COLUMN in frame.columns else ()
+    return (*FIGURES, *CHECK_FIGURES, *more) if stored else FIGURES
 
 
 def _chosen(name: str, known: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> dict[str, str]:

@@ -71,6 +71,7 @@ class Grid:
     panel: tuple[float, float]
     left: float = 0.85
     scales: Literal["one", "rows", "columns"] = "one"  #: a vertical scale for all panels, or for each row or column
+    own_x: bool = False  #: whether each column has a horizontal scale of its own
 
     @property
     def gap(self) -> float:
@@ -129,7 +130,8 @@ class Sheet:
                     "columns": panels[0][column] if row else None,
                 }
                 scale = like[self._grid.scales]
-                axes = self.figure.add_axes(self._place(row, column), sharex=first, sharey=scale)
+                across = (panels[0][column] if row else None) if self._grid.own_x else first
+                axes = self.figure.add_axes(self._place(row, column), sharex=across, sharey=scale)
                 left = column == 0 or self._grid.scales == "columns"
                 axes.tick_params(labelleft=left, labelbottom=row == len(self._grid.rows) - 1, length=2.5)
                 panels[-1].append(axes)

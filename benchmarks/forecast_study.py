@@ -1,0 +1,75 @@
+"""How good a FORECAST of quality is: `make study-forecast` runs policy sets live on the bundled miniature, then this.
+
+Perplexity and KL, each: which counters carry the signal, errors with the policy or the point left out, how often
+intervals held. Then what is refused: the harshest live point of each kind of change, from the points that have none of
+it, and from those that have less. Then, with --new, live points that nothing was fitted to beside what is forecast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from analysis.changes import Change
+from analysis.forecast import KL, NLL, Forecast, forecast, points_of
+from analysis.forecast_page import document, page
+from analysis.quality import judged
+from analysis.rising import Point, Refusal, fitted
+from analysis.tables import console, table
+from results.quality import load
+from results.result import Row
+
+
+def main() -> None:
+    """Print, and keep all figures in the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of `moereplay quality --out`")
+    parser.add_argument("--new", type=Path, help="a folder of other sets of the same task")
+    options = parser.parse_args()
+    folder: Path = options.folder
+    made = {measure: forecast(load(folder), measure=measure) for measure in (NLL, KL)}
+    show = console().print
+    for each in made.values():
+        show("\n".join([*page(each), ""]))
+    refused = list(refusals(made[KL]))
+    show(table(refused, title="refused"))
+    new = {name: list(beside(each, options.new)) for name, each in made.items() if options.new}
+    for measure, rows in new.items():
+        show(table(rows, title=f"sets that nothing was fitted to, {measure}"))
+    kept = {"new": new, "forecasts": {measure: document(each) for measure, each in made.items()}, "refused": refused}
+    (folder / "forecast_study.json").write_text(json.dumps(kept, indent=1))
+
+
+def refusals(made: Forecast) -> Iterator[Row]:
+    """A row for each kind of change, asked of points without any of it, and of points with less."""
+    for name in Change._fields:
+        harshest = max(made.points, key=lambda each: getattr(each.change, name))
+        for others, fewer in (("none", _without(made.points, name)), ("less", [*{*made.points} - {harshest}])):
+            if len(fewer) > 1:
+                refusal = fitted(fewer, made.fit.form, made.fit.noise).refusal(harshest.change)
+                answer = _why(refusal) or "is forecast"
+                yield {"live points have": f"{others} of {name}", "asked": harshest.set, "answer": answer}
+
+
+def beside(made: Forecast, folder: Path) -> Iterator[Row]:
+    """A row for each live point of another folder: what it lost, and what is forecast of it."""
+    rows = load(folder)
+    for each in points_of(rows, [found for found in judged(rows) if found.change is not None], made.measure):
+        answer = made.at(each.change)
+        said = {"forecast": answer.loss, "low": answer.low, "high": answer.high}
+        inside = answer.low <= each.loss <= answer.high if answer.low is not None and answer.high is not None else None
+        yield {"set": each.set, "live": each.loss} | said | {"inside": inside, "refused": _why(answer.refusal)}
+
+
+def _why(refusal: Refusal | None) -> str:
+    return refusal.why if refusal else ""
+
+
+def _without(points: Sequence[Point], name: str) -> list[Point]:
+    return [each for each in points if getattr(each.change, name) == 0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""`moereplay forecast`: what live points of a model say of policy sets that were not run live."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands.terminal import show
+
+
+def forecast(
+    folder: Annotated[Path, typer.Argument(help="Folder of `quality --out`.", show_default=False)],
+    task: Annotated[str | None, typer.Option(help="One of its tasks; default the first.")] = None,
+    measure: Annotated[str | None, typer.Option(help="nll (perplexity), kl, ...; default nll.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Fit quality loss by the counters of replays, and say how good that is: signal, errors, coverage. FORECAST."""
+    from analysis.forecast import forecast as made_of
+    from analysis.forecast_page import document, page
+    from results.quality import load
+
+    made = made_of(load(folder), task, measure)
+    if as_json:
+        print(json.dumps({"forecast": document(made)}, indent=1))
+    else:
+        show(*page(made))
