@@ -18,7 +18,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help demo demo-begins demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-fidelity study-measured study-live-transfers study-long-traces study-tune study-recommend report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-quantisers study-fidelity study-forecast study-measured study-live-transfers study-long-traces study-tune study-recommend study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -45,6 +45,10 @@ $(BIN)/python:
 
 .venv/record.stamp: .venv/base.stamp
 	$(call install,-e '.[record]',,torch and transformers)
+	@touch $@
+
+.venv/quant.stamp: .venv/record.stamp
+	$(call install,-e '.[quant]',,hqq bitsandbytes and torchao)
 	@touch $@
 
 .venv/dev.stamp: .venv/record.stamp
@@ -131,11 +135,20 @@ study-readings: .venv/base.stamp  ## SpecMD Table 2 under every reading of what 
 study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (12 minutes)
 	$(BIN)/python benchmarks/miniature_quality.py
 
+study-quantisers: .venv/quant.stamp  ## quantisers of experts at few bits: errors, bytes, times, KL of the miniature (5 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quantisers.py --experts 6
+
 study-coverage: .venv/base.stamp  ## how often 95 % intervals hold the truth, and two seeds are said to differ (5 minutes)
 	$(BIN)/python benchmarks/coverage_study.py
 
 study-fidelity: .venv/record.stamp  ## fidelity counters beside perplexity and KL, live on the miniature (half an hour)
 	$(BIN)/python benchmarks/fidelity_study.py
+
+study-forecast: .venv/record.stamp  ## FORECAST of quality from counters: errors by leaving policies out, live on the miniature (an hour)
+	for sets in forecast forecast_new; do $(BIN)/moereplay quality miniature --sets benchmarks/$${sets}_sets.toml \
+	    --tasks perplexity:tracegen/miniature/heldout.txt --window 128 --limit 8 --batch 8 --dtype float32 \
+	    --out runs/study-$$sets || exit 1; done
+	$(BIN)/python benchmarks/forecast_study.py runs/study-forecast --new runs/study-forecast_new
 
 bench-recording: .venv/record.stamp  ## what recording costs over plain generate(), and bytes per token
 	$(BIN)/python benchmarks/recording_overhead.py
@@ -162,6 +175,12 @@ study-live-transfers: .venv/record.stamp  ## the live miniature with real transf
 study-recommend: .venv/base.stamp  ## what recommend finds beside trying everything (CASES="a.zarr:phone-ufs4:4GB", PASSES=token)
 	$(BIN)/python benchmarks/recommend_against_grid.py $(or $(CASES),miniature:phone-ufs4:510MB miniature:rtx4090-pcie4:510MB) \
 	    --passes $(or $(PASSES),token)
+
+study-tasks: .venv/dev.stamp  ## public prompt sets as tasks under ten policy sets (PROMPTS=folder of them, LIMIT=10)
+	$(BIN)/python benchmarks/prompt_tasks.py $(PROMPTS) runs/tasks
+	$(BIN)/moereplay quality $(or $(MODEL),miniature) --sets benchmarks/quality_sets.toml \
+	    --tasks runs/tasks/truthfulqa.yaml,runs/tasks/gsm8k.yaml,runs/tasks/nq_open.yaml,perplexity:tracegen/miniature/heldout.txt \
+	    --window 128 --limit $(or $(LIMIT),10) --batch $(or $(BATCH),8) --dtype float32 --out runs/quality-tasks
 
 study-tune: .venv/dev.stamp  ## what a search finds of the true Pareto set of 2,000 configurations, beside random search
 	$(BIN)/python benchmarks/tune_against_grid.py

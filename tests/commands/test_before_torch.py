@@ -41,6 +41,7 @@ RECORD = "record miniature --out new.zarr"
 CALIBRATE = "calibrate --slow-tier pinned --model olmoe-1b-7b"
 SWEEP = "sweep run good.toml --every 1"
 TUNE = "tune good.toml --trials 1 --every 1"
+QUALITY = "quality miniature --sets sets.toml --tasks perplexity:text.txt --out new"
 #: Of settings that every verb has which replays.
 SETTINGS = (
     ("--capacity abc", "'abc' cannot be read"),
@@ -86,6 +87,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("validate empty.zarr", "empty.zarr"),
         *((f"validate miniature {more}", said) for more, said in SETTINGS),
         ("validate miniature --device gpu", "torch has no such device"),
+        ("validate miniature --quantiser afine", "no quantiser called 'afine': did you mean affine?"),
         ("validate miniature --dtype int3", "--dtype 'int3' is unknown"),
         ("validate miniature --model /none/there", "does not exist"),
         ("validate miniature --model text.txt", "text.txt is a file"),
@@ -95,6 +97,27 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("validate miniature --platform nope", "no platform called 'nope'"),
         ("validate miniature --requests 0", "--requests"),
         ("validate miniature --out text.txt", "text.txt is no folder"),
+    ],
+    "quality": [
+        (f"{QUALITY} --sets none.toml", "none.toml: No such file"),
+        (f"{QUALITY} --sets text.txt", "text.txt"),
+        ("quality miniature --sets sets.toml --tasks gsm8k", "Missing option '--out'"),
+        (f"{QUALITY} --tasks ,", "--tasks names nothing"),
+        (f"{QUALITY} --tasks perplexity:none.txt", "there is no file none.txt"),
+        (f"{QUALITY} --tasks perplexity:", "there is no file named"),
+        (f"{QUALITY} --tasks perplexity:text.txt,perplexity:text.txt", "two tasks called perplexity:text.txt"),
+        (f"{QUALITY} --tasks none.yaml", "there is no file none.yaml"),
+        (f"{QUALITY.replace('miniature', '/none/there')}", "does not exist"),
+        (f"{QUALITY.replace('miniature', 'text.txt')}", "text.txt is a file"),
+        (f"{QUALITY} --revision nope", "only a Hugging Face id has revisions"),
+        (f"{QUALITY} --window 1", "--window"),
+        (f"{QUALITY} --shots -1", "--shots"),
+        (f"{QUALITY} --seed -1", "--seed"),
+        (f"{QUALITY} --nope", "No such option"),
+        (f"{QUALITY} --limit 0", "--limit"),
+        (f"{QUALITY} --batch 0", "--batch"),
+        (f"{QUALITY} --out text.txt", "text.txt is no folder"),
+        *((f"{QUALITY} {more}", said) for more, said in PLACES),
     ],
     "live": [
         ("live /none/there --text text.txt", "does not exist"),
@@ -107,6 +130,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("live miniature --text text.txt --trace miniature", "Give one of"),
         *((f"live miniature {more}", said) for more, said in (*SETTINGS, *PLACES)),
         ("live miniature --capacity 5%,9%", "a live run takes one configuration"),
+        ("live miniature --quantiser afine", "no quantiser called 'afine': did you mean affine?"),
         ("live miniature --eviction belady", "needs the future"),
         ("live miniature --field nope", "no field 'nope'"),
         ("live miniature --window 3", "--window means nothing beside --prompts"),
@@ -199,6 +223,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "empty.zarr").mkdir()
     sample = ROOT / "traces" / "samples" / "miniature.zarr"
     (made / "good.toml").write_text(f'traces = ["{sample}"]\n[grid]\ncapacity = ["5%", "9%"]\n')
+    (made / "sets.toml").write_text('[sets.lru]\neviction = "lru"\n')
     (made / "lost.toml").write_text('traces = ["none.zarr"]\n[grid]\ncapacity = ["5%", "9%"]\n')
     return made
 

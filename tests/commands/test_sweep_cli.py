@@ -17,12 +17,12 @@ from commands.plot import plot
 from commands.sweep_compare import sweep_compare
 from commands.sweep_merge import sweep_merge
 from commands.sweep_run import sweep_run as sweep_run_verb
-from commands.sweep_show import sweep_show
+from commands.sweep_show import sweep_show as sweep_show_verb
 from results.errors import ResultError
 from tests.kit.command import in_python, unfolded
 from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
 
-sweep_run = in_python(sweep_run_verb)
+sweep_run, sweep_show = in_python(sweep_run_verb), in_python(sweep_show_verb)
 
 ROUNDS = int(os.environ.get("MOEREPLAY_KILLS", "3"))
 SLOWLY = ("--engine", "reference")

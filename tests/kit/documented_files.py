@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import polars as pl
 from simulator.platform_files import as_toml, platform
 from tests.kit.documented import Command
 from tests.kit.evidence_folder import made
+from tests.kit.quality_rows import Loss, changed, quality_frame, written
 from tests.kit.recordings import ROOT
 
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
@@ -54,8 +56,18 @@ def _experiment(folder: Path) -> None:
     (folder / "experiment.toml").write_text(_block("docs/sweeps.md", "traces = "))
 
 
-def _sets(folder: Path) -> None:
-    (folder / "sets.toml").write_text(_block("docs/validation.md", "[base]"))
+def _sets(page: str, folder: Path) -> None:
+    (folder / "sets.toml").write_text(_block(page, "[base]"))
+
+
+def _live_points(folder: Path) -> None:
+    """Policy sets, and what a model might have answered under them."""
+    (folder / "sets.toml").write_text(_block("docs/forecast.md", "[base]"))
+    changes = [changed(0.06 * at, 0.07 * at, 0, 0.5 * at, 0) for at in range(1, 13)]
+    routing = [("cache_prior:lam={}", "cumulative:p=0.{}", "max_rank:m={}")[at % 3].format(at + 1) for at in range(12)]
+    sets = {name: (change, {"routing": name}) for name, change in zip(routing, changes, strict=True)}
+    losses: dict[str, Loss] = dict.fromkeys(("nll", "kl"), lambda change: 0.02 * change.variation)
+    written(folder / "runs" / "live", quality_frame(sets, losses))
 
 
 def _log(folder: Path) -> None:
@@ -105,10 +117,12 @@ def _logs(folder: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], None]] = {
+    "docs/forecast.md": _live_points,
     "docs/platforms.md": _platforms,
     "docs/policies.md": _policies,
     "docs/recipes/device.md": _device,
     "docs/sweeps.md": _experiment,
     "docs/trace-format.md": _routes,
-    "docs/validation.md": _sets,
+    "docs/validation.md": partial(_sets, "docs/validation.md"),
+    "docs/quality.md": partial(_sets, "docs/quality.md"),
 }

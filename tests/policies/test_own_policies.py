@@ -17,6 +17,7 @@ from policies.hooks import given_by
 from simulator import dry_run
 from simulator.compiled.runtime.hooks import compiled
 from simulator.compiled.runtime.jit import IS_PYTHON
+from simulator.compiled.runtime.user_hooks import refusal
 from simulator.config import configure
 from simulator.replay import replay
 from tests.commands.test_cli import ROOT, moereplay
@@ -307,6 +308,14 @@ def test_a_hook_that_does_not_compile_is_one_line_at_its_place(body: str, said: 
         compiled("key", policy)
     assert said in str(refused.value) and "\n" not in str(refused.value)
     assert "); replay it with --engine reference: return " in str(refused.value)
+
+
+def test_colours_of_numba_do_not_reach_the_line(tmp_path: Path) -> None:
+    """It colours its text where colorama is installed; line 13 is the hook's only one."""
+    policy = files.register(written(tmp_path, NEWEST))
+    said = "\x1b[1m\x1b[1mUntyped global name 'x'\x1b[0m\nFile \"mine.py\", line 13:"
+    error = refusal(policy, "key", vars(policy)["key"], said)
+    assert "hook key does not compile (Untyped global name 'x')" in str(error) and "\x1b" not in str(error)
 
 
 def test_a_parameter_whose_default_it_refuses_is_refused(tmp_path: Path) -> None:

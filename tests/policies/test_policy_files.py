@@ -15,7 +15,7 @@ import pytest
 import policies
 from commands.plot import plot
 from commands.sweep_run import sweep_run as sweep_run_verb
-from commands.sweep_show import sweep_show
+from commands.sweep_show import sweep_show as sweep_show_verb
 from policies import files
 from policies.contract import PolicyError
 from results.stored import load
@@ -33,7 +33,7 @@ from tests.kit.sweeping import experiment, merged
 from tests.policies.test_own_policies import NEWEST
 from tests.sweeps.test_clusters import Here
 
-sweep_run = in_python(sweep_run_verb)
+sweep_run, sweep_show = in_python(sweep_run_verb), in_python(sweep_show_verb)
 
 EXPERIMENT = """
 traces = ["tiny.zarr"]

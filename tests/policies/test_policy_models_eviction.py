@@ -185,7 +185,7 @@ def top_k_of(trace: Trace) -> Callable[[DemandStep], list[int]]:
     return names
 
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=20, deadline=None, derandomize=True)
 every_model = pytest.mark.parametrize("name", MODELS)
 
 

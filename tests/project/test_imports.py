@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "moereplay": set(ROOMS),
 }
 #: A run of a model, or of real threads, is the reference engine driven from above, as a sweep drives it.
-LIVE = (ROOT / "tracegen" / "live", ROOT / "tracegen" / "offload")
+LIVE = (ROOT / "tracegen" / "live", ROOT / "tracegen" / "offload", ROOT / "tracegen" / "quality")
 #: Options are made from this file before a verb runs: it needs the standard library only.
 INSTANT = "results.settings"
 BANNED_NAMES = {"utils", "common", "helpers", "base", "misc", "v2"}

@@ -6,6 +6,7 @@ from statistics import mean
 
 import pytest
 
+from tests.kit.quality_rows import changed, quality_frame, written
 from tests.project.test_benchmarks import ROOT, run
 from traces.schema import Request
 from traces.store import open_trace
@@ -74,6 +75,22 @@ def test_readings_are_scored_over_the_same_cells(tmp_path: Path) -> None:
     assert ranking[0]["off by"] == pytest.approx(mean(abs(row["faster by %"] - row["published %"]) for row in own))
 
 
+def test_forecast_study_prints_errors_and_refusals(tmp_path: Path) -> None:
+    """Twelve policy sets made by hand, three kinds of policies; two of the sets drop something."""
+    changes = {at: changed(0.02 * at, 0.02 * at, 0.01 * (at % 5 == 0), 0.1 * at, 0) for at in range(1, 13)}
+    settings = ("cache_prior:lam=0.{:02}1", "cumulative:p=0.{:02}1", "max_rank:m=1{}")
+    sets = {f"set {at}": (change, {"routing": settings[at % 3].format(at)}) for at, change in changes.items()}
+    losses = {name: lambda change: 0.1 * change.variation**2 for name in ("nll", "kl")}
+    folder = written(tmp_path, quality_frame(sets, losses, noise=1e-5))
+    done = run(BENCHMARKS / "forecast_study.py", folder, "--new", folder)
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "forecast_study.json").read_text())
+    assert {name: each["power"] for name, each in document["forecasts"].items()} == {"nll": 2, "kl": 2}
+    assert [row["inside"] for row in document["new"]["kl"]] == [True] * 12
+    answers = {row["live points have"]: row["answer"] for row in document["refused"]}
+    assert answers["none of dropping"].startswith("dropping (mass_dropped / mass) is 0.01, and no live point has any")
+
+
 @pytest.mark.long
 def test_fidelity_study_sets_counters_beside_quality(tmp_path: Path) -> None:
     """Of eight experts, a swapped rank leaves seven and a pruned token five; without a policy nothing differs."""
@@ -90,6 +107,19 @@ def test_fidelity_study_sets_counters_beside_quality(tmp_path: Path) -> None:
     kept = document["correlations"][0]
     assert kept["counter"] == "choice kept"
     assert all(-1 <= value <= 1 for name, value in kept.items() if name != "counter" and value is not None)
+
+
+@pytest.mark.long
+def test_quantisers_are_laid_beside_one_another_by_width(tmp_path: Path) -> None:
+    few = ("--experts", 1, "--inner", 64, "--windows", 1, "--names", "affine")
+    done = run(BENCHMARKS / "quantisers.py", *few, "--out", tmp_path / "q.json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "q.json").read_text())
+    for part, error in (("experts", "output normal"), ("miniature", "KL")):
+        rows = document[part]
+        assert [row["bits"] for row in rows] == [8, 4, 3, 2]
+        assert [row[error] for row in rows] == sorted(row[error] for row in rows)
+        assert all(row["bits"] < row["bits stored"] <= row["bits"] + 1 for row in rows)
 
 
 @pytest.mark.long

@@ -56,6 +56,11 @@ LARGE_ONLY: Theirs = {"s3fifo:fill=main": ("S3FIFO", {})}
 SMALL_TABLE = 10  # log2 of the first size of its hash table; the default takes 128 MiB per cache
 #: A quarter, half and three quarters of gpt-oss's 32 and of Qwen3's 128 experts per layer.
 GPT_OSS_SLOTS, QWEN_SLOTS = (8, 16, 24), (32, 64, 96)
+#: The first of them; the others are left to `make test-long`.
+GPT_OSS_FIRST, QWEN_FIRST = (
+    [slots[0], *(pytest.param(each, marks=pytest.mark.long) for each in slots[1:])]
+    for slots in (GPT_OSS_SLOTS, QWEN_SLOTS)
+)
 QWEN_OTHERS = ("general", "math", "medical")  #: domains that are left to `make test-long`
 
 
@@ -125,7 +130,7 @@ def test_the_bundled_sample_with_a_cache_per_layer(policy: str):
 
 
 @on_recordings
-@pytest.mark.parametrize("slots", GPT_OSS_SLOTS)
+@pytest.mark.parametrize("slots", GPT_OSS_FIRST)
 @pytest.mark.parametrize("policy", PLAIN)
 def test_gpt_oss_with_a_cache_per_layer(policy: str, slots: int):
     """The first two decoded runs, 511 and 101 tokens, in layers 0, 8 and 16: 7,344 accesses."""
@@ -161,7 +166,14 @@ def test_tuned_policies_on_gpt_oss_with_one_cache_for_all_layers(policy: str):
 
 
 @on_recordings
-@pytest.mark.parametrize(("domain", "slots"), [("code", 32), ("math", 64), ("medical", 96)])
+@pytest.mark.parametrize(
+    ("domain", "slots"),
+    [
+        ("code", 32),
+        pytest.param("math", 64, marks=pytest.mark.long),
+        pytest.param("medical", 96, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("policy", TUNED)
 def test_tuned_policies_on_qwen3(policy: str, domain: str, slots: int):
     """The first 512 tokens in layer 0: 4,096 accesses."""
@@ -170,7 +182,7 @@ def test_tuned_policies_on_qwen3(policy: str, domain: str, slots: int):
 
 @on_recordings
 @pytest.mark.parametrize("domain", ["code", *(pytest.param(each, marks=pytest.mark.long) for each in QWEN_OTHERS)])
-@pytest.mark.parametrize("slots", QWEN_SLOTS)
+@pytest.mark.parametrize("slots", QWEN_FIRST)
 @pytest.mark.parametrize("policy", PLAIN)
 def test_qwen3_with_a_cache_per_layer(policy: str, slots: int, domain: str):
     """The first 512 tokens of each domain in layer 0: 4,096 accesses."""

@@ -16,7 +16,7 @@ import pytest
 from commands.plot import plot
 from commands.sweep_merge import sweep_merge
 from commands.sweep_run import sweep_run as sweep_run_verb
-from commands.sweep_show import sweep_show
+from commands.sweep_show import sweep_show as sweep_show_verb
 from results.parts import PROVENANCE, PartError
 from results.stored import load
 from simulator.errors import ConfigError
@@ -29,7 +29,7 @@ from sweeps.store import place_of
 from tests.kit.command import in_python
 from tests.kit.sweeping import experiment, merged, moereplay, start, store_trace
 
-sweep_run = in_python(sweep_run_verb)
+sweep_run, sweep_show = in_python(sweep_run_verb), in_python(sweep_show_verb)
 
 obstore = pytest.importorskip("obstore")
 NOBODY = "http://127.0.0.1:9"  #: the port `discard`, where nothing listens

@@ -9,6 +9,8 @@ from types import FunctionType
 from policies.contract import Policy, PolicyError
 from policies.files import complaint
 
+#: Where colorama is installed, Numba colours what it says, whoever reads it.
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 #: Each attempt's report begins with one, that on a function which the hook calls inside that on the hook.
 STAGE = re.compile(r"\(step: [^)]*\)")
 #: Why the implementation that was meant is none for these types.
@@ -19,6 +21,7 @@ PLACE = re.compile(r"[.,]* *(defined at|Raised from) .*")
 
 def refusal(policy: Policy, hook: str, given: FunctionType, said: str) -> PolicyError:
     """The error, at the innermost line of a user's own file, and how to run the hook nevertheless."""
+    said = COLOUR.sub("", said)
     name = re.escape(Path(given.__code__.co_filename).name)  # numba spells the folder in its own way
     place = re.search(rf'{name}(?:", line | \()(\d+)', said)
     reason = _reason(said[: place.end()] if place else said)
