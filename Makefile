@@ -9,6 +9,8 @@ WORKERS ?= 2
 MINI := tracegen/miniature
 SAMPLE := traces/samples/miniature.zarr
 DEMO := runs/demo
+# Their tests skip what needs a library that is not installed.
+QUANTISERS := $(addprefix tests/,tracegen/test_quantisers.py tracegen/test_packed_store.py tracegen/test_tiers.py commands/test_quantiser_cli.py)
 BEGAN := $(shell date +%s)
 # Room for more than one token's experts: below it a global LRU hits nothing.
 GRID := --capacity 15%,25%,50% --eviction lru,lfu,least_stale
@@ -18,7 +20,7 @@ REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
 .PHONY: help demo demo-begins demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
-.PHONY: study-quantisers study-fidelity study-forecast study-measured study-live-transfers study-long-traces study-tune study-recommend study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
+.PHONY: study-quality-size study-quantisers study-fidelity study-forecast study-measured study-live-transfers study-long-traces study-tune study-recommend study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/  /'
@@ -102,8 +104,9 @@ demo-replay: .venv/base.stamp  ## without torch: replay the recorded trace that 
 test: .venv/dev.stamp        ## the test suite, without what takes minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-long: .venv/dev.stamp   ## the long searches that `make test` leaves out
+test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make test` leaves out, and the quantisers of other people
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
+	$(BIN)/python -m pytest $(QUANTISERS)
 
 parity: .venv/dev.stamp      ## both engines on MOEREPLAY_CASES new cases per search (1,000), with and without the compiler
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 \
@@ -134,6 +137,9 @@ study-readings: .venv/base.stamp  ## SpecMD Table 2 under every reading of what 
 
 study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against perplexity, live on the miniature (12 minutes)
 	$(BIN)/python benchmarks/miniature_quality.py
+
+study-quality-size: .venv/record.stamp  ## what quality takes of a model of OLMoE-1B-7B's size, random weights (LAYERS=16, 15 GB; DEVICE=cuda)
+	$(BIN)/python benchmarks/quality_at_size.py --layers $(or $(LAYERS),16) --device $(or $(DEVICE),cpu)
 
 study-quantisers: .venv/quant.stamp  ## quantisers of experts at few bits: errors, bytes, times, KL of the miniature (5 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quantisers.py --experts 6

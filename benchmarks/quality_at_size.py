@@ -5,7 +5,7 @@
 The whole model is sized on the meta device, where weights take no room. As many of its layers as asked for are then
 filled at random and read texts: unmodified, under policies that route by the cache, and at 4 bits, one text at a time
 and several together. Random weights route like no model, so misses and losses mean nothing here; times and bytes do.
-`make study-size` runs it.
+`make study-quality-size` runs it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from tracegen.quality.texts import Given
 
 VOCABULARY = 50304
 SHAPE: dict[str, Any] = {"intermediate_size": 1024}  #: what OLMoE-1B-7B has otherwise than the configuration's defaults
-SHAPE = {"intermediate_size": 1024}  #: what OLMoE-1B-7B has otherwise than the configuration's defaults
 SETS: dict[str, dict[str, str] | None] = {
     "unmodified": None,
     "cache_prior": {"routing": "cache_prior"},

@@ -21,7 +21,7 @@ from tracegen.quality.harness import HarnessTask, known_tasks
 from tracegen.quality.session import Session, Subject
 from tracegen.quality.tasks import Asking, tasks_of
 
-TASKS = Path(__file__).resolve().parents[1] / "samples" / "tasks"
+TASKS = Path(__file__).resolve().parents[1] / "tasks"
 NAMES = ("next_word", "answer", "whole_text")
 
 
