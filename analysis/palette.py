@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import cycle, product
+from itertools import product
 from typing import Any
 
 #: Reasons of a miss.
@@ -71,11 +71,6 @@ DASHES: tuple[Dash, ...] = tuple(
 #: Towards white (positive) or black (negative).
 SHADES = (0.25, -0.3, 0.0)
 VARIANTS = tuple(product(SHADES, DASHES))
-
-
-def in_turn(names: Iterable[str]) -> dict[str, Look]:
-    """Looks of names that are no eviction policies: those of `KNOWN`, one after the other."""
-    return dict(zip(sorted(set(names)), cycle(KNOWN.values()), strict=False))
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from analysis.figures.facets import MOST_COLUMNS
 from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.palette import BOUND, MUTED, Look, in_turn
+from analysis.palette import BOUND, MUTED, Look, in_order
 from analysis.quality import Judged, figures, judged, leading
 from results.errors import ResultError
 from results.result import Row
@@ -58,7 +58,7 @@ def draw(frame: pl.DataFrame) -> Figure:
         )
     if len(families) > MOST_COLUMNS:
         raise ResultError(f"{len(families)} families do not fit a page of {MOST_COLUMNS} columns; run fewer")
-    drawn = in_turn({point.task for family in families for point in family.points})
+    drawn = in_order(sorted({point.task for family in families for point in family.points}))
     bounds = belady(frame)
     about = frame["about"][0]
     words = Wording(

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from analysis.figures.facets import MOST_COLUMNS
 from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.palette import INK, MUTED, Look, in_turn
+from analysis.palette import INK, MUTED, Look, in_order
 from analysis.quality import Judged, figures, judged, leading
 from results.errors import ResultError
 from results.result import Row
@@ -52,7 +52,7 @@ def draw_against(frame: pl.DataFrame, axis: Axis) -> Figure:
         raise ResultError(f"no task has examples and {axis.label}; ask one whose measure is a mean over examples")
     if len(panels) > MOST_COLUMNS:
         raise ResultError(f"{len(panels)} tasks do not fit a page of {MOST_COLUMNS} columns; ask fewer")
-    drawn = in_turn({point.family for found in panels.values() for point in found})
+    drawn = in_order(sorted({point.family for found in panels.values() for point in found}))
     titles = [f"{task}, {leading(frame, task)}" for task in panels]
     about = frame["about"][0]
     wording = Wording(axis.title, f"{about['model']}, {about['dtype']}", "LIVE, emulated", axis.label, "loss", NOTE)
