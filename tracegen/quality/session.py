@@ -109,7 +109,7 @@ class Session:
                 fix = "use a smaller --batch, shorter texts or --device-map auto"
                 raise RecordError(f"text {self._texts} ran out of GPU memory; {fix}") from None
             self._texts += len(group)
-            gc.collect()  # engines are in cycles, and the command collects seldom
+            gc.collect(1)  # engines are in cycles, and the command collects seldom; what is old has none of them
 
     def close(self) -> Tally:
         """What was counted."""
