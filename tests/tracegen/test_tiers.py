@@ -147,6 +147,19 @@ def test_what_was_used_last_is_held_and_what_was_not_goes_first() -> None:
     assert torch.equal(again, second)
 
 
+def test_what_has_no_room_restored_is_not_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for one restored matrix and for every packed one: of three turns over two experts only the first packs."""
+    module: Any = modules("olmoe").sites[0].experts
+    packed: list[int] = []
+    own = registry.load("affine")
+    counted = replace(own, pack=lambda weight, bits: packed.append(1) or own.pack(weight, bits))
+    monkeypatch.setattr(registry, "load", lambda name: counted)
+    tiers = Tiers(room=1)
+    turns = [[tiers.weight(module, "down_proj", expert, 4) for expert in (0, 1)] for _ in range(3)]
+    assert len(packed) == 2
+    assert all(torch.equal(*pair) for pair in zip(turns[0], turns[2], strict=True))
+
+
 def test_a_weight_larger_than_the_room_is_used_all_the_same() -> None:
     module: Any = modules("olmoe").sites[0].experts
     assert Tiers(room=1).weight(module, "down_proj", 0, 4).shape == module.down_proj[0].shape

@@ -1,25 +1,29 @@
 """Weights of experts at few bits, as a live run computes with them: restored from what the quantiser stored.
 
-The last that were used stay in memory, so that a step does not pack or restore again what the one before did.
+What was packed and what was restored stay in memory as far as there is room, the last used, so that a step does not do
+again what the one before did. Packing takes several times as long as restoring, and what is packed is much smaller.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from simulator.errors import ConfigError
+from tracegen.live.held import Held
 from tracegen.modules import MoeModules
+from tracegen.offload.device import free_memory
 from tracegen.precision import DEFAULT
 from tracegen.precision.contract import Packed, Quantiser
 from tracegen.precision.registry import quantiser_at, titled
 from tracegen.precision.store import stored
 
-ROOM = 2**30  #: bytes of restored weights in memory
+ROOM = 2**30  #: bytes of restored weights in memory, and of packed ones, at least
+PACKED_SHARE, RESTORED_SHARE = 1 / 2, 1 / 4  #: of what is free when the model has been loaded, if that is more
 Which = tuple[nn.Module, str, int, float]  #: module, parameter, expert, bits
 
 
@@ -40,10 +44,12 @@ class Tiers:
         weights_sha256: str = "",
         sites: Mapping[nn.Module, int] | None = None,
         room: int = ROOM,
+        packed_room: int = ROOM,
     ) -> None:
         """`weights_sha256` of the checkpoint and the number of each experts module name what is kept on disk."""
-        self._name, self._sha256, self._sites, self._room = quantiser, weights_sha256, sites or {}, room
-        self._held: OrderedDict[Which, Tensor] = OrderedDict()
+        self._name, self._sha256, self._sites = quantiser, weights_sha256, sites or {}
+        self._restored: Held[Which, Tensor] = Held(room)
+        self._packed: Held[Which, Packed] = Held(packed_room)
         self._stored: dict[tuple[float, str], tuple[int, int]] = {}
 
     def weight(self, module: Any, parameter: str, expert: int, bits: float) -> Tensor:
@@ -52,19 +58,22 @@ class Tiers:
         Raises RecordError where the quantiser lacks that width, or its library cannot be imported.
         """
         which = module, parameter, expert, bits
-        if which not in self._held:
-            self._hold(which, self._restored(which))
-        self._held.move_to_end(which)
-        return self._held[which]
+        return self._restored.get(which, lambda: self._restore(which), lambda weight: weight.nbytes)
 
     def packed(self, module: Any, parameter: str, expert: int, bits: float) -> Packed:
-        """The same as it is stored, of (out, in): from disk, if its quantiser keeps what it packs."""
+        """The same as it is stored, of (out, in)."""
+        which = module, parameter, expert, bits
+        return self._packed.get(which, lambda: self._pack(which), lambda packed: packed.bytes)
+
+    def _pack(self, which: Which) -> Packed:
+        """From disk, if its quantiser keeps what it packs."""
+        module, parameter, expert, bits = which
         quantiser, own = quantiser_at(self._name, bits), getattr(module, parameter).data[expert]
         weight = own.T if module.is_transposed else own
         weight = weight.cpu() if quantiser.moves else weight
         if not quantiser.keeps:
             return quantiser.pack(weight, bits)
-        key = self._key(quantiser, (module, parameter, expert, bits), weight)
+        key = self._key(quantiser, which, weight)
         return stored(key, (weight.shape[0], weight.shape[1]), bits, lambda: quantiser.pack(weight, bits))
 
     def stored(self) -> tuple[Stored, ...]:
@@ -72,7 +81,7 @@ class Tiers:
         found = sorted(self._stored.items(), reverse=True)
         return tuple(Stored(bits, name, 8 * size / weights) for (bits, name), (size, weights) in found)
 
-    def _restored(self, which: Which) -> Tensor:
+    def _restore(self, which: Which) -> Tensor:
         module, parameter, expert, bits = which
         own, quantiser = getattr(module, parameter).data[expert], quantiser_at(self._name, bits)
         kept = self.packed(*which)
@@ -84,13 +93,6 @@ class Tiers:
         at = kept.bits, titled(quantiser)
         size, weights = self._stored.get(at, (0, 0))
         self._stored[at] = size + kept.bytes, weights + kept.shape[0] * kept.shape[1]
-
-    def _hold(self, which: Which, weight: Tensor) -> None:
-        """What was not used for longest goes first; what is larger than the room is held alone."""
-        self._held[which] = weight
-        size = sum(each.nbytes for each in self._held.values())
-        while size > self._room and len(self._held) > 1:
-            size -= self._held.popitem(last=False)[1].nbytes
 
     def _key(self, quantiser: Quantiser, which: Which, weight: Tensor) -> dict[str, object]:
         """The weight's own digest is in it: a model in memory may have changed since its checkpoint was read."""
@@ -109,8 +111,19 @@ class Tiers:
 
 
 def tiers_of(modules: MoeModules, quantiser: str, weights_sha256: str) -> Tiers:
-    """Of a model."""
-    return Tiers(quantiser, weights_sha256, {site.experts: at for at, site in enumerate(modules.sites)})
+    """Of a model, with room for packed and restored weights by the memory that is free beside it."""
+    free = _free_beside(modules)
+    rooms = (max(ROOM, int(share * free)) for share in (RESTORED_SHARE, PACKED_SHARE))
+    return Tiers(quantiser, weights_sha256, {site.experts: at for at, site in enumerate(modules.sites)}, *rooms)
+
+
+def _free_beside(modules: MoeModules) -> int:
+    """Bytes on the device of the first experts; 0 where the system does not say."""
+    weight = next((each for site in modules.sites for each in site.experts.parameters()), None)
+    try:
+        return free_memory(str(weight.device)) if weight is not None else 0
+    except (OSError, ConfigError):
+        return 0
 
 
 def said(quantiser: str, bits: Sequence[float | None]) -> str:
