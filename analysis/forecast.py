@@ -28,7 +28,7 @@ from results.settings import KINDS
 NLL, KL = "nll", "kl"  #: the measure whose loss is a rise of perplexity, and the one with the least noise
 FEWEST, FEWEST_POLICIES = 9, 3  #: live points, so that an interval of nine in ten has an end; policies among them
 LARGEST_EXPONENT = log(float_info.max)  #: nats of which no perplexity is a number any more
-NORMAL_95 = 1.96  #: half a 95 % interval is so many standard errors
+NORMAL_95 = 1.96  #: half a 95 % interval is so many standard errors where examples are many
 
 
 class Answer(NamedTuple):
@@ -115,12 +115,12 @@ def _change(row: Mapping[str, Any]) -> Change:
 
 
 def _measured(judged: Judged) -> tuple[float, float]:
-    """The loss, and its standard error."""
+    """The loss, and its error as `Point` has it."""
     return judged.loss or 0.0, (judged.off or 0.0) / NORMAL_95
 
 
 def _noise(points: Sequence[Point]) -> float:
-    """The standard error of the middling point. Raises ResultError for points that cannot be fitted."""
+    """The error of the middling point. Raises ResultError for points that cannot be fitted."""
     policies = {each.policy for each in points}
     if len(points) < FEWEST or len(policies) < FEWEST_POLICIES:
         found = f"{len(points)} live points of {len(policies)} policies that change the output"
