@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isinf
+from math import isinf, log
 from statistics import median
+from sys import float_info
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -22,10 +23,12 @@ from analysis.quality import Judged, judged
 from analysis.rising import Point, Refusal, Rising, fitted, moved
 from results.errors import ResultError, unknown
 from results.quality import UNMODIFIED
+from results.settings import KINDS
 
 NLL, KL = "nll", "kl"  #: the measure whose loss is a rise of perplexity, and the one with the least noise
 FEWEST, FEWEST_POLICIES = 9, 3  #: live points, so that an interval of nine in ten has an end; policies among them
-NORMAL_95 = 1.96  #: half a 95 % interval is so many standard errors
+LARGEST_EXPONENT = log(float_info.max)  #: nats of which no perplexity is a number any more
+NORMAL_95 = 1.96  #: half a 95 % interval is so many standard errors where examples are many
 
 
 class Answer(NamedTuple):
@@ -53,8 +56,8 @@ class Forecast:
     def of(self, counters: Mapping[str, int | None], miss: str, model: str) -> Answer:
         """Of the totals of a replay of a model, under a miss policy in its full spelling."""
         if model != self.model:
-            told = f"the trace is of {model or 'an unnamed model'}, the live points are of {self.model}"
-            return Answer(refusal=Refusal("another model", told))
+            why = f"the trace is of {model or 'an unnamed model'}, the live points are of {self.model}"
+            return Answer(refusal=Refusal("another model", why))
         try:
             change = change_of(counters, miss, stored_bits(self.dtype))
         except ResultError as error:
@@ -73,13 +76,15 @@ class Forecast:
 
 
 def forecast(frame: pl.DataFrame, task: str | None = None, measure: str | None = None) -> Forecast:
-    """From a frame of `results.quality`: of its first task and of `nll`, unless told.
+    """From a frame of `results.quality`: of its first task and of `nll` unless `task` and `measure` say others.
 
     Raises ResultError for an unknown task or measure, and for live points that are too few or too much alike.
     """
     rows = frame.filter(pl.col("task") == _chosen("task", task, frame["task"].unique(maintain_order=True).to_list()))
     found = [each for each in judged(rows) if each.change is not None]
-    measure = _chosen("measure", measure, sorted({each.measure for each in found}, key=lambda name: name != NLL))
+    measure = _chosen(
+        "measure", measure, sorted({each.measure for each in found}, key=lambda name: (name != NLL, name))
+    )
     points = points_of(rows, found, measure)
     noise = _noise(points)
     form, left = best_form(points, noise)
@@ -104,22 +109,23 @@ def points_of(rows: pl.DataFrame, found: Sequence[Judged], measure: str) -> list
 
 
 def _change(row: Mapping[str, Any]) -> Change:
-    miss = row["about"]["policies"].rpartition(", ")[2]  # the last of the four kinds
+    spelled = row["about"]["policies"].split(", ")  # a policy of each kind, then how experts of few bits are stored
+    miss = dict(zip(KINDS, spelled, strict=False))["miss"]
     return change_of(row["replayed"], miss, stored_bits(row["about"]["dtype"]))
 
 
 def _measured(judged: Judged) -> tuple[float, float]:
-    """The loss, and its standard error."""
+    """The loss, and its error as `Point` has it."""
     return judged.loss or 0.0, (judged.off or 0.0) / NORMAL_95
 
 
 def _noise(points: Sequence[Point]) -> float:
-    """The standard error of the middling point. Raises ResultError for points that cannot be fitted."""
+    """The error of the middling point. Raises ResultError for points that cannot be fitted."""
     policies = {each.policy for each in points}
     if len(points) < FEWEST or len(policies) < FEWEST_POLICIES:
-        told = f"{len(points)} live points of {len(policies)} policies that change the output"
+        found = f"{len(points)} live points of {len(policies)} policies that change the output"
         fix = "add sets to the file of --sets, and run the same quality command again"
-        raise ResultError(f"{told}; a forecast needs {FEWEST} of {FEWEST_POLICIES}: {fix}")
+        raise ResultError(f"{found}; a forecast needs {FEWEST} of {FEWEST_POLICIES}: {fix}")
     noise = median(each.error for each in points)
     if noise <= 0:
         raise ResultError("the live points have no standard errors; ask a task of two examples or more")
@@ -127,7 +133,7 @@ def _noise(points: Sequence[Point]) -> float:
 
 
 def _chosen(kind: str, name: str | None, known: Sequence[str]) -> str:
-    """The first unless told. Raises ResultError for one that is not known, or where there is none."""
+    """The first if `name` is None. Raises ResultError for one that is not known, or where there is none."""
     if not known:
         raise ResultError(f"no {kind} with examples in these results; a forecast compares sets example by example")
     if name is not None and name not in known:

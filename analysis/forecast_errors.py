@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from analysis.changes import COUNTED, Change
-from analysis.forecast import NLL, Forecast
+from analysis.forecast import LARGEST_EXPONENT, NLL, Forecast
 from analysis.left_out import Left, best_form, distances, reach_of
 from analysis.rising import Point, distance, fitted
 from analysis.statistics import spearman
@@ -64,14 +64,17 @@ def points(forecast: Forecast) -> list[Row]:
 def in_words(held: Coverage) -> str:
     """How often the intervals held what was measured."""
     if not held.asked:
-        return f"the others refuse all {held.refused} points of a policy that is left out, so nothing is known of them"
+        none = f"none of {held.refused} points of policies that are left out has an interval by the others"
+        return f"{none}: out of their reach, or they are too few; so it is not known how often intervals hold"
     share = f"{held.inside} of {held.asked} live points ({held.inside / held.asked:.0%})"
     return f"held {share} of policies that were left out, {held.refused} more were refused"
 
 
 def shown(forecast: Forecast, value: Any) -> Any:
     """A value of a table for reading: a loss of `nll` is the change of perplexity in percent."""
-    return f"{expm1(value):.2%}" if forecast.measure == NLL and isinstance(value, float) else value
+    if forecast.measure != NLL or not isinstance(value, float):
+        return value
+    return f"{expm1(value):.2%}" if value <= LARGEST_EXPONENT else f"{value:.3g} nats"
 
 
 def _point(forecast: Forecast, left: Left) -> Row:

@@ -11,7 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from analysis.forecast import NLL, Answer, Forecast, forecast
+from analysis.forecast import LARGEST_EXPONENT, NLL, Answer, Forecast, forecast
+from analysis.rising import Refusal
 from analysis.short import FORECAST as HEADS
 from analysis.tables import counted
 from results.errors import ResultError
@@ -31,7 +32,10 @@ def of_perplexity(frame: pl.DataFrame) -> Forecast:
 
 
 def with_forecasts(frame: pl.DataFrame, made: Forecast) -> pl.DataFrame:
-    """A frame of `results.stored` with the column, of a forecast of `nll`."""
+    """A frame of `results.stored` with the column, of a forecast of `nll`.
+
+    What ends beyond every number is refused: the live points say too little of it.
+    """
     rows = frame.select("config", "about", "totals").iter_rows(named=True)
     found = [_row(made.of(row["totals"], _miss(row), row["about"]["model"])) for row in rows]
     return frame.with_columns(pl.Series(COLUMN, found, dtype=pl.Struct(FIELDS)))
@@ -93,6 +97,9 @@ def _in_words(refused: str, why: str, count: int) -> str:
 
 
 def _row(answer: Answer) -> dict[str, Any]:
+    if answer.high is not None and answer.high > LARGEST_EXPONENT:
+        endless = f"it ends at {answer.high:.3g} nats per token"
+        answer = Answer(refusal=Refusal("an interval without an end", endless))
     values = (answer.loss, answer.low, answer.high)
     shares = {name: None if value is None else expm1(value) for name, value in zip(SIDES, values, strict=True)}
     refusal = answer.refusal

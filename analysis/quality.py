@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -45,7 +46,13 @@ def judged(frame: pl.DataFrame) -> list[Judged]:
     """Every measure of every row but the unmodified model's, beside it."""
     base = {row["task"]: row for row in frame.iter_rows(named=True) if row["set"] == UNMODIFIED}
     rows = [row for row in frame.iter_rows(named=True) if row["set"] != UNMODIFIED]
-    return [_judged(row, base[row["task"]], measure) for row in rows for measure in row["measures"]]
+    return [each for row in rows for each in _compared(row, base[row["task"]])]
+
+
+def _compared(row: Row, base: Row) -> list[Judged]:
+    """Of the measures that both have: one that is infinite, or no number, is not among a task's."""
+    known = {measure["name"] for measure in base["measures"]}
+    return [_judged(row, base, measure) for measure in row["measures"] if measure["name"] in known]
 
 
 def leading(frame: pl.DataFrame, task: str) -> str:
@@ -67,13 +74,22 @@ def tables(frame: pl.DataFrame) -> dict[str, list[Row]]:
 
 
 def document(frame: pl.DataFrame) -> Row:
-    """Everything but the examples, as one JSON-ready document."""
+    """Everything but the examples, as one JSON-ready document: an infinite perplexity is null there."""
     found = judged(frame)
     rows = []
     for row in frame.drop("examples", "rows_version", "digest").iter_rows(named=True):
         own = [each for each in found if (each.set, each.task) == (row["set"], row["task"])]
         rows.append(row | {"figures": figures(row), "differences": [_as_row(each) for each in own]})
-    return {"rows": rows}
+    return _finite({"rows": rows})
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def figures(row: Mapping[str, Any]) -> dict[str, float | None]:
@@ -108,7 +124,7 @@ def _table_row(row: Row, first: str, found: Mapping[tuple[str, str, str], Judged
         "set": shown(row["set"]),
         "miss rate": rates["live_miss_rate"],
         "TPOT ms": rates["live_tpot_ms"],
-        first: values[first],
+        first: values.get(first),
         "loss": own.loss if own else None,
         "±": own.off if own else None,
         **rest,

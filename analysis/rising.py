@@ -30,8 +30,8 @@ class Point(NamedTuple):
     policy: str  #: without its parameters
     change: Change
     loss: float  #: how much worse than the unmodified model, in the measure's units
-    error: float  #: standard error of `loss` over examples
-    kl: tuple[float, float] | None = None  #: KL of the same run and its standard error, where it was measured
+    error: float  #: half the 95 % interval of `loss` over 1.96: its standard error, and more of few examples
+    kl: tuple[float, float] | None = None  #: KL of the same run and the same of it, where it was measured
 
 
 class Form(NamedTuple):
@@ -53,7 +53,7 @@ class Rising(NamedTuple):
 
     form: Form
     weights: Change
-    noise: float  #: standard error of a middling point, in the measure's units
+    noise: float  #: `error` of a middling point, in the measure's units
     most: Change  #: of every figure among the points
 
     def at(self, change: Change) -> float:

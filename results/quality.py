@@ -23,7 +23,7 @@ from results.settings import setting_kinds
 FILE = "quality.parquet"
 EXAMPLES = "examples.parquet"
 UNMODIFIED = "unmodified"
-#: Counters of a run, beside them what TTFT and TPOT are made of, and whether it can be told without the model.
+#: What TTFT and TPOT are made of: sums over requests, beside the counters of a run.
 TIMES = ("ttft_ns", "ttft_requests", "decode_ns", "decode_passes")
 _COUNTED = pl.Struct(dict.fromkeys((*COUNTERS, "time_ns", *TIMES), pl.Int64))
 _ABOUT = ("model", "weights_sha256", "dtype", "trace", "task_sha256", "evaluator", "device", "policies", "alone")
@@ -75,11 +75,19 @@ def examples_of(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def load(folder: Path) -> pl.DataFrame:
-    """The rows of a folder. Raises ResultError if there are none, or if the file is damaged or foreign."""
+    """The rows of a folder, with the unmodified model's of every task.
+
+    Raises ResultError if there are none, or if the file is damaged, foreign or lacks the unmodified model.
+    """
     if not (folder / FILE).exists():
         make = f"moereplay quality MODEL --sets SETS --tasks TASKS --out {folder}"
         raise ResultError(f"no quality in {folder}; make it with: {make}")
-    return read(folder / FILE)
+    frame = read(folder / FILE)
+    judged = frame.filter(pl.col("set") == UNMODIFIED)["task"]
+    if without := sorted({*frame["task"]} - {*judged}):
+        lacks = f"{folder / FILE} has no row of {UNMODIFIED!r} in task {without[0]}, to judge the others by"
+        raise ResultError(f"{lacks}; run the same quality command again")
+    return frame
 
 
 def read(path: Path) -> pl.DataFrame:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.changes import policy_of
+from analysis.changes import policy_of, tiers_of
 from analysis.figures.quality_panels import FRONT, Point, front
 from analysis.figures.sheet import Grid, Sheet, Wording
 from analysis.forecasts import COLUMN, SIDES, refusals
@@ -63,7 +63,7 @@ def _seen(frame: pl.DataFrame) -> list[_Seen]:
 
 def _called(config: dict[str, Any]) -> str:
     policy = policy_of(config)
-    return UNCHANGED if policy == "fetch" else policy
+    return UNCHANGED if policy == "fetch" and not any(tiers_of(config["miss"])) else policy
 
 
 def _fill(axes: Axes, found: list[_Seen], drawn: dict[str, Look]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from math import exp
 
@@ -11,7 +12,8 @@ import pytest
 
 from analysis.changes import NOTHING, Change, change_of, policy_of, stored_bits, tiers_of
 from analysis.forecast import Forecast, forecast
-from analysis.forecast_errors import by_policy, coverage, in_words, signal
+from analysis.forecast_errors import by_policy, coverage, in_words, shown, signal
+from analysis.forecasts import with_forecasts
 from analysis.left_out import best_form, distances, leave_out, reach_of
 from analysis.nonnegative import nonnegative
 from analysis.rising import Form, Point, distance, fitted, moved
@@ -211,7 +213,7 @@ def test_coverage_of_policies_that_share_nothing_is_unknown():
         "lowest_bit": changed(0, 0, 0, 0, 0.1),
     }
     alone = [Point(str(at), policy, change, 0.1, 0.01) for policy, change in changes.items() for at in range(4)]
-    assert "the others refuse all 12 points" in in_words(coverage(alone, 0.01))
+    assert "none of 12 points of policies that are left out has an interval" in in_words(coverage(alone, 0.01))
 
 
 # What is refused
@@ -262,6 +264,30 @@ def test_one_example_has_no_error_and_is_refused():
     frame = quality_frame(sets_of(drawn_changes(12)), {"nll": truth}, examples=1)
     with pytest.raises(ResultError, match="no standard errors; ask a task of two examples or more"):
         forecast(frame)
+
+
+def test_without_nll_the_measure_is_the_first_by_name_in_every_process():
+    sets = sets_of(drawn_changes(12))
+    frame = quality_frame(sets, dict.fromkeys(("second", "third", "first", "kl"), truth))
+    assert forecast(frame).measure == "first"
+
+
+def test_a_loss_that_is_no_perplexity_is_shown_in_nats(made: Forecast):
+    assert [shown(made, value) for value in (0.1, 1000.0, "all")] == ["10.52%", "1e+03 nats", "all"]
+
+
+def test_an_interval_that_ends_beyond_every_number_is_refused(made: Forecast):
+    wide = replace(made, reach=20.0)
+    frame = pl.DataFrame(
+        {
+            "config": [{"miss": "fetch"}],
+            "about": [{"model": "miniature", "policies": {"miss": "fetch:bits=0"}}],
+            "totals": [counters_of(made.points[0].change)],
+        }
+    )
+    (found,) = with_forecasts(frame, wide)["forecast"]
+    assert found["high"] is None and found["refused"] == "an interval without an end"
+    assert with_forecasts(frame, made)["forecast"][0]["refused"] is None
 
 
 @pytest.mark.parametrize(

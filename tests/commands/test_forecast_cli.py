@@ -6,9 +6,11 @@ import json
 import re
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from analysis.changes import Change
+from results.quality import FILE, UNMODIFIED
 from simulator.config import configure
 from simulator.replay import replay
 from tests.commands.test_cli import SAMPLE
@@ -151,3 +153,8 @@ def test_what_has_no_forecast_has_no_front(sweep: Path, quality: Path, tmp_path:
     asked = ("--where", "miss=drop:keep=6", "--quality", quality, "--figure", "forecast_by_speed")
     said = refused("plot", sweep, *asked, "--out", tmp_path)
     assert "no configuration with a FORECAST and tokens/s: no FORECAST of 1 configuration" in said
+
+
+def test_results_without_the_unmodified_model_are_refused(quality: Path, tmp_path: Path):
+    folder = written(tmp_path, pl.read_parquet(quality / FILE).filter(pl.col("set") != UNMODIFIED))
+    assert "has no row of 'unmodified' in task" in refused("forecast", folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,16 +11,21 @@ from typing import Any
 import polars as pl
 import pytest
 
+from analysis.forecast import points_of
 from analysis.quality import document, judged, tables
 from results.errors import ResultError
 from results.quality import UNMODIFIED, counted_by, examples_of
 from simulator.config import configure
+from simulator.errors import ConfigError
 from simulator.replay import replay
 from tests.kit.live_runs import loaded, modules, tokens
 from tracegen.quality.answers import Answers, Example, Measure
 from tracegen.quality.evaluation import Evaluation
 from tracegen.quality.session import Session
 from tracegen.quality.texts import Given
+from traces.lock import Lock
+from traces.metadata import PARTIAL
+from traces.schema import TraceError
 from traces.store import open_trace
 
 SETS = {
@@ -57,8 +63,61 @@ class Likelihood:
 
 def evaluation(out: Path, **more: Any) -> Evaluation:
     base = {"capacity": "40%", "reset": "request"}
-    sets = {name: configure(**base, **own) for name, own in (SETS | more).items()}
+    sets = {name: configure(**{**base, **own}) for name, own in (SETS | more).items()}
     return Evaluation(loaded("olmoe"), modules("olmoe"), sets, seed=0, batch=2, out=out)
+
+
+@pytest.mark.parametrize("bits", ("4", "8/4"))
+def test_a_forecast_finds_the_bits_that_experts_ran_at(tmp_path: Path, bits: str) -> None:
+    frame = asked(tmp_path, [Likelihood()], bits={"miss": f"lowest_bit:bits={bits}"})
+    found = [each for each in judged(frame) if each.change is not None]
+    rounding = {point.set: point.change.rounding for point in points_of(frame, found, "likelihood")}
+    assert rounding.pop("bits") == pytest.approx(1 / 15**2)
+    assert set(rounding.values()) == {0}
+
+
+def test_a_set_that_the_model_cannot_run_under_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="policy set small: capacity 1B gives"):
+        evaluation(tmp_path, small={"capacity": "1B"})
+
+
+def test_a_trace_that_another_process_records_is_left_alone(tmp_path: Path) -> None:
+    path = evaluation(tmp_path).trace_of(Likelihood())
+    partial = path.with_name(path.name + PARTIAL)
+    partial.mkdir(parents=True)
+    (partial / "rows").write_text("of another process")
+    held = Lock(partial)
+    with pytest.raises(TraceError, match="is being written by process"):
+        asked(tmp_path, [Likelihood()])
+    held.release()
+    assert (partial / "rows").read_text() == "of another process"
+    assert len(asked(tmp_path, [Likelihood()])) == 1 + len(SETS)
+
+
+def test_figures_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
+    frame = asked(tmp_path, [Likelihood()])
+    endless = pl.element().struct.with_fields(pl.lit(float("inf")).alias("value"))
+    written = json.dumps(document(frame.with_columns(pl.col("measures").list.eval(endless))), allow_nan=False)
+    assert json.loads(written)["rows"][0]["measures"][0]["value"] is None
+
+
+def test_a_measure_that_one_set_lacks_is_an_empty_cell(tmp_path: Path) -> None:
+    """As the harness's perplexity of a set that rules out a text: it is infinite, and not among the measures."""
+    frame = asked(tmp_path, [Likelihood()])
+    lacking = frame.with_columns(
+        pl.when(pl.col("set") == "drop")
+        .then(pl.lit([], dtype=frame.schema["measures"]))
+        .otherwise("measures")
+        .alias("measures")
+    )
+    rows = {row["set"]: row for row in tables(lacking)["likelihood"]}
+    assert rows["drop"]["likelihood"] is None and rows["drop"]["loss"] is None
+    assert rows["prior"]["loss"] is not None
+    unmodified = pl.col("set") == UNMODIFIED
+    lacking = frame.with_columns(
+        pl.when(unmodified).then(pl.lit([], dtype=frame.schema["measures"])).otherwise("measures").alias("measures")
+    )
+    assert judged(lacking) == []
 
 
 def asked(out: Path, tasks: Sequence[Likelihood], **more: Any) -> pl.DataFrame:

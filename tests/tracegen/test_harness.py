@@ -120,3 +120,54 @@ def test_a_task_is_another_when_its_data_are(tmp_path: Path, monkeypatch: pytest
     assert before == task("answer").definition != task("answer", limit=1).definition
     (tmp_path / "questions.jsonl").write_text('{"text": "a", "right": "b", "wrong": "c"}\n')
     assert task("answer").definition != before
+
+
+@pytest.mark.parametrize("changed", ("more.yaml", "scores.py"))
+def test_a_task_is_another_when_what_it_includes_is(tmp_path: Path, changed: str) -> None:
+    (tmp_path / "mine.yaml").write_text("task: mine\ninclude: more.yaml\nprocess_results: !function scores.of\n")
+    (tmp_path / "more.yaml").write_text("dataset_path: json\n")
+    (tmp_path / "scores.py").write_text("def of(doc, results):\n    return {}\n")
+    asked = HarnessTask(str(tmp_path / "mine.yaml"), None, 0, None, False)
+    before = asked.definition
+    assert asked.definition == before
+    (tmp_path / changed).write_text((tmp_path / changed).read_text() + "# other\n")
+    assert asked.definition != before
+
+
+NO_TASKS = {
+    "": "Expected YAML dict",
+    "a: [1": "did not find expected",
+    "- 1": "got list",
+    "include: none.yaml": "No such file",
+    "task: mine": "names no `dataset_path`; write one",
+    "dataset_path: json": "names no `task`",
+    "group: mine\ntask: [arc_easy, arc_challenge]": "a list of tasks, and no task; name them one by one",
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("text", NO_TASKS)
+def test_a_file_that_is_no_task_is_refused_before_the_model_is_loaded(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(RecordError, match=rf"task {path}: .*{NO_TASKS[text]}"):
+        tasks_of([str(path)], Asking())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_list_of_tasks_that_has_no_figure_is_refused_with_their_names() -> None:
+    with pytest.raises(RecordError, match=r"ai2_arc is a list of tasks .*: arc_challenge, arc_easy"):
+        tasks_of(["ai2_arc"], Asking())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_task_without_a_figure_is_refused_by_name(miniature, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a group that aggregates nothing."""
+    found = {
+        "results": {"bare": {"alias": "bare", " ": " "}},
+        "samples": {"one": [], "two": []},
+        "higher_is_better": {},
+    }
+    monkeypatch.setattr(HarnessTask, "_evaluated", lambda self, session: found)
+    with pytest.raises(RecordError, match=r"task bare has no figure of its own .* it consists of one, two"):
+        HarnessTask("bare", 1, 0, None, False).answers(session(miniature))

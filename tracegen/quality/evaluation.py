@@ -19,14 +19,17 @@ from typing import Any
 
 import polars as pl
 
+from policies.contract import PolicyError
 from results.quality import UNMODIFIED, counted, counted_by, read, to_frame
 from results.result import Row
 from results.write import write_frame
 from simulator.bounds import bound_of, count
 from simulator.config import KINDS, SEMANTICS_VERSION, ReplayConfig
+from simulator.errors import ConfigError
 from simulator.origin import Origin
 from simulator.replay import Plan, plan_for, replay
 from tracegen.checkpoint import Loaded
+from tracegen.errors import RecordError
 from tracegen.live.experts import check_computable
 from tracegen.live.requests import CAPABILITIES
 from tracegen.live.source import changes_experts, depth_needed, rounding
@@ -40,6 +43,7 @@ from tracegen.quality.tasks import Task
 from tracegen.record import header_of
 from tracegen.steps import input_device
 from tracegen.tokens import Work
+from traces.lock import refuse_busy
 from traces.metadata import PARTIAL
 from traces.schema import Request, Trace, canonical
 from traces.store import open_trace
@@ -83,12 +87,19 @@ class Evaluation:
         """
         self._loaded, self._modules, self._seed, self._batch, self._out = loaded, modules, seed, batch, out
         self._quantiser, self._tiers = quantiser, tiers_of(modules, quantiser, loaded.weights_sha256)
-        self.plans = {name: self._plan(config) for name, config in sets.items()}
+        self.plans = {name: self._checked(name, config) for name, config in sets.items()}
         self._depth = max(map(depth_needed, self.plans.values()))
         if any(changes_experts(plan, modules.geometry.expert_bits) for plan in self.plans.values()):
             check_computable([site.experts for site in modules.sites])
-        for plan in self.plans.values():
+
+    def _checked(self, name: str, config: ReplayConfig) -> Plan:
+        """Raises ConfigError, PolicyError or RecordError naming the set."""
+        try:
+            plan = self._plan(config)
             self._stored_as(plan)
+        except (ConfigError, PolicyError, RecordError) as error:
+            raise type(error)(f"policy set {name}: {error}") from None
+        return plan
 
     def _stored_as(self, plan: Plan) -> str:
         """How a set's experts of few bits are stored; empty where it has none. Raises RecordError if they cannot be."""
@@ -163,9 +174,11 @@ class Evaluation:
         return frame
 
     def _recorded(self, job: Job, advance: Callable[[str, int], None]) -> Row:
-        """The unmodified model, its routing recorded."""
+        """The unmodified model, its routing recorded. Raises TraceError if another process records it now."""
         path = self.trace_of(job.task)
-        for left in (path, path.with_name(path.name + PARTIAL)):  # of a run that was killed
+        partial = path.with_name(path.name + PARTIAL)
+        refuse_busy(partial)
+        for left in (path, partial):  # of a run that was killed
             shutil.rmtree(left, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         header = header_of(self._loaded, self._modules, Work((), f"task {job.task.name}"), self._recording())

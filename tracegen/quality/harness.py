@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import logging
 import sys
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from math import isfinite, log
-from pathlib import Path
 from typing import Any, TextIO
 
 from tracegen.errors import RecordError
@@ -20,6 +18,8 @@ from tracegen.folder import one_line
 from tracegen.quality.answers import Answers, Example, Measure, sha256_of
 from tracegen.quality.named import YAML, called_of
 from tracegen.quality.session import Session
+from tracegen.quality.task_file import check_task_file, content_of
+from traces.spelling import nearest
 
 #: Measures that follow from log-likelihoods, with what a mean is divided by: an example has nats, or bits.
 NATS = {"perplexity": 1.0, "word_perplexity": 1.0, "byte_perplexity": 1.0, "bits_per_byte": log(2)}
@@ -35,6 +35,14 @@ class HarnessTask:
     shots: int | None  #: examples before each question; None: as the task says
     chat: bool
     compared = False
+
+    @classmethod
+    def of(cls, spec: str, limit: int | None, seed: int, shots: int | None, chat: bool) -> HarnessTask:
+        """Raises RecordError for a name that the harness does not know, a list of tasks, or a file that is no task."""
+        check = check_task_file if spec.endswith(YAML) else _check_name
+        with _quiet():
+            check(spec)
+        return cls(spec, limit, seed, shots, chat)
 
     @property
     def name(self) -> str:
@@ -56,7 +64,11 @@ class HarnessTask:
                 raise
             except Exception as refused:  # tasks are foreign data and foreign code: it can be anything
                 raise RecordError(f"task {self.spec}: {one_line(refused)}") from refused
-        return Answers(self._measures(found), [each for name in found["samples"] for each in _examples(name, found)])
+        measures = self._measures(found)
+        if not measures:
+            tasks = ", ".join(found["samples"])
+            raise RecordError(f"task {self.spec} has no figure of its own that is a number; it consists of {tasks}")
+        return Answers(measures, [each for name in found["samples"] for each in _examples(name, found)])
 
     def _evaluated(self, session: Session) -> Any:
         from lm_eval import evaluator  # seconds, and only where a task of the harness is asked
@@ -99,9 +111,16 @@ def known_tasks() -> Any:
         return TaskManager()
 
 
-def tasks_there_are() -> list[str]:
-    """Every name that the harness knows."""
-    return known_tasks().all_tasks
+def _check_name(name: str) -> None:
+    """Raises RecordError for a name that the harness does not know, or that is a list of tasks without a figure."""
+    known = known_tasks()
+    if name not in known.all_tasks:
+        near = nearest(name, known.all_tasks)
+        meant = f"did you mean {near}?" if near else f"`lm-eval ls tasks` lists {len(known.all_tasks):,}"
+        raise RecordError(f"no task called {name!r}: {meant}")
+    if name in known.all_tags:
+        tasks = ", ".join(sorted(known.task_index[name].tags or ()))
+        raise RecordError(f"{name} is a list of tasks without a figure of its own; name those that you want: {tasks}")
 
 
 def _called(key: str) -> str:
@@ -132,19 +151,8 @@ def _content(spec: str) -> str:
     """sha256 of a task's own file and of the local files that it names; empty of a known task."""
     if not spec.endswith(YAML):
         return ""
-    found = hashlib.sha256(Path(spec).read_bytes())
-    for path in sorted(_local_files(spec)):
-        found.update(path.read_bytes())
-    return found.hexdigest()
-
-
-def _local_files(spec: str) -> list[Path]:
     with _quiet():
-        from lm_eval.tasks._yaml_loader import load_yaml
-
-    files = (load_yaml(spec, resolve_func=False).get("dataset_kwargs") or {}).get("data_files") or []
-    named = files.values() if isinstance(files, dict) else [files] if isinstance(files, str) else files
-    return [Path(each) for each in named if isinstance(each, str) and Path(each).is_file()]
+        return content_of(spec)
 
 
 @contextlib.contextmanager

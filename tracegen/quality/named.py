@@ -33,14 +33,16 @@ def called_of(name: str) -> str:
 
 def _check(name: str) -> None:
     if name.startswith(PERPLEXITY):
-        _check_file(name, name.removeprefix(PERPLEXITY))
+        _check_file(name, name.removeprefix(PERPLEXITY), f"{PERPLEXITY}book.txt")
         return
     if not find_spec("lm_eval"):
         raise RecordError(f"task {name} needs lm-evaluation-harness: pip install 'moereplay[quality]'")
     if name.endswith(YAML):
-        _check_file(name, name)
+        _check_file(name, name, "task.yaml")
 
 
-def _check_file(name: str, path: str) -> None:
+def _check_file(name: str, path: str, example: str) -> None:
+    if Path(path).is_dir() and path:
+        raise RecordError(f"task {name}: {path} is a folder; expected a file, for example {example}")
     if not Path(path).is_file():
-        raise RecordError(f"task {name}: there is no file {path or 'named'}; expected for example {PERPLEXITY}book.txt")
+        raise RecordError(f"task {name}: there is no file {path or 'named'}; expected for example {example}")

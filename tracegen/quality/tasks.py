@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tracegen.errors import RecordError
 from tracegen.quality.answers import Answers
-from tracegen.quality.harness import HarnessTask, tasks_there_are
-from tracegen.quality.named import PERPLEXITY, YAML
+from tracegen.quality.harness import HarnessTask
+from tracegen.quality.named import PERPLEXITY
 from tracegen.quality.perplexity import Perplexity
 from tracegen.quality.session import Session
-from traces.spelling import nearest
 
 
 class Task(Protocol):
@@ -56,8 +54,4 @@ def tasks_of(names: Sequence[str], how: Asking) -> list[Task]:
 def _task(name: str, how: Asking) -> Task:
     if name.startswith(PERPLEXITY):
         return Perplexity.of(Path(name.removeprefix(PERPLEXITY)), how.window, how.limit)
-    if not name.endswith(YAML) and name not in (known := tasks_there_are()):
-        near = nearest(name, known)
-        meant = f"did you mean {near}?" if near else f"`lm-eval ls tasks` lists {len(known):,}"
-        raise RecordError(f"no task called {name!r}: {meant}")
-    return HarnessTask(name, how.limit, how.seed, how.shots, how.chat)
+    return HarnessTask.of(name, how.limit, how.seed, how.shots, how.chat)
