@@ -11,11 +11,14 @@ and several together. Random weights route like no model, so misses and losses m
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rounds import machine
 from transformers import AutoModelForCausalLM, OlmoeConfig
 
 from analysis.tables import console, table
@@ -25,8 +28,10 @@ from simulator.replay import Plan, plan_for
 from tracegen.checkpoint import Loaded
 from tracegen.live.requests import CAPABILITIES
 from tracegen.live.run import proven
+from tracegen.live.tiers import tiers_of
 from tracegen.modules import MoeModules
-from tracegen.quality.session import Session, Subject
+from tracegen.precision import DEFAULT
+from tracegen.quality.session import Session, Subject, alone_because
 from tracegen.quality.texts import Given
 
 VOCABULARY = 50304
@@ -54,6 +59,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32, help="Tokens of each text that go through in one pass.")
     parser.add_argument("--tokens", type=int, default=16, help="Tokens of each text that are scored, one by one.")
     parser.add_argument("--texts", type=int, default=4)
+    parser.add_argument("--out", type=Path, help="The rows as JSON.")
     options = parser.parse_args()
     with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(OlmoeConfig(**SHAPE), dtype=torch.bfloat16)
@@ -62,7 +68,11 @@ def main() -> None:
     modules = proven(loaded)
     print(f"{options.layers} layers: {sum(each.nbytes for each in loaded.model.parameters()) / 1e9:.2f} GB")
     cases = [Case(name, own, batch) for name, own in SETS.items() for batch in (1, options.texts)]
-    console().print(table([row(case, loaded, modules, options) for case in cases]))
+    cases = [case for case in cases if case.batch == 1 or alone_because(subject(case, loaded, modules)) is None]
+    rows = [row(case, loaded, modules, options) for case in cases]
+    console().print(table(rows))
+    if options.out:
+        options.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
 
 
 def filled(layers: int, device: str) -> Loaded:
@@ -76,8 +86,7 @@ def filled(layers: int, device: str) -> Loaded:
 
 def row(case: Case, loaded: Loaded, modules: MoeModules, options: argparse.Namespace) -> dict[str, object]:
     """Time of a scored token, and the most memory of this process until then."""
-    plan = _plan(case, modules)
-    session = Session(Subject(loaded, modules, plan, 0), case.batch)
+    session = Session(subject(case, loaded, modules), case.batch)
     session.read(_texts(1, options))  # kernels, and weights at few bits, are made the first time
     texts = _texts(options.texts, options)
     began = time.perf_counter()
@@ -91,6 +100,11 @@ def row(case: Case, loaded: Loaded, modules: MoeModules, options: argparse.Names
         "ms per token": 1000 * seconds / read,
         "most GB": _most_bytes(options.device) / 1e9,
     }
+
+
+def subject(case: Case, loaded: Loaded, modules: MoeModules) -> Subject:
+    """The model under the policy set."""
+    return Subject(loaded, modules, _plan(case, modules), 0, tiers_of(modules, DEFAULT, ""))
 
 
 def _plan(case: Case, modules: MoeModules) -> Plan | None:

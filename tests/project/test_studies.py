@@ -123,6 +123,22 @@ def test_quantisers_are_laid_beside_one_another_by_width(tmp_path: Path) -> None
 
 
 @pytest.mark.long
+def test_quality_at_size_measures_every_set_alone_and_together(tmp_path: Path) -> None:
+    """One layer of OLMoE's shape, two texts of six tokens, of which the last is not read."""
+    few = ("--layers", 1, "--prompt", 4, "--tokens", 2, "--texts", 2)
+    done = run(BENCHMARKS / "quality_at_size.py", *few, "--out", tmp_path / "s.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
+    assert [(row["set"], row["together"]) for row in rows[:4]] == [
+        ("unmodified", 1),
+        ("unmodified", 2),
+        ("cache_prior", 1),
+        ("cache_prior", 2),
+    ]
+    assert all(row["tokens"] == 10 and row["ms per token"] > 0 and row["most GB"] > 1.2 for row in rows)
+
+
+@pytest.mark.long
 def test_coverage_study_finds_intervals_right_and_seeds_alike(tmp_path: Path) -> None:
     """Draws are seeded, so that the shares are always the same; two standard errors of 95 % of 200 are 3 points."""
     few = ("--requests", 30, "--trials", 200, "--figures", "hit_rate", "tokens_per_s", "--replayed", 16, "--traces", 16)
