@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from transformers import PreTrainedModel
 
 from tracegen.steps import Stepper, input_device
 
+#: By model, why its texts cannot be padded: a run of it decides, and every set of every task asks.
+_KNOWN: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
 UNLIKE = 0.05  #: share of the logits' spread by which padding may change them
 
 
@@ -73,10 +76,16 @@ def places(due: Sequence[Sequence[int]]) -> list[slice]:
 
 
 def unpadded_because(model: PreTrainedModel) -> str | None:
-    """Why sequences of a model cannot go through it side by side; None if they can. A short run of it decides.
+    """Why sequences of a model cannot go through it side by side; None if they can. A short run of it decides, once.
 
     Linear attention, for one, can carry padding on in its state.
     """
+    if model not in _KNOWN:
+        _KNOWN[model] = _tried(model)
+    return _KNOWN[model]
+
+
+def _tried(model: PreTrainedModel) -> str | None:
     called = type(model).__name__
     if getattr(model.config.get_text_config(), "index_topk", None):
         return f"the tokens that {called} attends to are picked from padded texts otherwise"
