@@ -29,6 +29,8 @@ from tracegen.quality.side_by_side import OneByOne, SideBySide, places, unpadded
 from tracegen.quality.texts import Text
 from traces.schema import Request
 
+YOUNG = 32  #: groups of texts after which engines that have aged are collected too, which takes half a second
+
 
 class Subject(NamedTuple):
     """Who reads: a model, and the policy set that it is under."""
@@ -97,7 +99,7 @@ class Session:
         self._batch = 1 if batch == 1 or alone_because(subject) else batch
         self._goes_on = subject.plan is not None and subject.plan.config.reset != "request"
         self._going: Observer | None = None
-        self._tally, self._texts, self._passes = Tally(), 0, 0
+        self._tally, self._texts, self._groups, self._passes = Tally(), 0, 0, 0
 
     def read(self, texts: Sequence[Text]) -> None:
         """Read texts to their ends. Raises RecordError if the model gives no numbers, or does not fit the memory."""
@@ -109,7 +111,12 @@ class Session:
                 fix = "use a smaller --batch, shorter texts or --device-map auto"
                 raise RecordError(f"text {self._texts} ran out of GPU memory; {fix}") from None
             self._texts += len(group)
-            gc.collect(1)  # engines are in cycles, and the command collects seldom; what is old has none of them
+            self._collect()
+
+    def _collect(self) -> None:
+        """Engines are in cycles, and the command collects seldom: the young ones now, those that aged now and then."""
+        self._groups += 1
+        gc.collect(1 if self._groups % YOUNG else 2)
 
     def close(self) -> Tally:
         """What was counted."""
