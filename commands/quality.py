@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from functools import partial
 from pathlib import Path
@@ -152,12 +153,16 @@ def _answered(evaluation: Evaluation, tasks: Sequence[Task]) -> pl.DataFrame:
 
     pace = Pace(len(tasks) * (len(evaluation.plans) + 1))
 
+    gc.freeze()  # the model and what was imported stay, so that collections look at engines alone
+
     def done(job: Job, before: bool) -> None:
         pace.done(job.task.name, job.name, before)
+        gc.collect()
 
     try:
         return pl.concat(list(evaluation.rows(tasks, pace.passed, done)))
     finally:
+        gc.unfreeze()
         pace.close()
 
 

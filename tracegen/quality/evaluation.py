@@ -9,7 +9,6 @@ OUT/traces/TASK-KEY.zarr    routing of the unmodified model in a task
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -214,7 +213,6 @@ class Evaluation:
         )
         answers = job.task.answers(session)
         tally = session.close()
-        gc.collect()  # its last engines, some of which have aged
         return answers, counted(tally.totals, tally.requests) if job.plan else None
 
     def _row(self, job: Job, trace: Trace, found: Row) -> Row:
