@@ -10,14 +10,14 @@ The file is one request, and may be packed with gzip.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
-from traces.importers.rows import Rows, fits, requests_of
+from traces.importers.rows import Rows, Seen, fits, requests_in, streamed
 from traces.importers.table import COUNT, ids_below
 from traces.importers.text import blocks, parse_json, start_of, suffix_of
 from traces.schema import TraceError, shown
@@ -38,23 +38,24 @@ def read(path: Path, options: Options) -> Foreign:
     """One request. Raises TraceError naming the line that is not as documented."""
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with a token's line; expected {LINE} on each")
-    ids, rows = _rows(path)
-    layers, k = ids.shape[1:]
-    notes = [DECODED, SORTED] if k > 1 and (np.diff(ids) > 0).all() else [DECODED]
-    shape = Shape(layers, k, int(ids.max()))
+    held = [rows.narrowed() for rows in _pieces(path)]  # all of one request
+    seen = Seen(held)
+    ascending = seen.k > 1 and all((np.diff(rows.experts) > 0).all() for rows in held)
+    notes = [DECODED, SORTED] if ascending else [DECODED]
+    shape = Shape(len(seen.layers), seen.k, seen.highest)
     header = header_for(shape, options, Origin(IMPORTER.name, path, [path], decoding="recorded decode steps"), notes)
-    return Foreign(header, requests_of(rows, header.geometry, options))
+    return Foreign(header, requests_in(streamed(path, held, seen), header.geometry, options))
 
 
-def _rows(path: Path) -> tuple[np.ndarray, Rows]:
-    """Ids (T, L, k), and a row for every token and layer."""
+def _pieces(path: Path) -> Iterator[Rows]:
+    """A row for every token and layer."""
     records = _Records(path)
-    parts = [records.read(number, lines) for number, lines in blocks(path, ended=True)]
-    ids, tokens = (np.concatenate(each) for each in zip(*parts, strict=True))
-    count, layers, k = ids.shape
-    row = np.arange(count * layers)
-    per_layer = {"token": np.repeat(tokens, layers), "layer": row % layers, "lines": row // layers + 1}
-    return ids, Rows(path, request=np.zeros_like(row), experts=ids.reshape(-1, k), **per_layer)
+    for number, lines in blocks(path, ended=True):
+        ids, tokens = records.read(number, lines)
+        count, layers, k = ids.shape
+        row = np.arange(count * layers)
+        per_layer = {"token": np.repeat(tokens, layers), "layer": row % layers, "lines": row // layers + number}
+        yield Rows(path, request=np.zeros_like(row), experts=ids.reshape(-1, k), **per_layer)
 
 
 class _Records:
