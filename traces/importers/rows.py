@@ -53,13 +53,16 @@ class Rows:
 
     def __post_init__(self) -> None:
         """Raises TraceError naming the line on which an expert stands twice."""
-        ordered = np.sort(self.experts, axis=-1)
-        twice = np.argwhere((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))
-        if len(twice):
-            row, rank = twice[0]
-            raise TraceError(
-                f"{self.file} line {self.lines[row]}: expert {ordered[row, rank]} twice; expected each once"
-            )
+        refuse_twice(self.file, self.lines, self.experts)
+
+
+def refuse_twice(file: Path, lines: np.ndarray, experts: np.ndarray) -> None:
+    """Raises TraceError naming the line (N,) on which an expert (N, k) stands twice."""
+    ordered = np.sort(experts, axis=-1)
+    twice = np.argwhere((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))
+    if len(twice):
+        row, rank = twice[0]
+        raise TraceError(f"{file} line {lines[row]}: expert {ordered[row, rank]} twice; expected each once")
 
 
 class Seen:

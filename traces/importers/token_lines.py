@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
-from traces.importers.rows import Rows, Seen, fits, requests_in, streamed
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from traces.importers.grid import Keys, grids
+from traces.importers.rows import NARROW, fits, refuse_twice
 from traces.importers.table import COUNT, ids_below
 from traces.importers.text import blocks, parse_json, start_of, suffix_of
-from traces.schema import TraceError, shown
+from traces.schema import Request, TraceError, shown
 
 START = re.compile(rb'\s*\{\s*"tok"\s*:\s*\d{1,18}\s*,\s*"layers"\s*:\s*\[')
 LONGEST_START = 64  #: bytes
@@ -38,24 +39,31 @@ def read(path: Path, options: Options) -> Foreign:
     """One request. Raises TraceError naming the line that is not as documented."""
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with a token's line; expected {LINE} on each")
-    held = [rows.narrowed() for rows in _pieces(path)]  # all of one request
-    seen = Seen(held)
-    ascending = seen.k > 1 and all((np.diff(rows.experts) > 0).all() for rows in held)
-    notes = [DECODED, SORTED] if ascending else [DECODED]
-    shape = Shape(len(seen.layers), seen.k, seen.highest)
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path], decoding="recorded decode steps"), notes)
-    return Foreign(header, requests_in(streamed(path, held, seen), header.geometry, options))
+    ids, tokens = _read(path)
+    layers, k = ids.shape[1:]
+    notes = [DECODED, SORTED] if k > 1 and (ids[:, :, 1:] > ids[:, :, :-1]).all() else [DECODED]
+    origin = Origin(IMPORTER.name, path, [path], decoding="recorded decode steps")
+    header = header_for(Shape(layers, k, int(ids.max())), options, origin, notes)
+    return Foreign(header, _requests(path, ids, tokens, options))
 
 
-def _pieces(path: Path) -> Iterator[Rows]:
-    """A row for every token and layer."""
-    records = _Records(path)
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (T, L, k) in few bytes, as they are all of one request, and tokens (T,)."""
+    records, parts = _Records(path), []
     for number, lines in blocks(path, ended=True):
         ids, tokens = records.read(number, lines)
-        count, layers, k = ids.shape
-        row = np.arange(count * layers)
-        per_layer = {"token": np.repeat(tokens, layers), "layer": row % layers, "lines": row // layers + number}
-        yield Rows(path, request=np.zeros_like(row), experts=ids.reshape(-1, k), **per_layer)
+        at = np.repeat(np.arange(number, number + len(lines)), ids.shape[1])
+        refuse_twice(path, at, ids.reshape(-1, ids.shape[2]))
+        parts.append((ids.astype(NARROW["experts"]), tokens))
+    ids, tokens = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return ids, tokens
+
+
+def _requests(path: Path, ids: np.ndarray, tokens: np.ndarray, options: Options) -> Iterator[Request]:
+    """The one, its tokens in order. Raises TraceError if one is missing or stands twice."""
+    zero = np.zeros_like(tokens)
+    for grid in grids(Keys(zero, tokens, zero, 1, 1 + np.arange(len(tokens)), str(path))):
+        yield Request(grid.dense(ids, -1)[:, 0], prompt_tokens(options, grid.tokens, 0))
 
 
 class _Records:
