@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, ValidationError
 from traces.faults import first_fault
 from traces.importers.contract import ASSUMED, Foreign, Importer, Options, Origin, Shape, header_for
 from traces.importers.numbering import renumbering
-from traces.importers.rows import Rows, Seen, fits, requests_in, streamed
+from traces.importers.rows import Rows, Seen, emptied, fits, requests_in, streamed
 from traces.importers.table import COUNT, LAYER, ids_below
 from traces.importers.text import blocks, parse_json, start_of, suffix_of
 from traces.schema import MOST_EXPERTS, VALUES, TraceError, shown
@@ -102,7 +102,7 @@ def read(path: Path, options: Options) -> Foreign:
         IMPORTER.name, path, [path], model=shown(metadata.model_id), revision=shown(metadata.model_revision or "")
     )
     header = header_for(shape, options, origin, notes)
-    return Foreign(header, requests_in(streamed(path, held, seen), header.geometry, options))
+    return Foreign(header, requests_in(streamed(path, emptied(held), seen), header.geometry, options))
 
 
 def _metadata(path: Path) -> Metadata:

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.by_request import Columns, in_groups
+from traces.importers.by_request import Columns, in_groups, joined
 from traces.importers.cells import number
 from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
 from traces.importers.numbering import renumbering
-from traces.importers.rows import Rows, Seen, requests_in, streamed
+from traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
 from traces.importers.sheet import Sheet, sheets
 from traces.importers.table import COUNT, LAYER, Table, ids_below
 from traces.importers.text import start_of
-from traces.schema import TraceError, shown
+from traces.schema import MOST_EXPERTS, TraceError, shown
 
 NAMES = ("phase", "token", "layer", "rank", "expert")
 PHASES = {"prefill": 0, "decode": 1}
@@ -42,13 +42,15 @@ def read(path: Path, options: Options) -> Foreign:
     shape = seen.shape(options)
     notes = [assumed(["one request, a row per expert", *renumbering(seen.layers), f"k = {shape.k}"], shape, options)]
     header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)
-    return Foreign(header, requests_in(streamed(path, held, seen), header.geometry, options, pruned=True))
+    return Foreign(header, requests_in(streamed(path, emptied(held), seen), header.geometry, options, pruned=True))
 
 
 def _pieces(path: Path) -> Iterator[Rows]:
     """A row for every token and layer, its experts by rank."""
     found = map(_columns, sheets(path, lambda found: NAMES))
     first = next(found)
+    while len(first["rank"]) < MOST_EXPERTS and (first["rank"] == 0).sum() < 2 and (more := next(found, None)):
+        first = joined([first, more])
     begins = np.flatnonzero(first["rank"] == 0)
     k = int(np.diff(np.append(begins, len(first["rank"])))[0]) if len(begins) else 1
     for columns in in_groups(chain([first], found), k):

@@ -18,7 +18,7 @@ from traces.importers import mapping
 from traces.importers.cell_rows import CellRows
 from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
 from traces.importers.numbering import renumbering
-from traces.importers.rows import Rows, Seen, requests_in, streamed
+from traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
 from traces.importers.sheet import Sheet, sheets
 from traces.importers.sources import files_of
 from traces.importers.text import start_of
@@ -57,7 +57,7 @@ def _requests(files: list[Path], geometry: Geometry, options: Options) -> Iterat
         found = len(one.seen.layers), one.seen.k
         if found != (geometry.layers, geometry.k):
             raise TraceError(f"{file}: {found} (layers, k); expected {(geometry.layers, geometry.k)}, as in the first")
-        yield from requests_in(streamed(file, one.rows, one.seen), geometry, options)
+        yield from requests_in(streamed(file, emptied(one.rows), one.seen), geometry, options)
 
 
 class _File:

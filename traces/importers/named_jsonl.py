@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def _pieces(path: Path, cells: CellRows, columns: mapping.Columns, skip: int, wa
 
 def _form(path: Path) -> tuple[Form | None, tuple[str, ...], dict[str, Any] | None]:
     """Whose names the first line of a token has, its keys, and the line before it that describes the run."""
-    _, lines = next(blocks(path), (1, [""]))
+    lines = list(islice((line for _, found in blocks(path) for line in found), 2)) or [""]
     first = _object(lines[0], f"{path} line 1")
     meta = first if first.get("type") == "meta" else None
     keys = tuple(_object(lines[1], f"{path} line 2") if meta and len(lines) > 1 else first)

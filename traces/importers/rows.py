@@ -23,7 +23,9 @@ OPTIONAL = ("weights", "logits", "phase")
 FLOATS = ("weights", "logits")
 LISTS = ("experts", *FLOATS)
 PHASE = Values("iu", 0, 1)
-NARROW = {name: np.dtype(TOKEN_ARRAYS[name][0]) for name in FLOATS} | {"experts": np.dtype(TOKEN_ARRAYS["chosen"][0])}
+#: How checked numbers are held: as they are stored.
+NARROW = {name: np.dtype(TOKEN_ARRAYS[name][0]) for name in (*FLOATS, "token_ids")}
+NARROW |= {"experts": np.dtype(TOKEN_ARRAYS["chosen"][0]), "phase": np.dtype(np.int8)}
 FIX = "; name the file's own with --columns token=NAME,layer=NAME,experts=NAME"
 
 
@@ -44,8 +46,9 @@ class Rows:
 
     def columns(self) -> dict[str, np.ndarray]:
         """The arrays that are there, by name, in few bytes: each number has been checked."""
-        given = {name: getattr(self, name) for name in ("lines", *KEYS, "experts", *NARROW, "phase", "token_ids")}
-        return {name: rows.astype(NARROW.get(name, rows.dtype)) for name, rows in given.items() if rows is not None}
+        given = {name: getattr(self, name) for name in ("lines", *KEYS, *NARROW)}
+        there = {name: rows for name, rows in given.items() if rows is not None}
+        return {name: rows.astype(NARROW.get(name, rows.dtype), copy=False) for name, rows in there.items()}
 
     def narrowed(self) -> Rows:
         """The same in few bytes, to be held."""
@@ -100,6 +103,13 @@ def streamed(file: Path, pieces: Iterable[Rows], seen: Seen) -> Iterator[Rows]:
         if layer.max() >= len(numbers):
             raise TraceError(f"{file}: {CHANGED}")
         yield Rows(file, **columns | {"layer": layer})
+
+
+def emptied(held: list[Rows]) -> Iterator[Rows]:
+    """The rows of a list, which keeps none of them."""
+    held.reverse()
+    while held:
+        yield held.pop()
 
 
 def _widened(columns: dict[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
