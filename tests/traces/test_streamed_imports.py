@@ -18,6 +18,7 @@ from tests.kit.importing import SIZED, imported
 from tests.kit.long_files import LAYERS, MANY, ONE, TOKENS, written
 from traces.importers import cache_lab, sheet, text
 from traces.importers import registry as importers
+from traces.importers import rows as table_rows
 from traces.importers.by_request import Ends, by_request, in_groups
 from traces.importers.forward_passes import by_pass, tokens_of
 from traces.importers.numbering import Restarts, restarts
@@ -31,8 +32,9 @@ OF_ROW = {"one_ranks.csv": 140, "lab.jsonl": 100, "steps.jsonl": 40}
 
 
 def in_pieces(monkeypatch: pytest.MonkeyPatch, characters: int, rows: int) -> None:
-    """Let files be read so much at a time."""
+    """Let files be read so much at a time, and again instead of being kept."""
     monkeypatch.setattr(text, "PIECE", characters)
+    monkeypatch.setattr(table_rows, "KEPT", 0)
     for module in (sheet, cache_lab):
         monkeypatch.setattr(module, "ROWS", rows)
 
@@ -112,6 +114,14 @@ def test_a_file_that_changes_while_it_is_imported_is_refused(
     path.write_bytes(other.read_bytes())
     with pytest.raises(TraceError, match="changed while it was read"):
         list(requests)
+
+
+@pytest.mark.parametrize("name", [name for name in MANY if name not in ("marked.log", "route.csv")])
+def test_a_file_of_few_rows_is_read_once(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path, name, 2)
+    requests = importers.read(path, SIZED).requests
+    path.write_text("overwritten")
+    assert [len(request.chosen) for request in requests] == [TOKENS, TOKENS]
 
 
 # ---------------------------------------------------------------- what it is made of

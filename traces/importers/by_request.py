@@ -1,8 +1,8 @@
 """Rows of a long file by request: a request is given as soon as its last row has been read.
 
-A file is read twice. The first reading finds where every request ends, which nothing before it says, and what a header
-needs. The second holds the rows of requests that have begun and not ended, and gives them by number: one request where
-they stand one after the other, those that run side by side where they are mixed.
+A long file is read twice. The first reading finds where every request ends, which nothing before it says, and what a
+header needs. The second holds the rows of requests that have begun and not ended, and gives them by number: one request
+where they stand one after the other, those that run side by side where they are mixed.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def read(path: Path, options: Options) -> Foreign:
     if not held:
         raise TraceError(f"{path}: no selections of the {stage.routing_stage}; expected at least one")
     held = [replace(rows, **said.lacking()) for rows in held]
-    seen = Seen(held)
+    seen = Seen(held, keep=False)
     notes = [f"{ASSUMED}{each}" for each in renumbering(seen.layers)] + said.notes()
     shape = Shape(len(seen.layers), seen.k, seen.highest, stage.num_experts)
     origin = Origin(

@@ -49,7 +49,7 @@ def read(path: Path, options: Options) -> Foreign:
     seen = Seen(map(cells.rows, sheets(path, choose)))
     cells.check(seen.k)
     if cells.numbers is not None:
-        seen.ends.renumbered(cells.numbers)
+        seen.renumber(cells.numbers)
 
     def found() -> Iterator[Rows]:
         return streamed(path, again(sheets(path, choose), cells.numbers), seen)

@@ -38,7 +38,7 @@ def read(path: Path, options: Options) -> Foreign:
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with {','.join(NAMES)}; expected a llama.cpp routing trace")
     held = [rows.narrowed() for rows in _pieces(path)]  # all of one request
-    seen = Seen(held)
+    seen = Seen(held, keep=False)
     shape = seen.shape(options)
     notes = [assumed(["one request, a row per expert", *renumbering(seen.layers), f"k = {shape.k}"], shape, options)]
     header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)

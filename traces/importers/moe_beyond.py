@@ -69,7 +69,7 @@ class _File:
         found = [self.cells.rows(sheet) for sheet in _with_positions(file)]
         numbers = self.cells.numbers
         self.rows = [_prompt(rows, numbers) for rows in found]
-        self.seen = Seen(self.rows)
+        self.seen = Seen(self.rows, keep=False)
 
     def said(self) -> list[str]:
         """What was assumed."""

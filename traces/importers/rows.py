@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ OPTIONAL = ("weights", "logits", "phase")
 FLOATS = ("weights", "logits")
 LISTS = ("experts", *FLOATS)
 PHASE = Values("iu", 0, 1)
+KEPT = 1 << 26  #: bytes of rows that are held instead of reading the file again: of some 50 MB of text
 #: How checked numbers are held: as they are stored.
 NARROW = {name: np.dtype(TOKEN_ARRAYS[name][0]) for name in (*FLOATS, "token_ids")}
 NARROW |= {"experts": np.dtype(TOKEN_ARRAYS["chosen"][0]), "phase": np.dtype(np.int8)}
@@ -69,10 +70,12 @@ def refuse_twice(file: Path, lines: np.ndarray, experts: np.ndarray) -> None:
 
 
 class Seen:
-    """What a first reading of a file finds in its rows."""
+    """What a first reading of a file finds in its rows, and the rows, if they are few enough to be kept."""
 
-    def __init__(self, pieces: Iterable[Rows]) -> None:
+    def __init__(self, pieces: Iterable[Rows], keep: bool = True) -> None:
         """Raises TraceError naming a line that cannot be read."""
+        self._kept: list[Rows] | None = [] if keep else None
+        self._room = KEPT
         self.ends = Ends()
         self.k, self.highest = 0, -1
         self.logits: int | None = None  #: experts (E) that they are of
@@ -80,6 +83,25 @@ class Seen:
         self.layers = np.zeros(0, np.int64)  #: (L,) numbers in the file, rising
         for rows in pieces:
             self._add(rows)
+            self._keep(rows)
+
+    def again(self, pieces: Iterable[Rows]) -> Iterable[Rows]:
+        """The rows once more: those that were kept, else those of a second reading."""
+        return pieces if self._kept is None else self._kept
+
+    def renumber(self, numbers: np.ndarray) -> None:
+        """Request i is called `numbers[i]` from now on."""
+        self.ends.renumbered(numbers)
+        self._kept = self._kept and [replace(rows, request=numbers[rows.request]) for rows in self._kept]
+
+    def _keep(self, rows: Rows) -> None:
+        if self._kept is None:
+            return
+        narrow = rows.narrowed()
+        self._room -= sum(values.nbytes for values in narrow.columns().values())
+        self._kept.append(narrow)
+        if self._room < 0:
+            self._kept = None
 
     def _add(self, rows: Rows) -> None:
         self.ends.add(rows.request)
@@ -96,8 +118,11 @@ class Seen:
 
 
 def streamed(file: Path, pieces: Iterable[Rows], seen: Seen) -> Iterator[Rows]:
-    """A second reading: the rows of one request after the other, by number, their layers from 0 on, k ids in each."""
-    numbers, found = seen.layers, (rows.columns() for rows in pieces)
+    """The rows of one request after the other, by number, their layers from 0 on, k ids in each.
+
+    `pieces` are a second reading of the file, which begins only if the first one kept no rows.
+    """
+    numbers, found = seen.layers, (rows.columns() for rows in seen.again(pieces))
     for columns in by_request((_widened(each, seen.k) for each in found), seen.ends, str(file)):
         layer = np.searchsorted(numbers, columns["layer"])
         if layer.max() >= len(numbers):
