@@ -33,7 +33,8 @@ class Reading(NamedTuple):
 
     format: Annotated[str | None, typer.Option(help="Importer name, if the file is not recognised.")] = None
     columns: Annotated[
-        str | None, typer.Option(help="Its own names: token=pos,layer=moe_layer,experts=topk,request=id,...")
+        str | None,
+        typer.Option(help="Its own names: token=pos,layer=moe_layer,experts=topk,request=id,...; counts=MODEL."),
     ] = None
     prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None
     chunk: Annotated[int | None, typer.Option(help="Tokens after which the recorder cleared its context.")] = None
@@ -53,12 +54,17 @@ def import_(
 ) -> None:
     """Convert another tool's routing trace; counts of experts become a profile, NAME.json."""
     from commands.profiles import profile_of
+    from traces.importers.mapping import COUNTS
     from traces.profiles import registry as profiles
+    from traces.schema import TraceError
 
     settings = _settings(sizes, reading)
-    form = None if settings.columns else profiles.detect(source, reading.format)
+    counts = COUNTS in (settings.columns or {})
+    form = None if settings.columns and not counts else profiles.detect(source, reading.format)
     if form:
         profile_of(form, source, out, settings, limit=limit, resume=resume)
+    elif counts:
+        raise TraceError(f"{source}: --columns {COUNTS}= means nothing here, it holds no counts; leave it out")
     else:
         _trace_of(source, out, settings, reading.format, limit, resume)
 

@@ -29,15 +29,26 @@ def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: 
     from traces.profiles.contract import NO_ORDER, check_model, ranked
 
     _check_options(form, source, out, options, resume)
-    counts = form.read(source)
+    counts = form.read(source, _named(options)) if form.named else form.read(source)
     if options.model:
         check_model(source, counts, known(options.model))
-    ranking = ranked(counts.chosen)[:limit]
+    ranking = ranked(counts.chosen, counts.layers)[:limit]
     write_profile(out, ranking)
     for note in counts.notes:
         say(f"note: {note}")
     say(f"note: {NO_ORDER}; --profile and --warm of `moereplay replay TRACE` take the list")
     say(f"wrote {out}: {len(ranking):,} experts, best first, of {counts}")
+
+
+def _named(options: Options) -> str | None:
+    """Whose counts of a file are read, as `--columns counts=NAME` says. Raises TraceError if it says more."""
+    from traces.importers.mapping import COUNTS
+    from traces.schema import TraceError
+
+    asked = options.columns or {}
+    if others := [field for field in asked if field != COUNTS]:
+        raise TraceError(f"--columns {others[0]}= means nothing of counts; name them alone, {COUNTS}=NAME")
+    return asked.get(COUNTS, (None,))[0]
 
 
 def _check_options(form: Form, source: Path, out: Path, options: Options, resume: bool) -> None:
@@ -48,7 +59,7 @@ def _check_options(form: Form, source: Path, out: Path, options: Options, resume
     if out.suffix != SUFFIX:
         name = f"give the profile a name, --out NAME{SUFFIX}"
         raise TraceError(f"{source}: it holds counts ({form.name}), and no order of tokens as a trace has: {name}")
-    given = ("expert_bytes", "expert_bits", "prompt_length", "chunk", "columns")
+    given = ["expert_bytes", "expert_bits", "prompt_length", "chunk", *([] if form.named else ["columns"])]
     wrong = [field for field in given if getattr(options, field) is not None] + ["resume"] * resume
     if wrong:
         option = wrong[0].replace("_", "-")

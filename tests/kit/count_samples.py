@@ -136,14 +136,42 @@ def write_ranks(folder: Path) -> None:
         (folder / f"rank_{rank}.csv").write_text("\n".join(["layer_id,expert_id,count", *rows]) + "\n")
 
 
+def write_archive(file: Path) -> None:
+    """A program's counts beside something else."""
+    np.savez(file, counts=COUNTS, bins=np.arange(4))
+
+
+def write_published(file: Path) -> None:
+    """A model's counts of two texts as OLMoE publishes them, and of the best expert alone."""
+    first = np.minimum(COUNTS, 4)
+    named = {"mine/a/counts": first, "mine/b/counts": COUNTS - first, "mine/a/counts_top1": first}
+    np.savez(file, **named)  # type: ignore[arg-type]
+
+
+def write_models(file: Path) -> None:
+    """Two models, the second of other sizes."""
+    named = {
+        "mine/a/counts": COUNTS,
+        "other/a/counts": np.ones((LAYERS, 4), int),
+        "mine/a/cross": np.ones((2, 8, 8), int),
+    }
+    np.savez(file, **named)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class CountSample:
-    """One form's sample; its counts are COUNTS."""
+    """One form's sample; its counts are COUNTS, of these layers."""
 
     form: str
     name: str
     write: Callable[[Path], None]
     notes: tuple[str, ...]
+    layers: tuple[int, ...] = tuple(range(LAYERS))
+
+    @property
+    def ranking(self) -> list[tuple[int, int]]:
+        """What a profile has."""
+        return [(self.layers[layer], expert) for layer, expert in RANKING]
 
 
 ALL = [
@@ -172,4 +200,16 @@ ALL = [
     CountSample("activation_matrix", "counts.npy", write_array, ("axes are (layer, expert)",)),
     CountSample("hot_cache", "hot.json", write_hot_cache, (NUMBERED,)),
     CountSample("count_table", "ranks", write_ranks, ("the sum of 2 files", "experts = the highest id + 1", NUMBERED)),
+    CountSample("count_archive", "counts.npz", write_archive, ("counts of counts, an array",)),
+    CountSample(
+        "count_archive",
+        "published.npz",
+        write_published,
+        (
+            "counts of mine, the sum of 2 arrays",
+            "assumed: the rows are layers 0, 7 and 15 of the model, as OLMoE counts; "
+            "experts of other layers have no rank",
+        ),
+        layers=(0, 7, 15),
+    ),
 ]

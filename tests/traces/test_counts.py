@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from random import Random
 
@@ -11,10 +12,20 @@ import pytest
 
 from tests.kit import importer_samples
 from tests.kit.command import moereplay_here as moereplay
-from tests.kit.count_samples import ALL, COUNTS, EXPERTS, IMATRIX, LAYERS, RANKING, CountSample, gguf, imatrix_tensors
+from tests.kit.count_samples import (
+    ALL,
+    COUNTS,
+    EXPERTS,
+    IMATRIX,
+    LAYERS,
+    RANKING,
+    CountSample,
+    gguf,
+    imatrix_tensors,
+    write_models,
+)
 from tests.kit.damage import BYTES
 from tests.kit.importing import DATA, on_real_data
-from traces.importers import registry as importers
 from traces.profiles import NAMES, registry
 from traces.profiles.coli_usage import ENGINES, hash_of
 from traces.profiles.contract import ranked
@@ -70,7 +81,7 @@ def test_a_sample_gives_its_counts_and_says_what_was_assumed(sample: CountSample
     counts = registry.load(sample.form).read(made(sample, tmp_path))
     np.testing.assert_array_equal(counts.chosen, COUNTS)
     assert counts.notes == sample.notes
-    assert ranked(counts.chosen) == RANKING
+    assert ranked(counts.chosen, counts.layers) == sample.ranking
 
 
 def test_a_layer_that_was_counted_for_fewer_tokens_is_named(tmp_path: Path) -> None:
@@ -93,7 +104,7 @@ def test_a_sample_becomes_a_profile_on_the_command_line(sample: CountSample, tmp
     out = tmp_path / "profile.json"
     ended = moereplay("import", made(sample, tmp_path), "--out", out)
     assert ended.returncode == 0, ended.stderr
-    assert [tuple(place) for place in json.loads(out.read_text())] == RANKING
+    assert [tuple(place) for place in json.loads(out.read_text())] == sample.ranking
     assert "no hit rate follows" in ended.stderr and all(note in ended.stderr for note in sample.notes)
 
 
@@ -150,6 +161,52 @@ def test_what_means_nothing_for_counts_is_refused(words: tuple[str, ...], said: 
     assert ended.returncode == 2 and said in ended.stderr and ended.stderr.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.coli_usage", "there.json"]
     assert (tmp_path / "there.json").read_text() == "mine"
+
+
+# ---------------------------------------------------------------- several models in one file
+
+
+def test_counts_of_several_models_are_read_of_the_one_that_is_named(tmp_path: Path) -> None:
+    write_models(tmp_path / "a.npz")
+    for name in ("mine", "mine/a", "mine/a/counts"):
+        out = tmp_path / f"{name.count('/')}.json"
+        ended = moereplay("import", tmp_path / "a.npz", "--columns", f"counts={name}", "--out", out)
+        assert ended.returncode == 0, ended.stderr
+        assert [place[1] for place in json.loads(out.read_text())] == [place[1] for place in RANKING]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "2 models: mine (1 arrays), other (1 arrays); add --columns counts=mine"),
+        (("--columns", "counts=x"), "no counts called x; its arrays are mine/a/counts, other/a/counts: name one"),
+        (("--columns", "counts=mine/a/cross"), "expected (layers, experts)"),
+        (("--columns", "counts=mine,experts=b"), "means nothing of counts"),
+        (("--columns", "counts=other", "--model", "mixtral-8x7b", "--resume"), "--resume means nothing"),
+    ],
+)
+def test_an_archive_of_several_models_says_what_to_type(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    write_models(tmp_path / "a.npz")
+    ended = moereplay("import", "a.npz", *words, "--out", "p.json", cwd=tmp_path)
+    assert ended.returncode == 2 and said in ended.stderr and ended.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
+def test_counts_of_more_layers_than_the_model_has_are_refused(tmp_path: Path) -> None:
+    made(ALL[-1], tmp_path)
+    words = ("import", ALL[-1].name, "--out", "p.json", "--model")
+    for model in ("olmoe-1b-7b", "mixtral-8x7b"):  # of 16 and of 32 layers
+        assert moereplay(*words, model, cwd=tmp_path).returncode == 0
+        (tmp_path / "p.json").unlink()
+    np.savez(tmp_path / "b.npz", counts=COUNTS)
+    ended = moereplay("import", "b.npz", "--model", "olmoe-1b-7b", "--out", "p.json", cwd=tmp_path)
+    assert ended.returncode == 2 and "choose the model that was counted" in ended.stderr
+
+
+def test_counts_named_of_a_file_that_has_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("request,token,layer,expert_0\n0,0,0,1\n")
+    ended = moereplay("import", "a.csv", "--columns", "counts=x", "--out", "a.zarr", cwd=tmp_path)
+    assert ended.returncode == 2 and "it holds no counts" in ended.stderr and ended.stderr.count("\n") == 1
 
 
 # ---------------------------------------------------------------- refused
@@ -257,8 +314,31 @@ def test_a_published_history_of_colibri_is_ranked_as_plain_sorting_ranks_it() ->
 
 
 @on_real_data
-def test_counts_in_an_archive_of_several_are_no_trace_and_no_profile() -> None:
+@pytest.mark.parametrize("named", ["olmoe", "olmoe/c4", "olmoe/c4/counts_top1", "olmoe-sft", "mistral"])
+def test_published_counts_in_an_archive_are_ranked_as_plain_sorting_ranks_them(named: str) -> None:
     file = DATA / "olmoe-counts" / "expert_counts.npz"
-    assert registry.detect(file) is None
-    with pytest.raises(TraceError, match="no importer recognises it"):
-        importers.detect(file)
+    form = registry.detect(file)
+    assert form is not None and form.name == "count_archive"
+    with np.load(file) as stored:
+        names = [name for name in stored if name == named or re.fullmatch(f"{named}/(.*/)?counts", name)]
+        rows = np.stack([stored[name] for name in names]).sum(0)
+    counts = form.read(file, named)
+    np.testing.assert_array_equal(counts.chosen, rows)
+    places = [
+        (-count, (layer, expert))
+        for layer, row in zip((0, 7, 15), rows, strict=True)
+        for expert, count in enumerate(row)
+    ]
+    assert ranked(counts.chosen, counts.layers) == [place for count, place in sorted(places) if count]
+
+
+@on_real_data
+def test_published_counts_of_several_models_say_what_to_type(tmp_path: Path) -> None:
+    file, out = DATA / "olmoe-counts" / "expert_counts.npz", tmp_path / "p.json"
+    refused = moereplay("import", file, "--out", out)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "olmoe-dpo (1 arrays)" in refused.stderr and "--columns counts=mistral" in refused.stderr
+    assert not out.exists()
+    model = ("--columns", "counts=olmoe", "--model", "olmoe-1b-7b")
+    assert moereplay("import", file, *model, "--out", out).returncode == 0
+    assert {layer for layer, _ in json.loads(out.read_text())} == {0, 7, 15}

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from traces.faults import first_fault
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
-from traces.importers.numbering import moe_layers
-from traces.importers.rows import Rows, fits, requests_of
+from traces.importers.contract import ASSUMED, Foreign, Importer, Options, Origin, Shape, header_for
+from traces.importers.numbering import renumbering
+from traces.importers.rows import Rows, Seen, emptied, fits, requests_in, streamed
 from traces.importers.table import COUNT, LAYER, ids_below
 from traces.importers.text import blocks, parse_json, start_of, suffix_of
 from traces.schema import MOST_EXPERTS, VALUES, TraceError, shown
@@ -30,6 +31,7 @@ FORMAT = "moe-cache-lab.routing-jsonl"
 START = re.compile(rb'\s*\{.*"format"\s*:\s*"' + re.escape(FORMAT).encode() + rb'"', re.DOTALL)
 LONGEST_START = 1 << 16  #: bytes: the texts of the run may stand before the format
 PHASES = {"prompt": 0, "generated": 1, "source": 0, "decoder_prompt": 0, "decoder_generated": 1}
+ROWS = 1 << 14  #: read at a time
 SELECTION = "routing_selection"
 ENCODER, DECODER = "encoder", "decoder"
 
@@ -88,16 +90,19 @@ def read(path: Path, options: Options) -> Foreign:
         raise TraceError(f"{path}: line 1 does not name the format; expected {FORMAT}")
     metadata = _metadata(path)
     stage = metadata.stage()
-    found, others = _selections(path, metadata, stage)
-    rows, notes = _rows(path, found, stage)
-    if others:
-        notes.append(f"{others:,} selections of the {ENCODER} left out: its tokens and layers are not the {DECODER}'s")
-    shape = Shape(int(rows.layer.max()) + 1, rows.experts.shape[1], int(rows.experts.max()), stage.num_experts)
+    said = _Said()
+    held = [rows.narrowed() for rows in _pieces(path, metadata, stage, said)]  # all of one request
+    if not held:
+        raise TraceError(f"{path}: no selections of the {stage.routing_stage}; expected at least one")
+    held = [replace(rows, **said.lacking()) for rows in held]
+    seen = Seen(held, keep=False)
+    notes = [f"{ASSUMED}{each}" for each in renumbering(seen.layers)] + said.notes()
+    shape = Shape(len(seen.layers), seen.k, seen.highest, stage.num_experts)
     origin = Origin(
         IMPORTER.name, path, [path], model=shown(metadata.model_id), revision=shown(metadata.model_revision or "")
     )
     header = header_for(shape, options, origin, notes)
-    return Foreign(header, requests_of(rows, header.geometry, options))
+    return Foreign(header, requests_in(streamed(path, emptied(held), seen), header.geometry, options))
 
 
 def _metadata(path: Path) -> Metadata:
@@ -108,9 +113,45 @@ def _metadata(path: Path) -> Metadata:
         raise TraceError(f"{path} line 1: {first_fault(wrong)}; expected {FORMAT} version 1 or 2") from wrong
 
 
-def _selections(path: Path, metadata: Metadata, stage: Stage) -> tuple[list[Selection], int]:
-    """Those of the stage, and how many others there are."""
-    found, others = [], 0
+@dataclass
+class _Said:
+    """Selections of which something is said: how many were read, are another stage's, or lack something."""
+
+    read: int = 0
+    others: int = 0
+    unassigned: int = 0
+    weightless: int = 0
+    nameless: int = 0
+
+    def count(self, found: Selection) -> None:
+        """One more of the stage."""
+        self.read += 1
+        self.unassigned += not found.experts
+        self.weightless += bool(found.experts and not found.weights)
+        self.nameless += found.token_id is None
+
+    def lacking(self) -> dict[str, None]:
+        """The arrays that not every selection has."""
+        return {name: None for name, lack in (("weights", self.weightless), ("token_ids", self.nameless)) if lack}
+
+    def notes(self) -> list[str]:
+        """In the order of importance."""
+        full = f"{self.unassigned:,} of {self.read:,} selections unassigned, their expert was full: -1"
+        weights = "weights left out: not every selection has its probabilities"
+        others = f"{self.others:,} selections of the {ENCODER} left out: its tokens and layers are not the {DECODER}'s"
+        said = ((full, self.unassigned), (weights, self.weightless), (others, self.others))
+        return [note for note, count in said if count]
+
+
+def _pieces(path: Path, metadata: Metadata, stage: Stage, said: _Said) -> Iterator[Rows]:
+    """Rows of the stage's selections in the order of the file, some at a time."""
+    selections = _selections(path, metadata, stage, said)
+    while found := list(islice(selections, ROWS)):
+        yield _rows(path, found, stage)
+
+
+def _selections(path: Path, metadata: Metadata, stage: Stage, said: _Said) -> Iterator[Selection]:
+    """Those of the stage."""
     for at, record in _records(path):
         place = f"{path} line {at}"
         if record.get("record_type") != SELECTION:
@@ -120,12 +161,10 @@ def _selections(path: Path, metadata: Metadata, stage: Stage) -> tuple[list[Sele
             raise TraceError(f"{place}: routing_stage is {wrong}; expected {ENCODER} or {DECODER}")
         selection = _selection(at, record, stage, place)
         if record.get("routing_stage", stage.routing_stage) == stage.routing_stage:
-            found.append(selection)
+            said.count(selection)
+            yield selection
         else:
-            others += 1
-    if not found:
-        raise TraceError(f"{path}: no selections of the {stage.routing_stage}; expected at least one")
-    return found, others
+            said.others += 1
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -168,29 +207,20 @@ def _check_experts(experts: list[Any], weights: list[Any], stage: Stage, place: 
         raise TraceError(f"{place}: {len(experts)} experts, {len(weights)} probabilities; expected {width} of each")
 
 
-def _rows(path: Path, found: list[Selection], stage: Stage) -> tuple[Rows, list[str]]:
-    """Rows in the order of the file, and what is said of them."""
+def _rows(path: Path, found: list[Selection], stage: Stage) -> Rows:
+    """With 0 for a weight or a token id that a selection lacks."""
     k = stage.assigned_experts_per_token or max(len(each.experts) for each in found) or 1
-    layer, said = moe_layers(np.array([each.layer for each in found]))
-    notes = [f"assumed: {said[0]}"] if said else []
-    unassigned = sum(not each.experts for each in found)
-    if unassigned:
-        notes.append(f"{unassigned:,} of {len(found):,} selections unassigned, their expert was full: -1")
-    weighed = all(each.weights or not each.experts for each in found)
-    if not weighed:
-        notes.append("weights left out: not every selection has its probabilities")
-    named = all(each.token_id is not None for each in found)
     return Rows(
         path,
         np.array([each.line for each in found]),
         request=np.zeros(len(found), np.int64),
         token=np.array([each.token for each in found]),
-        layer=layer,
+        layer=np.array([each.layer for each in found]),
         experts=np.array([each.experts + [-1] * (k - len(each.experts)) for each in found]),
-        weights=np.array([each.weights + [0.0] * (k - len(each.weights)) for each in found]) if weighed else None,
+        weights=np.array([each.weights + [0.0] * (k - len(each.weights)) for each in found]),
         phase=np.array([each.phase for each in found]),
-        token_ids=np.array([each.token_id for each in found]) if named else None,
-    ), notes
+        token_ids=np.array([each.token_id or 0 for each in found]),
+    )
 
 
 IMPORTER = Importer(

@@ -9,11 +9,14 @@ from typing import Any
 SEPARATORS = re.compile(r"[\s,;|]+")
 BRACKETS = ("[]", "()", "{}")
 DIGITS = 18  #: of a whole number, which int64 holds
+PLAIN = re.compile(rf"\d{{1,{DIGITS}}}(?: \d{{1,{DIGITS}}})*", re.ASCII)
 
 
 def number(cell: Any) -> float | None:
     """A finite number, an int if it is whole; None for anything else, true and false among it."""
     if isinstance(cell, str):
+        if len(cell) <= DIGITS and cell.isascii() and cell.isdigit():
+            return int(cell)
         cell = _read(cell.strip())
     if isinstance(cell, bool) or not isinstance(cell, int | float) or not math.isfinite(cell):
         return None
@@ -30,6 +33,8 @@ def whole(cell: Any) -> int | None:
 
 def numbers(cell: Any) -> list[float] | None:
     """The numbers of a list, of `[3, 17]`, `3 17` or `3;17`, or the one that stands alone; None for anything else."""
+    if isinstance(cell, str) and PLAIN.fullmatch(cell):  # what nearly every file has
+        return [int(each) for each in cell.split(" ")]
     found = [number(each) for each in _parts(cell)]
     return None if None in found else [each for each in found if each is not None]
 

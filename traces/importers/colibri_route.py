@@ -12,14 +12,16 @@ follow from the passes (`forward_passes.py`). Layers are the model's own numbers
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, counted, header_for
-from traces.importers.forward_passes import tokens_of
-from traces.importers.numbering import moe_layers
-from traces.importers.rows import Rows, requests_of
+from traces.importers.by_request import Columns
+from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from traces.importers.forward_passes import by_pass
+from traces.importers.numbering import renumbering
+from traces.importers.rows import Rows, Seen, requests_in, streamed
 from traces.importers.table import COUNT, LAYER, ids_below
 from traces.importers.text import blocks, start_of
 from traces.schema import VALUES, TraceError, Values, shown
@@ -41,56 +43,69 @@ def read(path: Path, options: Options) -> Foreign:
     """A request per prompt and what was decoded after it. Raises TraceError naming the line that is wrong."""
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with numbers as 0 0 3 17:0.4120; expected {FORM}")
-    lines, places, ids, weights = _lines(path)
-    call, row, number = places.T
-    layer, numbered = moe_layers(number)
-    _check_rows(path, lines, call, row)
-    tokens = tokens_of(layer, call)
-    rows = Rows(path, lines, tokens.request, tokens.token, layer, ids, weights=weights, phase=tokens.phase)
-    shape = counted(ids, int(layer.max()) + 1, options)
-    begun = f"{tokens.requests:,} requests, each a prompt (calls of several rows) and its decode steps"
-    notes = [assumed(["one sequence at a time, not a batch", begun, *numbered], shape, options), DIGITS]
+    seen = Seen(_pieces(path))
+    shape = seen.shape(options)
+    begun = f"{len(seen.ends.last):,} requests, each a prompt (calls of several rows) and its decode steps"
+    said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers)]
+    notes = [assumed(said, shape, options), DIGITS]
     header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)
-    return Foreign(header, requests_of(rows, header.geometry, options))
+    return Foreign(header, requests_in(streamed(path, _pieces(path), seen), header.geometry, options))
 
 
-def _lines(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Line numbers (N,), call, row and layer (N, 3), ids and weights (N, k)."""
-    places, ids, weights = [], [], []
+def _pieces(path: Path) -> Iterator[Rows]:
+    for columns in by_pass(_blocks(path)):
+        yield Rows(path, **{name: values for name, values in columns.items() if name != "run"})
+
+
+def _blocks(path: Path) -> Iterator[Columns]:
+    """Some lines at a time: their numbers, call as `run`, layer, experts and weights (N, k)."""
+    k, before = 0, np.zeros((0, 2), np.int64)
     for number, lines in blocks(path, ended=True):
-        for at, line in enumerate(lines, number):
-            found = LINE.fullmatch(line)
-            choices = [choice.split(":") for choice in found[4].split()] if found else []
-            if found is None or len(choices) != len(ids[0] if ids else choices):
-                count = f", {len(ids[0])} experts" if ids else ""
-                raise TraceError(f"{path} line {at}: {shown(line)!r}; expected {FORM}{count}")
-            places.append([int(found[group]) for group in (1, 2, 3)])
-            ids.append([int(expert) for expert, _ in choices])
-            weights.append([float(weight) for _, weight in choices])
-    table = np.array(places), np.array(ids), np.array(weights)
-    _check(path, table[0][:, :2], COUNT, "call or row")
-    _check(path, table[0][:, 2:], LAYER, "layer")
-    _check(path, table[1], ids_below(None), "expert")
-    _check(path, table[2], VALUES["weights"], "gate")
-    return np.arange(1, len(places) + 1), *table
+        parsed = [_line(line, k, f"{path} line {at}") for at, line in enumerate(lines, number)]
+        k = k or len(parsed[0][1])
+        if wrong := [at for at, (_, each, _) in enumerate(parsed) if len(each) != k]:
+            raise TraceError(
+                f"{path} line {number + wrong[0]}: {shown(lines[wrong[0]])!r}; expected {FORM}, {k} experts"
+            )
+        places, experts, weights = map(np.array, zip(*parsed, strict=True))
+        _check(path, number, places[:, :2], COUNT, "call or row")
+        _check(path, number, places[:, 2:], LAYER, "layer")
+        _check(path, number, experts, ids_below(None), "expert")
+        _check(path, number, weights, VALUES["weights"], "gate")
+        _check_rows(path, number - len(before), np.concatenate([before, places[:, :2]]))
+        before, at = places[-1:, :2], number + np.arange(len(lines))
+        yield {"lines": at, "run": places[:, 0], "layer": places[:, 2], "experts": experts, "weights": weights}
 
 
-def _check(path: Path, values: np.ndarray, allowed: Values, name: str) -> None:
+def _line(line: str, k: int, place: str) -> tuple[list[int], list[int], list[float]]:
+    """Call, row and layer; the experts; their weights."""
+    found = LINE.fullmatch(line)
+    if found is None:
+        raise TraceError(f"{place}: {shown(line)!r}; expected {FORM}{f', {k} experts' if k else ''}")
+    choices = [choice.split(":") for choice in found[4].split()]
+    places = [int(found[group]) for group in (1, 2, 3)]
+    return places, [int(expert) for expert, _ in choices], [float(weight) for _, weight in choices]
+
+
+def _check(path: Path, first: int, values: np.ndarray, allowed: Values, name: str) -> None:
     wrong = np.argwhere((values < allowed.least) | (values > allowed.most))
     if len(wrong):
         row, column = wrong[0]
-        raise TraceError(f"{path} line {row + 1}: {name} is {values[row, column]}; expected {allowed.expected}")
+        raise TraceError(f"{path} line {first + row}: {name} is {values[row, column]}; expected {allowed.expected}")
 
 
-def _check_rows(path: Path, lines: np.ndarray, call: np.ndarray, row: np.ndarray) -> None:
-    """Raises TraceError naming the line whose call or row is not the next one."""
+def _check_rows(path: Path, first: int, places: np.ndarray) -> None:
+    """Raises TraceError naming the line whose call or row (N, 2) is not the next one."""
+    call, row = places.T
     step = np.diff(call, prepend=call[0] - 1)
     expected = np.where(step == 0, np.concatenate([[0], row[:-1] + 1]), 0)
+    if first > 1:
+        expected[0] = row[0]  # it has been held to the line before it
     wrong = np.flatnonzero((step < 0) | (step > 1) | (row != expected))
     if len(wrong):
         at = wrong[0]
         fix = f"expected row {expected[at]}, and calls one after the other: does the file hold two runs?"
-        raise TraceError(f"{path} line {lines[at]}: call {call[at]}, row {row[at]}; {fix}")
+        raise TraceError(f"{path} line {first + at}: call {call[at]}, row {row[at]}; {fix}")
 
 
 IMPORTER = Importer(

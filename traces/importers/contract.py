@@ -201,8 +201,12 @@ def _size_notes(shape: Shape, base: Geometry | None, bits: float | None, geometr
 
 def counted(ids: np.ndarray, layers: int, options: Options) -> Shape:
     """The shape of ids (..., k) in a file that says no number of experts: the model's, else the largest id + 1."""
-    highest = int(ids.max())
-    return Shape(layers, ids.shape[-1], highest, None if options.geometry or highest < 0 else highest + 1)
+    return shape_of(layers, ids.shape[-1], int(ids.max()), options)
+
+
+def shape_of(layers: int, k: int, highest: int, options: Options) -> Shape:
+    """The same of a file whose ids have been looked at."""
+    return Shape(layers, k, highest, None if options.geometry or highest < 0 else highest + 1)
 
 
 def assumed(said: list[str], shape: Shape, options: Options) -> str:

@@ -7,9 +7,12 @@ belongs to a prompt, one of a single token is a decode step; after decode steps 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
+from traces.importers.by_request import REQUEST, Columns, joined
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,6 @@ class Tokens:
     def requests(self) -> int:
         """How many there are."""
         return int(self.request.max()) + 1
-
-
-def runs_of(layer: np.ndarray) -> np.ndarray:
-    """The run (N,) of each row: rows of one layer that follow each other."""
-    return np.concatenate([[0], np.cumsum(np.diff(layer) != 0)])
 
 
 def tokens_of(layer: np.ndarray, run: np.ndarray, alone: bool = False) -> Tokens:
@@ -47,3 +45,40 @@ def tokens_of(layer: np.ndarray, run: np.ndarray, alone: bool = False) -> Tokens
     of_row = np.repeat(passes, rows)
     token = first[of_row] + np.repeat(skipped, rows) + within
     return Tokens((np.cumsum(begins) - 1)[of_row], token, (~prompt).astype(np.int64)[of_row])
+
+
+def by_pass(pieces: Iterable[Columns]) -> Iterator[Columns]:
+    """Rows with their `layer` and `run`, some at a time, as whole passes with `request`, `token` and `phase`.
+
+    `run` differs where one run follows another. The rows of a pass are held until the next one begins.
+    """
+    waiting: list[Columns] = []
+    last = np.zeros((2, 0), np.int64)
+    place = _Place()
+    for columns in pieces:
+        layer, run = np.concatenate([last, [columns["layer"], columns["run"]]], axis=1)
+        last = np.array([layer[-1:], run[-1:]])
+        begins = np.flatnonzero((np.diff(run) != 0) & (np.diff(layer) <= 0)) + 1 - (len(layer) - len(columns["layer"]))
+        cut = int(begins[-1]) if len(begins) else 0
+        waiting.append({name: values[:cut] for name, values in columns.items()} if len(begins) else columns)
+        if len(begins):
+            yield place.of(joined(waiting))
+            waiting = [{name: values[cut:] for name, values in columns.items()}]
+    yield place.of(joined(waiting))
+
+
+class _Place:
+    """How many requests and tokens there were before the passes that come next, and whether the last was a prompt's."""
+
+    def __init__(self) -> None:
+        self._requests = self._tokens = 0
+        self._prompt = False
+
+    def of(self, columns: Columns) -> Columns:
+        """Whole passes with their requests, tokens and phases."""
+        tokens = tokens_of(columns["layer"], columns["run"])
+        goes_on = self._requests > 0 and (self._prompt or tokens.phase[0] == 1)
+        request, token = tokens.request + self._requests - goes_on, tokens.token + self._tokens
+        self._requests, self._tokens = int(request[-1]) + 1, int(token.max()) + 1
+        self._prompt = tokens.phase[-1] == 0
+        return {**columns, REQUEST: request, "token": token, "phase": tokens.phase}

@@ -20,14 +20,15 @@ a line end, without which the file may have been cut off. The first line of eith
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from traces.importers import dynande, responses, token_lines
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
-from traces.importers.rows import FIX, NEEDED, Rows, from_jsonl, from_table, requests_of
-from traces.importers.table import read_table
+from traces.importers.rows import FIX, NEEDED, Rows, Seen, from_jsonl, from_table, requests_in, streamed
+from traces.importers.table import tables
 from traces.importers.text import blocks, start_of, suffix_of
 from traces.schema import Geometry, TraceError
 from traces.stated import KEY, sizes_in
@@ -55,11 +56,18 @@ def read(path: Path, options: Options) -> Foreign:
     skip, experts = (1, stated.experts) if stated else (0, None)
     if next(blocks(path, skip), None) is None:
         raise TraceError(f"{path}: no rows; expected a line per request, token and layer")
-    is_table = suffix_of(path) == ".csv"
-    rows = from_table(read_table(path, skip, NEEDED, FIX), experts) if is_table else from_jsonl(path, skip, experts)
-    notes = [] if rows.phase is not None else ["no phase recorded: every token counts as decoded"]
-    header = header_for(_shape(rows, stated), options, Origin(IMPORTER.name, path, [path], model=model), notes)
-    return Foreign(header, requests_of(rows, header.geometry, options))
+    seen = Seen(_pieces(path, skip, experts))
+    notes = [] if seen.phased else ["no phase recorded: every token counts as decoded"]
+    shape = _shape(path, seen, stated)
+    header = header_for(shape, options, Origin(IMPORTER.name, path, [path], model=model), notes)
+    return Foreign(header, requests_in(streamed(path, _pieces(path, skip, experts), seen), header.geometry, options))
+
+
+def _pieces(path: Path, skip: int, experts: int | None) -> Iterator[Rows]:
+    """The rows after the first `skip` lines, ids below `experts` if that is known."""
+    if suffix_of(path) == ".csv":
+        return (from_table(table, experts) for table in tables(path, skip, NEEDED, FIX))
+    return from_jsonl(path, skip, experts)
 
 
 def _metadata(path: Path, line: str) -> tuple[Geometry | None, str | None]:
@@ -70,17 +78,14 @@ def _metadata(path: Path, line: str) -> tuple[Geometry | None, str | None]:
     return sizes_in(first, f"{path} line 1")
 
 
-def _shape(rows: Rows, stated: Geometry | None) -> Shape:
-    experts = stated.experts if stated else None
-    if rows.logits is not None:
-        experts = rows.logits.shape[1]
-    found = np.unique(rows.layer)
+def _shape(path: Path, seen: Seen, stated: Geometry | None) -> Shape:
+    experts, found = seen.logits or (stated.experts if stated else None), seen.layers
     if found[-1] != len(found) - 1:
         missing = np.setdiff1d(np.arange(len(found)), found)[0]
-        raise TraceError(f"{rows.file}: rows for layer {found[-1]}, none for {missing}; expected layers from 0 on")
+        raise TraceError(f"{path}: rows for layer {found[-1]}, none for {missing}; expected layers from 0 on")
     layers = max(len(found), stated.layers if stated else 0)
     sizes = stated.expert_bytes if stated else None
-    return Shape(layers, rows.experts.shape[1], int(rows.experts.max()), experts, sizes, stated)
+    return Shape(layers, seen.k, seen.highest, experts, sizes, stated)
 
 
 IMPORTER = Importer(

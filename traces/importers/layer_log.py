@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 
+from traces.importers.by_request import Columns, in_groups
 from traces.importers.cells import numbers, whole
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, counted, header_for
-from traces.importers.forward_passes import Tokens, runs_of, tokens_of
-from traces.importers.numbering import moe_layers
-from traces.importers.rows import Rows, requests_of
-from traces.importers.sheet import read_sheet
-from traces.importers.strided import NOTE, read_flat
-from traces.importers.table import LAYER, ids_below, read_table
+from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from traces.importers.forward_passes import by_pass
+from traces.importers.numbering import renumbering
+from traces.importers.rows import Rows, Seen, requests_in, streamed
+from traces.importers.sheet import sheets
+from traces.importers.strided import NOTE, equally_often
+from traces.importers.table import LAYER, ids_below, tables
 from traces.importers.text import start_of
-from traces.schema import TraceError, shown
+from traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
 
 SINGLE, LISTS = ("layer", "expert"), ("layer_id", "expert_ids")
 START = re.compile(rb"(layer,expert|layer_id,expert_ids)\r?\n")
@@ -42,69 +46,159 @@ def read(path: Path, options: Options) -> Foreign:
     found = START.match(start_of(path, LONGEST_START)) if path.is_file() else None
     if found is None:
         raise TraceError(f"{path}: does not begin with {','.join(SINGLE)} or {','.join(LISTS)}; expected a layer log")
-    single = found[1].decode() == ",".join(SINGLE)
-    lines, number, ids, said = _single(path, options) if single else _lists(path)
-    layer, numbered = moe_layers(number)
-    tokens, read_as = _tokens(layer)
-    rows = Rows(path, lines, tokens.request, tokens.token, layer, ids, phase=tokens.phase)
-    shape = counted(ids, int(layer.max()) + 1, options)
-    notes = [assumed([*read_as, *numbered, said], shape, options)]
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes + _flat(rows, shape.highest_id + 1))
-    return Foreign(header, requests_of(rows, header.geometry, options, pruned=True))
+    log = _log(path, found[1].decode() == ",".join(SINGLE), options)
+    prompts = np.zeros(MOST_EXPERTS, np.int64)
+    seen = Seen(_counted(_pieces(path, log), int(log.layers[0]), prompts))
+    shape = seen.shape(options)
+    notes = [assumed([*_read_as(log, len(seen.ends.last)), *renumbering(log.layers), log.said], shape, options)]
+    notes += [NOTE] if equally_often([prompts[: shape.highest_id + 1]]) else []
+    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)
+    return Foreign(header, requests_in(streamed(path, _pieces(path, log), seen), header.geometry, options, pruned=True))
 
 
-def _tokens(layer: np.ndarray) -> tuple[Tokens, list[str]]:
-    """Where each row belongs, and what was assumed."""
-    if layer.max() == 0:
-        rows = np.arange(len(layer))
-        return Tokens(np.zeros_like(rows), rows, np.ones_like(rows)), [LONE_LAYER]
-    tokens = tokens_of(layer, runs_of(layer))
-    begun = f"{tokens.requests:,} requests, each a prompt (passes of several tokens) and its decode steps"
-    return tokens, ["rows are in the order of computation, pass by pass", begun]
+@dataclass(frozen=True)
+class _Log:
+    """What has to be known before tokens can be told apart."""
+
+    single: bool  #: a row per expert
+    layers: np.ndarray  #: (L,) the file's numbers
+    k: int
+    said: str  #: of k
 
 
-def _single(path: Path, options: Options) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """Lines (N,), layers (N,) and ids (N, k) of tokens whose experts have a row each, and what was assumed of k."""
-    table = read_table(path, 0, SINGLE)
-    layer, expert = table.checked(LAYER, "layer"), table.checked(ids_below(None), "expert")
-    lengths = np.bincount(runs_of(layer))
-    # the last run may have been cut off, and then says nothing of k
-    k = options.geometry.k if options.geometry else math.gcd(*(lengths[:-1] if len(lengths) > 1 else lengths).tolist())
-    wrong = np.flatnonzero(lengths % k)
-    if len(wrong):
-        row = int(lengths[: wrong[0]].sum())
-        found = f"{lengths[wrong[0]]} rows of layer {layer[row]} begin here, not {k} per token"
-        raise TraceError(f"{path} line {table.lines[row]}: {found}; was it cut off, or is it another model's?")
+def _log(path: Path, single: bool, options: Options) -> _Log:
+    """The layers, and k of rows of one expert. Raises TraceError naming the line with which a token lacks some."""
+    found, runs = np.zeros(MOST_LAYERS, bool), _Runs()
+    for columns in _rows(path, single):
+        found[columns["layer"]] = True
+        runs.add(columns["layer"], columns["lines"])
+        k = columns["experts"].shape[1]
+    if not single:
+        return _Log(single, np.flatnonzero(found), k, f"k = {k}")
+    k = options.geometry.k if options.geometry else runs.divisor
+    runs.check(path, k)
     how = f"as {options.model or 'the geometry given'} has" if options.geometry else "the most that divides every run"
-    first = slice(None, None, k)
-    return table.lines[first], layer[first], expert.reshape(-1, k), f"k = {k}, {how}"
+    return _Log(single, np.flatnonzero(found), k, f"k = {k}, {how}")
 
 
-def _lists(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+class _Runs:
+    """Lengths of the runs of a file that is read some rows at a time: the first of every length, and its line."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, int]] = {}  #: layer and line by the length, of runs that have ended
+        self._open = (-1, 0, 0)  #: layer, line and length of the last run
+
+    def add(self, layer: np.ndarray, lines: np.ndarray) -> None:
+        """The layers (N,) of the rows that come next, and their lines."""
+        starts = np.flatnonzero(np.diff(layer, prepend=self._open[0]))
+        self._lengthen(int(starts[0]) if len(starts) else len(layer))
+        if not len(starts):
+            return
+        self._end()
+        lengths, at = np.unique(np.diff(starts), return_index=True)
+        for length, row in zip(lengths.tolist(), starts[at].tolist(), strict=True):
+            self._first.setdefault(length, (int(layer[row]), int(lines[row])))
+        last = int(starts[-1])
+        self._open = (int(layer[last]), int(lines[last]), len(layer) - last)
+
+    def _lengthen(self, rows: int) -> None:
+        layer, line, length = self._open
+        self._open = layer, line, length + rows
+
+    def _end(self) -> None:
+        layer, line, length = self._open
+        if length:
+            self._first.setdefault(length, (layer, line))
+
+    @property
+    def divisor(self) -> int:
+        """The most that divides every run; the last may have been cut off, and then says nothing."""
+        return math.gcd(*self._first) or self._open[2]
+
+    def check(self, path: Path, k: int) -> None:
+        """Raises TraceError naming the line of the first run that is no multiple of k."""
+        self._end()
+        wrong = min(
+            ((line, layer, length) for length, (layer, line) in self._first.items() if length % k), default=None
+        )
+        if wrong:
+            line, layer, length = wrong
+            found = f"{length} rows of layer {layer} begin here, not {k} per token"
+            raise TraceError(f"{path} line {line}: {found}; was it cut off, or is it another model's?")
+
+
+def _read_as(log: _Log, requests: int) -> list[str]:
+    """What is assumed of the order of rows."""
+    if len(log.layers) == 1:
+        return [LONE_LAYER]
+    begun = f"{requests:,} requests, each a prompt (passes of several tokens) and its decode steps"
+    return ["rows are in the order of computation, pass by pass", begun]
+
+
+def _pieces(path: Path, log: _Log) -> Iterator[Rows]:
+    """Tokens at a layer, some at a time."""
+    found = _rows(path, log.single)
+    if log.single:
+        found = map(_by_token, in_groups(found, log.k), repeat(log.k))
+    placed = _in_order(found) if len(log.layers) == 1 else by_pass({**each, "run": each["layer"]} for each in found)
+    for columns in placed:
+        yield Rows(path, **{name: values for name, values in columns.items() if name != "run"})
+
+
+def _by_token(columns: Columns, k: int) -> Columns:
+    """Rows of one expert each as rows of k."""
+    return {name: values.reshape(-1, k) if name == "experts" else values[::k] for name, values in columns.items()}
+
+
+def _in_order(pieces: Iterable[Columns]) -> Iterator[Columns]:
+    """Every row a decoded token of one request."""
+    tokens = 0
+    for columns in pieces:
+        count = len(columns["layer"])
+        one = np.zeros(count, np.int64)
+        yield {**columns, "request": one, "token": tokens + np.arange(count), "phase": one + 1}
+        tokens += count
+
+
+def _rows(path: Path, single: bool) -> Iterator[Columns]:
+    """Lines (N,), layers (N,) and experts (N, k), k = 1 of rows of one expert."""
+    if not single:
+        yield from _lists(path)
+        return
+    for table in tables(path, 0, SINGLE):
+        layer, expert = table.checked(LAYER, "layer"), table.checked(ids_below(None), "expert")
+        yield {"lines": table.lines, "layer": layer, "experts": expert[:, None]}
+
+
+def _lists(path: Path) -> Iterator[Columns]:
     """The same of lists of ids."""
-    sheet = read_sheet(path, lambda found: LISTS)
-    layers, ids = [], []
-    for row, (layer, cell) in enumerate(zip(*(sheet.columns[name] for name in LISTS), strict=True)):
-        found, chosen = whole(layer), numbers(cell)
-        if found is None or not _within([found], LAYER.most):
-            raise TraceError(f"{sheet.place(row)}: layer_id is {shown(repr(layer))}; expected {LAYER.expected}")
-        if not chosen or not _within(chosen, ids_below(None).most) or (ids and len(chosen) != len(ids[0])):
-            count = len(ids[0]) if ids else "some"
-            raise TraceError(f"{sheet.place(row)}: expert_ids is {shown(repr(cell))}; expected {count} ids")
-        layers.append(found)
-        ids.append(chosen)
-    lines = sheet.first + np.arange(len(layers))
-    return lines, np.array(layers, np.int64), np.array(ids, np.int64), f"k = {len(ids[0])}"
+    k = 0
+    for sheet in sheets(path, lambda found: LISTS):
+        layers, ids = [], []
+        for row, (layer, cell) in enumerate(zip(*(sheet.columns[name] for name in LISTS), strict=True)):
+            found, chosen = whole(layer), numbers(cell)
+            if found is None or not _within([found], LAYER.most):
+                raise TraceError(f"{sheet.place(row)}: layer_id is {shown(repr(layer))}; expected {LAYER.expected}")
+            if not chosen or not _within(chosen, ids_below(None).most) or len(chosen) != (k or len(chosen)):
+                raise TraceError(f"{sheet.place(row)}: expert_ids is {shown(repr(cell))}; expected {k or 'some'} ids")
+            k = len(chosen)
+            layers.append(found)
+            ids.append(chosen)
+        lines = sheet.first + np.arange(len(layers))
+        yield {"lines": lines, "layer": np.array(layers, np.int64), "experts": np.array(ids, np.int64)}
 
 
 def _within(values: list[float], most: float) -> bool:
     return all(isinstance(value, int) and 0 <= value <= most for value in values)
 
 
-def _flat(rows: Rows, experts: int) -> list[str]:
-    """What is said of the first layer's prompt tokens if no router chose them."""
-    prompt = rows.experts[(rows.layer == 0) & (rows.phase == 0)] if rows.phase is not None else rows.experts[:0]
-    return [NOTE] if read_flat(prompt[:, None], experts) else []
+def _counted(pieces: Iterable[Rows], first: int, counts: np.ndarray) -> Iterator[Rows]:
+    """The same, and on the way how often prompts chose each expert (E,) at the first layer, which has this number."""
+    for rows in pieces:
+        if rows.phase is not None:
+            prompt = rows.experts[(rows.layer == first) & (rows.phase == 0)]
+            counts += np.bincount(prompt[(prompt >= 0).all(1)].ravel(), minlength=len(counts))
+        yield rows
 
 
 IMPORTER = Importer(

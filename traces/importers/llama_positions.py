@@ -14,15 +14,16 @@ have -1 there. Layers are the model's own numbers. Neither weights nor the numbe
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, counted, header_for
-from traces.importers.numbering import moe_layers, restarts
-from traces.importers.rows import Rows, requests_of
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
+from traces.importers.numbering import Restarts, renumbering
+from traces.importers.rows import Rows, Seen, requests_in, streamed
 from traces.importers.strided import NOTE, read_flat
-from traces.importers.table import LAYER, ids_below, read_headerless
+from traces.importers.table import LAYER, headerless, ids_below
 from traces.importers.text import start_of
 from traces.schema import TraceError, Values
 
@@ -41,16 +42,19 @@ def read(path: Path, options: Options) -> Foreign:
     """A request per workload. Raises TraceError naming the line that is not as documented."""
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with numbers; expected {FORM}")
-    table = read_headerless(path, _names)
-    position, found = table.checked(POSITION, "pos"), table.checked(LAYER, "layer")
-    layer, said = moe_layers(found)
-    ids = table.checked(ids_below(None), *table.columns[2:]).reshape(len(layer), -1)
-    request = restarts(position, layer, repeats=True)
-    phase = (position >= 0).astype(np.int64)
-    rows = Rows(path, table.lines, request, position, layer, ids, phase=phase)
-    shape = counted(ids, int(layer.max()) + 1, options)
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), _notes(rows, said, options))
-    return Foreign(header, requests_of(rows, header.geometry, options, pruned=True))
+    seen = Seen(_pieces(path))
+    shape = seen.shape(options)
+    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), _notes(path, seen, shape, options))
+    return Foreign(header, requests_in(streamed(path, _pieces(path), seen), header.geometry, options, pruned=True))
+
+
+def _pieces(path: Path) -> Iterator[Rows]:
+    begun = Restarts(repeats=True)
+    for table in headerless(path, _names):
+        position, layer = table.checked(POSITION, "pos"), table.checked(LAYER, "layer")
+        ids = table.checked(ids_below(None), *table.columns[2:]).reshape(len(layer), -1)
+        phase = (position >= 0).astype(np.int64)
+        yield Rows(path, table.lines, begun.add(position, layer), position, layer, ids, phase=phase)
 
 
 def _names(columns: int) -> tuple[str, ...]:
@@ -59,18 +63,19 @@ def _names(columns: int) -> tuple[str, ...]:
     return ("pos", "layer", *(f"expert {rank}" for rank in range(columns - 2)))
 
 
-def _notes(rows: Rows, said: list[str], options: Options) -> list[str]:
-    shape = counted(rows.experts, int(rows.layer.max()) + 1, options)
+def _notes(path: Path, seen: Seen, shape: Shape, options: Options) -> list[str]:
     how = f"columns are position, layer, then k = {shape.k} experts; a position below 0 is the prompt's"
-    begun = f"{int(rows.request.max()) + 1:,} requests, a new one where a layer's position does not rise"
-    flat = read_flat(_first_prompt(rows), shape.experts or shape.highest_id + 1)
+    begun = f"{len(seen.ends.last):,} requests, a new one where a layer's position does not rise"
+    said = renumbering(seen.layers)
+    flat = read_flat(
+        _first_prompt(next(streamed(path, _pieces(path), seen)), shape.layers), shape.experts or shape.highest_id + 1
+    )
     return [assumed([how, begun, *said], shape, options), *([NOTE] if flat else [])]
 
 
-def _first_prompt(rows: Rows) -> np.ndarray:
-    """(T, L - 1, k) of the first request's prompt at all layers but the last."""
-    taken = (rows.request == rows.request.min()) & (rows.token < 0) & (rows.layer < rows.layer.max())
-    layers = [rows.experts[taken & (rows.layer == layer)] for layer in range(int(rows.layer.max()))]
+def _first_prompt(rows: Rows, count: int) -> np.ndarray:
+    """(T, L - 1, k) of a request's prompt at all layers but the last of so many."""
+    layers = [rows.experts[(rows.token < 0) & (rows.layer == layer)] for layer in range(count - 1)]
     tokens = min((len(each) for each in layers), default=0)
     return np.stack([each[:tokens] for each in layers], 1) if tokens else np.empty((0, 1, 1), np.int64)
 

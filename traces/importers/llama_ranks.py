@@ -7,18 +7,21 @@ prompt token only; the others have -1 there. Layers are the model's own numbers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
+from traces.importers.by_request import Columns, in_groups, joined
 from traces.importers.cells import number
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, counted, header_for
-from traces.importers.numbering import moe_layers
-from traces.importers.rows import Rows, requests_of
-from traces.importers.sheet import Sheet, read_sheet
+from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from traces.importers.numbering import renumbering
+from traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
+from traces.importers.sheet import Sheet, sheets
 from traces.importers.table import COUNT, LAYER, Table, ids_below
 from traces.importers.text import start_of
-from traces.schema import TraceError, shown
+from traces.schema import MOST_EXPERTS, TraceError, shown
 
 NAMES = ("phase", "token", "layer", "rank", "expert")
 PHASES = {"prefill": 0, "decode": 1}
@@ -34,12 +37,49 @@ def read(path: Path, options: Options) -> Foreign:
     """One request. Raises TraceError naming the line that is not as documented."""
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with {','.join(NAMES)}; expected a llama.cpp routing trace")
-    sheet = read_sheet(path, lambda found: NAMES)
-    rows, said = _rows(path, _table(sheet), _phases(sheet))
-    shape = counted(rows.experts, int(rows.layer.max()) + 1, options)
-    notes = [assumed(["one request, a row per expert", *said, f"k = {shape.k}"], shape, options)]
+    held = [rows.narrowed() for rows in _pieces(path)]  # all of one request
+    seen = Seen(held, keep=False)
+    shape = seen.shape(options)
+    notes = [assumed(["one request, a row per expert", *renumbering(seen.layers), f"k = {shape.k}"], shape, options)]
     header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)
-    return Foreign(header, requests_of(rows, header.geometry, options, pruned=True))
+    return Foreign(header, requests_in(streamed(path, emptied(held), seen), header.geometry, options, pruned=True))
+
+
+def _pieces(path: Path) -> Iterator[Rows]:
+    """A row for every token and layer, its experts by rank."""
+    found = map(_columns, sheets(path, lambda found: NAMES))
+    first = next(found)
+    while len(first["rank"]) < MOST_EXPERTS and (first["rank"] == 0).sum() < 2 and (more := next(found, None)):
+        first = joined([first, more])
+    begins = np.flatnonzero(first["rank"] == 0)
+    k = int(np.diff(np.append(begins, len(first["rank"])))[0]) if len(begins) else 1
+    for columns in in_groups(chain([first], found), k):
+        _check_ranks(path, columns, k)
+        token, layer, phase, lines = (columns[name][::k] for name in ("token", "layer", "phase", "lines"))
+        ids = columns["expert"].reshape(-1, k)
+        yield Rows(path, lines, np.zeros_like(token), token, layer, ids, phase=phase)
+
+
+def _columns(sheet: Sheet) -> Columns:
+    """The numbers of some rows, by column."""
+    table = _table(sheet)
+    allowed = {"token": COUNT, "layer": LAYER, "rank": COUNT, "expert": ids_below(None)}
+    numbers = {name: table.checked(each, name) for name, each in allowed.items()}
+    return numbers | {"phase": _phases(sheet), "lines": table.lines}
+
+
+def _check_ranks(path: Path, columns: Columns, k: int) -> None:
+    """Raises TraceError naming the line whose rank is not the next one of its token at its layer."""
+    rank, group = columns["rank"], np.arange(len(columns["rank"])) // k * k
+    same = rank == np.arange(len(rank)) - group
+    for name in ("token", "layer"):
+        same &= columns[name] == columns[name][group]
+    if len(rank) % k or not same.all():
+        row = int(np.flatnonzero(~same)[0]) if not same.all() else len(rank) - 1
+        raise TraceError(
+            f"{path} line {columns['lines'][row]}: rank {rank[row]}; expected ranks 0 to {k - 1} of each token at a "
+            "layer, line by line; was the file cut off?"
+        )
 
 
 def _table(sheet: Sheet) -> Table:
@@ -60,32 +100,6 @@ def _phases(sheet: Sheet) -> np.ndarray:
         wrong = shown(repr(sheet.columns["phase"][row]))
         raise TraceError(f"{sheet.place(row)}: phase is {wrong}; expected {' or '.join(PHASES)}")
     return np.array(found, np.int64)
-
-
-def _rows(path: Path, table: Table, phases: np.ndarray) -> tuple[Rows, list[str]]:
-    """A row for every token and layer, its experts by rank."""
-    token, rank = table.checked(COUNT, "token"), table.checked(COUNT, "rank")
-    layer, said = moe_layers(table.checked(LAYER, "layer"))
-    experts = table.checked(ids_below(None), "expert")
-    starts = np.flatnonzero(rank == 0)
-    k = int(np.diff(np.append(starts, len(rank)))[0]) if len(starts) else 0
-    group = np.arange(len(rank)) // max(k, 1)
-    same = (rank == np.arange(len(rank)) % max(k, 1)) & _begun(token, group, k) & _begun(layer, group, k)
-    if not k or len(rank) % k or not same.all():
-        row = int(np.flatnonzero(~same)[0]) if not same.all() else len(rank) - 1
-        raise TraceError(
-            f"{path} line {table.lines[row]}: rank {rank[row]}; expected ranks 0 to {max(k, 1) - 1} of each token at a "
-            "layer, line by line; was the file cut off?"
-        )
-    first = slice(None, None, k)
-    request = np.zeros(len(token[first]), np.int64)
-    ids = experts.reshape(-1, k)
-    return Rows(path, table.lines[first], request, token[first], layer[first], ids, phase=phases[first]), said
-
-
-def _begun(values: np.ndarray, group: np.ndarray, k: int) -> np.ndarray:
-    """Whether each row (N,) says what the first row of its group of k says."""
-    return values == values[group * k]
 
 
 IMPORTER = Importer(

@@ -12,6 +12,7 @@ from traces.spelling import hint
 NEEDED = ("token", "layer", "experts")
 FIELDS = ("request", *NEEDED, "weights", "phase")
 LISTS = {"experts": "expert", "weights": "weight"}  #: fields of several numbers, and what one of them is called
+COUNTS = "counts"  #: no field of a trace: whose counts of an archive become a profile
 FORM = "token=NAME,layer=NAME,experts=NAME[,request=NAME,weights=NAME,phase=NAME]"
 
 #: The columns of each field, by the names that the file has for them.
@@ -24,7 +25,7 @@ def named(text: str) -> Columns:
     for part in text.split(","):
         field, _, names = part.partition("=")
         field = field.strip()
-        if field not in FIELDS:
+        if field not in (*FIELDS, COUNTS):
             raise TraceError(f"--columns {shown(part)}: no field {shown(field)!r}, {hint(field, FIELDS)}; write {FORM}")
         columns = tuple(name.strip() for name in names.split("+"))
         if not all(columns) or field in found or (len(columns) > 1 and field not in LISTS):

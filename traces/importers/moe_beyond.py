@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from traces.importers import mapping
-from traces.importers.columns import rows_of
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
-from traces.importers.rows import Rows, requests_of
-from traces.importers.sheet import read_sheet
+from traces.importers.cell_rows import CellRows
+from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
+from traces.importers.numbering import renumbering
+from traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
+from traces.importers.sheet import Sheet, sheets
 from traces.importers.sources import files_of
 from traces.importers.text import start_of
 from traces.schema import Geometry, Request, TraceError
@@ -41,34 +42,56 @@ def read(path: Path, options: Options) -> Foreign:
     files = files_of(path, ".csv")
     if not files:
         raise TraceError(f"{path}: no .csv files; expected columns {START.decode()}")
-    rows, said = _rows(files[0])
+    first = _File(files[0])
     others = [] if options.geometry else files[1:]  # whose ids say how many experts there are, if nothing else does
-    highest = max(int(each.experts.max()) for each in (rows, *(_rows(file)[0] for file in others)))
-    shape = Shape(int(rows.layer.max()) + 1, rows.experts.shape[1], highest, None if options.geometry else highest + 1)
-    notes = [assumed(["rows of a layer stand in the order of its tokens", *said], shape, options), FORCED]
+    highest = max(first.seen.highest, *(_File(file).seen.highest for file in others), -1)
+    shape = shape_of(len(first.seen.layers), first.seen.k, highest, options)
+    notes = [assumed(["rows of a layer stand in the order of its tokens", *first.said()], shape, options), FORCED]
     header = header_for(shape, options, Origin(IMPORTER.name, path, files), notes)
     return Foreign(header, _requests(files, header.geometry, options))
 
 
 def _requests(files: list[Path], geometry: Geometry, options: Options) -> Iterator[Request]:
     for file in files:
-        rows, _ = _rows(file)
-        found = int(rows.layer.max()) + 1, rows.experts.shape[1]
+        one = _File(file)
+        found = len(one.seen.layers), one.seen.k
         if found != (geometry.layers, geometry.k):
             raise TraceError(f"{file}: {found} (layers, k); expected {(geometry.layers, geometry.k)}, as in the first")
-        yield from requests_of(rows, geometry, options)
+        yield from requests_in(streamed(file, emptied(one.rows), one.seen), geometry, options)
 
 
-def _rows(file: Path) -> tuple[Rows, list[str]]:
-    """All of them prompt, and what was assumed."""
-    sheet = read_sheet(file, lambda found: (LAYER, BATCH, EXPERTS))
+class _File:
+    """The rows of one file, held: prompts that stand layer by layer end together."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises TraceError naming the line that is wrong."""
+        self.cells = CellRows(COLUMNS)
+        found = [self.cells.rows(sheet) for sheet in _with_positions(file)]
+        numbers = self.cells.numbers
+        self.rows = [_prompt(rows, numbers) for rows in found]
+        self.seen = Seen(self.rows, keep=False)
+
+    def said(self) -> list[str]:
+        """What was assumed."""
+        requests = self.cells.said(len(self.seen.ends.last))
+        return [*requests, *renumbering(self.seen.layers), self.cells.width(self.seen.k)]
+
+
+def _prompt(rows: Rows, numbers: np.ndarray | None) -> Rows:
+    """All of them prompt, requests by their numbers if all have one."""
+    request = rows.request if numbers is None else numbers[rows.request]
+    return replace(rows, request=request, phase=np.zeros(len(rows.token), np.int8)).narrowed()
+
+
+def _with_positions(file: Path) -> Iterator[Sheet]:
+    """The sheets of a file, with the position of every token in its layer and batch."""
     seen: Counter[tuple[str, str]] = Counter()
-    tokens = []
-    for place in zip(sheet.columns[LAYER], sheet.columns[BATCH], strict=True):
-        tokens.append(seen[place])
-        seen[place] += 1
-    rows, said = rows_of(replace(sheet, columns=sheet.columns | {POSITION: tokens}), COLUMNS)
-    return replace(rows, phase=np.zeros(len(tokens), np.int64)), said
+    for sheet in sheets(file, lambda found: (LAYER, BATCH, EXPERTS)):
+        tokens = []
+        for place in zip(sheet.columns[LAYER], sheet.columns[BATCH], strict=True):
+            tokens.append(seen[place])
+            seen[place] += 1
+        yield replace(sheet, columns=sheet.columns | {POSITION: tokens})
 
 
 IMPORTER = Importer(

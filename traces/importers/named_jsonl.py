@@ -11,21 +11,25 @@ warm-up pass, thousands of tokens that route alike; it is left out.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from traces.importers import mapping
-from traces.importers.columns import UNNAMED, rows_of
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, counted, header_for
-from traces.importers.numbering import restarts
-from traces.importers.rows import Rows, requests_of
-from traces.importers.sheet import read_sheet
+from traces.importers.cell_rows import CellRows
+from traces.importers.columns import UNNAMED
+from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from traces.importers.numbering import Restarts, renumbering
+from traces.importers.rows import Rows, Seen, requests_in, streamed
+from traces.importers.sheet import sheets
 from traces.importers.text import blocks, parse_json, suffix_of
-from traces.schema import TraceError, shown
+from traces.schema import MOST_LAYERS, TraceError, shown
 
+MOST_RESTARTS = 1 << 32  #: of one id
 FEWEST_ALIKE = 32  #: tokens of text never route alike for so long
 
 
@@ -79,22 +83,38 @@ def read(path: Path, options: Options) -> Foreign:
         listed = "; ".join(", ".join(each.needed.values()) for each in FORMS)
         raise TraceError(f"{path}: a line has {shown(', '.join(keys))}; expected one of: {listed}")
     columns = form.columns(keys)
-    names = [name for each in columns.values() for name in each]
-    sheet = read_sheet(path, lambda found: names, skip=int(meta is not None))
-    rows, said = rows_of(sheet, columns)
-    rows, left = _without_warm_up(_split(rows))
-    shape = counted(rows.experts, int(rows.layer.max()) + 1, options)
-    begun = f"written by {form.writer}, {len(np.unique(rows.request)):,} requests"
-    notes = [assumed([begun, *[each for each in said if "request" not in each]], shape, options), UNNAMED, *left]
+    skip = int(meta is not None)
+    cells = CellRows(columns)
+    seen = Seen(_pieces(path, cells, columns, skip))
+    cells.check(seen.k)
+    numbered, warm = renumbering(seen.layers), _warm_up(path, columns, skip, seen)
+    if warm:
+        seen = Seen(_pieces(path, CellRows(columns), columns, skip, warm=True))
+    shape = seen.shape(options)
+    begun = f"written by {form.writer}, {len(seen.ends.last):,} requests"
+    notes = [assumed([begun, *numbered, cells.width(seen.k)], shape, options), UNNAMED, *warm]
     model = meta.get("model_id") if meta else None
     origin = Origin(IMPORTER.name, path, [path], model=shown(model) if model else None)
     header = header_for(shape, options, origin, notes)
-    return Foreign(header, requests_of(rows, header.geometry, options))
+    found = streamed(path, _pieces(path, CellRows(columns), columns, skip, warm=bool(warm)), seen)
+    return Foreign(header, requests_in(found, header.geometry, options))
+
+
+def _pieces(path: Path, cells: CellRows, columns: mapping.Columns, skip: int, warm: bool = False) -> Iterator[Rows]:
+    """Some rows at a time, without those of the first request if it is the engine's `warm`-up."""
+    names, split = [name for each in columns.values() for name in each], _Split()
+    for sheet in sheets(path, lambda found: names, skip):
+        rows = split.parted(cells.rows(sheet))
+        kept = rows.request > 0 if warm else np.ones(len(rows.request), bool)
+        if kept.all():
+            yield rows
+        elif kept.any():
+            yield Rows(path, **{name: values[kept] for name, values in rows.columns().items()})
 
 
 def _form(path: Path) -> tuple[Form | None, tuple[str, ...], dict[str, Any] | None]:
     """Whose names the first line of a token has, its keys, and the line before it that describes the run."""
-    _, lines = next(blocks(path), (1, [""]))
+    lines = list(islice((line for _, found in blocks(path) for line in found), 2)) or [""]
     first = _object(lines[0], f"{path} line 1")
     meta = first if first.get("type") == "meta" else None
     keys = tuple(_object(lines[1], f"{path} line 2") if meta and len(lines) > 1 else first)
@@ -108,34 +128,38 @@ def _object(line: str, place: str) -> dict[str, Any]:
     return found
 
 
-def _split(rows: Rows) -> Rows:
-    """Requests of one id, parted where a layer's token falls back."""
-    stream = rows.request * (int(rows.layer.max()) + 1) + rows.layer
-    again = restarts(rows.token, stream)
-    _, request = np.unique(np.stack([rows.request, again]), axis=1, return_inverse=True)
-    return replace(rows, request=_by_first_row(request.reshape(-1)))
+class _Split:
+    """Requests of one id, parted where a layer's token falls back, in the order of their first rows."""
+
+    def __init__(self) -> None:
+        self._restarts = Restarts()
+        self._layers: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}  #: of requests, by id and restarts
+
+    def parted(self, rows: Rows) -> Rows:
+        """The rows that come next."""
+        stream = rows.request * MOST_LAYERS + _numbered(rows.layer, self._layers)
+        again = self._restarts.add(rows.token, stream)
+        return replace(rows, request=_numbered(rows.request * MOST_RESTARTS + again, self._numbers))
 
 
-def _by_first_row(request: np.ndarray) -> np.ndarray:
-    """The same requests, numbered in the order of their first rows."""
-    _, first, number = np.unique(request, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[number]
+def _numbered(values: np.ndarray, numbers: dict[int, int]) -> np.ndarray:
+    """The number (N,) of each value (N,) in the order in which they were first seen, which `numbers` keeps."""
+    found, first, row = np.unique(values, return_index=True, return_inverse=True)
+    for value in values[np.sort(first)].tolist():
+        numbers.setdefault(value, len(numbers))
+    return np.array([numbers[value] for value in found.tolist()])[row]
 
 
-def _without_warm_up(rows: Rows) -> tuple[Rows, list[str]]:
-    """The rows without a first request whose many tokens all route alike, and what is said of it."""
-    first = rows.request == 0
-    ids = [rows.experts[first & (rows.layer == layer)] for layer in range(int(rows.layer.max()) + 1)]
+def _warm_up(path: Path, columns: mapping.Columns, skip: int, seen: Seen) -> list[str]:
+    """What is said of a first request whose many tokens all route alike, nothing if there is none."""
+    first = next(streamed(path, _pieces(path, CellRows(columns), columns, skip), seen))
+    ids = [first.experts[first.layer == layer] for layer in range(len(seen.layers))]
     alike = all(len(each) >= FEWEST_ALIKE and (each == each[0]).all() for each in ids)
-    if not alike:
-        return rows, []
-    if first.all():
+    if alike and len(seen.ends.last) == 1:
         wrong = f"all {len(ids[0]):,} tokens route alike, as in an engine's warm-up pass"
-        raise TraceError(f"{rows.file}: {wrong}; expected requests after it: was the file cut off?")
-    kept = ~first
-    fields = ("lines", "request", "token", "layer", "experts", "weights", "phase")
-    left = {name: None if getattr(rows, name) is None else getattr(rows, name)[kept] for name in fields}
-    return replace(rows, **left), [f"left out: the first {len(ids[0]):,} tokens, a warm-up pass that routes all alike"]
+        raise TraceError(f"{path}: {wrong}; expected requests after it: was the file cut off?")
+    return [f"left out: the first {len(ids[0]):,} tokens, a warm-up pass that routes all alike"] * alike
 
 
 IMPORTER = Importer(

@@ -10,15 +10,16 @@ dropped expert was routed but never read: it stays among the chosen. The file ma
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 import numpy as np
 
+from traces.importers.by_request import CHANGED, REQUEST, Columns, Ends, by_request
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
 from traces.importers.grid import Grid, Keys, grids, prompt_of
-from traces.importers.table import COUNT, LAYER, Table, ids_below, read_table, require
+from traces.importers.table import COUNT, LAYER, Table, ids_below, require, tables
 from traces.importers.text import first_lines, start_of
 from traces.schema import MOST_LAYERS, VALUES, Request, TraceError, Values, shown
 
@@ -54,15 +55,46 @@ def read(path: Path, options: Options) -> Foreign:
         raise TraceError(f"{path}: does not begin with {MAGIC!r}; expected a BigMoeOnEdge route trace")
     lines = first_lines(path, "#", MOST_PREAMBLE)
     preamble = _preamble(path, lines)
-    table = read_table(path, len(lines))
-    require(table, *NEEDED)
-    columns = _columns(table, preamble.experts)
-    layers = np.unique(columns["layer"])
-    _refuse_silent_layers(preamble, layers, path)
-    shape = _shape(preamble, columns, layers, path)
-    notes = _notes(table, columns, len(preamble.expert_bytes) - len(layers))
-    foreign = header_for(shape, options, Origin(IMPORTER.name, path, [path], model=preamble.model), notes)
-    return Foreign(foreign, _requests(columns, table, shape, layers, options))
+    seen = _Seen(_pieces(path, len(lines), preamble.experts))
+    _refuse_silent_layers(preamble, seen.layers, path)
+    shape = _shape(preamble, seen, path)
+    notes = _notes(seen, len(preamble.expert_bytes) - len(seen.layers))
+    header = header_for(shape, options, Origin(IMPORTER.name, path, [path], model=preamble.model), notes)
+    turns = by_request(map(seen.kept, _pieces(path, len(lines), preamble.experts)), seen.ends, str(path))
+    return Foreign(header, _requests(path, turns, shape, seen.layers, options))
+
+
+def _pieces(path: Path, skip: int, experts: int) -> Iterator[Columns]:
+    """Some rows at a time after so many lines, by column."""
+    for table in tables(path, skip):
+        require(table, *NEEDED)
+        yield _columns(table, experts)
+
+
+class _Seen:
+    """What a first reading finds."""
+
+    def __init__(self, pieces: Iterable[Columns]) -> None:
+        self.ends = Ends()
+        self.layers = np.zeros(0, np.int64)  #: (L,) the model's numbers, rising
+        self.slots, self.highest, self.dropped = 0, -1, 0
+        self.weighed = self.weightless = False  #: whether there are weights, and whether some could not be seen
+        for columns in pieces:
+            self._add(columns)
+
+    def _add(self, columns: Columns) -> None:
+        self.ends.add(columns[REQUEST])
+        self.layers = np.union1d(self.layers, columns["layer"])
+        self.slots = max(self.slots, int(columns["slot"].max()) + 1)
+        self.highest = max(self.highest, int(columns["expert"].max()))
+        self.dropped += int(columns["dropped"].sum()) if "dropped" in columns else 0
+        self.weighed |= "weight" in columns
+        self.weightless |= "unseen" in columns
+
+    def kept(self, columns: Columns) -> Columns:
+        """The columns that a trace has."""
+        left = {"dropped", "unseen", *(["weight"] if self.weightless else [])}
+        return {name: values for name, values in columns.items() if name not in left}
 
 
 def _preamble(path: Path, lines: list[str]) -> Preamble:
@@ -84,46 +116,57 @@ def _refuse_silent_layers(preamble: Preamble, layers: np.ndarray, path: Path) ->
         raise TraceError(f"{path}: layer {silent[0]} has experts and no rows; was the file cut off? Record it again")
 
 
-def _shape(preamble: Preamble, columns: dict[str, np.ndarray], layers: np.ndarray, path: Path) -> Shape:
-    slots = int(columns["slot"].max()) + 1
-    if slots != preamble.k:
-        raise TraceError(f"{path}: {slots} slots per token; expected {preamble.k}, the n_expert_used of the preamble")
-    sizes = tuple(preamble.expert_bytes.get(layer, 0) for layer in layers.tolist())
-    return Shape(len(layers), slots, int(columns["expert"].max()), preamble.experts, sizes if all(sizes) else None)
+def _shape(preamble: Preamble, seen: _Seen, path: Path) -> Shape:
+    if seen.slots != preamble.k:
+        raise TraceError(
+            f"{path}: {seen.slots} slots per token; expected {preamble.k}, the n_expert_used of the preamble"
+        )
+    sizes = tuple(preamble.expert_bytes.get(layer, 0) for layer in seen.layers.tolist())
+    return Shape(len(sizes), seen.slots, seen.highest, preamble.experts, sizes if all(sizes) else None)
 
 
-def _notes(table: Table, columns: dict[str, np.ndarray], silent_layers: int) -> list[str]:
+def _notes(seen: _Seen, silent_layers: int) -> list[str]:
     notes = []
     if silent_layers > 0:
         notes.append(f"{silent_layers} layers of the preamble have no rows (dense): left out")
-    if "weight" in table and "weight" not in columns:
+    if seen.weightless:
         notes.append("weights left out: the recorder could not see them all")
-    dropped = int(table.checked(FLAG, "dropped").sum()) if "dropped" in table else 0
-    if dropped:
-        notes.append(f"{dropped} experts were dropped by the recorder's policy; kept among the chosen")
+    if seen.dropped:
+        notes.append(f"{seen.dropped} experts were dropped by the recorder's policy; kept among the chosen")
     return notes
 
 
-def _columns(table: Table, experts: int) -> dict[str, np.ndarray]:
-    """The columns that are used, by name; rows with expert -1 weigh 0 and have no residency."""
+def _columns(table: Table, experts: int) -> Columns:
+    """The columns that are used, by name; rows with expert -1 weigh 0 and have no residency.
+
+    Turns are requests. `unseen` is there instead of the weights if one of them could not be seen.
+    """
     allowed = {"turn": COUNT, "phase": FLAG, "step": COUNT, "layer": LAYER, "slot": COUNT, "expert": ids_below(experts)}
     columns = {name: table.checked(allowed[name], name) for name in NEEDED}
+    columns |= {REQUEST: columns.pop("turn"), "lines": table.lines}
     routed = columns["expert"] >= 0
-    if "weight" in table and not np.isnan(table.numbers("weight")[routed]).any():
+    if "weight" in table and np.isnan(table.numbers("weight")[routed]).any():
+        columns["unseen"] = routed
+    elif "weight" in table:
         columns["weight"] = np.where(routed, table.checked(VALUES["weights"], "weight", among=routed), 0)
     if "residency" in table:
         columns["residency"] = np.where(routed, table.checked(VALUES["residency"], "residency"), -1)
+    if "dropped" in table:
+        columns["dropped"] = table.checked(FLAG, "dropped")
     return columns
 
 
 def _requests(
-    columns: dict[str, np.ndarray], table: Table, shape: Shape, layers: np.ndarray, options: Options
+    path: Path, turns: Iterable[Columns], shape: Shape, layers: np.ndarray, options: Options
 ) -> Iterator[Request]:
-    cell = np.searchsorted(layers, columns["layer"]) * shape.k + columns["slot"]
-    place = str(table.file)
-    for grid in grids(Keys(columns["turn"], columns["step"], cell, shape.layers * shape.k, table.lines, place)):
-        _refuse_cut(grid, place)
-        yield _request(columns, grid, shape, place, options)
+    place, width = str(path), shape.layers * shape.k
+    for columns in turns:
+        cell = np.searchsorted(layers, columns["layer"]) * shape.k + columns["slot"]
+        if cell.max() >= width:
+            raise TraceError(f"{path}: {CHANGED}")
+        for grid in grids(Keys(columns[REQUEST], columns["step"], cell, width, columns["lines"], place)):
+            _refuse_cut(grid, place)
+            yield _request(columns, grid, shape, place, options)
 
 
 def _refuse_cut(grid: Grid, place: str) -> None:
@@ -137,7 +180,7 @@ def _refuse_cut(grid: Grid, place: str) -> None:
         raise TraceError(f"{place}: turn {grid.request}: {len(grid.cells):,} rows for {cells}; expected most of them")
 
 
-def _request(columns: dict[str, np.ndarray], grid: Grid, shape: Shape, place: str, options: Options) -> Request:
+def _request(columns: Columns, grid: Grid, shape: Shape, place: str, options: Options) -> Request:
     def rows(name: str, absent: int) -> np.ndarray | None:
         return grid.dense(columns[name], absent).reshape(chosen.shape) if name in columns else None
 

@@ -1,19 +1,21 @@
-"""Lines of the plain formats as columns, and the requests they make up."""
+"""Lines that are a token at a layer each, as columns, and the requests they make up; read some at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from traces.importers.contract import Options, prompt_tokens
+from traces.importers.by_request import CHANGED, Ends, by_request
+from traces.importers.contract import Options, Shape, prompt_tokens, shape_of
 from traces.importers.grid import Grid, Keys, grids, prompt_of
+from traces.importers.numbering import renumbering
 from traces.importers.table import COUNT, LAYER, Table, ids_below, require
 from traces.importers.text import blocks, parse_json
-from traces.schema import VALUES, Geometry, Request, TraceError, Values, shown
+from traces.schema import MOST_LAYERS, TOKEN_ARRAYS, VALUES, Geometry, Request, TraceError, Values, shown
 
 KEYS = ("request", "token", "layer")
 NEEDED = (*KEYS, "expert_0")  #: columns of a table
@@ -21,6 +23,10 @@ OPTIONAL = ("weights", "logits", "phase")
 FLOATS = ("weights", "logits")
 LISTS = ("experts", *FLOATS)
 PHASE = Values("iu", 0, 1)
+KEPT = 1 << 26  #: bytes of rows that are held instead of reading the file again: of some 50 MB of text
+#: How checked numbers are held: as they are stored.
+NARROW = {name: np.dtype(TOKEN_ARRAYS[name][0]) for name in (*FLOATS, "token_ids")}
+NARROW |= {"experts": np.dtype(TOKEN_ARRAYS["chosen"][0]), "phase": np.dtype(np.int8)}
 FIX = "; name the file's own with --columns token=NAME,layer=NAME,experts=NAME"
 
 
@@ -39,15 +45,106 @@ class Rows:
     phase: np.ndarray | None = None
     token_ids: np.ndarray | None = None  #: of the row's token, the same at every layer
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """The arrays that are there, by name, in few bytes: each number has been checked."""
+        given = {name: getattr(self, name) for name in ("lines", *KEYS, *NARROW)}
+        there = {name: rows for name, rows in given.items() if rows is not None}
+        return {name: rows.astype(NARROW.get(name, rows.dtype), copy=False) for name, rows in there.items()}
+
+    def narrowed(self) -> Rows:
+        """The same in few bytes, to be held."""
+        return Rows(self.file, **self.columns())
+
     def __post_init__(self) -> None:
         """Raises TraceError naming the line on which an expert stands twice."""
-        ordered = np.sort(self.experts, axis=-1)
-        twice = np.argwhere((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))
-        if len(twice):
-            row, rank = twice[0]
-            raise TraceError(
-                f"{self.file} line {self.lines[row]}: expert {ordered[row, rank]} twice; expected each once"
-            )
+        refuse_twice(self.file, self.lines, self.experts)
+
+
+def refuse_twice(file: Path, lines: np.ndarray, experts: np.ndarray) -> None:
+    """Raises TraceError naming the line (N,) on which an expert (N, k) stands twice."""
+    ordered = np.sort(experts, axis=-1)
+    twice = np.argwhere((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))
+    if len(twice):
+        row, rank = twice[0]
+        raise TraceError(f"{file} line {lines[row]}: expert {ordered[row, rank]} twice; expected each once")
+
+
+class Seen:
+    """What a first reading of a file finds in its rows, and the rows, if they are few enough to be kept."""
+
+    def __init__(self, pieces: Iterable[Rows], keep: bool = True) -> None:
+        """Raises TraceError naming a line that cannot be read."""
+        self._kept: list[Rows] | None = [] if keep else None
+        self._room = KEPT
+        self.ends = Ends()
+        self.k, self.highest = 0, -1
+        self.logits: int | None = None  #: experts (E) that they are of
+        self.phased = False  #: whether prompts can be told
+        self.layers = np.zeros(0, np.int64)  #: (L,) numbers in the file, rising
+        for rows in pieces:
+            self._add(rows)
+            self._keep(rows)
+
+    def again(self, pieces: Iterable[Rows]) -> Iterable[Rows]:
+        """The rows once more: those that were kept, else those of a second reading."""
+        return pieces if self._kept is None else self._kept
+
+    def renumber(self, numbers: np.ndarray) -> None:
+        """Request i is called `numbers[i]` from now on."""
+        self.ends.renumbered(numbers)
+        self._kept = self._kept and [replace(rows, request=numbers[rows.request]) for rows in self._kept]
+
+    def _keep(self, rows: Rows) -> None:
+        if self._kept is None:
+            return
+        narrow = rows.narrowed()
+        self._room -= sum(values.nbytes for values in narrow.columns().values())
+        self._kept.append(narrow)
+        if self._room < 0:
+            self._kept = None
+
+    def _add(self, rows: Rows) -> None:
+        self.ends.add(rows.request)
+        self.layers = np.union1d(self.layers, rows.layer)
+        if len(self.layers) > MOST_LAYERS:
+            renumbering(self.layers)
+        self.k, self.highest = max(self.k, rows.experts.shape[1]), max(self.highest, int(rows.experts.max()))
+        self.logits = None if rows.logits is None else rows.logits.shape[1]
+        self.phased = rows.phase is not None
+
+    def shape(self, options: Options) -> Shape:
+        """Of a file that says no number of experts."""
+        return shape_of(len(self.layers), self.k, self.highest, options)
+
+
+def streamed(file: Path, pieces: Iterable[Rows], seen: Seen) -> Iterator[Rows]:
+    """The rows of one request after the other, by number, their layers from 0 on, k ids in each.
+
+    `pieces` are a second reading of the file, which begins only if the first one kept no rows.
+    """
+    numbers, found = seen.layers, (rows.columns() for rows in seen.again(pieces))
+    for columns in by_request((_widened(each, seen.k) for each in found), seen.ends, str(file)):
+        layer = np.searchsorted(numbers, columns["layer"])
+        if layer.max() >= len(numbers):
+            raise TraceError(f"{file}: {CHANGED}")
+        yield Rows(file, **columns | {"layer": layer})
+
+
+def emptied(held: list[Rows]) -> Iterator[Rows]:
+    """The rows of a list, which keeps none of them."""
+    held.reverse()
+    while held:
+        yield held.pop()
+
+
+def _widened(columns: dict[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
+    """The same with k ids in every row, -1 and no weight in those that the file leaves out."""
+    wide = {name: (columns[name], fill) for name, fill in (("experts", -1), ("weights", 0)) if name in columns}
+    short = {name: each for name, each in wide.items() if each[0].shape[1] < k}
+    return columns | {
+        name: np.pad(rows, ((0, 0), (0, k - rows.shape[1])), constant_values=fill)
+        for name, (rows, fill) in short.items()
+    }
 
 
 def from_table(table: Table, experts: int | None) -> Rows:
@@ -76,12 +173,11 @@ def from_table(table: Table, experts: int | None) -> Rows:
     )
 
 
-def from_jsonl(file: Path, skip: int, experts: int | None) -> Rows:
+def from_jsonl(file: Path, skip: int, experts: int | None) -> Iterator[Rows]:
     """Rows of JSON lines after the first `skip`. Raises TraceError naming the line that differs from the first."""
     records = _Records(file, skip + 1, experts)
-    parts = [records.columns(number, lines) for number, lines in blocks(file, skip)]
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Rows(file, np.arange(skip + 1, skip + 1 + len(columns["request"])), **columns)
+    for number, lines in blocks(file, skip):
+        yield Rows(file, np.arange(number, number + len(lines)), **records.columns(number, lines))
 
 
 class _Records:
@@ -155,8 +251,14 @@ def _check_keys(record: Any, place: str) -> None:
         )
 
 
+def requests_in(found: Iterable[Rows], geometry: Geometry, options: Options, pruned: bool = False) -> Iterator[Request]:
+    """The same of rows of some requests at a time."""
+    for rows in found:
+        yield from requests_of(rows, geometry, options, pruned)
+
+
 def requests_of(rows: Rows, geometry: Geometry, options: Options, pruned: bool = False) -> Iterator[Request]:
-    """The requests by number. Raises TraceError naming request and layer if a layer lacks tokens that others have.
+    """Their requests by number. Raises TraceError naming request and layer if a layer lacks tokens that others have.
 
     `pruned`: the last layer may lack those of a prompt's tokens that nothing is read from, and then has -1 there.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PARQUET = ".parquet"
 SUFFIXES = (*DELIMITERS, ".jsonl", PARQUET)
 CELL = 8  #: bytes of a number
+ROWS = 1 << 14  #: read at a time
+NO_ROWS = "no rows; expected a row per token and layer, or per token, layer and expert"
 
 Choose = Callable[[tuple[str, ...]], Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """N rows of the columns that were chosen."""
+    """N rows that follow each other, of the columns that were chosen."""
 
     file: Path
     unit: str  #: what a row is called: a line of a text, a row of a table
@@ -34,23 +37,23 @@ class Sheet:
         return f"{self.file} {self.unit} {self.first + row}"
 
 
-def read_sheet(file: Path, choose: Choose, skip: int = 0) -> Sheet:
-    """The columns that `choose` takes of those there are. Raises TraceError naming the line that cannot be read.
+def sheets(file: Path, choose: Choose, skip: int = 0) -> Iterator[Sheet]:
+    """Some rows at a time, at least one, of the columns that `choose` takes of those there are.
 
-    The first `skip` lines of a text are not read.
+    The first `skip` lines of a text are not read. Raises TraceError naming the line that cannot be read.
     """
     suffix = suffix_of(file)
     if suffix == PARQUET:
-        return _of_parquet(file, choose)
+        yield from _of_parquet(file, choose)
+        return
     is_json = suffix == ".jsonl"
     rows = _json_rows(file, choose, skip) if is_json else _text_rows(file, DELIMITERS.get(suffix, ","), choose, skip)
-    names = next(rows)
-    cells = list(rows)
-    if not cells:
-        raise TraceError(f"{file}: no rows; expected a row per token and layer, or per token, layer and expert")
-    return Sheet(
-        file, "line", skip + (1 if is_json else 2), {name: [row[at] for row in cells] for at, name in enumerate(names)}
-    )
+    names, first = next(rows), skip + (1 if is_json else 2)
+    while cells := list(islice(rows, ROWS)):
+        yield Sheet(file, "line", first, {name: [row[at] for row in cells] for at, name in enumerate(names)})
+        first += len(cells)
+    if first == skip + (1 if is_json else 2):
+        raise TraceError(f"{file}: {NO_ROWS}")
 
 
 def _text_rows(file: Path, delimiter: str, choose: Choose, skip: int) -> Iterator[list[Any]]:
@@ -107,7 +110,7 @@ def _json_rows(file: Path, choose: Choose, skip: int) -> Iterator[list[Any]]:
             yield [record[name] for name in chosen]
 
 
-def _of_parquet(file: Path, choose: Choose) -> Sheet:
+def _of_parquet(file: Path, choose: Choose) -> Iterator[Sheet]:
     import polars as pl
 
     try:
@@ -117,9 +120,10 @@ def _of_parquet(file: Path, choose: Choose) -> Sheet:
         rows, size = lazy.select(pl.len()).collect().item(), file.stat().st_size
         if rows * max(len(chosen), 1) * CELL > allowance(size):
             raise TraceError(f"{file}: expands more than {EXPANSION}-fold; write it as CSV if that is right")
-        frame = lazy.select(chosen).collect()
+        for first in range(0, rows, ROWS):
+            frame = lazy.select(chosen).slice(first, ROWS).collect()
+            yield Sheet(file, "row", first + 1, {name: frame[name].to_list() for name in chosen})
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as broken:
         raise TraceError(f"{file}: no readable Parquet ({shown(broken)}); write it again") from None
-    if frame.is_empty():
-        raise TraceError(f"{file}: no rows; expected a row per token and layer, or per token, layer and expert")
-    return Sheet(file, "row", 1, {name: frame[name].to_list() for name in chosen})
+    if not rows:
+        raise TraceError(f"{file}: {NO_ROWS}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 FEWEST_PER_EXPERT = 8  #: choices of each expert: with fewer, even use may be chance
@@ -13,7 +15,14 @@ NOTE = "every expert is chosen equally often at each layer, as in no model: a st
 def read_flat(ids: np.ndarray, experts: int) -> bool:
     """Whether the ids (T, L, k) of a prompt are rankings of all experts: each of them as often as any other."""
     routed = ids[(ids >= 0).all((1, 2))]
-    if experts < FEWEST_EXPERTS or routed.shape[0] * routed.shape[2] < FEWEST_PER_EXPERT * experts:
-        return False
-    counts = [np.bincount(routed[:, layer].ravel(), minlength=experts) for layer in range(routed.shape[1])]
-    return all(float(np.ptp(each)) <= SPREAD * float(each.mean()) for each in counts)
+    return equally_often([np.bincount(routed[:, at].ravel(), minlength=experts) for at in range(routed.shape[1])])
+
+
+def equally_often(counts: Sequence[np.ndarray]) -> bool:
+    """Whether a layer's experts (E,) were chosen about as often as each other, and often enough, at every layer."""
+    return all(
+        len(each) >= FEWEST_EXPERTS
+        and each.sum() >= FEWEST_PER_EXPERT * len(each)
+        and float(np.ptp(each)) <= SPREAD * float(each.mean())
+        for each in counts
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,33 +71,42 @@ def ids_below(experts: int | None) -> Values:
 
 
 def read_table(file: Path, header: int, needed: Sequence[str] = (), fix: str = "") -> Table:
-    """The table whose column names stand on the line after the first `header`.
+    """The whole table, as `tables` reads it."""
+    first, *others = tables(file, header, needed, fix)
+    return Table(
+        file, first.first_line, np.concatenate([first.values, *(part.values for part in others)]), first.columns
+    )
+
+
+def tables(file: Path, header: int, needed: Sequence[str] = (), fix: str = "") -> Iterator[Table]:
+    """Some rows at a time of the table whose column names stand on the line after the first `header`, at least one.
 
     Raises TraceError naming the line, of columns that are `needed` and missing before any number is read.
     """
     columns: tuple[str, ...] = ()
-    parts = []
+    rows = 0
     for number, lines in blocks(file, skip=header, ended=True):
         if not columns:
             columns, number, lines = _names(lines[0], f"{file} line {number}"), number + 1, lines[1:]  # noqa: PLW2901
             require(Table(file, header + 2, np.empty((0, len(columns))), columns), *needed, fix=fix)
         if lines:
-            parts.append(_numbers(lines, len(columns), number, file))
-    if not parts:
+            yield Table(file, number, _numbers(lines, len(columns), number, file), columns)
+            rows += len(lines)
+    if not rows:
         raise TraceError(f"{file} line {header + 1}: no rows follow; expected at least one")
-    return Table(file, header + 2, np.concatenate(parts), columns)
 
 
-def read_headerless(file: Path, names: Callable[[int], tuple[str, ...]]) -> Table:
-    """The table of a file that begins with numbers; `names` of so many columns. Raises TraceError naming the line."""
+def headerless(file: Path, names: Callable[[int], tuple[str, ...]]) -> Iterator[Table]:
+    """Some rows at a time, at least one, of a file that begins with numbers; `names` of so many columns.
+
+    Raises TraceError naming the line.
+    """
     columns: tuple[str, ...] = ()
-    parts = []
     for number, lines in blocks(file, ended=True):
         columns = columns or names(len(_cells(lines[0], f"{file} line {number}")))
-        parts.append(_numbers(lines, len(columns), number, file))
-    if not parts:
+        yield Table(file, number, _numbers(lines, len(columns), number, file), columns)
+    if not columns:
         raise TraceError(f"{file}: no rows; expected numbers between commas")
-    return Table(file, 1, np.concatenate(parts), columns)
 
 
 def require(table: Table, *columns: str, fix: str = "") -> None:

@@ -10,17 +10,18 @@ The file is one request, and may be packed with gzip.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
-from traces.importers.rows import Rows, fits, requests_of
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from traces.importers.grid import Keys, grids
+from traces.importers.rows import NARROW, fits, refuse_twice
 from traces.importers.table import COUNT, ids_below
 from traces.importers.text import blocks, parse_json, start_of, suffix_of
-from traces.schema import TraceError, shown
+from traces.schema import Request, TraceError, shown
 
 START = re.compile(rb'\s*\{\s*"tok"\s*:\s*\d{1,18}\s*,\s*"layers"\s*:\s*\[')
 LONGEST_START = 64  #: bytes
@@ -38,23 +39,31 @@ def read(path: Path, options: Options) -> Foreign:
     """One request. Raises TraceError naming the line that is not as documented."""
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with a token's line; expected {LINE} on each")
-    ids, rows = _rows(path)
+    ids, tokens = _read(path)
     layers, k = ids.shape[1:]
-    notes = [DECODED, SORTED] if k > 1 and (np.diff(ids) > 0).all() else [DECODED]
-    shape = Shape(layers, k, int(ids.max()))
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path], decoding="recorded decode steps"), notes)
-    return Foreign(header, requests_of(rows, header.geometry, options))
+    notes = [DECODED, SORTED] if k > 1 and (ids[:, :, 1:] > ids[:, :, :-1]).all() else [DECODED]
+    origin = Origin(IMPORTER.name, path, [path], decoding="recorded decode steps")
+    header = header_for(Shape(layers, k, int(ids.max())), options, origin, notes)
+    return Foreign(header, _requests(path, ids, tokens, options))
 
 
-def _rows(path: Path) -> tuple[np.ndarray, Rows]:
-    """Ids (T, L, k), and a row for every token and layer."""
-    records = _Records(path)
-    parts = [records.read(number, lines) for number, lines in blocks(path, ended=True)]
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (T, L, k) in few bytes, as they are all of one request, and tokens (T,)."""
+    records, parts = _Records(path), []
+    for number, lines in blocks(path, ended=True):
+        ids, tokens = records.read(number, lines)
+        at = np.repeat(np.arange(number, number + len(lines)), ids.shape[1])
+        refuse_twice(path, at, ids.reshape(-1, ids.shape[2]))
+        parts.append((ids.astype(NARROW["experts"]), tokens))
     ids, tokens = (np.concatenate(each) for each in zip(*parts, strict=True))
-    count, layers, k = ids.shape
-    row = np.arange(count * layers)
-    per_layer = {"token": np.repeat(tokens, layers), "layer": row % layers, "lines": row // layers + 1}
-    return ids, Rows(path, request=np.zeros_like(row), experts=ids.reshape(-1, k), **per_layer)
+    return ids, tokens
+
+
+def _requests(path: Path, ids: np.ndarray, tokens: np.ndarray, options: Options) -> Iterator[Request]:
+    """The one, its tokens in order. Raises TraceError if one is missing or stands twice."""
+    zero = np.zeros_like(tokens)
+    for grid in grids(Keys(zero, tokens, zero, 1, 1 + np.arange(len(tokens)), str(path))):
+        yield Request(grid.dense(ids, -1)[:, 0], prompt_tokens(options, grid.tokens, 0))
 
 
 class _Records:

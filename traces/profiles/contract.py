@@ -6,7 +6,7 @@ often chosen first, which `static` and `pinned` keep and `--warm` loads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from traces.geometry import KnownModel
 from traces.importers.numbering import moe_layers
-from traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError
+from traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
 
 NO_ORDER = "counts have no order of tokens: no hit rate follows from them without a trace"
 EVEN = 0.95  #: a layer with a smaller share of the choices of the busiest one is named
@@ -28,6 +28,7 @@ class Counts:
 
     chosen: np.ndarray
     notes: tuple[str, ...] = ()
+    layers: tuple[int, ...] | None = None  #: MoE layers (L,) of the rows where not all were counted, ascending
 
     def __str__(self) -> str:
         return f"{self.chosen.shape[0]} layers of {self.chosen.shape[1]} experts"
@@ -41,7 +42,8 @@ class Form:
     summary: str
     formats: str
     sniff: Callable[[Path], bool]
-    read: Callable[[Path], Counts]
+    read: Callable[..., Counts]  #: takes the path and, where `named`, whose counts are read
+    named: bool = False  #: whether a file may hold counts of several models, of which --columns counts=NAME says one
 
 
 def tabulated(path: Path, cells: dict[tuple[int, int], float], experts: int | None, notes: tuple[str, ...]) -> Counts:
@@ -96,16 +98,32 @@ def _uneven(chosen: np.ndarray) -> list[str]:
     return [f"MoE layers {listed} have fewer choices than others: their experts rank lower than they might"]
 
 
+def same_shape(path: Path, names: list[str], arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """The arrays. Raises TraceError naming the first that has another shape than the first of all."""
+    for name, array in zip(names, arrays, strict=True):
+        if array.shape != arrays[0].shape:
+            theirs = f"{shown(names[0])} has {arrays[0].shape}"
+            raise TraceError(f"{path}: {shown(name)} has shape {array.shape}, {theirs}; name one of them")
+    return arrays
+
+
 def check_model(path: Path, counts: Counts, model: KnownModel) -> None:
     """Raises TraceError if the counts are not of the model."""
     geometry = model.geometry
-    if counts.chosen.shape[0] != geometry.layers or counts.chosen.shape[1] > geometry.experts:
+    layers, experts = counts.chosen.shape
+    known = counts.layers[-1] < geometry.layers if counts.layers else layers == geometry.layers
+    if not known or experts > geometry.experts:
         theirs = f"{model.name} has {geometry.layers} of {geometry.experts}"
         raise TraceError(f"{path} has {counts}, {theirs}; choose the model that was counted")
 
 
-def ranked(chosen: np.ndarray) -> list[tuple[int, int]]:
-    """(layer, expert) of all that were chosen (L, E), the most often chosen first, ties by layer and expert."""
+def ranked(chosen: np.ndarray, layers: Sequence[int] | None = None) -> list[tuple[int, int]]:
+    """(layer, expert) of all that were chosen (L, E), the most often chosen first, ties by layer and expert.
+
+    `layers` (L,) are the MoE layers of the rows, ascending; without them 0 and on.
+    """
+    numbers = range(len(chosen)) if layers is None else layers
     flat = chosen.ravel()
     order = np.argsort(-flat, kind="stable")
-    return [divmod(int(x), chosen.shape[1]) for x in order if flat[x]]
+    places = [divmod(int(x), chosen.shape[1]) for x in order if flat[x]]
+    return [(numbers[row], expert) for row, expert in places]

@@ -1,0 +1,171 @@
+"""Long files are read some lines at a time: what is held is a request, whatever the file's length and its pieces."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit.importer_formulas import Sample
+from tests.kit.importer_samples import ALL
+from tests.kit.importing import SIZED, imported
+from tests.kit.long_files import LAYERS, MANY, ONE, TOKENS, written
+from traces.importers import cache_lab, sheet, text
+from traces.importers import registry as importers
+from traces.importers import rows as table_rows
+from traces.importers.by_request import Ends, by_request, in_groups
+from traces.importers.forward_passes import by_pass, tokens_of
+from traces.importers.numbering import Restarts, restarts
+from traces.schema import TraceError
+
+TEXTS = [sample for sample in ALL if sample.path.is_file() and sample.path.suffix not in (".pt", ".npy", ".bin")]
+FEW, MANY_MORE = 40, 120  #: requests of a short and of a long file, with 96 rows each
+OF_REQUEST = 1_000  #: bytes that may be kept of a request: where it ends, its name and its place in each layer
+#: Bytes that are held of a row of the one request of a file; as Python's lists it took four times as much.
+OF_ROW = {"one_ranks.csv": 140, "lab.jsonl": 100, "steps.jsonl": 40}
+
+
+def in_pieces(monkeypatch: pytest.MonkeyPatch, characters: int, rows: int) -> None:
+    """Let files be read so much at a time, and again instead of being kept."""
+    monkeypatch.setattr(text, "PIECE", characters)
+    monkeypatch.setattr(table_rows, "KEPT", 0)
+    for module in (sheet, cache_lab):
+        monkeypatch.setattr(module, "ROWS", rows)
+
+
+def peak(path: Path) -> int:
+    """Bytes that reading all requests of a file takes at once; to recognise it takes a megabyte of its start."""
+    importer = importers.detect(path)
+    tracemalloc.start()
+    try:
+        for request in importer.read(path, SIZED).requests:
+            del request
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def growth(folder: Path, name: str) -> float:
+    """Bytes of memory for each request by which a file is longer."""
+    short, long = (written(folder, name, count) for count in (FEW, MANY_MORE))
+    peak(short)  # what is loaded once
+    return (peak(long) - peak(short)) / (MANY_MORE - FEW)
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_memory_does_not_grow_with_the_requests_of_a_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_pieces(monkeypatch, 1 << 12, 64)
+    assert growth(tmp_path, name) < OF_REQUEST
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_of_a_file_that_is_one_request_its_numbers_alone_are_held(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_pieces(monkeypatch, 1 << 12, 64)
+    assert growth(tmp_path, name) < OF_ROW[name] * TOKENS * LAYERS
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_request_comes_before_the_rest_of_the_file_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_pieces(monkeypatch, 1 << 10, 16)
+    path, read, pieces = written(tmp_path, name, FEW), [0], text.pieces
+
+    def counted(file: Path) -> Iterator[str]:
+        for piece in pieces(file):
+            read[0] += len(piece)
+            yield piece
+
+    monkeypatch.setattr(text, "pieces", counted)
+    requests = importers.read(path, SIZED).requests
+    before, size = read[0], path.stat().st_size
+    assert len(next(requests).chosen) == TOKENS
+    assert 0 < read[0] - before < size / 2
+    assert sum(1 for _ in requests) == FEW - 1
+
+
+@pytest.mark.parametrize("sample", TEXTS, ids=[sample.name for sample in TEXTS])
+@pytest.mark.parametrize("pieces", [(7, 1), (300, 5)])
+def test_a_trace_does_not_depend_on_the_pieces_in_which_its_file_is_read(
+    sample: Sample, pieces: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = imported(sample.path, sample.options)
+    in_pieces(monkeypatch, *pieces)
+    assert imported(sample.path, sample.options)[0].digest == whole.digest
+
+
+@pytest.mark.parametrize("name", [name for name in MANY if name != "marked.log"])
+def test_a_file_that_changes_while_it_is_imported_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_pieces(monkeypatch, 1 << 10, 16)
+    path, other = written(tmp_path, name, FEW), written(tmp_path, name, FEW + 1)
+    requests = importers.read(path, SIZED).requests
+    path.write_bytes(other.read_bytes())
+    with pytest.raises(TraceError, match="changed while it was read"):
+        list(requests)
+
+
+@pytest.mark.parametrize("name", [name for name in MANY if name not in ("marked.log", "route.csv")])
+def test_a_file_of_few_rows_is_read_once(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path, name, 2)
+    requests = importers.read(path, SIZED).requests
+    path.write_text("overwritten")
+    assert [len(request.chosen) for request in requests] == [TOKENS, TOKENS]
+
+
+# ---------------------------------------------------------------- what it is made of
+
+
+@st.composite
+def cut(draw: st.DrawFn, rows: int) -> list[slice]:
+    """Pieces of so many rows, none empty."""
+    edges = sorted({0, rows, *draw(st.lists(st.integers(1, max(rows - 1, 1)), max_size=5))})
+    return [slice(first, last) for first, last in pairwise(edges)]
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=60), st.data())
+def test_rows_are_grouped_as_plain_loops_group_them(requests: list[int], data: st.DataObject) -> None:
+    request, row, ends = np.array(requests), np.arange(len(requests)), Ends()
+    pieces = [{"request": request[part], "row": row[part]} for part in data.draw(cut(len(request)))]
+    for piece in pieces:
+        ends.add(piece["request"])
+    found = [(each["request"][0], each["row"].tolist()) for each in by_request(pieces, ends, "a")]
+    assert found == [(one, [at for at, each in enumerate(requests) if each == one]) for one in sorted(set(requests))]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), min_size=1, max_size=40), st.booleans(), st.data())
+def test_requests_restart_at_the_same_rows_in_pieces(
+    rows: list[tuple[int, int]], repeats: bool, data: st.DataObject
+) -> None:
+    token, stream = np.array(rows).T
+    begun, pieces = Restarts(repeats), data.draw(cut(len(rows)))
+    found = np.concatenate([begun.add(token[part], stream[part]) for part in pieces])
+    np.testing.assert_array_equal(found, restarts(token, stream, repeats))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.data())
+def test_passes_have_the_same_tokens_in_pieces(layers: list[int], data: st.DataObject) -> None:
+    layer = np.array(layers)
+    pieces = [{"layer": layer[part], "run": layer[part]} for part in data.draw(cut(len(layer)))]
+    whole, found = tokens_of(layer, layer), list(by_pass(pieces))
+    for name in ("request", "token", "phase"):
+        np.testing.assert_array_equal(np.concatenate([each[name] for each in found]), getattr(whole, name))
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.data())
+def test_groups_are_whole_but_the_last(rows: int, k: int, data: st.DataObject) -> None:
+    pieces = [{"row": np.arange(rows)[part]} for part in data.draw(cut(rows))]
+    found = [each["row"] for each in in_groups(pieces, k)]
+    np.testing.assert_array_equal(np.concatenate(found), np.arange(rows))
+    assert all(len(each) % k == 0 for each in found[:-1])
