@@ -68,6 +68,13 @@ def search_prices(scenario: Scenario) -> None:
 
 
 @searched
+@given(priced(prefetch="top_k"))
+def search_prices_of_prefetches(scenario: Scenario) -> None:
+    """Raises DifferentError."""
+    compare(scenario)
+
+
+@searched
 @given(priced(miss="fiddler:ratio=2:goal=max:decode=cost"))
 def search_prices_beside_a_cpu(scenario: Scenario) -> None:
     """Raises DifferentError."""
@@ -272,7 +279,6 @@ PRICED: list[tuple[type, str, Callable[[Any], Any]]] = [
     (SimulatedChannel, "start", a_wire_is_idle_as_soon_as_it_is_free),
     (SimulatedAccelerator, "expert", links_leave_compute_its_rate),
     (Engine, "_context", only_the_first_row_looks_back),
-    (Links, "meet", a_late_demand_waits_for_the_whole),
     (SimulatedAccelerator, "expert", a_piece_is_enough_for_all_of_the_compute),
 ]
 
@@ -285,6 +291,14 @@ def test_the_search_of_prices_kills_a_mutant(
     monkeypatch.setattr(owner, name, mutate(getattr(owner, name)))
     with pytest.raises(DifferentError):
         search_prices()
+
+
+@pytest.mark.long
+def test_the_search_of_prefetches_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A demand can be late only where its copy was prefetched, and few of all cases prefetch well."""
+    monkeypatch.setattr(Links, "meet", a_late_demand_waits_for_the_whole(Links.meet))
+    with pytest.raises(DifferentError):
+        search_prices_of_prefetches()
 
 
 def test_the_search_beside_a_cpu_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
