@@ -67,8 +67,8 @@ def search_prices(scenario: Scenario) -> None:
     compare(scenario)
 
 
-@searched
-@given(priced(prefetch="top_k"))
+@settings(searched, max_examples=10 * CASES)
+@given(priced(prefetch="top_k:factor=2"))
 def search_prices_of_prefetches(scenario: Scenario) -> None:
     """Raises DifferentError."""
     compare(scenario)
