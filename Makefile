@@ -19,7 +19,7 @@ RECORDINGS ?= $(or $(MOEREPLAY_RECORDINGS),../shared/data/traces)
 REAL := $(RECORDINGS)/gpt-oss-20b
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 
-.PHONY: help demo demo-begins demo-full demo-replay test test-long parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
+.PHONY: help demo demo-begins demo-full demo-replay test test-long test-longest parity check wheel coverage study-collisions study-cache-prior study-specmd study-readings study-quality study-coverage
 .PHONY: study-quality-size study-quantisers study-fidelity study-forecast study-measured study-live-transfers study-long-traces study-tune study-recommend study-tasks report-check bench-recording bench bench-cost bench-sweep miniature sample tables format clean
 
 help:            ## this list
@@ -107,6 +107,9 @@ test: .venv/dev.stamp        ## the test suite, without what takes minutes
 test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make test` leaves out, and the quantisers of other people
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
 	$(BIN)/python -m pytest $(QUANTISERS)
+
+test-longest: .venv/dev.stamp  ## what CI has no time for: real streams on the reference engine, every hostile file and option (6 minutes)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest
 
 parity: .venv/dev.stamp      ## both engines on MOEREPLAY_CASES new cases per search (1,000), with and without the compiler
 	MOEREPLAY_CASES=$${MOEREPLAY_CASES:-1000} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 0 \

@@ -31,7 +31,7 @@ def test_forty_hostile_files_and_options_end_in_one_line(tmp_path: Path) -> None
     check(endings(tmp_path / "fuzz", "--cheap", "--every", 53), 40)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(3600)
 def test_hostile_files_and_options_of_every_verb_end_in_one_line(tmp_path: Path) -> None:
     check(endings(tmp_path / "fuzz", "--every", 3), 800)
