@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isinf, log
+from math import isfinite, isinf, log
 from statistics import median
 from sys import float_info
 from typing import Any, NamedTuple
@@ -98,14 +98,22 @@ def forecast(frame: pl.DataFrame, task: str | None = None, measure: str | None =
 
 def points_of(rows: pl.DataFrame, found: Sequence[Judged], measure: str) -> list[Point]:
     """The live points of a task by one measure: the sets that change what the model answers."""
-    losses = {each.set: each for each in found if each.measure == measure}
-    kl = {each.set: _measured(each) for each in found if each.measure == KL != measure}
+    losses = {each.set: _finite(each) for each in found if each.measure == measure}
+    kl = {each.set: _measured(_finite(each)) for each in found if each.measure == KL != measure}
     live = rows.filter(pl.col("changes_output") & (pl.col("set") != UNMODIFIED))
     return [
         Point(row["set"], policy_of(row["config"]), _change(row), *_measured(losses[row["set"]]), kl.get(row["set"]))
         for row in live.iter_rows(named=True)
         if row["set"] in losses
     ]
+
+
+def _finite(judged: Judged) -> Judged:
+    """Raises ResultError for a loss that is infinite or no number, as where float16 overflows."""
+    if judged.change is not None and not isfinite(judged.change):
+        found = f"set {judged.set}: its loss of {judged.measure} is {judged.loss}, and nothing can be fitted to that"
+        raise ResultError(f"{found}; run live in a wider --dtype, or take the set out of --sets")
+    return judged
 
 
 def _change(row: Mapping[str, Any]) -> Change:
@@ -120,16 +128,21 @@ def _measured(judged: Judged) -> tuple[float, float]:
 
 
 def _noise(points: Sequence[Point]) -> float:
-    """The error of the middling point. Raises ResultError for points that cannot be fitted."""
+    """Raises ResultError for points that cannot be fitted."""
     policies = {each.policy for each in points}
     if len(points) < FEWEST or len(policies) < FEWEST_POLICIES:
         found = f"{len(points)} live points of {len(policies)} policies that change the output"
         fix = "add sets to the file of --sets, and run the same quality command again"
         raise ResultError(f"{found}; a forecast needs {FEWEST} of {FEWEST_POLICIES}: {fix}")
-    noise = median(each.error for each in points)
+    noise = middling_error(points)
     if noise <= 0:
         raise ResultError("the live points have no standard errors; ask a task of two examples or more")
     return noise
+
+
+def middling_error(points: Sequence[Point]) -> float:
+    """The noise of live points: the median of their standard errors."""
+    return median(each.error for each in points)
 
 
 def _chosen(kind: str, name: str | None, known: Sequence[str]) -> str:

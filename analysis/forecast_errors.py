@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from analysis.changes import COUNTED, Change
-from analysis.forecast import LARGEST_EXPONENT, NLL, Forecast
+from analysis.forecast import LARGEST_EXPONENT, NLL, Forecast, middling_error
 from analysis.left_out import Left, best_form, distances, reach_of
 from analysis.rising import Point, distance, fitted
 from analysis.statistics import spearman
@@ -23,11 +23,9 @@ class Coverage(NamedTuple):
     refused: int
 
 
-def coverage(points: Sequence[Point], noise: float) -> Coverage:
-    """Every policy left out in turn, and all done anew with the others: form, weights, width of the intervals."""
-    found = [
-        each for policy in dict.fromkeys(each.policy for each in points) for each in _without(points, policy, noise)
-    ]
+def coverage(points: Sequence[Point]) -> Coverage:
+    """Every policy left out in turn, and all made anew by the others: noise, form, weights, width of the intervals."""
+    found = [each for policy in dict.fromkeys(each.policy for each in points) for each in _without(points, policy)]
     asked = [each for each in found if each is not None]
     return Coverage(sum(asked), len(asked), len(found) - len(asked))
 
@@ -108,9 +106,13 @@ def _middling(pairs: Sequence[tuple[float, float]]) -> float | None:
     return median(abs(said - live) for live, said in pairs) if pairs else None
 
 
-def _without(points: Sequence[Point], policy: str, noise: float) -> Iterator[bool | None]:
+def _without(points: Sequence[Point], policy: str) -> Iterator[bool | None]:
     """Whether each point of a policy lies in the interval that the others make; None where they refuse it."""
     own, others = ([each for each in points if (each.policy == policy) is is_own] for is_own in (True, False))
+    noise = middling_error(others) if others else 0.0
+    if noise <= 0:  # nothing to compare errors with
+        yield from (None for _ in own)
+        return
     form, left = best_form(others, noise, whole=False)
     reach, fit = reach_of(distances(left, noise)), fitted(others, form, noise)
     for each in own:

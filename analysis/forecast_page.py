@@ -15,7 +15,7 @@ def page(made: Forecast) -> list[str]:
     """Lines for a terminal: what carries the signal, errors policy by policy, how often intervals held."""
     live = f"{len(made.points)} live points of {len({each.policy for each in made.points})} policies"
     errors = [{name: shown(made, value) for name, value in row.items()} for row in by_policy(made)]
-    held = in_words(coverage(made.points, made.fit.noise))
+    held = in_words(coverage(made.points))
     return [
         f"FORECAST: {made.model}, {made.dtype}; {made.task}, {made.measure}; from {live}",
         "",
@@ -31,7 +31,7 @@ def document(made: Forecast) -> dict[str, Any]:
     """All of it and every live point, JSON-ready; losses in the measure's units."""
     named = {name: getattr(made, name) for name in ("model", "dtype", "task", "measure", "reach")}
     fit = {**made.fit.form._asdict(), "noise": made.fit.noise, "figures": signal(made)}
-    held = coverage(made.points, made.fit.noise)._asdict()
+    held = coverage(made.points)._asdict()
     return named | fit | {"errors": by_policy(made), "coverage": held, "points": points(made)}
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from analysis.bootstrap import difference
+from analysis.bootstrap import Pairs, difference
 from results.quality import UNMODIFIED
 from results.result import Row
 from results.settings import POLICIES
@@ -142,12 +142,23 @@ def _judged(row: Row, base: Row, measure: Row) -> Judged:
     values = {each["name"]: each["value"] for each in base["measures"]}
     ours, theirs = _pairs(row, name), _pairs(base, name)
     both = [key for key in ours if key in theirs]
-    change, off = None, None
-    if both:
-        made = difference([ours[key] for key in both], [theirs[key] for key in both])
-        change, off = made.value, made.off
+    change, off = _change([ours[key] for key in both], [theirs[key] for key in both])
     own = row["set"], row["task"], name
     return Judged(*own, measure["value"], values[name], measure["higher_is_better"], change, off, len(both))
+
+
+def _change(ours: Pairs, theirs: Pairs) -> tuple[float | None, float | None]:
+    """Of the same examples, with half its interval; one that overflowed, as in float16, leaves no interval."""
+    if not ours:
+        return None, None
+    if not all(isfinite(value) for value, _ in (*ours, *theirs)):
+        return _mean(ours) - _mean(theirs), None
+    made = difference(ours, theirs)
+    return made.value, made.off
+
+
+def _mean(pairs: Pairs) -> float:
+    return sum(value for value, _ in pairs) / sum(weight for _, weight in pairs)
 
 
 def _pairs(row: Row, measure: str) -> dict[tuple[str, str], tuple[float, float]]:

@@ -69,10 +69,16 @@ def main() -> None:
     print(f"{options.layers} layers: {sum(each.nbytes for each in loaded.model.parameters()) / 1e9:.2f} GB")
     cases = [Case(name, own, batch) for name, own in SETS.items() for batch in (1, options.texts)]
     cases = [case for case in cases if case.batch == 1 or alone_because(subject(case, loaded, modules)) is None]
-    rows = [row(case, loaded, modules, options) for case in cases]
+    rows = [said(row(case, loaded, modules, options)) for case in cases]
     console().print(table(rows))
     if options.out:
         options.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+
+
+def said(row: dict[str, object]) -> dict[str, object]:
+    """The same, as a line that is seen at once: a row can take many minutes."""
+    print(*(f"{name} {value}" for name, value in row.items()), sep=", ", flush=True)
+    return row
 
 
 def filled(layers: int, device: str) -> Loaded:

@@ -75,6 +75,8 @@ def _check_names(where: str, settings: Settings) -> None:
 
 
 def _each(name: str, settings: Settings) -> Iterable[tuple[str, ReplayConfig]]:
+    if empty := [key for key, value in settings.items() if value == []]:
+        raise ConfigError(f"policy set {name}: the list of {empty[0]} is empty; give it entries, or leave the line out")
     lists = {key: _comma_list(value) for key, value in settings.items() if key in LISTED}
     fixed = {key: value for key, value in settings.items() if key not in LISTED}
     try:

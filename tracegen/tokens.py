@@ -34,14 +34,19 @@ class Room(NamedTuple):
     vocabulary: int
 
 
+def check_chat(tokenizer: Any, chat: bool) -> None:
+    """Raises RecordError if a chat template is wanted where there is none."""
+    if chat and not tokenizer.chat_template:
+        raise RecordError("--chat: this checkpoint's tokenizer has no chat template; leave --chat out")
+
+
 def encode(prompts: Prompts, tokenizer: Any, room: Room, new: int, chat: bool = False, truncate: bool = False) -> Work:
     """Token ids of every prompt, with the tokenizer's own special tokens or as one user message of its chat template.
 
     A prompt that leaves no room for `new` tokens is cut if `truncate`: its special first token and its end are kept.
     Raises RecordError naming the prompt if it is empty or too long, or if there is no chat template.
     """
-    if chat and not tokenizer.chat_template:
-        raise RecordError("--chat: this checkpoint's tokenizer has no chat template; leave --chat out")
+    check_chat(tokenizer, chat)
     _refuse_no_texts(prompts)
     most = None if room.context is None else room.context + 1 - new  # the last new token does not go through the model
     if most is not None and most < 1:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
-from math import exp
+from math import exp, isfinite
+from statistics import median
 
 import numpy as np
 import polars as pl
@@ -16,6 +17,7 @@ from analysis.forecast_errors import by_policy, coverage, in_words, shown, signa
 from analysis.forecasts import with_forecasts
 from analysis.left_out import best_form, distances, leave_out, reach_of
 from analysis.nonnegative import nonnegative
+from analysis.quality import judged
 from analysis.rising import Form, Point, distance, fitted, moved
 from results.errors import ResultError
 from tests.kit.quality_rows import ASSIGNMENTS, MASS, TASK, Loss, changed, counters_of, quality_frame
@@ -200,7 +202,7 @@ def test_what_the_other_policies_do_not_reach_is_no_error(made: Forecast):
 
 
 def test_coverage_counts_what_is_refused(made: Forecast):
-    held = coverage(made.points, made.fit.noise)
+    held = coverage(made.points)
     assert held.asked + held.refused == 24
     assert held.refused >= 6
     assert f"{held.inside} of {held.asked} live points" in in_words(held)
@@ -213,10 +215,43 @@ def test_coverage_of_policies_that_share_nothing_is_unknown():
         "lowest_bit": changed(0, 0, 0, 0, 0.1),
     }
     alone = [Point(str(at), policy, change, 0.1, 0.01) for policy, change in changes.items() for at in range(4)]
-    assert "none of 12 points of policies that are left out has an interval" in in_words(coverage(alone, 0.01))
+    assert "none of 12 points of policies that are left out has an interval" in in_words(coverage(alone))
+
+
+def test_coverage_leaves_nothing_of_a_policy_to_its_interval():
+    """Neither its losses nor its errors: the noise of those of `cumulative` would widen every interval."""
+    points = [each._replace(error=0.001 * (1 + at % 4 * at)) for at, each in enumerate(points_of(24, 3, 0.5))]
+    inside = []
+    for policy in SETTINGS:
+        others = [each for each in points if each.policy != policy]
+        noise = median(each.error for each in others)
+        form, left = best_form(others, noise)
+        fit, reach = fitted(others, form, noise), reach_of(distances(left, noise))
+        own = [each for each in points if each.policy == policy and not fit.refusal(each.change)]
+        inside += [distance(each.loss, fit.at(each.change), noise) <= reach for each in own]
+    assert coverage(points)[:2] == (sum(inside), len(inside)) and inside
 
 
 # What is refused
+
+
+@pytest.mark.parametrize("value", (float("inf"), float("nan")))
+def test_a_loss_that_overflowed_is_refused_by_its_set(value: float):
+    """A change of KL that is infinite has no interval, and no warning of numpy's."""
+    frame = frame_of()
+    frame = frame.with_columns(overflowed(frame, frame["set"][1], value))
+    (found,) = [each for each in judged(frame) if (each.set, each.measure) == (frame["set"][1], "kl")]
+    assert (found.change is not None and not isfinite(found.change)) and found.off is None
+    with pytest.raises(ResultError, match=f"set {frame['set'][1]}: its loss of kl is {value}, .* wider --dtype"):
+        forecast(frame)
+
+
+def overflowed(frame: pl.DataFrame, name: str, value: float) -> pl.Series:
+    """The examples, with KL of the first of a set replaced."""
+    examples = frame["examples"].to_list()
+    own = examples[frame["set"].to_list().index(name)]
+    next(each for each in own if each["measure"] == "kl")["value"] = value
+    return pl.Series("examples", examples, frame.schema["examples"])
 
 
 def test_more_than_measured_is_refused_with_both_figures(made: Forecast):

@@ -62,7 +62,7 @@ WRONG = {
         "policy set base: no setting called 'x': choose",
     ),
     "a value of another type": ("[sets.a]\nseed = 'lru'", "policy set a: seed: "),
-    "an empty list": ("[sets.a]\neviction = []", "policy set a: --eviction '' has an empty entry"),
+    "an empty list": ("[sets.a]\neviction = []", "policy set a: the list of eviction is empty; give it"),
     "a name that a list makes": (
         "[sets.a]\neviction = ['lru', 'lfu']\n[sets.'a eviction=lfu']\nseed = 1",
         "two policy sets are called 'a eviction=lfu'",

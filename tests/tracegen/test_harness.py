@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from tracegen.errors import RecordError
 from tracegen.live.requests import CAPABILITIES
 from tracegen.live.run import proven
 from tracegen.modules import MoeModules
+from tracegen.quality.answers import sha256_of
 from tracegen.quality.harness import HarnessTask, known_tasks
 from tracegen.quality.session import Session, Subject
 from tracegen.quality.tasks import Asking, tasks_of
 
 TASKS = Path(__file__).resolve().parents[1] / "tasks"
 NAMES = ("next_word", "answer", "whole_text")
+CHAT = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +48,16 @@ def session(miniature: tuple[Loaded, MoeModules], batch: int = 1, **settings: An
     return Session(Subject(loaded, modules, plan_for(origin, config) if settings else None, 0), batch)
 
 
-def task(name: str, limit: int | None = None) -> HarnessTask:
-    return HarnessTask(f"{name}.yaml", limit, seed=0, shots=None, chat=False)
+def task(name: str, limit: int | None = None, shots: int | None = None, chat: bool = False) -> HarnessTask:
+    return HarnessTask(f"{name}.yaml", limit, 0, shots, chat)
 
 
-def of_the_harness(loaded: Loaded, name: str) -> Any:
+def of_the_harness(loaded: Loaded, name: str, **asked: Any) -> Any:
     own: Any = HFLM
     evaluate: Any = evaluator.simple_evaluate
     plain = own(pretrained=loaded.model, tokenizer=loaded.tokenizer, backend="causal", batch_size=1)
-    return evaluate(plain, tasks=[f"{name}.yaml"], bootstrap_iters=0, task_manager=known_tasks())
+    seeds = dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), 0)
+    return evaluate(plain, tasks=[f"{name}.yaml"], bootstrap_iters=0, task_manager=known_tasks(), **seeds, **asked)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -72,6 +76,28 @@ def test_the_unmodified_model_is_lm_evaluation_harness_on_the_plain_model(miniat
         else:
             likelihood, words = sample["word_perplexity"]
             assert mine[0].value == pytest.approx(-likelihood / words, rel=1e-5) and mine[0].weight == words
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("name", "shots", "chat"), (("next_word", 2, False), ("answer", 1, True)))
+def test_examples_before_a_question_and_chat_templates_are_the_harness_s(miniature, name: str, shots, chat) -> None:
+    loaded, modules = miniature
+    tokenizer = copy(loaded.tokenizer)
+    tokenizer.chat_template = CHAT if chat else None
+    talking = loaded._replace(tokenizer=tokenizer)
+    theirs = of_the_harness(talking, name, num_fewshot=shots, apply_chat_template=chat)["samples"][name]
+    ours = task(name, None, shots, chat).answers(session((talking, modules)))
+    metric = theirs[0]["metrics"][0]
+    assert [each.value for each in ours.examples] == [sample[metric] for sample in theirs]
+    assert [each.prompt_sha256 for each in ours.examples] == [sha256_of(repr(each["arguments"])) for each in theirs]
+    without = task(name).answers(session(miniature))
+    assert not {each.prompt_sha256 for each in ours.examples} & {each.prompt_sha256 for each in without.examples}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_chat_without_a_template_is_refused_with_the_task(miniature) -> None:
+    with pytest.raises(RecordError, match="--chat: this checkpoint's tokenizer has no chat template"):
+        task("answer", chat=True).answers(session(miniature))
 
 
 @pytest.mark.long
@@ -122,11 +148,12 @@ def test_a_task_is_another_when_its_data_are(tmp_path: Path, monkeypatch: pytest
     assert task("answer").definition != before
 
 
-@pytest.mark.parametrize("changed", ("more.yaml", "scores.py"))
+@pytest.mark.parametrize("changed", ("more.yaml", "scores.py", "imported_by_scores.py"))
 def test_a_task_is_another_when_what_it_includes_is(tmp_path: Path, changed: str) -> None:
     (tmp_path / "mine.yaml").write_text("task: mine\ninclude: more.yaml\nprocess_results: !function scores.of\n")
     (tmp_path / "more.yaml").write_text("dataset_path: json\n")
     (tmp_path / "scores.py").write_text("def of(doc, results):\n    return {}\n")
+    (tmp_path / "imported_by_scores.py").write_text("WEIGHT = 1\n")
     asked = HarnessTask(str(tmp_path / "mine.yaml"), None, 0, None, False)
     before = asked.definition
     assert asked.definition == before

@@ -19,6 +19,7 @@ from tracegen.quality.answers import Answers, Example, Measure, sha256_of
 from tracegen.quality.named import YAML, called_of
 from tracegen.quality.session import Session
 from tracegen.quality.task_file import check_task_file, content_of
+from tracegen.tokens import check_chat
 from traces.spelling import nearest
 
 #: Measures that follow from log-likelihoods, with what a mean is divided by: an example has nats, or bits.
@@ -57,6 +58,7 @@ class HarnessTask:
 
     def answers(self, session: Session) -> Answers:
         """Ask every example. Raises RecordError naming the task if it cannot be had, or fails."""
+        check_chat(session.subject.loaded.tokenizer, self.chat)
         with _quiet(session):
             try:
                 found = self._evaluated(session)

@@ -26,7 +26,7 @@ def check_task_file(path: str) -> None:
 
 
 def content_of(path: str) -> str:
-    """sha256 of the file, those that it includes, its functions' and its data's. Raises RecordError."""
+    """sha256 of the file, those that it includes, its data and all Python beside its functions. Raises RecordError."""
     found = hashlib.sha256()
     for each in _read_from(path):
         found.update(hashlib.sha256(Path(each).read_bytes()).digest())
@@ -34,10 +34,11 @@ def content_of(path: str) -> str:
 
 
 def _read_from(path: str) -> list[str]:
-    """The file first, then the others, each once."""
-    texts = _texts(_read(path, recursive=True))
-    local = {each for text in texts for each in (text, _module_of(text)) if _is_file(each)}
-    return list(dict.fromkeys([*_included(path), *sorted(local)]))
+    """The file first, then the others, each once. A function may import what lies beside it, so that is its own too."""
+    texts = list(_texts(_read(path, recursive=True)))
+    modules = [Path(module) for module in map(_module_of, texts) if _is_file(module)]
+    beside = [str(each) for module in modules for each in sorted(module.parent.glob("*.py"))]
+    return list(dict.fromkeys([*_included(path), *sorted(filter(_is_file, texts)), *beside]))
 
 
 def _included(path: str) -> Iterator[str]:
