@@ -144,8 +144,8 @@ study-quality: .venv/record.stamp  ## Cache-Prior, ranks and precisions against 
 study-quality-size: .venv/record.stamp  ## what quality takes of a model of OLMoE-1B-7B's size, random weights (LAYERS=16, 15 GB; DEVICE=cuda)
 	$(BIN)/python benchmarks/quality_at_size.py --layers $(or $(LAYERS),16) --device $(or $(DEVICE),cpu)
 
-study-quantisers: .venv/quant.stamp  ## quantisers of experts at few bits: errors, bytes, times, KL of the miniature (5 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quantisers.py --experts 6
+study-quantisers: .venv/quant.stamp  ## quantisers of experts at few bits: errors, bytes, times, KL of the miniature (5 minutes; EXPERTS=64: a whole layer, 20)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quantisers.py --experts $(or $(EXPERTS),6)
 
 study-coverage: .venv/base.stamp  ## how often 95 % intervals hold the truth, and two seeds are said to differ (5 minutes)
 	$(BIN)/python benchmarks/coverage_study.py

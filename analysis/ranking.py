@@ -11,6 +11,7 @@ from typing import Any
 from analysis.ratios import RANKED, RATIOS, quotient
 from analysis.verdict import Entry, lines
 from results.errors import unknown
+from results.spent import spent
 
 #: Settings that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")
@@ -92,8 +93,7 @@ def _figures(row: Row) -> dict[str, float | None]:
     """The columns of `RANKED`, times in ms, and what was read into lower tiers, of which older results know nothing."""
     totals, bounds, requests = row["totals"], row["bounds"] or {}, row["per_request"]
     counters = totals | {f"bound_{name}": value for name, value in bounds.items()}
-    first = [request["ttft_ns"] for request in requests if request["ttft_ns"] is not None]
-    decode_ns, passes = (sum(request[name] for request in requests) for name in ("decode_ns", "decode_passes"))
+    first, decode_ns, passes = spent(requests)
     compulsory, tpot = (
         quotient(counters.get("bound_compulsory"), counters.get("bound_accesses")),
         quotient(decode_ns, passes),

@@ -19,6 +19,7 @@ from analysis.divergence import Divergence, first_choice, first_divergence
 from analysis.ratios import RATIOS
 from results.errors import ResultError
 from results.result import Result, Row
+from results.spent import spent
 from results.validation import LAYER_COUNTERS
 from traces.schema import Frozen, Trace
 
@@ -155,14 +156,13 @@ def _measures(live: Result, replayed: Result, allowed: Tolerances) -> tuple[Meas
 
 def _numbers(result: Result) -> dict[str, float | None]:
     """As `analysis.metrics` defines them."""
-    totals, requests = result.totals, result.per_request
-    first = [row["ttft_ns"] for row in requests if row["ttft_ns"] is not None]
+    totals, (first, decode_ns, passes) = result.totals, spent(result.per_request)
     return {
         "hit rate": _ratio("hit_rate", totals),
         "collisions": totals["collisions"],
         "GB moved": (totals["bytes_demand"] + totals["bytes_prefetch"]) / 1e9,
         "TTFT ms": _quotient(sum(first), len(first) * 1e6),
-        "TPOT ms": _quotient(sum(r["decode_ns"] for r in requests), sum(r["decode_passes"] for r in requests) * 1e6),
+        "TPOT ms": _quotient(decode_ns, passes * 1e6),
     }
 
 

@@ -26,7 +26,8 @@ def fit_line(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str, F
     """The base with a rate of compute and one of the link. Raises ConfigError if the runs cannot tell them apart."""
     if len({round(float(run.missed_bytes.mean()), -3) for run in runs}) < FEWEST:
         raise ConfigError(
-            "the runs to fit log no compute, io or stall, and all read as much per token; name runs of several budgets"
+            "the runs to fit log no compute_ms with stall_ms (or io_ms, by --serial), and all read as much per token; "
+            "name runs of several memory budgets"
         )
 
     def fitted(some: Sequence[Run]) -> dict[str, float]:
@@ -49,7 +50,7 @@ def _platform(base: Platform, place: Sequence[float]) -> Platform:
 
 def _loss(runs: Sequence[Run], base: Platform, place: Sequence[float]) -> float:
     platform = _platform(base, place)
-    return huber(np.array([np.log(token_ms(platform, run) / (time_of(run) or 1)) for run in runs]))
+    return huber(np.array([np.log(token_ms(platform, run) / time_of(run)) for run in runs]))
 
 
 def token_ms(platform: Platform, run: Run) -> float:
@@ -58,7 +59,9 @@ def token_ms(platform: Platform, run: Run) -> float:
     return compute_ms(machine, run) + float((waiting_ms(machine, run) + loading_ms(machine, run)).mean())
 
 
-def time_of(run: Run) -> float | None:
-    """Milliseconds that the run's mean token took."""
-    speed = run.cell.amount("tok_s")
-    return run.cell.amount("tpot_ms") or run.cell.amount("tpot_median_ms") or (1000 / speed if speed else None)
+def time_of(run: Run) -> float:
+    """Milliseconds that the run's mean token took, as published or as logged."""
+    cell, speed = run.cell, run.cell.amount("tok_s")
+    found = cell.amount("tpot_ms") or cell.amount("tpot_median_ms") or (1000 / speed if speed else run.mean("wall_ms"))
+    assert found, "a run without a time is none"
+    return found

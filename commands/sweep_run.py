@@ -56,14 +56,14 @@ def sweep_run(
 
     With --every, one of every N is then measured, or run live.
     """
-    from simulator.replay import check_engine
+    from simulator.replay import ENGINES, check_engine
     from sweeps.jobs import parse_shard
     from sweeps.jobs import shard as part_of
-    from sweeps.run import fastest_engine, left_to_do, planned
+    from sweeps.run import left_to_do, planned
     from sweeps.store import place_of
 
     file = file.resolve() if machines.executor == "slurm" else file  # nodes may start elsewhere
-    engine = engine or fastest_engine()
+    engine = engine or ENGINES[0]
     check_engine(engine)
     sweep = planned(file, changes or (), keep_going)
     share = part_of(sweep.jobs, parse_shard(shard))
@@ -72,7 +72,8 @@ def sweep_run(
     jobs = left_to_do(sweep, place, share)
     _say_plan(sweep, share, jobs)
     if dry_run:
-        _say_estimate(jobs, engine, machines.workers)
+        refused = {refusal.job.key for refusal in sweep.refusals}
+        _say_estimate([job for job in jobs if job.key not in refused], engine, machines.workers)
     elif machines.executor == "slurm" and jobs:
         from policies.files import registered
         from sweeps.slurm import Shards

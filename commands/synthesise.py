@@ -49,7 +49,7 @@ def synthesise(
     from pydantic import ValidationError
 
     from simulator.errors import ConfigError
-    from traces.geometry import known
+    from traces.geometry import as_known, known
     from traces.synthetic import Synthetic
     from traces.synthetic import synthesise as make
     from traces.writer import write_trace
@@ -58,7 +58,7 @@ def synthesise(
         settings = Synthetic.model_validate(
             {
                 "kind": kind,
-                "geometry": _stored(known(model).geometry, expert_bits),
+                "geometry": as_known(_stored(known(model).geometry, expert_bits), model),
                 **length._asdict(),
                 "seed": seed,
                 "exponent": exponent,

@@ -54,6 +54,7 @@ def tune(
     """
     from commands.progress_bar import progress
     from simulator.errors import ConfigError
+    from simulator.replay import ENGINES
     from sweeps.experiment.expand import platforms
     from sweeps.experiment.file import read
     from sweeps.folder_store import Folder
@@ -61,13 +62,13 @@ def tune(
     from sweeps.local import LocalExecutor
     from sweeps.objects import is_url
     from sweeps.provenance import sweep_provenance
-    from sweeps.run import NOGIL, fastest_engine
+    from sweeps.run import NOGIL
     from sweeps.tune import Search, check
     from sweeps.tune import tune as search_by
 
     if is_url(out):
         raise ConfigError(f"--out {out}: the journal of a search needs a folder; name one")
-    engine = engine or fastest_engine()
+    engine = engine or ENGINES[0]
     experiment = read(file, changes or ())
     traces = open_traces(experiment.traces, file.parent, file)
     search = Search(experiment, file, traces, tuple(objectives.split(",")), *drawing, engine)

@@ -132,7 +132,7 @@ class Costs(NamedTuple):
 
     load: int  #: to bring it over the link, latency included
     compute: int  #: to run one token through it
-    cpu: int  #: to run one token through it on the CPU; 0 without one
+    cpu: int  #: to run one token through it on the CPU, 1 or more; 0 without one
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Number:
     def parse(self, text: str) -> float:
         """The value of `text`. Raises ValueError."""
         value = float(text)
-        if not self.low <= value <= self.high or (self.integer and value != int(value)):
+        if not self.low <= value <= self.high or (self.integer and not value.is_integer()):
             raise ValueError(text)
         return int(value) if self.integer else value
 

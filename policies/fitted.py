@@ -5,6 +5,7 @@ that it does not list.
 """
 
 from policies.contract import GIVEN_PROFILE, Choice, Number, expert_of
+from policies.residents import home
 
 #: The demand of the trace to be replayed, the most often chosen first: of its first `tokens`, 0 for all. Or a file.
 PROFILE_PARAMS = (
@@ -26,4 +27,4 @@ def needs(params):
 def is_within(now, experts, copies, y, limit):
     """Whether y's expert is among those that fill the first `limit` bytes of its pool."""
     before = experts[expert_of(now, y)]["profile"]
-    return before + copies[y - y % now["precisions"]]["bytes"] <= limit
+    return before + copies[home(now, y)]["bytes"] <= limit

@@ -4,6 +4,8 @@ A copy is in at most one of a pool's lists. Columns of own.rows[y]: PREV, NEXT, 
 and oldest member and its bytes in own.regs[pool]. Links hold y + 1, so that zeroed memory is an empty list.
 """
 
+from policies.contract import RESIDENT
+
 PREV, NEXT, LIST = 0, 1, 2
 ROW_COLUMNS = 3
 NEWEST, OLDEST, BYTES = 0, 1, 2
@@ -45,14 +47,26 @@ def unlink(own, pool, y, size):
     regs[register(which, BYTES)] -= size
 
 
+def move(copies, own, y, which):
+    """Make y, which is in some list of its pool, the newest of list `which`."""
+    pool, size = copies[y]["pool"], copies[y]["bytes"]
+    unlink(own, pool, y, size)
+    push(own, pool, which, y, size)
+
+
+def held(own, pool, which):
+    """Bytes of the copies in a list."""
+    return own.regs[pool][register(which, BYTES)]
+
+
 def oldest(own, pool, which):
     """The oldest member, or -1."""
     return own.regs[pool][register(which, OLDEST)] - 1
 
 
-def oldest_candidate(copies, own, pool, which, resident):
-    """The oldest member in state `resident` that is not protected, or -1."""
+def oldest_candidate(copies, own, pool, which):
+    """The oldest member that may be evicted, or -1: members may be on their way, in use, or ghosts."""
     y = oldest(own, pool, which)
-    while y >= 0 and (copies[y]["protected"] == 1 or copies[y]["state"] != resident):
+    while y >= 0 and (copies[y]["protected"] == 1 or copies[y]["state"] != RESIDENT):
         y = own.rows[y][PREV] - 1
     return y

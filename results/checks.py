@@ -9,13 +9,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from results.errors import ResultError
 from results.result import Result
+from results.spent import spent
 from traces.documents import DocumentError, content, from_json
 from traces.frozen import Frozen
 from traces.schema import canonical
@@ -80,14 +80,11 @@ class Check(Frozen):
 
 def side_of(result: Result, tokens: int) -> Side:
     """Figures of a run over so many tokens."""
-    totals, requests = result.totals, result.per_request
-    first = [row["ttft_ns"] for row in requests if row["ttft_ns"] is not None]
-    decode_ns = sum(row["decode_ns"] or 0 for row in requests)
-    passes = sum(row["decode_passes"] or 0 for row in requests)
+    totals, own = result.totals, spent(result.per_request)
     return Side(
         hit_rate=totals["hits"] / totals["accesses"] if totals["accesses"] else None,
-        ttft_ms=fmean(first) / MS if first else None,
-        tpot_ms=decode_ns / passes / MS if passes else None,
+        ttft_ms=own.ttft_ms,
+        tpot_ms=own.tpot_ms,
         stall_ms=totals["stall_ns"] / tokens / MS,
         bytes_per_token=(totals["bytes_demand"] + totals["bytes_prefetch"]) / tokens,
     )

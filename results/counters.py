@@ -63,7 +63,7 @@ _DECLARED = (
     ),
     Counter("evictions", COUNT, "victims"),
     Counter("insertions", COUNT, "arrivals that became resident"),
-    Counter("declined", COUNT, "demands that the eviction policy rejected; they use the staging buffer"),
+    Counter("declined", COUNT, "demands that the eviction policy rejected; they use the bypass buffer"),
     Counter("dropped", COUNT, "misses skipped by the miss policy"),
     Counter("substituted", COUNT, "assignments given to another, resident expert"),
     Counter("cpu_executed", COUNT, "misses executed on the CPU"),

@@ -15,7 +15,6 @@ from traces.scratch import write_whole
 
 FILE = "measured.json"
 SIDES = ("measured", "simulated", "closure")
-NEEDED = {"config", "throttle_bytes_per_s", "repeat", "agreement", "per_token", *SIDES}
 
 
 def write(folder: Path, document: Mapping[str, object]) -> Path:
@@ -39,7 +38,7 @@ def load(folder: Path) -> pl.DataFrame:
         document = from_json(content(path))
         runs = document["runs"]
         return pl.DataFrame([_row(run) | {"device": str(document["device"])} for run in runs])
-    except (OSError, DocumentError, KeyError, TypeError) as wrong:
+    except (OSError, DocumentError, KeyError, TypeError, ValueError) as wrong:
         raise ResultError(f"{path} is no measurement ({wrong}); make one with: moereplay measure --out DIR") from None
 
 

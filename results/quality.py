@@ -19,6 +19,7 @@ from results.files import check_columns, check_digests, read_rows
 from results.result import Result, Row
 from results.schema import BOUNDS, DTYPES, ROWS_VERSION, with_digests
 from results.settings import setting_kinds
+from results.spent import spent
 
 FILE = "quality.parquet"
 EXAMPLES = "examples.parquet"
@@ -53,9 +54,8 @@ NEEDED = {name: [field.name for field in kind.fields] for name, kind in SCHEMA.i
 
 def counted(totals: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> Row:
     """The field `live` or `replayed` from a run's totals and its rows of requests."""
-    first = [row["ttft_ns"] for row in requests if row["ttft_ns"] is not None]
-    times = {"ttft_ns": sum(first), "ttft_requests": len(first)}
-    times |= {name: sum(row[name] or 0 for row in requests) for name in ("decode_ns", "decode_passes")}
+    first, *decode = spent(requests)
+    times = dict(zip(TIMES, (sum(first), len(first), *decode), strict=True))
     return {name: totals[name] for name in (*COUNTERS, "time_ns")} | times
 
 

@@ -45,7 +45,7 @@ def requests(frame: pl.DataFrame) -> pl.DataFrame:
     return _exploded(frame, "per_request")
 
 
-def only(frame: pl.DataFrame, **wanted: str | Collection[str]) -> pl.DataFrame:
+def only(frame: pl.DataFrame, /, **wanted: str | Collection[str]) -> pl.DataFrame:
     """The configurations whose fields have one of the wanted values: `only(frame, contract="atomic")`.
 
     `trace` takes the beginning of a digest, a policy of the user's own goes without the digest of its file. Raises

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 #: How values are stored: keys of `results.schema.DTYPES`.
 TEXT, WHOLE, EXPERTS = "text", "integer", "pairs"
-#: The four kinds of policies, in the order in which a gate asks them and columns list them.
+#: The four kinds of policies, in the order in which a gate asks them and columns list them: `policies.hooks.KINDS`.
 KINDS = ("routing", "prefetch", "eviction", "miss")
 
 

@@ -13,6 +13,7 @@ from results.counters import heading_of
 from results.parts import SWEEP_VERSION, Part
 from results.result import Result, Row
 from results.schema import FACTS, IN_FULL, table_schemas
+from results.spent import spent
 
 ROWS_PER_GROUP = 1 << 16  #: fixed, so that equal tables are equal bytes
 
@@ -54,13 +55,13 @@ def frame_bytes(frame: pl.DataFrame) -> bytes:
 
 def latencies(requests: Sequence[Mapping[str, Any]]) -> Row:
     """What the rows of requests add up to: the columns of `LATENCIES`."""
-    first = [row["ttft_ns"] for row in requests if row["ttft_ns"] is not None]
+    first, decode_ns, decode_passes = spent(requests)
     return {
         "requests": len(requests),
         "ttft_mean_ns": float(mean(first)) if first else None,
         "ttft_median_ns": float(median(first)) if first else None,
-        "decode_ns": sum(row["decode_ns"] or 0 for row in requests),
-        "decode_passes": sum(row["decode_passes"] or 0 for row in requests),
+        "decode_ns": decode_ns,
+        "decode_passes": decode_passes,
     }
 
 

@@ -102,3 +102,8 @@ def count(trace: Trace, bound: Bound) -> Counted:
     demands = demands_of(trace, bound.passes, bound.reset)
     hits, accesses, compulsory = optimum.count(demands, cut, slots, bound.admission == FORCED, warm)
     return {"belady_hits": hits if bound.admission else None, "accesses": accesses, "compulsory": compulsory}
+
+
+def misses_of(counted: Counted) -> int:
+    """What the bound cannot hit."""
+    return (counted["accesses"] or 0) - (counted["belady_hits"] or 0)

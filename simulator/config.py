@@ -135,7 +135,7 @@ class PolicySet:
             raise PolicyError(
                 f"{self.prefetch.text()} looks {depth} layers ahead; the trace recorded {lookahead_depth}"
             )
-        for reader in (self.eviction, self.prefetch):
+        for reader in (getattr(self, kind) for kind in KINDS):
             if self.changes_routing and FUTURE in reader.needs:
                 raise PolicyError(
                     f"{reader.policy.name} reads the future, which routing {self.routing.policy.name} changes; "

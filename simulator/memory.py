@@ -48,6 +48,11 @@ def divided(trace: Trace, machine: Platform, total: str, context: int, runtime: 
     return found
 
 
+def kv_bytes_of(trace: Trace) -> int:
+    """Of KV cache that one position adds, by the trace or by the model that it names; 0 where neither says."""
+    return as_known(trace.geometry, trace.header.provenance.model).kv_bytes
+
+
 def size_of(text: str, what: str) -> int:
     """Bytes of `8GB` or `7.5GiB`. Raises ConfigError naming what it is of."""
     size = parse_size(text)

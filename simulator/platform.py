@@ -23,7 +23,8 @@ MIB = 1 << 20
 MILLION = 1_000_000
 MOST_LINKS = 16
 MOST_TIERS = 4  #: between the fast and the slow one
-MOST_NS = 10**15  #: of one thing, eleven days: engines add times up in int64
+MOST_NS = 10**15  #: of one thing, eleven days
+LATEST_NS = 1 << 62  #: at which a step may begin, 146 years: engines add times up in int64
 Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]
 Rate = Annotated[float, Field(ge=1)]
@@ -191,7 +192,7 @@ class Measured(Sparse):
         if self.expert_by_tokens:
             spent = _scaled(self.expert_ns, self.expert_by_tokens, tokens)
         else:
-            spent = self.expert_ns + self.expert_ns_per_token * tokens
+            spent = bounded(self.expert_ns + self.expert_ns_per_token * tokens, "expert_ns_per_token", "lower")
         return spent if by_size == 1 else round(bounded(spent * by_size, "expert_by_size"))
 
     def slowed(self, share: float) -> Measured:
@@ -380,3 +381,10 @@ def bounded(ns: Time, figure: str, change: str = "raise") -> Time:
     if ns > MOST_NS:
         raise ConfigError(f"the platform takes more than eleven days for one expert or pass; {change} its {figure}")
     return ns
+
+
+def too_late() -> ConfigError:
+    """What a run ends with where a step would begin after LATEST_NS."""
+    return ConfigError(
+        "the run takes more than 146 years of simulated time; lower the platform's times, or replay less"
+    )

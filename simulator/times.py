@@ -54,7 +54,7 @@ class Times:
             for home in self.homes
         ]
         compute = [self.expert_ns(layer, 0, 1) for layer in self._layers]
-        cpu = [self.cpu_ns(layer, 0, 1) for layer in self._layers] if self._platform.cpu else [0]
+        cpu = [max(1, self.cpu_ns(layer, 0, 1)) for layer in self._layers] if self._platform.cpu else [0]
         return Costs(*(sum(times) // len(times) for times in (load, compute, cpu)))
 
     @property

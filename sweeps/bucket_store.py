@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Bucket:
-    """A place for parts; see `place.Place` for what its methods promise."""
+    """A place for parts; see `sweeps.store.Place` for what its methods promise."""
 
     objects: Objects
 

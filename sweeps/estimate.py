@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
+from simulator.bounds import count
 from simulator.replay import replay
 from sweeps.batches import opened
 from sweeps.jobs import Job
@@ -23,7 +24,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(jobs: Sequence[Job], engine: str, workers: int) -> Estimate:
-    """Replay a sample of `jobs`, which are not empty. Raises ConfigError, PolicyError or TraceError."""
+    """Replay, or count, a sample of `jobs`: one or more, all of which can run. Raises ConfigError or TraceError."""
     ordered = sorted(jobs, key=lambda job: job.work)
     sample = list(dict.fromkeys([ordered[0], ordered[len(ordered) // 2], ordered[-1]]))
     _timed(sample[0], engine)  # derives arrays and compiles; not part of the rate
@@ -40,6 +41,9 @@ def _peak() -> int | None:
 
 
 def _timed(job: Job, engine: str) -> float:
-    start = time.perf_counter()
-    replay(opened(job.trace, job.digest), job.config, engine=engine)
+    start, trace = time.perf_counter(), opened(job.trace, job.digest)
+    if job.counted is not None:
+        count(trace, job.counted)
+    else:
+        replay(trace, job.config, engine=engine)
     return time.perf_counter() - start

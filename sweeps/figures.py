@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from results.result import Result
+from results.spent import spent
 
 #: Figure -> 1 if larger is better, -1 if smaller is.
 FIGURES: dict[str, int] = {
@@ -19,10 +20,7 @@ Figures = dict[str, float]
 
 def figures_of(result: Result) -> Figures:
     """Every figure that is defined: a mean of nothing is left out."""
-    totals, requests = result.totals, result.per_request
-    first = [row["ttft_ns"] for row in requests if row["ttft_ns"] is not None]
-    decode_ns = sum(row["decode_ns"] or 0 for row in requests)
-    passes = sum(row["decode_passes"] or 0 for row in requests)
+    totals, (first, decode_ns, passes) = result.totals, spent(result.per_request)
     quotients = {
         "hit_rate": (totals["hits"], totals["accesses"]),
         "ttft_ms": (sum(first), len(first) * 10**6),

@@ -25,7 +25,7 @@ TRIES = 100  #: at making a folder in it
 
 @dataclass(frozen=True)
 class Folder:
-    """A place for parts; see `place.Place` for what its methods promise."""
+    """A place for parts; see `sweeps.store.Place` for what its methods promise."""
 
     path: Path
 

@@ -1,4 +1,8 @@
-"""Replays of a grid, each kept as a part of its own as soon as it is there, in the form of a sweep's parts."""
+"""Replays of a grid, each kept as a part of its own, in the form of a sweep's parts.
+
+They are kept in the grid's order: what workers had finished beyond a replay that fails, or that is interrupted, is
+replayed again. `sweep run` keeps each when it ends.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from traces.schema import Trace
 def keep(
     folder: Path, trace: Trace, configs: Sequence[ReplayConfig], outcomes: Iterable[Outcome], engine: str
 ) -> Iterator[Outcome]:
-    """Every outcome, once it is stored: an interrupted grid keeps what it has. Raises ConfigError."""
+    """Every outcome, once it is stored. Raises ConfigError."""
     place = Folder(folder)
     origin = provenance([trace], engine, {config.platform for config in configs})
     for number, (config, (result, counted)) in enumerate(zip(configs, outcomes, strict=True)):

@@ -105,7 +105,7 @@ class LocalExecutor:
         """Everything that a worker has said, and its death if that came after."""
         events: list[Event] = []
         try:
-            while worker.connection.poll():
+            while worker in self._workers and worker.connection.poll():
                 events += self._understand(worker, worker.connection.recv())
         except (EOFError, OSError):
             events += self._bury(worker)
@@ -117,12 +117,17 @@ class LocalExecutor:
         elif told.what == "began":
             worker.positions[told.batch] = told.position
         else:
-            batch = worker.batches.pop(told.batch)
-            if worker.alone:
-                worker.connection.send(None)
-                self._workers.remove(worker)
-            return [Unwritable(batch, told.error) if told.what == "failed" else Stored(batch, told.headlines)]
+            return [self._ended(worker, told)]
         return []
+
+    def _ended(self, worker: Worker, told: Told) -> Event:
+        """What became of a batch. A worker that was made for it alone is dismissed, if it still lives."""
+        batch = worker.batches.pop(told.batch)
+        if worker.alone:
+            self._workers.remove(worker)
+            with suppress(OSError):
+                worker.connection.send(None)
+        return Unwritable(batch, told.error) if told.what == "failed" else Stored(batch, told.headlines)
 
     def _bury(self, worker: Worker) -> list[Event]:
         """Replace a dead worker and say what it had; only the job in progress may have killed it."""

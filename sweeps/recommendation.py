@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from results.repeat import command
+from simulator.memory import kv_bytes_of
 from simulator.platform_files import platform
 from sweeps.engine_flags import Held, flags
 from sweeps.recommend import WORTH, Answer, Question, chosen, differing, everything
@@ -14,6 +15,7 @@ from sweeps.space import bits_of
 
 Document = dict[str, Any]
 ONE = "one request only: how far another one would differ cannot be known"
+UNSIZED = "no memory is counted for {}: neither the trace nor its model's name says how much; take it off --memory"
 
 
 def document(question: Question, answer: Answer, trace_name: str) -> Document:
@@ -119,6 +121,8 @@ def _held(question: Question, best: Tried) -> Held:
 
 
 def _warnings(question: Question, best: Tried) -> list[str]:
-    about = _about(best)
+    about, trace = _about(best), question.trace
+    sizes = {"dense weights": question.memory.dense_bytes, "the KV cache": kv_bytes_of(trace)}
+    unsized = [UNSIZED.format(what) for what, size in sizes.items() if not size]
     open_loop = [about["label"]] if "open-loop" in about["label"] else []
-    return [*filter(None, [about["warning"]]), *open_loop, *([ONE] if question.trace.requests == 1 else [])]
+    return [*unsized, *filter(None, [about["warning"]]), *open_loop, *([ONE] if trace.requests == 1 else [])]

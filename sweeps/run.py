@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from results.parts import stored
 from simulator.capacity import surplus
 from simulator.errors import ConfigError
-from simulator.replay import ENGINES, check_engine, plan
+from simulator.replay import check_engine, plan
 from sweeps.dispatch import Dispatcher, Standing
 from sweeps.executor import Executor
 from sweeps.experiment.expand import configurations
@@ -35,11 +35,6 @@ class Sweep(NamedTuple):
     traces: list[Trace]
     jobs: list[Job]
     refusals: list[Refusal]  #: configurations that will be error rows
-
-
-def fastest_engine() -> str:
-    """The engine that a sweep uses if none is named."""
-    return ENGINES[0]
 
 
 def planned(file: Path, changes: Sequence[str] = (), keep_going: bool = False) -> Sweep:

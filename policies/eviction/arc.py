@@ -4,16 +4,16 @@ Sizes are bytes; the target of T1 grows by max(1, B2/B1) incoming sizes on a gho
 A prefetched copy enters T1, and its first use leaves it there: a prefetch is no use.
 """
 
-from policies.contract import RESIDENT, Eviction, Memory
+from policies.contract import Eviction, Memory
 from policies.lists import (
-    BYTES,
     LIST,
     REGISTERS_PER_LIST,
     ROW_COLUMNS,
+    held,
+    move,
     oldest,
     oldest_candidate,
     push,
-    register,
     unlink,
 )
 
@@ -23,17 +23,11 @@ LEAVES_NO_GHOST = 4 * REGISTERS_PER_LIST  # register
 TARGET = 0  # real: bytes that T1 may keep
 
 
-def held(own, pool, which):
-    """Bytes of the copies in a list, ghosts at their full size."""
-    return own.regs[pool][register(which, BYTES)]
-
-
 def on_use(now, experts, copies, own, y):
     """A hit moves to T2; a ghost hit adapts the target and will enter T2."""
     pool, size, where = copies[y]["pool"], copies[y]["bytes"], own.rows[y][LIST]
     if where == T1 or where == T2:
-        unlink(own, pool, y, size)
-        push(own, pool, T1 if copies[y]["prefetched"] == 1 else T2, y, size)
+        move(copies, own, y, T1 if copies[y]["prefetched"] == 1 else T2)
     elif where == B1 or where == B2:
         adapt(own, pool, where, size)
         unlink(own, pool, y, size)
@@ -88,8 +82,8 @@ def replace(copies, own, pool, ghost_hit):
 
 def first_of(copies, own, pool, preferred, other):
     """The oldest candidate of the preferred list, else of the other: protected copies may fill one."""
-    y = oldest_candidate(copies, own, pool, preferred, RESIDENT)
-    return y if y >= 0 else oldest_candidate(copies, own, pool, other, RESIDENT)
+    y = oldest_candidate(copies, own, pool, preferred)
+    return y if y >= 0 else oldest_candidate(copies, own, pool, other)
 
 
 def forget(copies, own, pool, ghosts):

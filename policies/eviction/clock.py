@@ -6,7 +6,7 @@ the newest end. `bits` lets a copy keep up to 2**bits - 1 marks. A prefetch is n
 """
 
 from policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
-from policies.lists import LIST, REGISTERS_PER_LIST, ROW_COLUMNS, oldest, push, unlink
+from policies.lists import LIST, REGISTERS_PER_LIST, ROW_COLUMNS, move, oldest, push, unlink
 
 PARAMS = (Number("bits", 1, 1, 8, integer=True), Choice("touch_on_predict", "false", ("false", "true")))
 BITS, TOUCH = slot(PARAMS, "bits"), slot(PARAMS, "touch_on_predict")
@@ -46,8 +46,7 @@ def victim(now, experts, copies, own, pool, y_in):
             if own.rows[y][MARKS] == 0:
                 return y
             own.rows[y][MARKS] -= 1
-        unlink(own, pool, y, copies[y]["bytes"])
-        push(own, pool, QUEUE, y, copies[y]["bytes"])
+        move(copies, own, y, QUEUE)
 
 
 def on_evict(now, experts, copies, own, y):

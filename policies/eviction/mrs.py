@@ -8,6 +8,7 @@ s are the router's probabilities of all experts of the layer, over several token
 from policies.contract import Eviction, Memory, Number, always, slot
 from policies.residents import home
 from policies.scores import mean_score
+from policies.selection import UNWANTED
 
 PARAMS = (Number("a", 0.75, 0, 1), Number("p", 2, 0, 64))
 A, P = slot(PARAMS, "a"), slot(PARAMS, "p")
@@ -33,7 +34,7 @@ def top(now, step, kept):
         for e in range(1, now["experts"]):
             if scores[e] > scores[best]:
                 best = e
-        fresh[best], scores[best] = scores[best], -1
+        fresh[best], scores[best] = scores[best], UNWANTED
     return fresh
 
 

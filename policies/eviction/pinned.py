@@ -1,7 +1,7 @@
 """Pinned: what a profile ranks highest is never evicted, as far as it fits a `share` of the pool.
 
 The others are evicted as `rest` says: lru, lfu (uses since arrival) or fifo. Where only pinned experts could be
-evicted, what comes in is used through the staging buffer. The profile is that of `static`.
+evicted, what comes in is used through the bypass buffer. The profile is that of `static`.
 """
 
 from policies.contract import Choice, Eviction, Number, expert_of, slot

@@ -11,16 +11,16 @@ The cache fills first: `fill=small` (the paper) lets the small queue grow meanwh
 `small`, ghost or not, and its first use leaves it unmarked. What is pinned is passed over and keeps its place.
 """
 
-from policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
+from policies.contract import Choice, Eviction, Memory, Number, slot
 from policies.lists import (
-    BYTES,
     LIST,
     REGISTERS_PER_LIST,
     ROW_COLUMNS,
+    held,
+    move,
     oldest,
     oldest_candidate,
     push,
-    register,
     unlink,
 )
 
@@ -38,11 +38,6 @@ USES = ROW_COLUMNS  # row column: since it entered its queue, or went round
 RETURNS = ROW_COLUMNS + 1  # row column: 1 while a ghost is on its way in
 HAS_EVICTED = 3 * REGISTERS_PER_LIST  # register
 MOST_ROUNDS = 3
-
-
-def held(own, pool, which):
-    """Bytes of the copies in a queue, ghosts at their full size."""
-    return own.regs[pool][register(which, BYTES)]
 
 
 def room(own, pool, share):
@@ -87,25 +82,24 @@ def victim(now, experts, copies, own, pool, y_in):
 def from_small(copies, own, pool):
     """The oldest candidate that was hardly used; others go to the main queue on the way. -1 if none is left."""
     while True:
-        y = oldest_candidate(copies, own, pool, SMALL, RESIDENT)
+        y = oldest_candidate(copies, own, pool, SMALL)
         if y < 0 or own.rows[y][USES] < own.par[THRESHOLD]:
             return y
-        requeue(copies, own, pool, y, 0)
+        requeue(copies, own, y, 0)
 
 
 def from_main(copies, own, pool):
     """The oldest candidate without a use left; others go round on the way. -1 if all are in use."""
     while True:
-        y = oldest_candidate(copies, own, pool, MAIN, RESIDENT)
+        y = oldest_candidate(copies, own, pool, MAIN)
         if y < 0 or own.rows[y][USES] == 0:
             return y
-        requeue(copies, own, pool, y, min(own.rows[y][USES], MOST_ROUNDS) - 1)
+        requeue(copies, own, y, min(own.rows[y][USES], MOST_ROUNDS) - 1)
 
 
-def requeue(copies, own, pool, y, uses):
+def requeue(copies, own, y, uses):
     """Make y the newest of the main queue, with so many uses left."""
-    unlink(own, pool, y, copies[y]["bytes"])
-    push(own, pool, MAIN, y, copies[y]["bytes"])
+    move(copies, own, y, MAIN)
     own.rows[y][USES] = uses
 
 

@@ -10,17 +10,17 @@ miss into the lowest segment with room. A prefetch is no use: the first use of w
 `touch_on_predict=true` makes a resident that it suggests the newest of its segment.
 """
 
-from policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
+from policies.contract import Choice, Eviction, Memory, Number, slot
 from policies.lists import (
-    BYTES,
     LIST,
     NOWHERE,
     REGISTERS_PER_LIST,
     ROW_COLUMNS,
+    held,
+    move,
     oldest,
     oldest_candidate,
     push,
-    register,
     unlink,
 )
 
@@ -42,35 +42,27 @@ def room(own, pool, segment):
     return each if segment > 1 else own.capacity[pool] - each * (int(own.par[SEGMENTS]) - 1)
 
 
-def held(own, pool, segment):
-    """Bytes in a segment."""
-    return own.regs[pool][register(segment, BYTES)]
-
-
 def on_use(now, experts, copies, own, y):
     """A hit moves up; the first use of a prefetched copy only refreshes it."""
     segment = own.rows[y][LIST]
     if segment != NOWHERE:
         up = copies[y]["prefetched"] == 0 and segment < own.par[SEGMENTS]
-        move(copies, own, y, segment + 1 if up else segment)
+        raise_to(copies, own, y, segment + 1 if up else segment)
 
 
 def on_predict(now, experts, copies, own, y):
     """A prediction counts as a use if `touch_on_predict` says so."""
     if own.rows[y][LIST] != NOWHERE and own.par[TOUCH] == TRUE:
-        move(copies, own, y, own.rows[y][LIST])
+        raise_to(copies, own, y, own.rows[y][LIST])
 
 
-def move(copies, own, y, segment):
-    """Make y the newest of a segment, and send down what has no room there."""
+def raise_to(copies, own, y, segment):
+    """Make y the newest of a segment, and send down what it has no space for."""
     pool = copies[y]["pool"]
-    unlink(own, pool, y, copies[y]["bytes"])
-    push(own, pool, segment, y, copies[y]["bytes"])
+    move(copies, own, y, segment)
     while segment > 1:
         while held(own, pool, segment) > room(own, pool, segment):
-            down = oldest(own, pool, segment)
-            unlink(own, pool, down, copies[down]["bytes"])
-            push(own, pool, segment - 1, down, copies[down]["bytes"])
+            move(copies, own, oldest(own, pool, segment), segment - 1)
         segment -= 1
 
 
@@ -86,10 +78,10 @@ def on_insert(now, experts, copies, own, y, prefetched):
 def victim(now, experts, copies, own, pool, y_in):
     """The oldest candidate of the lowest segment that has one."""
     segment = 1
-    y = oldest_candidate(copies, own, pool, segment, RESIDENT)
+    y = oldest_candidate(copies, own, pool, segment)
     while y < 0:
         segment += 1
-        y = oldest_candidate(copies, own, pool, segment, RESIDENT)
+        y = oldest_candidate(copies, own, pool, segment)
     return y
 
 

@@ -1,9 +1,10 @@
-"""Static placement: what a profile ranks highest stays; the rest is used through the staging buffer.
+"""Static placement: what a profile ranks highest stays; the rest is used through the bypass buffer.
 
 The candidate that the profile ranks lowest is evicted, and only for one that it ranks higher: once used, the best that
 fit stay. `--warm` puts them there from the start. `profile=trace` ranks by how often the trace to be replayed chose
 each expert, in its first `tokens` tokens (0: all, the bound of any static placement); `profile=given` is the list of
---profile FILE, fitted elsewhere. Experts without a rank evict nothing ranked; among them the least recent is evicted.
+--profile FILE, fitted elsewhere. Experts without a rank evict nothing; of several such in the cache the least recent is
+evicted first.
 """
 
 from policies.contract import Eviction, expert_of

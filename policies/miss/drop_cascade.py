@@ -8,7 +8,7 @@ name ("Drop-priority") and the rules for drop and for priority, and leaves open 
 """
 
 from policies.contract import DROP, Choice, Miss, Number, Numbers, slot
-from policies.miss.cascade import fitting, steps_down
+from policies.miss.cascade import bits, fitting, needs, steps_down
 
 PARAMS = (
     Numbers("bits", (8, 4), 1, 32),
@@ -46,16 +46,6 @@ def fitting_or_more(now, copies, x, free, lowest):
     """The most precise tier of expert x within `free` bytes; one more than the lowest where none is."""
     tier = fitting(copies, x, now["precisions"], free, lowest)
     return tier if copies[x * now["precisions"] + tier]["bytes"] <= free else lowest + 1
-
-
-def needs(params):
-    """Gate weights, where a share of the demand is chosen by importance."""
-    return frozenset({"weights"} if params["when"] == "importance" else ())
-
-
-def bits(params):
-    """The tiers, most precise first."""
-    return params["bits"]
 
 
 POLICY = Miss(

@@ -29,7 +29,7 @@ from simulator.compiled.loading import begin_loading, fetch_all_announced, load,
 from simulator.compiled.log import BY_COMPUTE, IS_DENSE, IS_EXPERT, NO_COPY, span
 from simulator.compiled.reset import reset_if_due
 from simulator.compiled.rows import row_at
-from simulator.compiled.runtime.errors import STOPPED, fail
+from simulator.compiled.runtime.errors import STOPPED, TOO_LATE, fail
 from simulator.compiled.runtime.jit import called, fast
 from simulator.compiled.runtime.served import HIT
 from simulator.compiled.runtime.state import (
@@ -47,6 +47,7 @@ from simulator.compiled.runtime.state import (
     slot,
     stop_flag,
 )
+from simulator.platform import LATEST_NS
 
 STEP, GATE, LOOK, SUGGEST, SHARE, LOAD, LOADED, START, TURN, RAN, END, OVER = range(12)
 NO_TURN, WAIT, ROUND = -1, -2, -3
@@ -116,6 +117,8 @@ def begin_step(s):
     """The execution point moves on; compute spends the dense part."""
     if stop_flag(s)["requested"] == 1:
         fail(s, STOPPED, 0)
+    if s["clock"]["time"] > LATEST_NS:
+        fail(s, TOO_LATE, 0)
     index, layer = s["compute"]["index"], s["compute"]["layer"]
     if index == s["passes"]:
         go_to(s, OVER)

@@ -35,7 +35,7 @@ class Stepper:
     """One run, in steps."""
 
     def __init__(self, inputs: Inputs, oracle: Oracle, spec: RunSpec) -> None:
-        """Raises PolicyError for a hook that does not compile. `check_steps` says what can be run so."""
+        """Raises PolicyError for a hook that does not compile. `can_step` says what can be run so."""
         lines = LINES * spec.layout.geometry.experts * spec.layout.precisions
         self._spec, self._chosen = spec, spec.chosen
         self._state = initial_state(inputs, oracle, spec, lines, stepped=True)
@@ -130,4 +130,7 @@ class Stepper:
 def can_step(spec: RunSpec) -> bool:
     """Whether a run has what `Stepper` knows: one link, no lower tier, no CPU, no price that changes what is done."""
     times = spec.times
-    return len(times.depth) == 1 and not spec.lower and not times.has_pieces and not times.waits_for_all
+    miss = spec.chosen.miss
+    if spec.lower or times.has_pieces or times.waits_for_all or miss.policy.uses_cpu(miss.params):
+        return False
+    return len(times.depth) == 1

@@ -104,9 +104,21 @@ def take_out(pools, pool, x, counts):
         pools.held[pool] -= 1
 
 
-def _walk(demands, first, last, cut, bits, forced, pools, counts):
-    """Steps [first, last): a group is looked up, victims are evicted, the group is inserted as far as it is kept."""
+@called
+def look_up(demands, begin, end, pool, base, bits, forced, pools, counts):
+    """Demands [begin, end) together: looked up, victims evicted if all must fit, inserted as far as they are kept."""
     ids, never = (1 << bits) - 1, np.int64(1) << (61 - bits)
+    for at in range(begin, end):
+        take_out(pools, pool, base + np.int64(demands.expert[at]), counts)
+    if forced:
+        keep(pools, pool, max(0, pools.slots[pool] - (end - begin)), ids)
+    for at in range(begin, end):
+        put_in(pools, pool, base + np.int64(demands.expert[at]), min(demands.next_use[at], never), bits)
+    keep(pools, pool, pools.slots[pool], ids)
+
+
+def _walk(demands, first, last, cut, bits, forced, pools, counts):
+    """Steps [first, last)."""
     for step in range(first, last):
         layer = step % cut.layers
         if layer == 0 and demands.fresh[step // cut.layers]:
@@ -115,13 +127,7 @@ def _walk(demands, first, last, cut, bits, forced, pools, counts):
         begin, stop = demands.offsets[step], demands.offsets[step + 1]
         together = stop - begin if cut.atomic else 1
         for group in range(begin, stop, max(1, together)):
-            for at in range(group, group + together):
-                take_out(pools, pool, base + np.int64(demands.expert[at]), counts)
-            if forced:
-                keep(pools, pool, max(0, pools.slots[pool] - together), ids)
-            for at in range(group, group + together):
-                put_in(pools, pool, base + np.int64(demands.expert[at]), min(demands.next_use[at], never), bits)
-            keep(pools, pool, pools.slots[pool], ids)
+            look_up(demands, group, group + together, pool, base, bits, forced, pools, counts)
 
 
 WALK = compiled(_walk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from simulator.bounds import FORCED, RELAXED, Bound, count, judge
+from simulator.bounds import FORCED, RELAXED, count, judge, misses_of
 from simulator.config import ReplayConfig
 from simulator.limits.choices import Freedom
 from simulator.limits.fixed import FixedSet, fixed_set
@@ -48,25 +48,20 @@ def limits(trace: Trace, config: ReplayConfig, free: Freedom | None = None) -> L
         return Limits(_accesses(trace, config), counted.get("compulsory"), **unknown, reasons=(why, *reasons))
     relaxed = replace(bound, admission=RELAXED)
     counted = count(trace, relaxed)
-    accesses = counted["accesses"] or 0
+    fewest = misses_of(counted)
     least = None if reasons else least_time(trace, ready, relaxed)
     if least is not None and not least.decode_passes:
         reasons.append(NOTHING_DECODED)
     return Limits(
-        accesses,
+        counted["accesses"] or 0,
         counted["compulsory"],
-        _misses(trace, relaxed),
-        _misses(trace, replace(bound, admission=FORCED)) if ready.chosen.miss.policy.fetches_all else None,
+        fewest,
+        misses_of(count(trace, replace(bound, admission=FORCED))) if ready.chosen.miss.policy.fetches_all else None,
         fixed_set(trace, relaxed),
-        fewest_misses(trace, relaxed, free) if free else None,
+        fewest_misses(trace, relaxed, free, fewest) if free else None,
         least,
         tuple(reasons),
     )
-
-
-def _misses(trace: Trace, bound: Bound) -> int:
-    counted = count(trace, bound)
-    return (counted["accesses"] or 0) - (counted["belady_hits"] or 0)
 
 
 def _accesses(trace: Trace, config: ReplayConfig) -> int:

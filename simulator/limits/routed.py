@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.bounds import RELAXED, Bound, count
+from simulator.bounds import RELAXED, Bound
 from simulator.curves.stream import resets
 from simulator.limits.choices import Choices, Freedom, choices, sharpened
 from simulator.limits.relaxation import Pools, Relaxation, unit_of
@@ -25,17 +25,19 @@ class Bracket(NamedTuple):
     at_most: int
 
 
-def fewest_misses(trace: Trace, bound: Bound, free: Freedom) -> Bracket:
-    """In the pools of a relaxed bound of the recorded routing, which is one of the ways. Raises TraceError."""
+def fewest_misses(trace: Trace, bound: Bound, free: Freedom, recorded: int) -> Bracket:
+    """In the pools of a relaxed bound, which has `recorded` misses by the recorded routing: one of the ways.
+
+    Raises TraceError.
+    """
     assert bound.admission == RELAXED
     plan, experts = schedule(trace, bound.passes), trace.geometry.experts
     rules = choices(trace, bound.passes, free)
     pools = _pools(trace, bound, plan, rules)
     warm = [layer * experts + expert for layer, expert in bound.warm]
     rows, every = np.append(plan.start, plan.stop[-1]), trace.geometry.layers * experts
-    counted = count(trace, bound)
     strategy = Strategy(rules, pools, rows, every, warm)
-    reached = [min(strategy.soonest(), (counted["accesses"] or 0) - (counted["belady_hits"] or 0))]
+    reached = [min(strategy.soonest(), recorded)]
     relaxation = Relaxation(sharpened(rules), pools, every, warm)
     for prices, solved in relaxation.search(reached):
         reached[0] = min(reached[0], strategy.priced(prices, solved))

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.compiled.runtime.calls import compiled
-from simulator.compiled.runtime.jit import called
-from simulator.curves.optimum import ACCESSES, HITS, keep, put_in, take_out
+from simulator.curves.optimum import ACCESSES, HITS, look_up
 
 
 class Steps(NamedTuple):
@@ -28,17 +27,6 @@ def _first_uses(demands, first, cut, coming):
             coming[base + np.int64(demands.expert[at])] = at
 
 
-@called
-def _group(demands, group, together, pool, base, slots, bits, pools, counts):
-    """Look up a group and keep the best of what was held and of what it demands."""
-    never = np.int64(1) << (61 - bits)
-    for at in range(group, group + together):
-        take_out(pools, pool, base + np.int64(demands.expert[at]), counts)
-    for at in range(group, group + together):
-        put_in(pools, pool, base + np.int64(demands.expert[at]), min(demands.next_use[at], never), bits)
-    keep(pools, pool, slots, (1 << bits) - 1)
-
-
 def _window(demands, origin, first, last, cut, bits, pools, steps, base, counts, ends):
     """Raise the limits `ends` of steps [first, last), counted from `origin`, by what is fetched from `first` on.
 
@@ -54,7 +42,7 @@ def _window(demands, origin, first, last, cut, bits, pools, steps, base, counts,
         begin, stop = demands.offsets[step], demands.offsets[step + 1]
         together, missed = stop - begin if cut.atomic else 1, counts[ACCESSES] - counts[HITS]
         for group in range(begin, stop, max(1, together)):
-            _group(demands, group, together, pool, start, pools.slots[pool], bits, pools, counts)
+            look_up(demands, group, group + together, pool, start, bits, False, pools, counts)
         now += steps.dense_ns[step] + steps.expert_ns[step]
         if counts[ACCESSES] - counts[HITS] > missed:
             now = max(now, begun + steps.carried_ns[counts[ACCESSES] - counts[HITS]] + steps.last_ns[step])

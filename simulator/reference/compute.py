@@ -9,6 +9,7 @@ from functools import partial
 import simpy
 
 from simulator.interface import RunSpec
+from simulator.platform import LATEST_NS, too_late
 from simulator.reference.cache import Cache
 from simulator.reference.clock import Activity, Bell, Span
 from simulator.reference.counters import Counters
@@ -64,6 +65,9 @@ class Compute:
         self._counters.end_pass(began, self._now, step_pass)
 
     def _begin_step(self, step_pass: Pass, layer: int, clock: int, position: int) -> None:
+        """Raises ConfigError if it is too late for one."""
+        if self._now > LATEST_NS:
+            raise too_late()
         self._tables.now.update(
             {"pass": step_pass.index, "layer": layer, "step": step_pass.index * self._layers + layer, "gated": 0},
             phase=step_pass.phase,

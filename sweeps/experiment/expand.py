@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from policies.contract import PolicyError
 from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
-from sweeps.experiment.schema import Experiment, Range, Settings
-from sweeps.experiment.settings import PRESET, configuration, spelled
+from sweeps.experiment.schema import Experiment, Range, Settings, Value
+from sweeps.experiment.settings import PRESET, configuration, spelled, whole
 from sweeps.limits import check_count
 
 
@@ -132,7 +132,11 @@ def _merged(parts: Sequence[Settings]) -> Settings:
 
 
 def _matches(settings: Settings, pattern: Mapping[str, Any]) -> bool:
-    """Whether all of a pattern's settings hold; a policy without parameters stands for it with any."""
+    """Whether all of a pattern's settings hold; a policy without parameters stands for it with any.
+
+    They are those that a configuration is made of, with its preset's, beside how the file wrote them.
+    """
+    settings = {**settings, **whole(settings)}
     for name, wanted in pattern.items():
         allowed = [spelled(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
         field = ReplayConfig.model_fields.get(name)
@@ -160,13 +164,17 @@ def platforms(experiment: Experiment) -> set[str]:
 def _values(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
     """Every value of a setting without a dot: its table, its name, and itself."""
     tables: list[tuple[str, Mapping[str, Any]]] = [("[base]", {k: [v] for k, v in experiment.base.items()})]
-    tables.append(("[grid]", {k: v for k, v in experiment.grid.items() if not isinstance(v, Range)}))
+    tables.append(("[grid]", {k: _ends(v) if isinstance(v, Range) else v for k, v in experiment.grid.items()}))
     tables += [("[[zip]]", table) for table in experiment.zip]
     tables += [("[[include]]", {k: [v] for k, v in table.items()}) for table in experiment.include]
     for table, settings in tables:
         for name, values in settings.items():
             for value in values if "." not in name else ():
                 yield table, name, value
+
+
+def _ends(values: Range) -> list[Value]:
+    return [values.at(0), values.at(1)]
 
 
 def _named(file: Path, settings: Settings) -> ReplayConfig:

@@ -28,7 +28,8 @@ seed = 1
 
 from __future__ import annotations
 
-from math import isinf
+from decimal import Decimal
+from math import ceil, floor, isinf
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
@@ -64,13 +65,22 @@ class Range(Frozen):
             raise ValueError("a range needs low < high, and low > 0 if log")
         if isinf(self.high / self.low if self.log else self.high - self.low):
             raise ValueError("the ends of the range are too far apart for a number between them")
+        if self.integer and ceil(self.low) > floor(self.high):
+            raise ValueError("no integer lies between the ends of the range")
         return self
 
     def at(self, share: float) -> Value:
-        """The value at a share, from 0 to 1, of the way."""
-        number = self.low * (self.high / self.low) ** share if self.log else self.low + (self.high - self.low) * share
-        number = round(number) if self.integer else float(f"{number:.6g}")
-        return f"{number:g}{self.suffix}" if self.suffix else number
+        """The value at a share, from 0 to 1, of the way; of integers each has the same part of it, unless `log`."""
+        number = self._whole(share) if self.integer else float(f"{_between(self.low, self.high, share, self.log):.6g}")
+        return f"{Decimal(str(number)).normalize():f}{self.suffix}" if self.suffix else number
+
+    def _whole(self, share: float) -> int:
+        low, high = ceil(self.low), floor(self.high)
+        return min(high, floor(_between(low, high + 1, share, self.log)))
+
+
+def _between(low: float, high: float, share: float, log: bool) -> float:
+    return low * (high / low) ** share if log else low + (high - low) * share
 
 
 class Random(Frozen):

@@ -36,9 +36,14 @@ def check_name(where: str, name: str) -> None:
 
 def configuration(settings: Mapping[str, Any]) -> ReplayConfig:
     """The validated configuration of settings, dotted ones included. Raises ConfigError or PolicyError."""
-    config = configure(**folded(_over_preset(settings)))
+    config = configure(**whole(settings))
     platform(config.platform)
     return config
+
+
+def whole(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration is made of: settings over those of their preset, without dots."""
+    return folded(_over_preset(settings))
 
 
 def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:

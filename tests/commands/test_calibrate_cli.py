@@ -80,6 +80,20 @@ def test_warnings_that_end_alike_are_said_below_their_end():
     ]
 
 
+def test_logs_of_times_and_bytes_alone_are_a_line(tmp_path):
+    """Tokens of 30 ms and their bytes at 1 GB/s, in three logs: what a log must have, and nothing more.
+
+    Such logs do not say that nothing overlaps, and the engine that is assumed computes while it reads.
+    """
+    for name, mb in (("a", 10), ("b", 40), ("c", 90)):
+        rows = "".join(f"{30 + mb + at % 2 * 0.001},{mb * 10**6}\n" for at in range(40))
+        (tmp_path / f"{name}.csv").write_text("wall_ms,read_bytes\n" + rows)
+    logs = (tmp_path / f"{name}.csv" for name in "abc")
+    found = document("calibrate", *logs, "--model", "olmoe-1b-7b", "--memory", "1GiB", "--dense", "500MiB")
+    assert found["figures"]["bytes_per_s"]["value"] == pytest.approx(1e9, rel=0.15)
+    assert found["fit"]["mape"] < 0.02 and found["held_out"]["mape"] < 0.02
+
+
 def test_logs_are_calibrated_on_their_first_tokens(folder):
     log = folder / "tokens" / "made-fifth-ov.csv"
     about = ("--model", "olmoe-1b-7b", "--memory", "100MiB", "--k", 4, "--dense", "500MiB", "--device", "mine")

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import policies
 from policies import files
 from policies.declaration import check_result
 from policies.hooks import AT_GATE, EVENTS, HOOKS, KINDS, TABLES, given_by, markdown
+from results import settings as results_settings
 from simulator import dry_run
 from simulator.compiled.runtime.hooks import BoundHooks
 from simulator.config import configure
@@ -24,6 +26,11 @@ LISTENER = """from policies.contract import Eviction, Memory
 def key(now, experts, copies, own, y):
     return copies[y]["entered"]
 """
+
+
+def test_the_kinds_of_policies_have_one_order():
+    """Rows of memory, listeners and columns are numbered by it; `results.settings` may import no policies."""
+    assert KINDS == results_settings.KINDS == tuple(policies.NAMES)
 
 
 def listener(folder: Path) -> Path:

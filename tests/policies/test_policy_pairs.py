@@ -135,7 +135,7 @@ class Recount:
         assert copy not in self.ends and copy not in self.staged
         self.bytes_in += self._size(copy)
         if event.cause == "streamed":
-            assert not self.staged  # there is one staging buffer
+            assert not self.staged  # there is one bypass buffer
             self.staged[copy] = event.t1
             return
         self.ends[copy] = event.t1

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from policies.contract import RESIDENT
+from policies.contract import RESIDENT, UNIT
+from policies.eviction import mrs, shielded_score
 from tests.kit.policy_runs import replayed, trace_of
 from tests.policies.test_policy_hooks import BARE, EXPERTS, PolicyHarness
 from tests.policies.test_textbook import evicted, misses_of, paged
+from traces.schema import MOST_BIAS
 
 # -- queues ---------------------------------------------------------------------------------------------------------
 
@@ -210,6 +212,17 @@ def test_mrs_averages_only_what_is_near_the_top():
     """
     keys = keys_after("mrs", [[40, 30, 20, 8, 2], [0, 8, 10, 60, 22]])
     assert [key / 2**16 for key in keys] == [7.5, 11.625, 11.25, 46.5, 16.5]
+
+
+def test_mrs_takes_each_expert_once_where_a_bias_makes_scores_negative():
+    """Of -8 -1 -9 -2 the three largest are kept; what is not kept counts as 0."""
+    assert mrs.top({"experts": 4}, BARE._replace(gate=[[-8, -1, -9, -2]]), 3) == [-8, -1, 0, -2]
+
+
+def test_sums_of_biased_scores_fit_64_bits():
+    window, score = shielded_score.MOST, (1 + MOST_BIAS) * UNIT
+    assert window * score * shielded_score.FINER < 2**63
+    assert shielded_score.FINER > shielded_score.MOST**2  # so that two means of whole numbers never fall together
 
 
 def test_smoe_averages_the_last_iterations_of_all_experts():

@@ -16,6 +16,7 @@ from simulator.times import Times
 from tests.kit.bound_policies import BARE, PolicyHarness, units
 from tests.kit.cases import Cell, ListSource, Prompted, Token, machine, replay_lists, sizes
 from tests.kit.policy_runs import Sizes, random_trace
+from traces.schema import Geometry
 
 EIGHTH = UNIT // 8
 MIXTRAL = Sizes(layers=1, experts=8, k=2)
@@ -171,6 +172,15 @@ def test_fiddler_may_share_the_work_so_that_both_end_soonest():
     harness = PolicyHarness("miss", "fiddler:ratio=10:goal=max", MIXTRAL)
     harness.at(phase=0)
     assert harness.resolve(prefill_of(12, 10, 9, 1), range(4)) == [0, 0, CPU, CPU]
+
+
+def test_a_cpu_that_takes_no_time_is_asked_as_one_of_a_nanosecond():
+    """Zero would say that there is none, and leave the ratio at zero: no miss would ever run there."""
+    geometry = Geometry(layers=1, experts=2, k=1, expert_bytes=(100,))
+    free = Platform(name="free", links=(Link(bytes_per_s=1e9),), compute=Measured(), cpu=Measured())
+    costs = Times(free, geometry, (geometry.expert_bytes,)).costs
+    fiddler = parse("miss", "fiddler")
+    assert costs == Costs(100, 0, 1) and fiddler.policy.priced(fiddler.params, costs)["ratio"] == 100
 
 
 def test_fiddlers_ratio_may_be_the_platforms():

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from policies.contract import PolicyError
+from policies.contract import PolicyError, always
 from results.settings import SETTINGS
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
+from simulator.platform import MOST_NS
 from simulator.replay import plan, replay
-from tests.kit.cases import sizes
+from tests.kit.cases import Cell, ListSource, Prompted, machine, replay_lists, sizes
 from traces.schema import Header, Request, Trace, memory_trace
 
 
@@ -114,6 +116,23 @@ def test_belady_is_refused_where_routing_changes_the_future() -> None:
 def test_an_oracle_is_refused_where_routing_changes_the_future() -> None:
     said = refusal({"prefetch": "oracle", "routing": "max_rank"})
     assert "oracle reads the future, which routing max_rank changes" in said
+
+
+@pytest.mark.parametrize("kind", ("miss", "routing"))
+def test_any_policy_that_reads_the_future_is_refused_where_routing_changes_it(kind: str) -> None:
+    """None that ships does; one of the user's own may."""
+    chosen = configure(routing="max_rank").policy_set()
+    own = getattr(chosen, kind)
+    seer = replace(own, policy=replace(own.policy, name="seer", needs=always("logits", "future")))
+    with pytest.raises(PolicyError, match=r"seer reads the future, which routing .* changes; replay it with"):
+        replace(chosen, **{kind: seer}).check(recorded().capabilities | {"future"}, 1)
+
+
+def test_a_run_that_would_leave_64_bits_is_refused_alike(engine: str) -> None:
+    """4,700 experts of eleven days each are more than 146 years."""
+    where = machine(expert_ns=MOST_NS)
+    with pytest.raises(ConfigError, match="the run takes more than 146 years of simulated time"):
+        replay_lists(ListSource(sizes(1, 2, 1), [Prompted([[Cell([0])]] * 4700)]), 2, where, log=False)
 
 
 @pytest.mark.parametrize("miss", ["split", "cpu", "fiddler", "substitute_band:rest=balance"])

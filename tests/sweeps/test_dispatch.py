@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from simulator.config import configure
 from simulator.errors import ConfigError
+from sweeps import local
 from sweeps.batches import Batch, Headline
 from sweeps.dispatch import MOST_JOBS, Dispatcher, Standing
 from sweeps.executor import Event, Lost, Stored, Unwritable
+from sweeps.folder_store import Folder
 from sweeps.jobs import Job, shard
+from sweeps.worker import Told
 
 
 def job(number: int, work: int = 1) -> Job:
@@ -164,3 +167,37 @@ def test_shards_are_disjoint_and_complete(numbers, of):
     jobs = [job(number) for number in sorted(numbers)]
     parts = [shard(jobs, (index, of)) for index in range(1, of + 1)]
     assert sorted(each.identity for part in parts for each in part) == [each.identity for each in jobs]
+
+
+class Ended:
+    """The line to a worker that has said something and died: nothing can be sent any more."""
+
+    def __init__(self, *said: Told) -> None:
+        self._said = list(said)
+
+    def poll(self) -> bool:
+        return True
+
+    def recv(self) -> Told:
+        if not self._said:
+            raise EOFError
+        return self._said.pop(0)
+
+    def send(self, batch: Batch | None) -> None:
+        raise BrokenPipeError
+
+
+def test_a_worker_made_for_one_batch_that_dies_behind_its_answer_has_answered(monkeypatch, tmp_path: Path):
+    """Its batch is stored, and it is neither buried nor replaced: a sweep waits for no event that cannot come."""
+    batch, line = Batch(3, (job(1),), "reference", False), Ended(Told("stored", 3))
+    executor = local.LocalExecutor(1, True, Folder(tmp_path), {"sweep_version": 1})
+    try:
+        before = executor.pids()
+        with monkeypatch.context() as patched:
+            patched.setattr(local, "started", lambda *how: (None, line))
+            executor.submit(batch, alone=True)
+            patched.setattr(local.connections, "wait", lambda lines, seconds: [line])
+            assert executor.collect(0) == [Stored(batch, ())]
+        assert executor.pids() == before
+    finally:
+        executor.close()

@@ -70,6 +70,36 @@ def test_an_excluded_default_counts_where_nothing_is_said(tmp_path):
     assert settings(expanded(tmp_path, text), "eviction") == [("lru",)]
 
 
+def test_what_a_preset_sets_is_excluded_by_it(tmp_path):
+    """specmd-4 evicts by lru, specmd-5 by least_stale: [[exclude]] sees what a configuration has, not how it got it."""
+    text = "[grid]\npreset = ['specmd-4', 'specmd-5']\n[[exclude]]\neviction = 'least_stale'"
+    assert {config.eviction for config in expanded(tmp_path, text)} == {"lru"}
+    assert "leaves no configuration" in refusal(tmp_path, "[base]\npreset = 'specmd-5'\n" + EXCLUDED)
+
+
+EXCLUDED = "[[exclude]]\neviction = 'least_stale'"
+
+
+def test_a_parameter_with_a_dot_is_excluded_by_either_spelling(tmp_path):
+    text = "[base]\nprefetch = 'top_k'\n[grid]\nprefetch.depth = [1, 2]\n[[exclude]]\n"
+    for pattern in ("prefetch = 'top_k:depth=2'", "prefetch.depth = 2"):
+        assert settings(expanded(tmp_path, text + pattern), "prefetch") == [("top_k:depth=1",)]
+
+
+@pytest.mark.parametrize("axis", ({"low": 1e9, "high": 8e9}, {"low": 2e6, "high": 3e6, "integer": True}))
+def test_a_range_with_a_suffix_has_no_exponents(axis):
+    """`4.5e+09B` is no capacity."""
+    drawn = schema.Range(suffix="B", **axis).at(0.5)
+    assert drawn in ("4500000000B", "2500000B")
+    assert configuration({"capacity": drawn}).capacity == drawn
+
+
+def test_each_integer_of_a_range_has_the_same_part_of_it():
+    whole = schema.Range(low=1, high=3, integer=True)
+    assert [whole.at((at + 0.5) / 300) for at in range(300)] == [1] * 100 + [2] * 100 + [3] * 100
+    assert whole.at(1) == 3
+
+
 def test_settings_with_a_dot_become_part_of_their_owner(tmp_path):
     text = "[base]\nprefetch = 'top_k'\n[grid]\nprefetch.depth = [1, 2]\n'platform.link.bytes_per_s' = [1e9]"
     assert settings(expanded(tmp_path, text), "prefetch", "platform") == [
@@ -126,6 +156,11 @@ REFUSALS = {
     "list for a value": ("[base]\neviction = ['lru']", "base.eviction"),
     "unequal lists": ("[[zip]]\nseed = [1, 2]\neviction = ['lru']", "[[zip]] 1: lists move in step"),
     "endless grid": ("[grid]\nseed = {low = 1, high = 2}", "a range has no end of values; add [random] with n"),
+    "a range of no capacity": ("[grid]\ncapacity = {low = 1, high = 2, suffix = 'x'}\n[random]\nn = 1", "capacity"),
+    "a range without an integer": (
+        "[grid]\nseed = {low = 1.2, high = 1.8, integer = true}\n[random]\nn = 1",
+        "no integer lies between",
+    ),
     "falling range": ("[grid]\nseed = {low = 2, high = 1}\n[random]\nn = 1", "a range needs low < high"),
     "nothing left": ("[[exclude]]\neviction = 'lru'", "[[exclude]] leaves no configuration"),
     "no TOML": ("[grid", "expected an experiment in TOML"),

@@ -266,6 +266,13 @@ def test_an_estimate_is_of_the_size_of_what_is_measured(sweep):
     assert (cost.process_bytes or 0) > 2**20
 
 
+def test_an_estimate_counts_what_would_only_be_counted(sweep, monkeypatch):
+    """A bound is no replay, and takes less."""
+    counts = [job for job in sweep.jobs if job.kind == "bound"]
+    monkeypatch.setattr("sweeps.estimate.replay", None)
+    assert counts and estimate(counts, "reference", 1).sampled == len(counts[:3])
+
+
 REFUSALS = {
     "missing trace": (GRID.replace("tiny", "nope"), "traces: ", "nope.zarr does not exist"),
     "glob": (GRID.replace("tiny.zarr", "*.nope"), "traces: ", "nothing matches '*.nope'"),

@@ -24,8 +24,7 @@ def way_of(ready: Plan, wanted: str = AUTO) -> str:
     """The fastest way that this run allows, or the one that is wanted. Raises ConfigError where it cannot be."""
     if wanted not in WAYS:
         raise ConfigError(f"--decisions knows no {wanted!r}: {hint(wanted, WAYS)}")
-    miss, prefetches = ready.chosen.miss, ready.chosen.prefetch.policy.suggest is not None
-    steps = can_step(ready.spec(True)) and not miss.policy.uses_cpu(miss.params)
+    prefetches, steps = ready.chosen.prefetch.policy.suggest is not None, can_step(ready.spec(True))
     if wanted == AUTO:
         return REFERENCE if not steps else COMPILED if prefetches else SCRIPTED
     if wanted == SCRIPTED and prefetches:

@@ -89,7 +89,7 @@ class Parts:
         return self._made[value]
 
     def _function(self, given: FunctionType) -> FunctionType:
-        frozen_here = self._constants and not given.__closure__  # `listeners.teller` knows its event by one
+        frozen_here = self._constants and not given.__closure__  # `listeners.notifier` knows its event by one
         code = frozen(given, self._constants) if frozen_here else given.__code__
         globals_ = self.globals_of(given, code)
         return FunctionType(code, globals_, given.__name__, given.__defaults__, given.__closure__)

@@ -6,7 +6,7 @@ from simulator.compiled.runtime.jit import fast
 
 NO_ERROR, STUCK, NO_CPU, NO_LOGITS, NO_HOOK = range(5)
 BAD_VICTIM, BAD_CHOICE, BAD_NAME, BAD_WANT, BAD_VERDICT, BAD_STAND_IN = range(5, 11)
-STOPPED = 11
+STOPPED, TOO_LATE = 11, 12
 
 
 @fast

@@ -89,7 +89,7 @@ OWNED = np.dtype(
         ("listed", np.int8),  # 1 if it is unpinned when the step ends
         ("done", np.int8),  # 1 from its compute to the end of the step
         ("ever", np.int8),  # 1 once it has been resident
-        ("aside", np.int8),  # a chosen victim while others are chosen: what it was before (cache.py)
+        ("aside", np.int8),  # a chosen victim while others are chosen: what it was before (space.py)
         ("counted", np.int8),  # 1 if its arrival by a prefetch counted as its first use
         ("side", np.int8),  # 1 while it is in a side buffer
         ("prefetch", np.int8),  # its transfer: a prefetch, met by a demand, bypassing the cache

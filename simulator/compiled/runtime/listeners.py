@@ -1,14 +1,14 @@
-"""Events, told to the policies that listen: in the order routing, prefetch, eviction, miss."""
+"""Events, passed to the policies that listen, in the order of `KINDS`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
 
-from policies.hooks import HOOKS
+from policies.hooks import HOOKS, KINDS
 from simulator.compiled.runtime.jit import called
 
-ROUTING, PREFETCH, EVICTION, MISS = 1, 2, 4, 8
+ROUTING, PREFETCH, EVICTION, MISS = (1 << at for at in range(len(KINDS)))
 
 
 @cache

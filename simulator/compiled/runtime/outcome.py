@@ -24,11 +24,13 @@ from simulator.compiled.runtime.errors import (
     NO_LOGITS,
     STOPPED,
     STUCK,
+    TOO_LATE,
 )
 from simulator.compiled.runtime.initial import SimulationState
 from simulator.config import PolicySet
 from simulator.errors import ConfigError
 from simulator.interface import RunSpec
+from simulator.platform import too_late
 
 
 class FinishedCounters:
@@ -109,6 +111,8 @@ def check(state: SimulationState, chosen: PolicySet) -> None:
     culprit = int(state["errors"]["culprit"])
     if error == STOPPED:
         raise KeyboardInterrupt
+    if error == TOO_LATE:
+        raise too_late()
     if error == NO_CPU:
         raise ConfigError("this platform has no [cpu] table, which miss policies that compute there need")
     if error == NO_LOGITS:

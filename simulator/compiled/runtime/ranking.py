@@ -150,7 +150,7 @@ def rank_invalid(s, keys):
 
 @fast
 def key_or_leave_row(s, y, count):
-    """1 if y is now the `count`-th to be asked about; else it does not stand among the leaves."""
+    """1 if y is now the `count`-th to be asked about; else it leaves its row."""
     if may_leave(s, y):
         ask(s, count, y)
         return 1
@@ -191,7 +191,7 @@ def copy_in(s, order):
 
 @fast
 def row_place(s, y):
-    """Where it stands among the leaves: at the end of its layer's row, if it did not stand there yet."""
+    """Where it stands in its layer's row: at the end, if it was not there yet."""
     mine, layer = owned(s)[y], layer_of(s, y)
     if mine["row_at"] == 0:
         row_count(s)[layer] += 1

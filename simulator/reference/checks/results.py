@@ -74,6 +74,12 @@ class ResultChecks:
 
     def _within(self, what: str, value: int, allowed: Sequence[int]) -> None:
         if type(value) is not int or value not in allowed:
-            several = len(allowed) > 1
-            ends = f"{min(allowed)} to {max(allowed)}" if several else ", ".join(map(str, allowed)) or "none"
-            raise ValueError(f"hook {what} {value!r}; {ends} may be named")
+            raise ValueError(f"hook {what} {value!r}; {_in_words(allowed)} may be named")
+
+
+def _in_words(allowed: Sequence[int]) -> str:
+    """`2, 5, 9`, or `0 to 7` where all between are allowed; `none`."""
+    low, high = min(allowed, default=0), max(allowed, default=0)
+    if len({*allowed}) > 1 and len({*allowed}) == high - low + 1:
+        return f"{low} to {high}"
+    return ", ".join(map(str, sorted({*allowed}))) or "none"
