@@ -47,11 +47,12 @@ def _differing(made: Comparison) -> dict[str, Any]:
 def _wanted(table: pl.DataFrame, wanted: str) -> dict[str, Any]:
     """The one row that is meant."""
     name, equals, value = wanted.partition("=")
-    if equals and name not in table.columns:
+    is_setting = bool(equals) and ":" not in name  # `least_stale:order=a` is a policy
+    if is_setting and name not in table.columns:
         raise ResultError(f"condition {wanted!r}: no setting is called {name}")
-    columns, sought = ([name], value) if equals else ([*KINDS], wanted)
+    columns, sought = ([name], value) if is_setting else ([*KINDS], wanted)
     meant = pl.any_horizontal(pl.col(column).cast(pl.String) == sought for column in columns)
-    found = table.filter(meant if equals else meant | pl.col("identity").str.starts_with(wanted))
+    found = table.filter(meant if is_setting else meant | pl.col("identity").str.starts_with(wanted))
     if len(found) != 1:
         raise ResultError(_not_one(wanted, found["identity"].to_list()))
     return found.row(0, named=True)

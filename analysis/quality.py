@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from analysis.bootstrap import Pairs, difference
+from analysis.ratios import MISS_RATE, quotient
 from results.quality import UNMODIFIED
 from results.result import Row
 from results.settings import POLICIES
@@ -102,14 +103,10 @@ def _rates(counted: Mapping[str, int]) -> dict[str, float | None]:
     if not counted:
         return dict.fromkeys(("miss_rate", "ttft_ms", "tpot_ms"))
     return {
-        "miss_rate": _quotient(counted["misses"] + counted["late"], counted["accesses"]),
-        "ttft_ms": _quotient(counted["ttft_ns"], counted["ttft_requests"] * 1e6),
-        "tpot_ms": _quotient(counted["decode_ns"], counted["decode_passes"] * 1e6),
+        "miss_rate": MISS_RATE.of(counted),
+        "ttft_ms": quotient(counted["ttft_ns"], counted["ttft_requests"] * 1e6),
+        "tpot_ms": quotient(counted["decode_ns"], counted["decode_passes"] * 1e6),
     }
-
-
-def _quotient(over: float, under: float) -> float | None:
-    return over / under if under else None
 
 
 def _of(frame: pl.DataFrame, task: str) -> Sequence[Row]:

@@ -50,6 +50,8 @@ RATIOS: dict[str, Ratio] = {
     "stall_share": Ratio(("stall_ns",), ("time_ns",)),
     "belady_hit_rate": Ratio(("bound_belady_hits",), ("bound_accesses",)),
 }
+#: As papers state it; late accesses are none of it. Without prefetch it is 1 - hit rate.
+MISS_RATE = Ratio(("misses",), ("accesses",))
 #: Metrics that are no plain ratio of sums, for the same documentation.
 FORMULAS: dict[str, str] = {name: ratio.formula for name, ratio in RATIOS.items()} | {
     "compulsory_limit": "1 - bound_compulsory / bound_accesses: no cache without prefetch hits more",

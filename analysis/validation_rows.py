@@ -9,6 +9,7 @@ import polars as pl
 
 from analysis.divergence import Divergence
 from analysis.heading import capacities, of_trace
+from analysis.ratios import MISS_RATE
 from analysis.tables import LONG
 from analysis.validation import Comparison, Measure
 from results import validation
@@ -94,8 +95,8 @@ def lines(comparisons: Sequence[Comparison]) -> list[str]:
 
 def miss_rate(each: Comparison, side: str) -> float | None:
     """Misses per access of a side, `live` or `replayed`; None without accesses."""
-    accesses = sum(layer[f"{side}_accesses"] for layer in each.layers)
-    return sum(layer[f"{side}_misses"] for layer in each.layers) / accesses if accesses else None
+    sums = {name: sum(layer[f"{side}_{name}"] for layer in each.layers) for name in ("misses", "accesses")}
+    return MISS_RATE.of(sums)
 
 
 def _settings(each: Comparison, alike: AbstractSet[str]) -> str:
@@ -156,7 +157,7 @@ def _measure(measure: Measure) -> Row:
 def _divergence(found: Divergence | None) -> Row | None:
     if found is None:
         return None
-    return found._asdict() | {"tokens scored": None if found.tokens is None else list(found.tokens)}
+    return found._asdict() | {"tokens": None if found.tokens is None else list(found.tokens)}
 
 
 def _flat(config: Row) -> Row:

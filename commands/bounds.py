@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from commands import options
+from commands.cores import CORES
 from commands.groups import grouped
 from commands.settings import OfBounds
 from commands.terminal import say, say_when_compiling, show
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sweeps.grid import Outcome
     from traces.schema import Trace
 
-WORKERS = os.cpu_count() or 1
 TWICE = "2k"  #: what routing may choose among unless it is said
 
 
@@ -41,7 +40,7 @@ def bounds(
     settings: OfBounds,
     policy_file: options.PolicyFiles = None,
     routing: Routing,
-    workers: Annotated[int, typer.Option(help="Replays at once.")] = WORKERS,
+    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="The rows as CSV, all digits.")] = False,
 ) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from commands import options
+from commands.cores import CORES
 from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.settings import CurveSettings
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 #: Capacities of the table; files and --json hold all.
 SHOWN = ("1%", "2%", "5%", "10%", "25%", "50%", "75%", "100%")
-WORKERS = os.cpu_count() or 1
 
 
 @grouped
@@ -37,7 +36,7 @@ def curve(
     settings: CurveSettings,
     platform: Annotated[str, typer.Option(help="Replay here what depends on a machine's times.")] = "",
     engine: options.Engine = "compiled",
-    workers: Annotated[int, typer.Option(help="Replays at once.")] = WORKERS,
+    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES,
     as_json: Annotated[bool, typer.Option("--json", help="One policy's curve as one JSON document.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per curve; plot reads it.")] = None,
 ) -> None:

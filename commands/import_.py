@@ -16,6 +16,7 @@ from commands.terminal import say, say_wrote
 
 if TYPE_CHECKING:
     from traces.importers.contract import Options
+    from traces.schema import TraceError
 
 
 class Sizes(NamedTuple):
@@ -101,7 +102,10 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
     from traces.importers import mapping
     from traces.importers.contract import Options
 
-    named = known(sizes.model) if sizes.model else None
+    try:
+        named = known(sizes.model) if sizes.model else None
+    except TraceError as unknown:
+        raise TraceError(f"{unknown} Or give --expert-bytes without --model") from None
     try:
         return Options(
             model=named.name if named else None,

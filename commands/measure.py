@@ -66,6 +66,7 @@ def measure(
     out: Annotated[Path | None, typer.Option(help="Folder: the document, platforms, figure.")] = None,
 ) -> None:
     """Run real offloading on this machine under every configuration, in turns with calibrations, beside its replay."""
+    from analysis.figures.measured import check_throttles
     from results.measured import FILE
     from results.outputs import check_output
     from tracegen.offload.named import require_place, slow_tier_named, throttle_named
@@ -78,6 +79,8 @@ def measure(
         check_output(out / FILE)
     opened = open_trace(trace)
     throttles = list(dict.fromkeys(map(throttle_named, where.throttle.split(","))))
+    if out:
+        check_throttles(throttles)
     measured, calibration = _parts(opened, part)
     configs = _configs(settings)
     plans = _checked(measured, configs, where)

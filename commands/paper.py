@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from commands.cores import CORES
 from commands.interrupt import keeping
 from commands.terminal import say, say_when_compiling, show
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sweeps.papers.figure import PaperFigure, Planned
     from traces.schema import Trace
 
-WORKERS = os.cpu_count() or 1
 MOST_ROWS = 32  #: of a figure's table on the terminal; files have all
 
 
@@ -61,7 +60,7 @@ def paper(
     live: Annotated[
         list[Path] | None, typer.Option(help="JSON of `live --json`: perplexity beside the replays.")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Replays at once.")] = WORKERS,
+    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES,
 ) -> None:
     """Replay a paper's figures and tables from any trace: a picture, a CSV and a table of each. SIMULATED."""
     from results.outputs import check_output

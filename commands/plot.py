@@ -61,14 +61,14 @@ def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str],
     from analysis.figures import FIGURES, Drawn, draw_all, draw_curves, unmatched
     from results import curves, measured, quality, validation
 
-    if (folder / quality.FILE).exists():
-        return draw_all(quality.load(folder), names)
-    if (folder / measured.FILE).exists():
-        return draw_all(measured.load(folder), names)
-    if (folder / validation.FILE).exists():
-        return draw_all(validation.load(folder), names)
+    for kind in (quality, measured, validation):
+        if (folder / kind.FILE).exists():
+            _check_replays(where, live, called)
+            return draw_all(kind.load(folder), names)
     lines = curves.load(folder)
     alone = not lines.is_empty() and not any(folder.glob("part-*"))
+    if alone:
+        _check_replays(where, live, called)
     if alone and names in (None, [CURVES_ALONE]):
         others = {name: f"no replay in {called}; make some with: {_replay(called)}" for name in FIGURES}
         others.pop(CURVES_ALONE)
@@ -80,6 +80,15 @@ def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str],
     elif (unlike := unmatched(rows, lines)) and (names is None or CURVES_ALONE in names):
         drawn.left_out["curves"] = f"{unlike}; make some that do with: {_curve(called, rows)}"
     return drawn
+
+
+def _check_replays(where: list[str], live: Path | None, called: str) -> None:
+    """Raises ConfigError for an option that is about replays, in a folder that has none."""
+    from simulator.errors import ConfigError
+
+    for option, given in {"--where": where, "--quality": live}.items():
+        if given:
+            raise ConfigError(f"{option} is about replays, and {called} has none; leave it out")
 
 
 def _replay(folder: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from commands import options
+from commands.cores import CORES
 from commands.groups import grouped
 from commands.settings import OfRecommendation
 from commands.terminal import say_when_compiling, show
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from simulator.memory import Memory
     from traces.schema import Trace
 
-WORKERS = os.cpu_count() or 1
 POSITIONS = "Positions in the KV cache; default 4096, assumed."
 
 
@@ -39,7 +38,7 @@ def recommend(
     given: Given,
     target_tokens_per_s: Annotated[float | None, typer.Option(min=0, help="The smallest memory for this.")] = None,
     min_mass_kept: Annotated[float, typer.Option(min=0, max=1, help="Of sets that may change the output.")] = 0.99,
-    workers: Annotated[int, typer.Option(help="Replays at once.")] = WORKERS,
+    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Say which lossless policies to use in a memory, how fast that is, and what more of it would buy. SIMULATED."""

@@ -114,7 +114,7 @@ def _checked(model: str, source: Source, sampling: Sampling) -> Source:
 
     sources = [name for name in ("prompts", "text", "dataset") if getattr(source, name)]
     if not sources and model == "miniature":
-        return source._replace(prompts=[MINIATURE / "prompts.jsonl"])
+        source, sources = source._replace(prompts=[MINIATURE / "prompts.jsonl"]), ["prompts"]
     if len(sources) != 1:
         raise RecordError("what shall the model read? Give one of --prompts FILE, --text FILE, --dataset ID")
     given = source._asdict() | sampling._asdict()

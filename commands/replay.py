@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from commands import options
+from commands.cores import CORES
 from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.settings import Settings
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from simulator.config import ReplayConfig
     from sweeps.grid import Outcome
     from traces.schema import Trace
-
-WORKERS = os.cpu_count() or 1
 
 
 class Printed(NamedTuple):
@@ -41,7 +39,7 @@ def replay(
     settings: Settings,
     policy_file: options.PolicyFiles = None,
     engine: options.Engine = "compiled",
-    workers: Annotated[int, typer.Option(help="Replays at once.")] = WORKERS,
+    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES,
     printed: Printed,
     as_json: Annotated[bool, typer.Option("--json", help="One configuration as one JSON document.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results, as `sweep run` writes them.")] = None,
@@ -49,6 +47,7 @@ def replay(
 ) -> None:
     """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
     from results.outputs import check_output
+    from simulator.oracle import check_profile_is_read
     from simulator.replay import check_engine
     from sweeps.grid import run_grid
     from traces.store import open_trace
@@ -60,6 +59,7 @@ def replay(
     opened = open_trace(trace)
     called = settings.called()
     configs = list(called)
+    check_profile_is_read(configs)
     _one_only(configs, as_json, events)
     _check_printed(printed, as_json)
     with keeping(lambda: _kept_in(out)), _progress(configs) as advance:

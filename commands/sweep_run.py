@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from commands.checks import Checks
+from commands.cores import CORES
 from commands.groups import grouped
 from commands.interrupt import INTERRUPTED, interruptible, keeping
 from commands.options import PolicyFiles
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sweeps.slurm import Shards
     from sweeps.store import Place
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 MOST_NAMED = 5  #: errors that are printed in full
 EXECUTORS = ("local", "ray", "slurm")
 

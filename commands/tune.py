@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from commands.checks import Checks
+from commands.cores import CORES
 from commands.groups import grouped
 from commands.interrupt import INTERRUPTED, interruptible, keeping
 from commands.options import PolicyFiles
-from commands.sweep_run import CORES
 from commands.terminal import say, show
 
 if TYPE_CHECKING:
@@ -96,10 +96,11 @@ def tune(
 def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
     from analysis.tables import counted, table
     from policies.grammar import foresight
+    from sweeps.figures import FIGURES
     from sweeps.tune import jobs_found
 
     rows = [{**each.values, **each.settings} for each in found]
-    rows.sort(key=lambda row: [row[name] for name in search.objectives])
+    rows.sort(key=lambda row: [-FIGURES[name] * row[name] for name in search.objectives])
     if as_json:
         for row in rows:
             print(json.dumps(row))

@@ -64,11 +64,14 @@ def validate(
     from commands.progress_bar import progress
     from results.outputs import check_output
     from results.validation import FILE
+    from simulator.errors import ConfigError
     from tracegen.placement import check_device
     from tracegen.precision import check_quantiser
     from tracegen.requirements import require_torch
     from traces.store import open_trace
 
+    if settings.preset and sets:
+        raise ConfigError("--preset means nothing beside --sets; leave one of them out")
     require_torch()
     check_quantiser(model.quantiser)
     opened = _first(open_trace(trace), requests)

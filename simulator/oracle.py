@@ -10,6 +10,7 @@ import numpy as np
 from policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction, PolicyError
 from policies.grammar import Chosen
 from simulator.config import ReplayConfig
+from simulator.errors import ConfigError
 from simulator.source import Gates
 from traces.schema import Trace
 from traces.shared import read_only, shared
@@ -59,6 +60,13 @@ def ranking(source: Gates, config: ReplayConfig, eviction: Chosen[Eviction]) -> 
         return [layer * source.geometry.experts + expert for layer, expert in config.profile]
     counts = source.popularity(wanted)
     return sorted((x for x, count in enumerate(counts) if count > 0), key=lambda x: (-counts[x], x))
+
+
+def check_profile_is_read(configs: Sequence[ReplayConfig]) -> None:
+    """Raises ConfigError for a given profile that no policy of theirs is fitted to."""
+    evictions = [config.policy_set().eviction for config in configs if config.profile]
+    if evictions and not any(each.policy.profile(each.params) == GIVEN_PROFILE for each in evictions):
+        raise ConfigError("--profile: no policy here reads it; write for example --eviction static:profile=given")
 
 
 def check_profile(config: ReplayConfig, eviction: Chosen[Eviction]) -> None:

@@ -209,7 +209,7 @@ def known(name: str) -> KnownModel:
         return spellings[name.lower()]
     near = difflib.get_close_matches(name.lower(), spellings, n=1)
     hint = f"did you mean {spellings[near[0]].name}?" if near else "`moereplay models` lists those that are."
-    raise TraceError(f"no model {name!r} is known: {hint} Or give --expert-bytes")
+    raise TraceError(f"no model {name!r} is known: {hint}")
 
 
 def as_known(geometry: Geometry, name: str) -> Geometry:

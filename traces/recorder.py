@@ -73,13 +73,24 @@ class Recorder:
     def close(self) -> Trace:
         """End what is open, without a last token that lacks a layer; finish and open the trace.
 
-        Raises TraceError if nothing was recorded.
+        Raises TraceError if nothing was recorded, and for the first open request that lacks a row in between: those are
+        left out, all others are in the finished trace.
         """
-        for request, found in list(self._open.items()):
-            if tokens := found.complete_tokens():
-                self.end(request, tokens=tokens)
+        wrong = [*filter(None, map(self._given_up, list(self._open)))]
         with self._lock, self._writer:
-            return self._writer.finish()
+            trace = self._writer.finish()
+        if wrong:
+            raise TraceError(f"{wrong[0]}; it is left out of {trace.path}, which has {trace.requests} requests")
+        return trace
+
+    def _given_up(self, request: Hashable) -> TraceError | None:
+        """End an open request as far as it goes; why it cannot be, if so."""
+        try:
+            if tokens := self._open[request].complete_tokens():
+                self.end(request, tokens=tokens)
+        except TraceError as wrong:
+            return wrong
+        return None
 
     def __enter__(self) -> Self:
         return self

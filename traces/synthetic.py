@@ -65,6 +65,8 @@ class Synthetic(Frozen):
             raise ValueError(f"{size} are too many for memory; make at most {MOST_LOGITS:,} logits")
         if self.length == 0:
             raise ValueError("a request needs a token: raise prompt_tokens or decode_tokens")
+        if self.recall and not self.logits:
+            raise ValueError("a recall is of look-ahead logits: leave out --recall or --no-logits")
         if len(self.recall) >= self.geometry.layers:
             raise ValueError(f"{len(self.recall)} look-ahead depths need more than {self.geometry.layers} layers")
         return self
@@ -87,8 +89,7 @@ def synthesise(config: Synthetic) -> Trace:
     chosen, weights = _route(config.geometry, logits)
     if config.kind == "cyclic":
         _check_cycle(config, chosen)
-    depths = range(1, len(config.recall) + 1) if config.logits else ()
-    looks = [_lookahead(config, logits, depth) for depth in depths]
+    looks = [_lookahead(config, logits, depth) for depth in range(1, len(config.recall) + 1)]
     whole = Request(chosen, config.prompt_tokens, weights, logits if config.logits else None, tuple(looks))
     header = Header(geometry=config.geometry, provenance=_provenance(config), lookahead_depth=len(looks))
     starts = range(0, config.tokens, config.length)

@@ -18,14 +18,21 @@ LINKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  #: a colour per throttle
 PANELS = ("Every run", "Every pass")
 
 
+def check_throttles(links: Sequence[float | None]) -> None:
+    """Raises ResultError for more throttles than there are colours."""
+    if len(links) > len(LINKS):
+        raise ResultError(
+            f"{len(links)} throttles do not fit one figure, which has {len(LINKS)} colours; measure fewer"
+        )
+
+
 def draw(frame: pl.DataFrame) -> Figure:
     """Simulated over measured milliseconds, on the diagonal where they are equal: runs, and passes of all runs.
 
-    Raises ResultError without runs that decode, or for more throttles than there are colours.
+    Raises ResultError for more throttles than there are colours.
     """
     links = sorted(frame["throttle_bytes_per_s"].unique().to_list(), key=lambda rate: rate or float("inf"))
-    if len(links) > len(LINKS):
-        raise ResultError(f"{len(links)} throttles do not fit one figure, which has {len(LINKS)} colours")
+    check_throttles(links)
     note = (
         "Simulated: a replay on the platform calibrated around the runs, on other tokens. Left a point for every run, "
         "right one for every pass of every run. On the line the replay is right."

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from analysis.figures.curves import beside
 from analysis.metrics import with_ratios
 from analysis.palette import look_of
 from analysis.report.cases import Case
@@ -101,19 +102,21 @@ def _highest(runs: Sequence[Run], metric: str) -> list[tuple[float, float]]:
 
 
 def _behind(case: Case, curves: pl.DataFrame) -> pl.DataFrame:
-    """The curves that hold for some of the case's replays: without prefetch, of the same trace and settings."""
-    like = {str([row["trace"], *(row[name] for name in OF_CURVES)]) for row in case.rows if row["prefetch"] == "none"}
-    keys = ["trace", *OF_CURVES]
-    return curves.filter([str([row[name] for name in keys]) in like for row in curves.iter_rows(named=True)])
+    """The curves that hold for some of the case's replays, by the rules of a sweep's own figures."""
+    replays = pl.DataFrame(case.rows, infer_schema_length=None)
+    panels = replays.group_by([*OF_CURVES, "miss", "warm", "routing", "prefetch"], maintain_order=True)
+    return pl.concat([curves.clear(), *(beside(curves, rows) for _, rows in panels)]).unique(maintain_order=True)
 
 
 def _curve_series(curves: pl.DataFrame, dash: Sequence[float] = (1, 2)) -> list[Series]:
-    names = curves["policy"].unique().sort().to_list()
-    return [Series(_of_curve(name), look_of(name).colour, "", dash) for name in names]
+    looks = {_of_curve(curves, row): look_of(row["policy"]).colour for row in curves.iter_rows(named=True)}
+    return [Series(name, looks[name], "", dash) for name in sorted(looks)]
 
 
-def _of_curve(policy: str) -> str:
-    return f"{policy} at every capacity"
+def _of_curve(curves: pl.DataFrame, row: Mapping[str, Any]) -> str:
+    """A curve by its policy, and by what else tells it from the others."""
+    unlike = "".join(f", {name} {row[name]}" for name in OF_CURVES if curves[name].n_unique() > 1)
+    return f"{row['policy']} at every capacity{unlike}"
 
 
 def _curve_points(curves: pl.DataFrame) -> list[dict[str, Any]]:
@@ -122,7 +125,7 @@ def _curve_points(curves: pl.DataFrame) -> list[dict[str, Any]]:
     for _, rows in curves.drop_nulls("hit_rate").group_by("identity", maintain_order=True):
         thin = rows.gather_every(max(1, len(rows) // MOST_POINTS))
         found += [
-            {"x": row["percent"], "y": row["hit_rate"], "series": _of_curve(row["policy"])}
+            {"x": row["percent"], "y": row["hit_rate"], "series": _of_curve(curves, row)}
             for row in thin.iter_rows(named=True)
         ]
     return found

@@ -295,6 +295,7 @@ def test_the_document_is_json_and_says_where_runs_part(comparisons: list[Compari
     assert (lru["verdict"], lru["open_loop"]) == ("identical", None)
     assert unlifted["open_loop"] is None  # lam = 0 chooses as recorded, whatever the logits
     assert {each["open_loop"]["request"] for each in lifted} == {1}
+    assert all("tokens" in each["open_loop"] and "tokens scored" not in each["open_loop"] for each in lifted)
 
 
 def test_a_file_comes_back_as_it_was_and_a_changed_number_does_not(

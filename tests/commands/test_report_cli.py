@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -143,6 +144,24 @@ def test_curves_alone_have_a_page(tmp_path: Path) -> None:
     check_form(page)
     data = page.script("moereplay-data")
     assert (data["best"], data["interval"], data["runs"]) == (None, None, []) and "none is fastest" in page.text
+
+
+def curves_behind(folder: Path, out: Path) -> set[str]:
+    """The series of curves in the figure of hit rates."""
+    text = {attrs.get("id"): text for attrs, text in made(folder, out).scripts}["moereplay-figures"]
+    return set(re.findall(r"lru at every capacity[^\"]*", text))
+
+
+def test_curves_stand_behind_the_replays_that_they_hold_for_each_by_its_own_name(tmp_path: Path) -> None:
+    """A curve fetches every miss; those of two scopes are two lines."""
+    for name, options in {"drop": ("--miss", "drop:keep=2"), "fetch": ("--scope", "global,per_layer")}.items():
+        results(tmp_path / name, "miniature", "--capacity", "25%,50%", *options)
+        for scope in ("global", "per_layer"):
+            curve = ("curve", "miniature", "--eviction", "lru", "--scope", scope, "--out", tmp_path / name)
+            assert moereplay(*curve).returncode == 0
+    assert curves_behind(tmp_path / "drop", tmp_path / "drop.html") == set()
+    two = {f"lru at every capacity, scope {scope}" for scope in ("global", "per_layer")}
+    assert curves_behind(tmp_path / "fetch", tmp_path / "fetch.html") == two
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,7 @@ def test_compare_shows_a_table_that_fits(several, capsys):
         ("lru", {}, "2 configurations are lru"),
         ("lifo", {}, "no configuration is lifo; give an id"),
         ("shape=round", {}, "no setting is called shape"),
+        ("least_stale:order=a", {}, "no configuration is least_stale:order=a; give an id"),
         ("lru", {"where": ["capacity=60%"], "by": "gb_moved"}, "no figure to compare called 'gb_moved'"),
     ],
 )

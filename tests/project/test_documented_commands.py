@@ -74,7 +74,8 @@ def type_page(page: str, folder: Path, skipped: dict[str, str]) -> None:
     cwd, printed, whole = folder, "", page not in OWN_NUMBERS
     for each in items(page):
         if isinstance(each, Shown):
-            missing = [line for line in each.lines if whole and line not in printed]
+            lines = {line.strip() for line in printed.splitlines()}
+            missing = [line for line in each.lines if whole and line.strip() not in lines]
             assert not missing, f"{page} shows lines that were not printed: {missing}\n{printed}"
             printed, whole = "", page not in OWN_NUMBERS
         elif entry(each, skipped):

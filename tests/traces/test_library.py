@@ -131,6 +131,7 @@ def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> No
     ("words", "said"),
     [
         (["list", "no/such/place"], "is no folder; give a folder"),
+        (["list", "{odd}"], "'my trace' is no name of a trace"),
         (["get", "minis", "--from", "{lib}"], "has no trace 'minis': did you mean mini?"),
         (["get", "mini", "--from", "{lib}", "--out", "x"], "does not end in .zarr"),
         (["get", "mini", "--from", "{lib}", "--out", "{lib}/mini.zarr"], "exists; choose another"),
@@ -141,8 +142,10 @@ def test_a_data_set_of_the_hub_is_a_library(library: Path, tmp_path: Path) -> No
     ],
 )
 def test_what_cannot_be_done_is_one_line(words: Sequence[str], said: str, library: Path, tmp_path: Path) -> None:
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "my trace.zarr").symlink_to(SAMPLE)
     before = sorted(tmp_path.rglob("*"))
-    ended = moereplay("traces", *(word.replace("{lib}", str(library)) for word in words), cwd=tmp_path)
+    ended = moereplay("traces", *(word.format(lib=library, odd=tmp_path / "odd") for word in words), cwd=tmp_path)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert said in ended.stderr
     assert sorted(tmp_path.rglob("*")) == before

@@ -183,6 +183,18 @@ def test_a_server_that_stops_inside_a_token_loses_that_token(tmp_path: Path) -> 
     assert_holds(open_trace(tmp_path / "a.zarr"), {1: routed(1, 6, 0)})
 
 
+def test_an_open_request_with_a_hole_costs_no_other(tmp_path: Path) -> None:
+    """Its name is said when the recording is closed; what has ended, and what is open and whole, is in the trace."""
+    recorder = Recorder(tmp_path / "a.zarr", SMALL)
+    for request, tokens in {"ended": (0, 1), "holed": (0, 2), "open": (0,)}.items():
+        for token, layer in product(tokens, range(SMALL.layers)):
+            recorder.append(token, layer, [token, 7], request=request)
+    recorder.end("ended")
+    with pytest.raises(TraceError, match=r"'holed': token 1 is missing.*left out of .*a\.zarr, which has 2 requests"):
+        recorder.close()
+    assert open_trace(tmp_path / "a.zarr").tokens == 3
+
+
 def test_a_name_is_used_again(tmp_path: Path) -> None:
     with Recorder(tmp_path / "a.zarr", SMALL) as recorder:
         for number in (1, 2):

@@ -187,10 +187,12 @@ def test_look_ahead_leaves_the_logits_as_they_were() -> None:
 
 
 def test_without_logits_the_ids_stay() -> None:
-    full, lean = make(geometry(4, 16, 2), recall=(0.8,)), make(geometry(4, 16, 2), recall=(0.8,), logits=False)
+    full, lean = make(geometry(4, 16, 2), recall=(0.8,)), make(geometry(4, 16, 2), logits=False)
     assert full.capabilities == {"ids", "weights", "logits", "lookahead"}
     assert lean.capabilities == {"ids", "weights"}
     assert np.array_equal(full.read("chosen"), lean.read("chosen"))
+    with pytest.raises(ValueError, match="leave out --recall or --no-logits"):
+        make(geometry(4, 16, 2), recall=(0.8,), logits=False)
 
 
 def test_requests_have_the_lengths_asked_for() -> None:

@@ -24,7 +24,8 @@ class LiveRequest(NamedTuple):
 def requests_of(trace: Trace, limit: int | None = None) -> list[LiveRequest]:
     """The requests of a trace (the first `limit`), to run again. Raises RecordError if it holds no token ids."""
     if "token_ids" not in trace.arrays:
-        raise RecordError(f"{trace.path or 'this trace'} has no token ids, so its text cannot be run; give --text FILE")
+        why = f"{trace.path or 'this trace'} has no token ids, so its text cannot be run"
+        raise RecordError(f"{why}; record one with `moereplay record`, or run a text: moereplay live MODEL --text FILE")
     to_run = []
     for number in range(trace.requests if limit is None else min(limit, trace.requests)):
         first, last = (int(offset) for offset in trace.request_offsets[number : number + 2])

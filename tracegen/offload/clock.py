@@ -64,8 +64,10 @@ class RealClock(simpy.Environment):
     def paused(self) -> Iterator[None]:
         """What happens in this block is not counted."""
         self.pause()
-        yield
-        self.resume()
+        try:
+            yield
+        finally:
+            self.resume()
 
     def wait_until(self, moment: int) -> None:
         """From any thread: return when the clock shows this, however long it is paused before."""

@@ -7,8 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import ValidationError
+
 from traces.bundled import SAMPLE, bundled
 from traces.documents import content
+from traces.faults import first_fault
 from traces.library.index import INDEX, MOST_BYTES, Entry, Index, described, folder_of, read_index
 from traces.schema import TraceError, shown
 from traces.store import open_trace
@@ -60,7 +63,11 @@ class Folder:
         if file.exists():
             return read_index(_read(file), self.where)
         found = sorted(self._path.glob("*.zarr"))
-        return Index(traces=tuple(described(open_trace(path), path.stem, self._licence) for path in found))
+        try:
+            return Index(traces=tuple(described(open_trace(path), path.stem, self._licence) for path in found))
+        except ValidationError as wrong:
+            fix = "a library has folders of plain names alone; rename it"
+            raise TraceError(f"{self.where}: {first_fault(wrong)}; {fix}") from None
 
     def folder(self, entry: Entry) -> Path:
         """Where the trace lies."""
