@@ -91,7 +91,7 @@ def _imported(name: str) -> Any:
         from importlib.metadata import version
 
         return version("moereplay")
-    from moereplay.rooms import check
+    from moereplay.packages import check
 
     check()
     if name == "contract":

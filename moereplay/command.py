@@ -9,7 +9,7 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any
 
-from moereplay.rooms import HiddenPackageError, check
+from moereplay.packages import HiddenPackageError, check
 
 try:
     check()
@@ -44,8 +44,8 @@ def application() -> typer.Typer:
     for name, group in groups.items():
         app.add_typer(group, name=name)
     for name, verb in VERBS.items():
-        room, _, rest = name.partition("_")
-        where, typed = (groups[room], rest) if room in groups else (app, room)
+        group, _, rest = name.partition("_")
+        where, typed = (groups[group], rest) if group in groups else (app, group)
         where.command(typed)(verb)
     return app
 

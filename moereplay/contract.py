@@ -3,7 +3,7 @@
 `policies/contract.py` defines it, with every table, column and hook; docs/policies.md has an example of each kind.
 """
 
-from moereplay.rooms import check
+from moereplay.packages import check
 
 check()
 

@@ -1,6 +1,6 @@
 """Record routing from a server: `from moereplay.recorder import Recorder`; docs/recorder.md has an example."""
 
-from moereplay.rooms import check
+from moereplay.packages import check
 
 check()
 

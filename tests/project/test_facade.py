@@ -1,4 +1,4 @@
-"""`import moereplay`: every public name, imported when it is used; a file of the user's that hides a room is named."""
+"""`import moereplay`: every public name, imported when it is used; a file of the user's that hides one is named."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import moereplay
-from moereplay import rooms
+from moereplay import packages
 from policies import contract
 from tests.project.test_imports import ROOT, STAGES
 from traces.schema import Geometry, TraceError
@@ -55,23 +55,23 @@ def test_what_a_policy_file_imports_is_the_contract_itself() -> None:
     assert all(getattr(public, name) is getattr(contract, name) for name in public.__all__)
 
 
-@pytest.mark.parametrize("room", ["traces", "results"])
+@pytest.mark.parametrize("package", ["traces", "results"])
 @pytest.mark.parametrize("form", ["{}.py", "{}/__init__.py"])
-def test_a_file_that_hides_a_room_is_named(form: str, room: str, tmp_path: Path) -> None:
-    file = tmp_path / form.format(room)
+def test_a_file_that_hides_a_room_is_named(form: str, package: str, tmp_path: Path) -> None:
+    file = tmp_path / form.format(package)
     file.parent.mkdir(exist_ok=True)
     file.write_text("")
     named = file.parent if file.name == "__init__.py" else file
-    said = f"{named} hides the package {room!r} of moereplay; rename it, or run from another folder"
+    said = f"{named} hides the package {package!r} of moereplay; rename it, or run from another folder"
     ran = command(tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"moereplay: {said}\n")
-    imported = python(f"import {room}\nfrom moereplay import open_trace", tmp_path)
-    assert imported.stderr.splitlines()[-1] == f"moereplay.rooms.HiddenPackageError: {said}"
+    imported = python(f"import {package}\nfrom moereplay import open_trace", tmp_path)
+    assert imported.stderr.splitlines()[-1] == f"moereplay.packages.HiddenPackageError: {said}"
 
 
 def test_a_plain_folder_hides_nothing(tmp_path: Path) -> None:
-    for room in rooms.ROOMS:
-        (tmp_path / room).mkdir()
+    for package in packages.PACKAGES:
+        (tmp_path / package).mkdir()
     ran = command(tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "") and "a100-5gbps" in ran.stdout
 

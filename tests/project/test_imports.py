@@ -18,8 +18,8 @@ from traces import demand, passes
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ("tracegen", "traces", "policies", "simulator", "sweeps", "calibration", "results", "analysis")
-ROOMS = (*STAGES, "commands")
-#: What each room may import.
+PACKAGES = (*STAGES, "commands")
+#: What each package may import.
 MAY_IMPORT = {
     "traces": {"traces"},
     "policies": {"policies", "traces.spelling"},
@@ -29,15 +29,15 @@ MAY_IMPORT = {
     "calibration": {"calibration", "simulator", "policies", "results", "traces"},
     "tracegen": {"tracegen", "traces"},
     "analysis": {"analysis", "results", "traces"},
-    "commands": set(ROOMS),
-    "moereplay": set(ROOMS),
+    "commands": set(PACKAGES),
+    "moereplay": set(PACKAGES),
 }
 #: A run of a model, or of real threads, is the reference engine driven from above, as a sweep drives it.
 LIVE = (ROOT / "tracegen" / "live", ROOT / "tracegen" / "offload", ROOT / "tracegen" / "quality")
 #: Options are made from this file before a verb runs: it needs the standard library only.
 INSTANT = "results.settings"
 BANNED_NAMES = {"utils", "common", "helpers", "base", "misc", "v2"}
-SOURCES = sorted(path for room in (*ROOMS, "moereplay") for path in (ROOT / room).rglob("*.py"))
+SOURCES = sorted(path for package in (*PACKAGES, "moereplay") for path in (ROOT / package).rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 
 
@@ -55,10 +55,10 @@ def named_by(node: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)
 def test_imports_flow_one_way(path):
-    room = path.relative_to(ROOT).parts[0]
-    ours = {name for name in imported(path) if name.split(".")[0] in (*ROOMS, "moereplay")}
-    live = any(room in path.parents for room in LIVE)
-    allowed = MAY_IMPORT["sweeps" if live else room] | {room}
+    package = path.relative_to(ROOT).parts[0]
+    ours = {name for name in imported(path) if name.split(".")[0] in (*PACKAGES, "moereplay")}
+    live = any(package in path.parents for package in LIVE)
+    allowed = MAY_IMPORT["sweeps" if live else package] | {package}
     assert {name for name in ours if name.split(".")[0] not in allowed and name not in allowed} == set()
 
 
@@ -190,8 +190,8 @@ def test_every_package_is_listed_by_name():
     assert listed == {".".join(path.relative_to(ROOT).parent.parts) for path in SOURCES if path.name == "__init__.py"}
 
 
-def test_numbers_that_two_rooms_must_agree_on_are_the_same():
-    """Neither room may import the other, so each has its own."""
+def test_numbers_that_two_packages_must_agree_on_are_the_same():
+    """Neither package may import the other, so each has its own."""
     ours = (contract.UNIT, contract.NEVER, contract.PREFILL, contract.DECODE)
     assert ours == (demand.UNIT, demand.NEVER, passes.PREFILL, passes.DECODE)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.rooms import ROOMS
+from moereplay.packages import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = (*ROOMS, "benchmarks", "moereplay", "tests")
+PLACES = (*PACKAGES, "benchmarks", "moereplay", "tests")
 
 #: Private words that are gone, with what is in their place. Parts of identifiers count: `one_world` holds `world`.
 GONE = {
@@ -37,7 +37,7 @@ GONE = {
 ALLOWED = r"\.stamp\b"  #: marker files of make
 #: All but CHANGELOG.md, which names things as they were called.
 DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "CHANGELOG.md"})
-CODE = [path for room in PLACES for path in (ROOT / room).rglob("*.py") if path != Path(__file__).resolve()]
+CODE = [path for package in PLACES for path in (ROOT / package).rglob("*.py") if path != Path(__file__).resolve()]
 WORDS = {word: re.compile(rf"(?<![a-z])({word})(?![a-z])", re.I) for word in GONE}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.rooms import ROOMS
+from moereplay.packages import PACKAGES as OURS
 from simulator.config import configure
 from simulator.replay import replay
 from tests.kit.recordings import ROOT
@@ -21,7 +21,7 @@ from traces.store import open_trace
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-PACKAGES = (*ROOMS, "moereplay")
+PACKAGES = (*OURS, "moereplay")
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 UNWANTED = (".*", "runs", "build", "dist", "*.egg-info", "*.derived", "__pycache__")
 #: Names that a user may have in the folder where the program runs.

@@ -162,9 +162,9 @@ def said(process: subprocess.Popen[str]) -> list[str]:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sources of another project in the same three rooms."""
-    for room in machine_code.SOURCES:
-        (tmp_path / "tree" / room).mkdir(parents=True)
+    """Sources of another project in the same three packages."""
+    for package in machine_code.SOURCES:
+        (tmp_path / "tree" / package).mkdir(parents=True)
     (tmp_path / "tree" / "policies" / "selection.py").write_text("DEPTH = 1\n")
     monkeypatch.setattr(machine_code, "ROOT", tmp_path / "tree")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))

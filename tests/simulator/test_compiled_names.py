@@ -197,16 +197,16 @@ def test_machine_code_of_every_hook_that_ships_has_a_name() -> None:
 
 def test_what_the_hash_leaves_out_cannot_be_reached_from_machine_code() -> None:
     """Every module of ours that the compiled engine, curves or kernels import, however deep, and wherever in a file."""
-    waiting = [path for room in ("compiled", "curves") for path in (ROOT / "simulator" / room).rglob("*.py")]
+    waiting = [path for package in ("compiled", "curves") for path in (ROOT / "simulator" / package).rglob("*.py")]
     waiting += [path for path in (ROOT / "simulator" / "limits").glob("*.py") if "= compiled(" in path.read_text()]
     reached = set(waiting)
     while waiting:
         fresh = set(files_imported_by(waiting.pop())) - reached
         reached |= fresh
         waiting += fresh
-    apart = [ROOT / room for room in machine_code.APART]
-    assert all(room.is_dir() for room in apart)
-    assert [path for path in reached if any(path.is_relative_to(room) for room in apart)] == []
+    apart = [ROOT / package for package in machine_code.APART]
+    assert all(package.is_dir() for package in apart)
+    assert [path for path in reached if any(path.is_relative_to(package) for package in apart)] == []
 
 
 def files_imported_by(path: Path) -> Iterator[Path]:

@@ -29,7 +29,7 @@ from llvmlite import binding
 from traces.private import private_folder
 
 ROOT = Path(__file__).resolve().parents[3]
-#: Rooms whose sources end up in machine code, or decide what it means.
+#: Packages whose sources end up in machine code, or decide what it means.
 SOURCES = ("policies", "results", "simulator", "traces")
 #: Folders in them that machine code cannot reach: an edit there compiles nothing anew.
 APART = ("simulator/reference", "traces/importers")
@@ -179,5 +179,5 @@ def state_of_sources() -> str:
 
 
 def _source_files() -> list[Path]:
-    files = (path for room in SOURCES for path in (ROOT / room).rglob("*.py"))
-    return sorted(path for path in files if not any(path.is_relative_to(ROOT / room) for room in APART))
+    files = (path for package in SOURCES for path in (ROOT / package).rglob("*.py"))
+    return sorted(path for path in files if not any(path.is_relative_to(ROOT / package) for package in APART))

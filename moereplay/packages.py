@@ -11,7 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOMS = ("analysis", "calibration", "commands", "policies", "results", "simulator", "sweeps", "tracegen", "traces")
+PACKAGES = ("analysis", "calibration", "commands", "policies", "results", "simulator", "sweeps", "tracegen", "traces")
 HOME = Path(__file__).resolve().parents[1]
 
 
@@ -21,32 +21,32 @@ class HiddenPackageError(ImportError):
 
 def check() -> None:
     """Raise HiddenPackageError for the first package that Python finds elsewhere than beside this one."""
-    for room in ROOMS:
-        if _is_plain_folder(room) and str(HOME) not in sys.path:
+    for package in PACKAGES:
+        if _is_plain_folder(package) and str(HOME) not in sys.path:
             sys.path.append(str(HOME))  # a package anywhere on the path goes before a folder that is none
-        found = _found(room)
-        if found != HOME / room / "__init__.py":
-            raise HiddenPackageError(_message(room, found))
+        found = _found(package)
+        if found != HOME / package / "__init__.py":
+            raise HiddenPackageError(_message(package, found))
 
 
-def _is_plain_folder(room: str) -> bool:
-    spec = None if room in sys.modules else find_spec(room)
+def _is_plain_folder(package: str) -> bool:
+    spec = None if package in sys.modules else find_spec(package)
     return spec is not None and spec.origin is None
 
 
-def _found(room: str) -> Path | None:
-    """The file that `import room` runs, or has run; None if there is none."""
-    loaded = sys.modules.get(room)
+def _found(package: str) -> Path | None:
+    """The file that `import package` runs, or has run; None if there is none."""
+    loaded = sys.modules.get(package)
     if loaded is not None:
         file = getattr(loaded, "__file__", None)
     else:
-        spec = find_spec(room)
+        spec = find_spec(package)
         file = spec and spec.origin
     return Path(file).resolve() if file else None
 
 
-def _message(room: str, found: Path | None) -> str:
+def _message(package: str, found: Path | None) -> str:
     if found is None:
-        return f"the package {room!r} of moereplay is missing in {HOME}; install it again"
+        return f"the package {package!r} of moereplay is missing in {HOME}; install it again"
     hides = found.parent if found.name == "__init__.py" else found
-    return f"{hides} hides the package {room!r} of moereplay; rename it, or run from another folder"
+    return f"{hides} hides the package {package!r} of moereplay; rename it, or run from another folder"
