@@ -53,7 +53,6 @@ def export(
 ) -> None:
     """Write a trace, or the placement of experts that it suggests, in another tool's format."""
     from simulator.errors import ConfigError
-    from traces.bundled import bundled
     from traces.exporters import registry
     from traces.split import first_requests
     from traces.store import open_trace
@@ -64,7 +63,7 @@ def export(
     if source is None or out is None or not format:
         raise ConfigError("export needs a trace, --format and --out; `moereplay export --list` has the formats")
     exporter = registry.load(format)
-    opened = open_trace(bundled(source) if len(source.parts) == 1 else source)
+    opened = open_trace(source)
     taken = opened if limit is None else first_requests(opened, limit)
     with keeping(lambda: "nothing was written"):
         made = registry.export(taken, exporter, _options(taken, placement, stream, licence), out)

@@ -15,7 +15,7 @@ def _bundled(path: Path) -> Path:
     """The trace that comes with the program, if its name alone is given."""
     from traces.bundled import bundled
 
-    return bundled(path) if len(path.parts) == 1 else path
+    return bundled(path)
 
 
 TracePath = Annotated[

@@ -25,7 +25,7 @@ MOST_ROWS = 32  #: of a figure's table on the terminal; files have all
 def _bundled(paths: list[Path] | None) -> list[Path] | None:
     from traces.bundled import bundled
 
-    return paths and [bundled(path) if len(path.parts) == 1 else path for path in paths]
+    return paths and [*map(bundled, paths)]
 
 
 class Each(NamedTuple):

@@ -74,10 +74,13 @@ def _assumed(given: Given) -> dict[str, int]:
 
 
 def _machine(name: str, given: Given) -> str:
-    """The platform, its upper lower tier as large as --ram says, where it has one."""
+    """The platform, its upper lower tier as large as --ram says, where it has one. Raises ConfigError for several."""
+    from simulator.errors import ConfigError
     from simulator.memory import size_of
     from simulator.platform_files import platform
 
+    if "," in name:
+        raise ConfigError(f"--platform {name}: recommend takes one machine; run it once for each")
     if not given.ram or not platform(name).tiers:
         return name
     return f"{name}:tiers.0.capacity={size_of(given.ram, 'ram')}B"

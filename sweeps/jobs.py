@@ -81,7 +81,7 @@ def _paths(pattern: str, folder: Path, file: Path) -> list[Path]:
 
 def _named(folder: Path, pattern: str) -> Path:
     """A path relative to the folder, or the bundled trace."""
-    return bundled(folder / pattern) if len(Path(pattern).parts) == 1 else folder / pattern
+    return bundled(Path(pattern), folder)
 
 
 def _matches(pattern: str, folder: Path, file: Path) -> list[Path]:

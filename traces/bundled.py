@@ -7,10 +7,10 @@ from pathlib import Path
 SAMPLE = "miniature"
 
 
-def bundled(path: Path) -> Path:
-    """The bundled trace, if its name is given and nothing of that name is there; else the path itself."""
-    if path.name != SAMPLE or path.exists():
-        return path
+def bundled(path: Path, folder: Path = Path()) -> Path:
+    """The bundled trace, if its name is given and the folder has nothing of that name; else the path in the folder."""
+    if str(path) != SAMPLE or (folder / path).exists():
+        return folder / path
     return Path(__file__).with_name("samples") / f"{SAMPLE}.zarr"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from traces.bundled import bundled
 from traces.metadata import BIAS, OFFSETS, PARTIAL, PROMPTS, read_attributes
 from traces.ranges import request_ranges, router_bias
 from traces.schema import Geometry, Trace, TraceError, check_rows
@@ -55,12 +56,14 @@ class Rows:
 
 
 def open_trace(path: str | Path) -> Trace:
-    """Open `X.zarr`, or the committed part of `X.zarr.partial` (then `complete` is False); rows are read lazily.
+    """Open `X.zarr`, the committed part of `X.zarr.partial` (then `complete` is False), or the bundled `miniature`.
+
+    Rows are read lazily.
 
     Raises TraceError, one line, if the path is no trace of ours or anything but the rows themselves is damaged.
     Damaged rows raise when read; `verify` reads them all.
     """
-    path = Path(path)
+    path = bundled(Path(path))
     attributes = read_attributes(path)
     if not attributes.committed.requests:
         raise TraceError(f"{path} holds no committed request; rerun the recording with --resume, or remove it")
