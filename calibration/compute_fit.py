@@ -32,11 +32,10 @@ def fit_loading(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str
 
 def fit_faults(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str, Figure]]:
     """The base with nanoseconds of compute per major page fault: of each run the slope, of runs the median."""
-    slopes = {run.name: slope for run in runs if (slope := _ns_per_fault(run)) is not None}
-    telling = [run for run in runs if run.name in slopes]
-    if not telling:
+    slopes = [slope for run in runs if (slope := _ns_per_fault(run)) is not None]
+    if not slopes:
         return base, {}
-    figures = jackknifed(telling, lambda some: {"fault_ns": _median(slopes[run.name] for run in some)})
+    figures = jackknifed(slopes, lambda some: {"fault_ns": _median(some)})
     return base.model_copy(update={"fault_ns": round(figures["fault_ns"].value)}), figures
 
 

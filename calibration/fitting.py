@@ -14,8 +14,8 @@ from calibration.runs import Run
 from simulator.errors import ConfigError
 from simulator.platform import Calibration, Platform
 
-#: A run whose mean token takes so much more than its median one has storms that no price describes.
-STORM = 1.15
+#: A run whose mean token takes so much more than its median one has outliers that no price describes.
+OUTLIERS = 1.15
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ def _fitted(runs: Sequence[Run], base: Platform, warnings: list[str]) -> tuple[P
     waits = waits_of(runs)
     if not waits or not any(run.median("compute_ms") and not run.foreign_time for run in runs):
         timed = [run for run in runs if not run.foreign_time]
-        warnings.append("no run logs what its time is made of: compute and link are the two ends of a line over bytes")
+        warnings.append(
+            "no run that reads experts logs what its time is made of: compute and link are the two ends of a line over "
+            "bytes"
+        )
         return fit_line(timed, base)
     machine, loading = fit_loading(runs, base)
     machine, compute = fit_compute(runs, machine, warnings)
@@ -94,10 +97,9 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     said = [f"{run.name}: its time is left out of compute: {run.foreign_time}" for run in runs if run.foreign_time]
     for run in runs:
         mean, median = run.mean("wall_ms"), run.median("wall_ms")
-        if mean and median and mean > STORM * median:
-            said.append(
-                f"{run.name}: the mean token took {mean / median:.2f} times the median one; no price is of storms"
-            )
+        if mean and median and mean > OUTLIERS * median:
+            times = f"{mean / median:.2f} times"
+            said.append(f"{run.name}: the mean token took {times} the median one; no price describes such outliers")
         if run.sizes.dense_bytes is None:
             said.append(f"{run.name}: nobody says what it reads beside experts; compute's rate holds for it alone")
     lengths = {run.sizes.expert_bytes for run in runs}

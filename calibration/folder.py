@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from calibration.rows import Line, read_lines
+from calibration.rows import SHOWN, Line, read_lines
 from calibration.series import Series, read_series
 from simulator.errors import ConfigError
 from traces.spelling import hint
@@ -63,8 +63,7 @@ def read_folder(path: Path) -> Evidence:
     cells = read_lines(path / CELLS, NEEDED)
     known: dict[str, Line] = {}
     for cell in cells:
-        for column in AMOUNTS:
-            cell.amount(column)
+        _check_amounts(cell)
         name = cell.text("cell")
         if name in known:
             raise ConfigError(f"{cell.file} line {cell.number}: cell {name!r} again, as on line {known[name].number}")
@@ -73,3 +72,12 @@ def read_folder(path: Path) -> Evidence:
         raise ConfigError(f"{path / CELLS}: no cells; expected a row for each run")
     models = read_lines(path / MODELS, ("model",)) if (path / MODELS).exists() else []
     return Evidence(path, tuple(cells), tuple(models))
+
+
+def _check_amounts(cell: Line) -> None:
+    """Raises ConfigError naming the column of numbers that has something else."""
+    for column in AMOUNTS:
+        cell.amount(column)
+    if (cell.amount("hit_pct") or 0) > 100:
+        said = f"{cell.file} line {cell.number}: hit_pct is {cell.text('hit_pct')[:SHOWN]!r}"
+        raise ConfigError(f"{said}; expected percent, from 0 to 100, or nothing")

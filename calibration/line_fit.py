@@ -26,8 +26,8 @@ def fit_line(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str, F
     """The base with a rate of compute and one of the link. Raises ConfigError if the runs cannot tell them apart."""
     if len({round(float(run.missed_bytes.mean()), -3) for run in runs}) < FEWEST:
         raise ConfigError(
-            "the runs to fit log no compute_ms with stall_ms (or io_ms, by --serial), and all read as much per token; "
-            "name runs of several memory budgets"
+            "no run to fit that reads experts logs compute_ms with stall_ms (or io_ms, by --serial), and all read as "
+            "much per token; name runs of several memory budgets"
         )
 
     def fitted(some: Sequence[Run]) -> dict[str, float]:

@@ -42,8 +42,8 @@ class Waits:
 
 
 def waits_of(runs: Sequence[Run]) -> list[Waits]:
-    """What the runs say of their link; those that do not say how long they waited, or never did, are left out."""
-    waited = [run for run in runs if run.mean(_column(run))]
+    """What the runs say of their link; those that read nothing, or do not say how long they waited, are left out."""
+    waited = [run for run in runs if run.mean(_column(run)) and run.missed_bytes.any()]
     return [_waits(run) for run in waited]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -36,15 +37,24 @@ def runs_of_logs(files: Sequence[Path], about: Logged) -> list[Run]:
     """A run for each file. Raises ConfigError."""
     cells = _cells(about)
     runs = []
-    for file in files:
+    for file, name in zip(files, _names(files), strict=True):
         series = read_series(file)
         if series.tokens < FEWEST_TOKENS:
             raise ConfigError(f"{file}: {series.tokens} tokens; a calibration needs at least {FEWEST_TOKENS}")
         try:
-            runs.append(run_from(Line(file, 0, {**cells, "cell": file.stem}), None, series))
+            runs.append(run_from(Line(file, 0, {**cells, "cell": name}), None, series))
         except RefusalError as refusal:
             raise ConfigError(f"{file}: {refusal}") from None
     return runs
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """Each log's name without its ending, or its path where others are called so too. Raises ConfigError."""
+    file, times = Counter(files).most_common(1)[0]
+    if times > 1:
+        raise ConfigError(f"{file} is named {times} times, and would count as so many runs; name each log once")
+    stems = Counter(file.stem for file in files)
+    return [file.stem if stems[file.stem] == 1 else str(file) for file in files]
 
 
 def _cells(about: Logged) -> Mapping[str, str]:

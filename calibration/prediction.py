@@ -101,17 +101,16 @@ def _logged(run: Run, series: Series) -> dict[str, float | None]:
 
 def summary(predictions: Sequence[Prediction]) -> dict[str, object]:
     """How far predictions are off, over those whose time counts; null where there is none."""
-    errors = {each.cell: each.time_error for each in predictions}
-    known = {cell: error for cell, error in errors.items() if error is not None}
+    known = [(error, each.cell) for each in predictions if (error := each.time_error) is not None]
     if not known:
         return {"cells": 0, "median_abs_error": None, "mape": None, "bias": None, "worst": None, "worst_cell": None}
-    values = np.array(list(known.values()))
-    worst = max(known, key=lambda cell: abs(known[cell]))
+    values = np.array([error for error, _ in known])
+    worst, worst_cell = max(known, key=lambda each: abs(each[0]))
     return {
         "cells": len(known),
         "median_abs_error": float(np.median(np.abs(values))),
         "mape": float(np.abs(values).mean()),
         "bias": float(values.mean()),
-        "worst": known[worst],
-        "worst_cell": worst,
+        "worst": worst,
+        "worst_cell": worst_cell,
     }

@@ -121,6 +121,8 @@ def _compared(result: Result, run: Run, sizes: Sequence[int]) -> Replayed:
     def total(name: str) -> int:
         return sum(row[name] for row in decode)
 
+    if not total("accesses"):
+        raise RefusalError("its routing has no decoded token with experts, and no other is compared; record decoding")
     tpot = sum(row["decode_ns"] for row in result.per_request) / passes / MS
     tokens = _tokens(result.events, passes, sizes)
     columns = {

@@ -44,7 +44,7 @@ class Run:
     @property
     def missed_share(self) -> np.ndarray:
         """(T,) of the demanded bytes."""
-        return self.missed_bytes / self.sizes.demand_bytes
+        return self.missed_bytes / self.demand_bytes
 
     @property
     def foreign_time(self) -> str | None:
@@ -80,7 +80,8 @@ def run_from(cell: Line, model: Line | None, series: Series | None) -> Run:
     """The same of a row, its model's row and its log."""
     _refuse_untimed(cell, series)
     sizes = sizes_of(cell, model)
-    demand = cell.amount("token_demand_mib")
+    said = cell.amount("token_demand_mib")
+    demand = said * MIB if said else sizes.demand_bytes
     return Run(
         name=cell.text("cell"),
         device=cell.text("device"),
@@ -90,8 +91,8 @@ def run_from(cell: Line, model: Line | None, series: Series | None) -> Run:
         lanes=int(cell.amount("lanes") or 0) or None,
         serial=cell.text("overlap") == "no",
         cached=OFF not in cell.text("policy") and cell.amount("cache_mib") != 0,
-        demand_bytes=demand * MIB if demand else sizes.demand_bytes,
-        missed_bytes=_missed(cell, sizes, series),
+        demand_bytes=demand,
+        missed_bytes=_missed(cell, demand, series),
     )
 
 
@@ -106,17 +107,18 @@ def _refuse_untimed(cell: Line, series: Series | None) -> None:
         raise RefusalError("the kernel's page cache is its cache, which no price describes")
 
 
-def _missed(cell: Line, sizes: Sizes, series: Series | None) -> np.ndarray:
-    """Bytes that decoded tokens fetched: as logged, as published, or from the published hits."""
+def _missed(cell: Line, demand: float, series: Series | None) -> np.ndarray:
+    """Bytes that decoded tokens fetched: as logged, as published, or from the published hits. 0 is a measurement."""
     if cell.text("prefetch") not in ("", "none"):
         raise RefusalError(f"it prefetches ({cell.text('prefetch')}): what it read does not tell what it waited for")
-    if series is not None and series.read_bytes.any():
+    if series is not None:
         return series.read_bytes
-    if read := cell.amount("read_mib_per_token"):
+    read = cell.amount("read_mib_per_token")
+    if read is not None:
         return np.array([read * MIB])
     if OFF in cell.text("policy"):
-        return np.array([sizes.demand_bytes])
+        return np.array([demand])
     hits = cell.amount("hit_pct")
     if hits is None:
         raise RefusalError("neither its hits nor its bytes are published")
-    return np.array([sizes.demand_bytes * (1 - hits / 100)])
+    return np.array([demand * (1 - hits / 100)])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from calibration.fitting import Fitted
     from calibration.prediction import Prediction
+    from calibration.runs import Run
     from simulator.platform import Platform
     from traces.schema import Geometry
 
@@ -95,8 +96,10 @@ def calibrate(
     for source in sources:
         if not source.exists():
             raise ConfigError(f"cannot read {source}: No such file or directory; check the path")
-    if sources[0].is_dir() and (len(sources) > 1 or not fit):
-        raise ConfigError("one folder and at least one --fit PATTERN are needed; or name per-token logs")
+    if sources[0].is_dir():
+        if len(sources) > 1 or not fit:
+            raise ConfigError("one folder and at least one --fit PATTERN are needed; or name per-token logs")
+        _refuse(typed & {*OfLogs._fields}, "is of LOGs and means nothing beside a folder")
     machine = platform(base)
     found, held, more = _of_folder(sources[0], fit or [], machine) if fit else _of_logs(sources, logs, machine)
     if out:
@@ -211,7 +214,6 @@ def _of_logs(files: list[Path], about: OfLogs, base: Platform) -> tuple[Fitted, 
     """Fitted on the first tokens of logs; the others predicted, and the routing of a log replayed."""
     from calibration.fitting import fit, prediction
     from calibration.logs import Logged, runs_of_logs, split
-    from calibration.replayed import replayed
     from simulator.errors import ConfigError
 
     if about.model is None or about.memory is None:
@@ -226,8 +228,20 @@ def _of_logs(files: list[Path], about: OfLogs, base: Platform) -> tuple[Fitted, 
     held = [prediction(found.platform, run, "held_out") for run in last]
     if about.trace is None:
         return found, held, {}
-    again = replayed(found.platform, runs[0], about.trace)
-    return found, held, {"replay": {"columns": dict(again.columns), **again.more}}
+    return found, held, {"replay": _replay(found.platform, runs[0], about.trace)}
+
+
+def _replay(machine: Platform, run: Run, routing: Path) -> dict[str, object]:
+    """What a replay of its routing says of a run. Raises ConfigError for routing that cannot be replayed."""
+    from calibration.refusal import RefusalError
+    from calibration.replayed import replayed
+    from simulator.errors import ConfigError
+
+    try:
+        again = replayed(machine, run, routing)
+    except RefusalError as refusal:
+        raise ConfigError(f"--trace {routing}: {refusal}") from None
+    return {"columns": dict(again.columns), **again.more}
 
 
 def _report(found: Fitted, held: list[Prediction], more: dict[str, object]) -> None:

@@ -18,7 +18,7 @@ from calibration.rows import read_lines
 from calibration.series import read_series
 from simulator.errors import ConfigError
 from simulator.platform_files import platform
-from tests.kit.evidence_folder import EXPERTS, LAYERS, K, made, row
+from tests.kit.evidence_folder import EXPERTS, LAYERS, K, made, route, row
 
 REFUSED = {
     "bytes-only": ({"clean": "counters, hits and bytes only"}, "its row says 'hits and bytes only'"),
@@ -101,6 +101,15 @@ def test_a_runs_own_routing_is_replayed_and_that_of_its_model_beside_what_it_pub
     assert (none.more, own.error["hit_pct"]) == ({}, own.predicted["hit_pct"] / 50 - 1)
 
 
+@pytest.mark.parametrize("decoded", ["", "-1"])
+def test_routing_without_decoded_experts_is_not_replayed_and_says_why(tmp_path, decoded):
+    said = {"tpot_ms": 90, "hit_pct": 50, "policy": "lru", "cache_mib": 1000}
+    made(tmp_path / "made", more=[row("own", trace_file="routes/a.csv", **said)])
+    route(tmp_path / "made" / "routes" / "a.csv", LAYERS, decoded)
+    own = found(tmp_path / "made")["own"]
+    assert own.basis == "published" and str(own.more["not_replayed"]).startswith("its routing has no decoded token")
+
+
 def lru_hits(tokens: list[list[list[int]]], slots: int) -> float:
     """Percent, by a list from the least to the most recently used; a step's experts do not push one another out."""
     held: list[tuple[int, int]] = []
@@ -128,6 +137,12 @@ def test_a_summary_is_of_signed_errors():
     assert summary([])["mape"] is None
 
 
+def test_runs_of_one_name_all_count_in_a_summary():
+    alike = [Prediction("run", "d", "fit", predicted={"tpot_ms": 10 + at}, measured={"tpot_ms": 10}) for at in (2, -1)]
+    whole = summary(alike)
+    assert (whole["cells"], whole["worst"]) == (2, pytest.approx(0.2))
+
+
 def test_the_first_kind_of_time_that_was_measured_counts():
     times = {"tpot_ms": 10.0, "tpot_median_ms": 9.0}
     assert Prediction("a", "d", "fit", predicted=times, measured={"tpot_ms": 20.0}).time_error == -0.5
@@ -142,6 +157,7 @@ WRONG = {
     "cell,device,model,k\na,d,m,four\n": "line 2: k is 'four'; expected a number of at least 0",
     "cell,device,model,k\na,d,m,-1\n": "line 2: k is '-1'",
     "cell,device,model,k\na,d,m,inf\n": "line 2: k is 'inf'",
+    "cell,device,model,hit_pct\na,d,m,100.5\n": "line 2: hit_pct is '100.5'; expected percent, from 0 to 100",
     "cell,device,model\na,d,m\n# b\na,d,m\n": "line 4: cell 'a' again, as on line 2",
     "cell,device,model\n": "no cells",
 }

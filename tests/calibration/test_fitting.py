@@ -104,6 +104,30 @@ def test_the_price_of_a_page_fault_is_found_and_said_where_memory_is_short(tmp_p
     assert said is not None and "a real machine would fault pages, which cost 80 us each here" in said
 
 
+def test_a_run_that_reads_nothing_says_nothing_of_the_link(tmp_path):
+    """All experts are cached; what it waited is not for bytes. Alone such runs are refused."""
+    waits = {"compute_ms": 30, "tpot_ms": 31, "lanes": 4}
+    kept = [row("all-hit", hit_pct=100, overlap="yes", stall_ms=1, **waits)]
+    kept.append(row("no-read", read_mib_per_token=0, hit_pct=50, overlap="no", io_ms=1, **waits))
+    folder = made(tmp_path / "made", more=kept)
+    found, plain = fitted(folder, [*FIT, "all-hit", "no-read"]).figures, fitted(folder, FIT).figures
+    for name in ("bytes_per_s", "start_ns", "lane_bytes_per_s"):
+        assert found[name] == plain[name], name
+    with pytest.raises(ConfigError, match="all read as much per token; name runs of several"):
+        fitted(folder, ["all-hit", "no-read"])
+
+
+def test_outliers_among_tokens_are_said_in_plain_words(tmp_path):
+    folder = made(tmp_path / "made")
+    log = folder / "tokens" / "made-half.csv"
+    header, first, *others = log.read_text().splitlines()
+    cells = first.split(",")
+    cells[header.split(",").index("wall_ms")] = "9000"
+    log.write_text("\n".join([header, ",".join(cells), *others]) + "\n")
+    said = next(line for line in fitted(folder, ["made-off", "made-half"]).warnings if line.startswith("made-half: "))
+    assert said.endswith(" times the median one; no price describes such outliers")
+
+
 def test_one_lane_count_tells_no_ceiling_of_lanes(tmp_path):
     found = fitted(made(tmp_path / "made"), ["made-off", "made-half", "made-fifth-ov"]).figures
     assert "lane_bytes_per_s" not in found
@@ -126,7 +150,7 @@ def test_runs_that_publish_a_time_and_hits_alone_give_a_line(tmp_path):
     [
         (["made-offf"], "--fit 'made-offf' matches no cell of .*cells.csv: did you mean made-off"),
         (["made-off", "else"], "the runs to fit are of desk, else-where; a calibration is of one device"),
-        (["same*"], "all read as much per token; name runs of several budgets"),
+        (["same*"], "all read as much per token; name runs of several memory budgets"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused_by_name(tmp_path, globs, said):

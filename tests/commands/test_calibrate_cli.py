@@ -10,7 +10,7 @@ import pytest
 from calibration.report import warning_lines
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
-from tests.kit.evidence_folder import made
+from tests.kit.evidence_folder import made, route
 from tests.kit.recordings import FOLDER
 
 FIT = ("--fit", "made-off*", "--fit", "made-half*", "--fit", "made-two-lanes")
@@ -105,6 +105,17 @@ def test_logs_are_calibrated_on_their_first_tokens(folder):
     assert printed["method"].endswith("the last 25% of tokens held out")
 
 
+def test_logs_of_one_name_are_told_apart_by_their_paths(folder, tmp_path):
+    logs = [tmp_path / name / "run.csv" for name in ("la", "lb")]
+    for log, run in zip(logs, ("made-half", "made-fifth-ov"), strict=True):
+        log.parent.mkdir()
+        log.write_text((folder / "tokens" / f"{run}.csv").read_text())
+    found = document("calibrate", *logs, *LOGGED)
+    assert found["fit"]["names"] == [str(log) for log in logs]
+    assert (found["fit"]["cells"], found["held_out"]["cells"]) == (2, 2)
+
+
+LOGGED = ("--model", "olmoe", "--memory", "100MiB", "--k", 4)
 ERRORS = {
     ("calibrate", "{folder}"): "one folder and at least one --fit PATTERN are needed",
     ("calibrate", "{folder}", "--fit", "nothing*"): "--fit 'nothing*' matches no cell of",
@@ -132,6 +143,21 @@ ERRORS = {
         "--trace",
         "x",
     ): "--trace is the routing of",
+    (
+        "calibrate",
+        "{log}",
+        *LOGGED,
+        "--serial",
+        "--trace",
+        "{prompts}",
+    ): "prompts.csv: its routing has no decoded",
+    ("calibrate", "{log}", "{log}", *LOGGED): "made-half.csv is named 2 times, and would count as so many runs",
+    ("calibrate", "{cached}", *LOGGED): "and all read as much per token; name runs of several memory budgets",
+    **{
+        ("calibrate", "{folder}", "--fit", "made*", option, "0.2"): f"{option} is of LOGs and means nothing beside a"
+        for option in ("--memory", "--hold-out", "--device")
+    },
+    ("calibrate", "{folder}", "--fit", "made*", "--lanes", 4): "--lanes is of LOGs and means nothing beside a folder",
     ("calibrate", "{folder}", "--fit", "made*", "--base", "phone"): "no platform called 'phone'",
     ("calibrate", "{folder}", "--fit", "made*", "--out", "{folder}"): "it is a folder; choose another name",
     ("calibrate", "{folder}", "--fit", "made*", "--layers", 4): "--layers means nothing without --slow-tier; leave it",
@@ -144,8 +170,11 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("words", "said"), ERRORS.items(), ids=lambda each: str(each)[:40])
-def test_what_is_wrong_is_said_in_one_line(folder, words, said):
-    places = {"folder": folder, "log": folder / "tokens" / "made-half.csv"}
+def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, words, said):
+    cached = tmp_path / "cached.csv"
+    cached.write_text("wall_ms,read_bytes,compute_ms,stall_ms\n" + "31,0,30,1\n" * 40)
+    prompts = route(tmp_path / "prompts.csv", 16, "")
+    places = {"folder": folder, "log": folder / "tokens" / "made-half.csv", "cached": cached, "prompts": prompts}
     ended = moereplay(*(str(word).format(**places) for word in words))
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
     assert said in ended.stderr

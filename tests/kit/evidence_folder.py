@@ -46,6 +46,18 @@ def made(folder: Path, noise: float = 0.0, more: Sequence[Mapping[str, object]] 
     return folder
 
 
+def route(file: Path, layers: int, decoded: str) -> Path:
+    """A route trace of one prompt token; `decoded` are rows' experts of a token after it: empty for none, -1, 0, ..."""
+    file.parent.mkdir(exist_ok=True)
+    sizes = [f"# layer={layer} expert_bytes={EXPERT_BYTES}" for layer in range(layers)]
+    facts = f"# model=made.gguf arch=made n_layer={layers} n_expert={EXPERTS} n_expert_used={K}"
+    cells = [(layer, slot) for layer in range(layers) for slot in range(K)]
+    rows = [f"0,0,0,{layer},{slot},{slot}" for layer, slot in cells]
+    rows += [f"0,1,1,{layer},{slot},{decoded}" for layer, slot in cells] if decoded else []
+    file.write_text("\n".join(["# route_trace v1", facts, *sizes, "turn,phase,step,layer,slot,expert", *rows]) + "\n")
+    return file
+
+
 def prices(lanes: int, serial: bool, loads: bool) -> StepPrices:
     """Of one step on the machine of the folder."""
     return StepPrices(
