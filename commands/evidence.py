@@ -10,6 +10,8 @@ import typer
 
 from commands.terminal import show
 
+BASE = "phone-ufs4"  #: a device whose experts lie on flash
+
 
 def evidence(
     folder: Annotated[Path, typer.Argument(help="A folder with cells.csv.", show_default=False)],
@@ -19,7 +21,9 @@ def evidence(
     fit: Annotated[
         list[str] | None, typer.Option(help="Or fit on these cells first: a pattern; again for more.")
     ] = None,
-    base: Annotated[str, typer.Option(help="With --fit: platform whose other figures are kept.")] = "phone-ufs4",
+    base: Annotated[
+        str | None, typer.Option(help="With --fit: platform whose other figures are kept; default phone-ufs4.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Predict measured runs by a calibration of their machine, by replay where their routing is there."""
@@ -32,8 +36,10 @@ def evidence(
 
     if bool(calibration) == bool(fit):
         raise ConfigError("give either --calibration FILE or --fit PATTERN, each as often as needed")
+    if base and calibration:
+        raise ConfigError("--base means nothing beside --calibration; leave it out")
     cells = read_folder(folder)
-    machines = from_files(calibration) if calibration else from_fits(cells, fit or [], platform(base))
+    machines = from_files(calibration) if calibration else from_fits(cells, fit or [], platform(base or BASE))
     found = list(predictions(cells, machines))
     if as_json:
         print(json.dumps(document(found), indent=1))

@@ -1,42 +1,35 @@
-"""Progress of a run of a real model: one line that is rewritten on a terminal, a line now and then elsewhere."""
+"""Progress of a run of a real model: requests done, tokens/s and time left."""
 
 from __future__ import annotations
 
-import sys
-import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from commands.terminal import clock, rewrite, say
+from commands.status_line import StatusLine
+from commands.terminal import clock, say
 
 if TYPE_CHECKING:
     from tracegen.record import Progress
 
-SECONDS_BETWEEN_LINES = 10
 SECONDS_TO_FIRST_LINE = 2
 
 
 class Meter:
-    """Requests done, tokens/s and time left: a line that is rewritten on a terminal, a line now and then elsewhere."""
+    """A status line of recordings and live runs."""
 
     def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._said = time.monotonic() - SECONDS_BETWEEN_LINES + SECONDS_TO_FIRST_LINE
-        self._wide = 0
+        self._line = StatusLine(SECONDS_TO_FIRST_LINE)
 
     def show(self, at: Progress) -> None:
         """To be called with every request's progress."""
         if at.skipped and at.done == at.skipped:
             say(f"resuming after {at.skipped} of {at.total} requests")
-        elif self._terminal:
-            self._wide = rewrite(_status(at), self._wide)
-        elif at.done > at.skipped and time.monotonic() - self._said > SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
-            say(_status(at))
+        else:
+            self._line.show(partial(_status, at))
 
     def close(self) -> None:
-        """End the status line, if one is open, so that what follows begins a new one."""
-        if self._wide:
-            say("")
+        """End the status line."""
+        self._line.close()
 
 
 def _status(at: Progress) -> str:

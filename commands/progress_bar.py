@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SECONDS_BETWEEN_LINES = 10
+from commands.status_line import StatusLine
 
 
 @contextmanager
@@ -35,13 +34,11 @@ def _bar(total: int, what: str) -> Iterator[Callable[..., None]]:
 
 
 def _lines(total: int, what: str) -> Callable[..., None]:
-    done, said = 0, time.monotonic()
+    done, line = 0, StatusLine()
 
     def advance(pieces: int = 1) -> None:
-        nonlocal done, said
+        nonlocal done
         done += pieces
-        if done == total or time.monotonic() - said > SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
-            print(f"{done}/{total} {what}", file=sys.stderr)
+        line.show(lambda: f"{done}/{total} {what}", last=done == total)
 
     return advance

@@ -1,44 +1,30 @@
-"""Progress of a sweep: one line that is rewritten on a terminal, a line now and then elsewhere."""
+"""Progress of a sweep: done of total, replays/s, time left and the best figures so far."""
 
 from __future__ import annotations
 
-import sys
-import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from commands.terminal import clock, rewrite, say
+from commands.status_line import StatusLine
+from commands.terminal import clock
 
 if TYPE_CHECKING:
     from sweeps.dispatch import Standing
 
-SECONDS_BETWEEN_LINES = 10
-SECONDS_BETWEEN_REWRITES = 0.2
-
 
 class Meter:
-    """Done of total, replays/s, time left and the best hit rate so far."""
+    """A status line of the driver's standing."""
 
     def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._said = time.monotonic()
-        self._wide = 0
+        self._line = StatusLine()
 
     def show(self, at: Standing) -> None:
         """To be called as often as anything changes."""
-        since = time.monotonic() - self._said
-        if since < (SECONDS_BETWEEN_REWRITES if self._terminal else SECONDS_BETWEEN_LINES) and at.done < at.total:
-            return
-        self._said = time.monotonic()
-        line = status(at)
-        if self._terminal:
-            self._wide = rewrite(line, self._wide)
-        else:
-            say(line)
+        self._line.show(partial(status, at), last=at.done == at.total)
 
     def close(self) -> None:
-        """End the line."""
-        if self._wide:
-            say("")
+        """End the status line."""
+        self._line.close()
 
 
 def status(at: Standing) -> str:

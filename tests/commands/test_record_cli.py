@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -279,8 +280,10 @@ def test_without_torch_one_line_says_what_to_install(moe, tiny, questions, tmp_p
 
 def test_a_terminal_gets_one_line_that_is_rewritten(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    clock = count(step=0.15)  # every other time is too soon
+    monkeypatch.setattr("commands.status_line.time.monotonic", lambda: next(clock))
     meter = Meter()
-    for done in (0, 1, 2):
+    for done in (0, 0, 1, 1, 2):
         meter.show(Progress(done, 4, 0, done * 100, done * 90.0))
     meter.close()
     shown = capsys.readouterr().err
@@ -294,7 +297,7 @@ def test_a_terminal_gets_one_line_that_is_rewritten(capsys, monkeypatch):
 
 def test_elsewhere_a_line_comes_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 3.0, 3.0, 5.0, 14.0, 14.0])
-    monkeypatch.setattr("commands.meter.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("commands.status_line.time.monotonic", lambda: next(clock))
     meter = Meter()
     for done in (1, 2, 3, 4):
         meter.show(Progress(done, 9, 0, done * 1000, done * 1.0))
