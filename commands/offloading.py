@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simulator.config import ReplayConfig
     from tracegen.live.offloaded import Transfers
     from tracegen.live.run import Prepared
-    from tracegen.offload.bench import Shelves
+    from tracegen.offload.bench import SlowTiers
     from tracegen.offload.named import Named
     from traces.schema import Geometry
 
@@ -66,7 +66,7 @@ class Offloading(NamedTuple):
 
 
 @contextmanager
-def slow_tier_of(text: str, device: str, geometry: Geometry, bits: Sequence[float]) -> Iterator[Shelves]:
+def slow_tier_of(text: str, device: str, geometry: Geometry, bits: Sequence[float]) -> Iterator[SlowTiers]:
     """The slow tier that an option names, of random weights of a model's sizes, one for each precision.
 
     Raises ConfigError.

@@ -82,11 +82,11 @@ def projections(experts: nn.Module) -> list[str]:
 
 def check_obeyed(orders: Orders, experts: list[nn.Module]) -> None:
     """Raises RecordError if a pass ran an experts module that does not go through the interface."""
-    deaf = next((module for module in experts if module not in orders.served), None)
-    if deaf is not None:
+    foreign = next((module for module in experts if module not in orders.served), None)
+    if foreign is not None:
         raise RecordError(
-            f"{type(deaf).__name__} does not use transformers' experts interface: nothing can be dropped, rounded or "
-            f"moved there; {FIX}"
+            f"{type(foreign).__name__} does not use transformers' experts interface: nothing can be dropped, rounded "
+            f"or moved there; {FIX}"
         )
 
 

@@ -152,7 +152,7 @@ class Emulation:
         machine, slots = (transfers.thread.machine, transfers.slots) if transfers else (None, None)
         self._engine, self._transfers = Driven(self._gates, ready.spec(log), machine, slots), transfers
         self._bits, self._routing = rounding(ready, stored), ready.chosen.routing.policy.name
-        #: What experts modules must do in a pass, `obeying` it; None where the model's own run is right.
+        #: What experts modules must do in a pass, inside `under_orders`; None where the model's own run is right.
         self.orders = self._ordering(tiers or Tiers()) if transfers or changes_experts(ready, stored) else None
         self._kept: list[list[Said]] = [[] for _ in modules.sites]
         self._executed: list[list[np.ndarray]] = [[] for _ in modules.sites]
@@ -161,7 +161,7 @@ class Emulation:
     def forward(self, model_pass: Callable[[], Tensor], tokens: int, request: int, prefill: bool) -> Tensor:
         """Run `model_pass`, one forward pass of the model over `tokens` tokens; returns what it returns."""
         self.begin(tokens, request, prefill)
-        with watching(self._modules, self._lookahead, self.at_gate), obeying(self._modules, self.orders):
+        with watching(self._modules, self._lookahead, self.at_gate), under_orders(self._modules, self.orders):
             return self._whole(model_pass) if self._transfers is None else self._timed(model_pass, self._transfers)
 
     def begin(self, tokens: int, request: int, prefill: bool) -> None:
@@ -224,7 +224,7 @@ class Emulation:
         assert self._gates.verdict is not None
         self._keep(layer, self._gates.verdict)
         self._order(layer, self._gates.verdict)
-        return obeyed(self._modules, reading, said, self._gates.verdict)
+        return as_ordered(self._modules, reading, said, self._gates.verdict)
 
     def _keep(self, layer: int, mixture: Mixture) -> None:
         shape = self._kept[layer][-1].chosen.shape
@@ -253,7 +253,7 @@ class Emulation:
 
 
 @contextmanager
-def obeying(modules: MoeModules, orders: Orders | None) -> Iterator[None]:
+def under_orders(modules: MoeModules, orders: Orders | None) -> Iterator[None]:
     """In this block, which is one pass, experts follow `orders`. Raises RecordError at its end if some did not."""
     if orders is None:
         yield
@@ -263,7 +263,7 @@ def obeying(modules: MoeModules, orders: Orders | None) -> Iterator[None]:
     check_obeyed(orders, [site.experts for site in modules.sites])
 
 
-def obeyed(modules: MoeModules, reading: Reading, said: Said, mixture: Mixture) -> tuple[Tensor, Tensor] | None:
+def as_ordered(modules: MoeModules, reading: Reading, said: Said, mixture: Mixture) -> tuple[Tensor, Tensor] | None:
     """The ids and weights (T, k) that the experts are given, or None if no token's set of experts has changed.
 
     As fidelity counts it: a token that was routed to fewer experts, or runs one that its router did not choose, is

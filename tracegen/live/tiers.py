@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from simulator.errors import ConfigError
-from tracegen.live.held import Held
+from tracegen.live.lru_cache import LruCache
 from tracegen.modules import MoeModules
 from tracegen.offload.device import free_memory
 from tracegen.precision import DEFAULT
@@ -48,8 +48,8 @@ class Tiers:
     ) -> None:
         """`weights_sha256` of the checkpoint and the number of each experts module name what is kept on disk."""
         self._name, self._sha256, self._sites = quantiser, weights_sha256, sites or {}
-        self._restored: Held[Which, Tensor] = Held(room)
-        self._packed: Held[Which, Packed] = Held(packed_room)
+        self._restored: LruCache[Which, Tensor] = LruCache(room)
+        self._packed: LruCache[Which, Packed] = LruCache(packed_room)
         self._stored: dict[tuple[float, str], tuple[int, int]] = {}
 
     def weight(self, module: Any, parameter: str, expert: int, bits: float) -> Tensor:

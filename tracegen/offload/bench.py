@@ -26,7 +26,7 @@ from traces.schema import Trace
 
 SPARE_SLOTS = 2  #: the buffer of a demand that is not admitted, and one to spare
 #: Slow tiers by the bytes of an expert at each layer: one for each precision.
-Shelves = Mapping[tuple[int, ...], SlowTier]
+SlowTiers = Mapping[tuple[int, ...], SlowTier]
 
 
 class Ran(NamedTuple):
@@ -88,11 +88,11 @@ class Bench:
     arenas: Mapping[int, Arena]  #: by bytes of a copy
     layers: Layers
     on_cpu: Layers  #: what the CPU beside the accelerator computes
-    slow: Shelves
+    slow: SlowTiers
     decisions: str = AUTO
 
     @classmethod
-    def of(cls, plans: Sequence[Plan], slow: Shelves, most_tokens: int, device: str, decisions: str = AUTO) -> Bench:
+    def of(cls, plans: Sequence[Plan], slow: SlowTiers, most_tokens: int, device: str, decisions: str = AUTO) -> Bench:
         """For these runs. Raises ConfigError where their slots do not fit this machine's memory."""
         arenas, geometry = arenas_of(slots_of(plans), device), plans[0].origin.geometry
         layers, on_cpu = Layers(geometry, most_tokens, device), Layers(experts_only(geometry), most_tokens, "cpu")

@@ -15,9 +15,9 @@ import torch
 from simulator.config import ReplayConfig, configure
 from simulator.platform import Calibration, Measured
 from simulator.platform_files import as_toml
-from tracegen.offload.bench import Bench, Shelves, check_measurable, replayed
+from tracegen.offload.bench import Bench, SlowTiers, check_measurable, replayed
 from tracegen.offload.durations import Durations
-from tracegen.offload.fit import Figure, Fitted, fit, trimmed_mean
+from tracegen.offload.fit import Figure, Fitted, figure_of, fit
 from tracegen.offload.kernels import TOKENS, by_format, by_tokens, in_times
 from tracegen.offload.slow_tier import SlowTier
 from traces.schema import Geometry, Trace
@@ -49,7 +49,7 @@ def configs() -> list[ReplayConfig]:
 RUNS = 4 + len(HELD_OUT)
 
 
-def bench_of(geometry: Geometry, slow: Shelves, device: str) -> Bench:
+def bench_of(geometry: Geometry, slow: SlowTiers, device: str) -> Bench:
     """For all of them. Raises ConfigError where they do not fit this machine's memory."""
     trace = trace_of(geometry, 1)
     return Bench.of([check_measurable(trace, config) for config in configs()], slow, max(TOKENS), device)
@@ -155,9 +155,9 @@ def _alone(slow: SlowTier, size: int) -> Figure:
         begin = time.perf_counter_ns()
         slow.read_bytes(slow.layout.offset(_spread(slow, read)), into[:size])
         took.append(time.perf_counter_ns() - begin)
-    halves = [trimmed_mean(took[: READS // 2]), trimmed_mean(took[READS // 2 :])]
-    mean = trimmed_mean(took)
-    return Figure(size / mean * 1e9, size / mean * 1e9 * abs(halves[0] - halves[1]) / 2 / mean, READS)
+    each = figure_of(took)
+    rate = size / each.value * 1e9
+    return Figure(rate, rate * (each.spread or 0.0) / each.value, READS)
 
 
 def _together(slow: SlowTier, lanes: int) -> Figure:

@@ -14,7 +14,7 @@ from simulator.platform import Calibration
 from simulator.platform_files import platform
 from simulator.replay import Plan
 from sweeps.checks import Run
-from tracegen.offload.bench import Bench, Shelves, bits_of, bits_of_all, check_measurable, replayed, slots_of
+from tracegen.offload.bench import Bench, SlowTiers, bits_of, bits_of_all, check_measurable, replayed, slots_of
 from tracegen.offload.compute import layout_of
 from tracegen.offload.device import compute_on, described, free_memory
 from tracegen.offload.part import tokens_of
@@ -22,7 +22,7 @@ from tracegen.offload.slow_tier import kind_of
 from traces.geometry import known
 from traces.schema import Geometry, Trace, TraceError
 
-OpenSlow = Callable[[Geometry, Sequence[float]], AbstractContextManager[Shelves]]
+OpenSlow = Callable[[Geometry, Sequence[float]], AbstractContextManager[SlowTiers]]
 
 
 @dataclass(frozen=True)

@@ -166,13 +166,14 @@ def _less(of: Figure, part: Figure) -> Figure:
 
 
 def _figure(items: Sequence[Computed] | Sequence[Moved] | Sequence[OnCpu], value: Callable) -> Figure:
-    values = [value(each) for each in items]
-    if not values:
-        return Figure(0.0, None, 0)
-    halves = [trimmed_mean(values[: len(values) // 2]), trimmed_mean(values[len(values) // 2 :])]
-    mean = trimmed_mean(values)
-    spread = abs(halves[0] - halves[1]) / 2 if len(values) > 1 else None
-    return Figure(mean, spread, len(values))
+    return figure_of([value(each) for each in items])
+
+
+def figure_of(samples: Sequence[float]) -> Figure:
+    """Their trimmed mean, in the order in which they were taken; 0 of none."""
+    half = len(samples) // 2
+    first, last = trimmed_mean(samples[:half]), trimmed_mean(samples[half:])
+    return Figure(trimmed_mean(samples), abs(first - last) / 2 if half else None, len(samples))
 
 
 def trimmed_mean(values: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ import torch
 from tracegen.offload.bench import Bench
 from tracegen.offload.compute import as_weights, layout_of
 from tracegen.offload.experts import BITS_PER_WEIGHT
-from tracegen.offload.fit import Figure, trimmed_mean
+from tracegen.offload.fit import Figure, figure_of
 from traces.schema import Geometry
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
@@ -40,7 +40,7 @@ def _format(bench: Bench, geometry: Geometry, bits: int) -> Figure:
         lambda at=at: bench.layers.expert(as_weights(slots[at % len(slots)], layout.dtype, shape), 1)
         for at in range(ROUNDS)
     ]
-    return _figure([_took(each) for each in timed])
+    return figure_of([_took(each) for each in timed])
 
 
 def _experts(bench: Bench, geometry: Geometry, bits: float | None) -> list[torch.Tensor]:
@@ -59,18 +59,13 @@ def _timed(calls: Sequence[Callable[[], None]]) -> dict[int, Figure]:
     for call in calls[: len(TOKENS)]:
         call()
     took = [_took(call) for call in calls]
-    return {tokens: _figure(took[at :: len(TOKENS)]) for at, tokens in enumerate(TOKENS)}
+    return {tokens: figure_of(took[at :: len(TOKENS)]) for at, tokens in enumerate(TOKENS)}
 
 
 def _took(call: Callable[[], None]) -> int:
     begin = time.perf_counter_ns()
     call()
     return time.perf_counter_ns() - begin
-
-
-def _figure(took: Sequence[int]) -> Figure:
-    halves = trimmed_mean(took[: len(took) // 2]), trimmed_mean(took[len(took) // 2 :])
-    return Figure(trimmed_mean(took), abs(halves[0] - halves[1]) / 2, len(took))
 
 
 def in_times(figures: dict[int, Figure]) -> tuple[tuple[int, float], ...]:

@@ -21,7 +21,7 @@ from tracegen.allocator import PASSES, return_freed_memory
 from tracegen.capture import OnGate, Reading, watching
 from tracegen.checkpoint import Loaded
 from tracegen.errors import RecordError
-from tracegen.live.source import Emulation, obeying, rounding
+from tracegen.live.source import Emulation, rounding, under_orders
 from tracegen.live.tiers import Tiers
 from tracegen.modules import MoeModules
 from tracegen.quality.observers import Observer, Recorder
@@ -163,7 +163,7 @@ class Session:
             observer.begin(len(ids), number, prefill=not text.read)
         attend = attended(observers, places(due))
         modules, depth = self.subject.modules, self.subject.look_ahead
-        with watching(modules, depth, attend, batch=len(texts)), obeying(modules, observers[0].orders):
+        with watching(modules, depth, attend, batch=len(texts)), under_orders(modules, observers[0].orders):
             logits = stepper.step(due)
         for observer, _, _ in active:
             observer.end()

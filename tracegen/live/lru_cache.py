@@ -1,4 +1,4 @@
-"""What was used last, up to so many bytes."""
+"""A cache of values by bytes, with LRU eviction."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class Held(Generic[Key, Value]):
-    """Values by key. What was not used for longest goes first; what is larger than the room is held alone."""
+class LruCache(Generic[Key, Value]):
+    """Values by key. What is larger than the capacity is kept alone."""
 
-    def __init__(self, room: int) -> None:
-        """`room` in bytes."""
-        self._room, self._size = room, 0
+    def __init__(self, capacity: int) -> None:
+        """`capacity` in bytes."""
+        self._capacity, self._size = capacity, 0
         self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
 
     def get(self, key: Key, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
-        """The value of a key, made if it is not held; `size` says its bytes."""
+        """The value of a key, made if it is not cached; `size` says its bytes."""
         if key not in self._values:
             made = make()
             self._values[key] = made, size(made)
             self._size += size(made)
-            self._make_space()
+            self._evict()
         self._values.move_to_end(key)
         return self._values[key][0]
 
-    def _make_space(self) -> None:
-        while self._size > self._room and len(self._values) > 1:
+    def _evict(self) -> None:
+        while self._size > self._capacity and len(self._values) > 1:
             self._size -= self._values.popitem(last=False)[1][1]
