@@ -56,41 +56,41 @@ class Recorder:
 
     @property
     def is_over(self) -> bool:
-        """As it is."""
+        """Whether the decider has nothing left to begin."""
         return self._decisions.is_over
 
     @property
     def is_called_up(self) -> bool:
-        """As it is."""
+        """Whether the decider waits for `resumed`."""
         return self._decisions.is_called_up
 
     def begin(self, now: int) -> Sequence[Begun]:
-        """Kept."""
+        """Record what begins first."""
         return self._keep(self._decisions.begin(now), 0)
 
     def computed(self, now: int, elapsed: int) -> Sequence[Begun]:
-        """Kept."""
+        """Record what begins when compute has ended something."""
         self._computed += 1
         return self._keep(self._decisions.computed(now, elapsed), self._computed)
 
     def landed(self, y: int, now: int, elapsed: int) -> Sequence[Begun]:
-        """Kept."""
+        """Record what begins when copy y has landed."""
         return self._keep(self._decisions.landed(y, now, elapsed), None)
 
     def resumed(self, now: int) -> Sequence[Begun]:
-        """Kept."""
+        """Record what begins when the decider is resumed."""
         return self._keep(self._decisions.resumed(now), None)
 
     def abandoned(self, y: int, elapsed: int) -> None:
-        """As it is."""
+        """Pass on that a transfer was given up; nothing begins."""
         self._decisions.abandoned(y, elapsed)
 
     def note_end(self, line: int, now: int) -> None:
-        """As it is."""
+        """Pass on when a line of the log ended, in nanoseconds."""
         self._decisions.note_end(line, now)
 
     def close(self) -> FinishedRun:
-        """As it is."""
+        """The counters of the decider."""
         return self._decisions.close()
 
     def _keep(self, begun: Sequence[Begun], computed: int | None) -> Sequence[Begun]:
@@ -125,13 +125,13 @@ class Script:
         return self._due()
 
     def computed(self, now: int, elapsed: int) -> Sequence[Begun]:
-        """What is next."""
+        """What compute and link begin next, where it is due."""
         self._ended.append(Ended(None, now, elapsed))
         self._computed, self._computing = self._computed + 1, False
         return self._due()
 
     def landed(self, y: int, now: int, elapsed: int) -> Sequence[Begun]:
-        """What is next."""
+        """What compute and link begin next, where it is due."""
         self._ended.append(Ended(y, now, elapsed))
         self._landed, self._moving = self._landed + 1, False
         return self._due()
@@ -141,11 +141,11 @@ class Script:
         raise AssertionError("a script calls nobody up")
 
     def abandoned(self, y: int, elapsed: int) -> None:
-        """Kept."""
+        """To be passed to the engine when it is asked again."""
         self._abandoned.append((y, elapsed))
 
     def note_end(self, line: int, now: int) -> None:
-        """Kept."""
+        """The same of a line of the log that has ended."""
         self._ends[line] = now
 
     def close(self) -> FinishedRun:

@@ -59,12 +59,12 @@ class Pass(NamedTuple):
 
     @property
     def request(self) -> int:
-        """Of the first row."""
+        """Number of the first row's request."""
         return self.rows[0].request
 
     @property
     def phase(self) -> int:
-        """Of the first row."""
+        """Phase of the first row: prefill or decode."""
         return self.rows[0].phase
 
     @property

@@ -98,21 +98,21 @@ class SimulatedAccelerator:
         self._env, self._times, self._precisions = env, times, precisions
 
     def dense(self, layer: int, tokens: int, context: int = 0, contended: bool = False) -> Activity:
-        """Known when it begins."""
+        """The dense part of a layer for so many tokens; layer 0 begins with what the pass takes once."""
         before = self._times.pass_ns(tokens, contended) if layer == 0 else 0
         return self._busy(
             self._times.dense_ns(layer, tokens, contended) + self._times.kv_ns(context, contended) + before
         )
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool = False, lands: int = 0) -> Activity:
-        """Known when it begins."""
+        """A copy for so many tokens. One that arrives in pieces ends no sooner than its last piece, at `lands`, allows."""
         spent = self._times.expert_ns(layer, y % self._precisions, tokens, contended)
         home = self._times.homes[y // self._precisions % len(self._times.homes)]
         rest = part(spent, MILLION - self._times.first[home])
         return self._busy(spent, until=lands + rest if lands else 0)
 
     def load(self, layer: int, y: int) -> Activity:
-        """Known when it begins."""
+        """What compute spends on having a copy loaded."""
         return self._busy(self._times.load_ns[layer][y % self._precisions])
 
     def _busy(self, spent: int, until: int = 0) -> Activity:

@@ -102,12 +102,12 @@ class _Accelerator:
         self._mean = _mean(list(self._experts.values()))
 
     def dense(self, layer: int, tokens: int) -> Activity:
-        """Known when it begins."""
+        """As long as the next dense part of the measured run lasted."""
         self._at += 1
         return self._lasts(self._dense[self._at])
 
     def expert(self, layer: int, y: int, tokens: int) -> Activity:
-        """Known when it begins."""
+        """As long as this copy lasted in that step, or the mean of all where it did not run then."""
         return self._lasts(self._experts.get((self._at, y), self._mean))
 
     def _lasts(self, spent: int) -> Activity:
@@ -128,7 +128,7 @@ class _Channel:
         self._mean = _mean([each.spent for each in durations.moved])
 
     def start(self, transfer: Transfer, contended: bool) -> Activity:
-        """Known when it begins."""
+        """As long as the next transfer of this copy lasted, or the mean of all."""
         own, now = self._moves[transfer.y], int(self._env.now)
         spent = own.popleft() if own else self._mean
         return Planned(self._env, LINK, Span(now, now + spent, spent))
