@@ -105,7 +105,7 @@ class SimulatedAccelerator:
         )
 
     def expert(self, layer: int, y: int, tokens: int, contended: bool = False, lands: int = 0) -> Activity:
-        """A copy for so many tokens. One that arrives in pieces ends no sooner than its last piece, at `lands`, allows."""
+        """A copy for so many tokens; one in pieces ends no sooner than the last piece, which `lands`, allows."""
         spent = self._times.expert_ns(layer, y % self._precisions, tokens, contended)
         home = self._times.homes[y // self._precisions % len(self._times.homes)]
         rest = part(spent, MILLION - self._times.first[home])
