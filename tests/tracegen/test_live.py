@@ -325,7 +325,7 @@ def test_requests_come_back_from_the_trace_of_a_run() -> None:
 def test_traces_without_text_or_of_another_model_are_refused() -> None:
     ran = live("olmoe")
     bare = [type(request)(request.chosen, request.prompt_length) for request in ran.requests]
-    with pytest.raises(RecordError, match="no token ids, so its text cannot be run; give --text"):
+    with pytest.raises(RecordError, match="no token ids, so its text cannot be run; record one"):
         requests_of(memory_trace(ran.header, bare))
     trace = ran.trace()
     check_same_model(trace, loaded("olmoe"), modules("olmoe"))
