@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from calibration.evidence import fit_of, from_files, from_fits, globs_of, predictions, runs_of
+from calibration.fitting import Fitted
 from calibration.folder import read_folder
 from calibration.search import least
 from simulator.config import configure
@@ -28,9 +31,20 @@ def fitted(folder: Path, globs: list[str]):
     return fit_of(runs, globs, platform(BASE), evidence)
 
 
+@pytest.fixture(scope="module")
+def known_fit(tmp_path_factory) -> Callable[[float], Fitted]:
+    """The fit of a folder with so much noise, made once: it takes seconds."""
+
+    @cache
+    def of(noise: float) -> Fitted:
+        return fitted(made(tmp_path_factory.mktemp("noisy") / "made", noise), FIT)
+
+    return of
+
+
 @pytest.mark.parametrize(("noise", "off"), [(0.0, 0.01), (0.05, 0.08)])
-def test_the_prices_that_made_a_folder_are_found_again(tmp_path, noise, off):
-    found = fitted(made(tmp_path / "made", noise), FIT).figures
+def test_the_prices_that_made_a_folder_are_found_again(known_fit, noise, off):
+    found = known_fit(noise).figures
     known = {"memory_bytes_per_s": RATE, "ns_per_mib": NS_PER_MIB, "bytes_per_s": LINK, "lane_bytes_per_s": LANE}
     for name, value in known.items():
         assert found[name].value == pytest.approx(value, rel=off), name
@@ -38,9 +52,8 @@ def test_the_prices_that_made_a_folder_are_found_again(tmp_path, noise, off):
     assert [figure.n for figure in found.values()] == [5, 5, 5, 5, 3]
 
 
-def test_the_same_runs_give_the_same_figures(tmp_path):
-    folder = made(tmp_path / "made", 0.05)
-    assert fitted(folder, FIT).figures == fitted(folder, FIT).figures
+def test_the_same_runs_give_the_same_figures(tmp_path, known_fit):
+    assert fitted(made(tmp_path / "made", 0.05), FIT).figures == known_fit(0.05).figures
 
 
 def test_runs_held_out_are_predicted(tmp_path):
@@ -52,10 +65,10 @@ def test_runs_held_out_are_predicted(tmp_path):
         assert each.time_error == pytest.approx(0, abs=0.02)
 
 
-def test_a_calibration_remembers_what_it_was_fitted_on(tmp_path):
+def test_a_calibration_remembers_what_it_was_fitted_on(tmp_path, known_fit):
     evidence = read_folder(made(tmp_path / "made"))
     file = tmp_path / "desk.toml"
-    file.write_text(as_toml(fitted(evidence.path, FIT).platform))
+    file.write_text(as_toml(known_fit(0.0).platform))
     machines = from_files([str(file)])
     roles = {each.cell: each.role for each in predictions(evidence, machines)}
     assert sorted(name for name, role in roles.items() if role == "held_out") == ["made-fifth-ov", "made-tenth-ov"]
@@ -104,13 +117,13 @@ def test_the_price_of_a_page_fault_is_found_and_said_where_memory_is_short(tmp_p
     assert said is not None and "a real machine would fault pages, which cost 80 us each here" in said
 
 
-def test_a_run_that_reads_nothing_says_nothing_of_the_link(tmp_path):
+def test_a_run_that_reads_nothing_says_nothing_of_the_link(tmp_path, known_fit):
     """All experts are cached; what it waited is not for bytes. Alone such runs are refused."""
     waits = {"compute_ms": 30, "tpot_ms": 31, "lanes": 4}
     kept = [row("all-hit", hit_pct=100, overlap="yes", stall_ms=1, **waits)]
     kept.append(row("no-read", read_mib_per_token=0, hit_pct=50, overlap="no", io_ms=1, **waits))
     folder = made(tmp_path / "made", more=kept)
-    found, plain = fitted(folder, [*FIT, "all-hit", "no-read"]).figures, fitted(folder, FIT).figures
+    found, plain = fitted(folder, [*FIT, "all-hit", "no-read"]).figures, known_fit(0.0).figures
     for name in ("bytes_per_s", "start_ns", "lane_bytes_per_s"):
         assert found[name] == plain[name], name
     with pytest.raises(ConfigError, match="all read as much per token; name runs of several"):

@@ -94,7 +94,7 @@ class Tiered:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), layers=st.sampled_from([2, 3]), slots=st.integers(5, 9))
 def test_evictions_agree_with_their_models_at_three_precisions(name: str, seed: int, layers: int, slots: int):
     """Three experts a step at 8, 4 and 2 bits; a better copy will do, and several copies of an expert may be held."""

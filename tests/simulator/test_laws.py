@@ -14,7 +14,7 @@ from results.result import Event, Row
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.scenarios import DECLINING, EVICTIONS, PREFETCHES, Scenario, scenarios
 
-searched = settings(max_examples=150, deadline=None, derandomize=True)
+searched = settings(max_examples=100, deadline=None, derandomize=True)
 REASONS = ("compulsory", "collisions", "capacity")
 
 

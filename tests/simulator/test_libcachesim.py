@@ -123,7 +123,7 @@ def assert_same_per_layer(policy: str, trace: Trace, slots: int) -> None:
         assert_same_misses(policy, [access for access in accesses if access.layer == layer], slots, trace.geometry)
 
 
-@pytest.mark.parametrize("policy", PLAIN | TUNED)
+@pytest.mark.parametrize("policy", [*PLAIN, *(pytest.param(each, marks=pytest.mark.long) for each in TUNED)])
 def test_the_bundled_sample_with_a_cache_per_layer(policy: str):
     """A pool of 32, half of the experts."""
     assert_same_per_layer(policy, bundled(), 32)

@@ -167,6 +167,7 @@ MUTANTS: list[tuple[type, str, Callable[[Callable], Callable]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("owner", "name", "mutate"), MUTANTS, ids=[mutate.__name__ for _, _, mutate in MUTANTS])
 def test_the_search_kills_a_mutant(
     owner: type, name: str, mutate: Callable[[Callable], Any], monkeypatch: pytest.MonkeyPatch

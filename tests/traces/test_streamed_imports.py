@@ -58,7 +58,9 @@ def growth(folder: Path, name: str) -> float:
     return (peak(long) - peak(short)) / (MANY_MORE - FEW)
 
 
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.long) if at else each for at, each in enumerate(MANY)]
+)
 def test_memory_does_not_grow_with_the_requests_of_a_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
