@@ -24,7 +24,7 @@ class Meter:
         """To be called with every request's progress."""
         if at.skipped and at.done == at.skipped:
             say(f"resuming after {at.skipped} of {at.total} requests")
-        else:
+        elif at.done > at.skipped:
             self._line.show(partial(_status, at))
 
     def close(self) -> None:
@@ -34,6 +34,4 @@ class Meter:
 
 def _status(at: Progress) -> str:
     """One line: 12/80 requests, 431 tokens/s, 0:02:41 left."""
-    if at.done == at.skipped:
-        return f"{at.done}/{at.total} requests"
     return f"{at.done}/{at.total} requests, {at.tokens_per_second:,.0f} tokens/s, {clock(at.seconds_left)} left"

@@ -58,6 +58,8 @@ LONG = {
     "moereplay paper cache-conditional miniature --figure rank_sensitivity --live": "of what ran long",
     "moereplay recommend": "replays a hundred configurations",
 }
+#: Pages that take `make test-longest`.
+MINUTES = ("docs/forecast.md",)
 #: Pages whose numbers depend on the processor's arithmetic, as they are of a recording made there.
 OWN_NUMBERS = ("docs/recipes/researcher.md",)
 COMMANDS = {page: [each for each in items(page) if isinstance(each, Command)] for page in PAGES}
@@ -97,9 +99,12 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
     type_page(page, tmp_path / "home", NOT_RUN | LONG)
 
 
-@pytest.mark.long
+def marked(page: str) -> object:
+    return pytest.param(page, marks=pytest.mark.longest if page in MINUTES else pytest.mark.long)
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", [page for page in PAGES if any(entry(each, LONG) for each in COMMANDS[page])])
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES if any(entry(each, LONG) for each in COMMANDS[page])])
 def test_the_long_commands_of_a_page_run_as_well(page: str, tmp_path: Path) -> None:
     type_page(page, tmp_path / "home", NOT_RUN)
 
