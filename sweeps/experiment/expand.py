@@ -148,7 +148,7 @@ def _matches(settings: Settings, pattern: Mapping[str, Any]) -> bool:
 
 def check_values(experiment: Experiment, file: Path) -> None:
     """Each value by itself, so that an error can name its key."""
-    for table, name, value in _values(experiment):
+    for table, name, value in itertools.chain(_values(experiment), _excluded(experiment)):
         try:
             configuration({name: value})
         except (ConfigError, PolicyError) as error:
@@ -171,6 +171,15 @@ def _values(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
         for name, values in settings.items():
             for value in values if "." not in name else ():
                 yield table, name, value
+
+
+def _excluded(experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
+    """The same of what is left out."""
+    for pattern in experiment.exclude:
+        for name, wanted in pattern.items():
+            for value in wanted if isinstance(wanted, list) else [wanted]:
+                if "." not in name:
+                    yield "[[exclude]]", name, value
 
 
 def _ends(values: Range) -> list[Value]:

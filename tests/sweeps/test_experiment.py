@@ -162,6 +162,10 @@ REFUSALS = {
         "no integer lies between",
     ),
     "falling range": ("[grid]\nseed = {low = 2, high = 1}\n[random]\nn = 1", "a range needs low < high"),
+    "an excluded policy that does not exist": (
+        "[grid]\neviction = ['lru', 'fifo']\n[[exclude]]\neviction = ['fifo', 'lruu']",
+        "[[exclude]] eviction: no eviction policy called 'lruu'",
+    ),
     "nothing left": ("[[exclude]]\neviction = 'lru'", "[[exclude]] leaves no configuration"),
     "no TOML": ("[grid", "expected an experiment in TOML"),
 }
