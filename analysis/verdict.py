@@ -69,6 +69,20 @@ FIGURES = (
 )
 
 
+#: What is known of a lead: nothing, for want of rows or of a second request or for another reason; or how sure it is.
+NO_ROWS, ONE_REQUEST, UNKNOWN, SURE, LUCK, NOISE = "no rows", "one request", "unknown", "sure", "luck", "noise"
+
+
+class Lead(NamedTuple):
+    """The best beside the second."""
+
+    more: float  #: the best's figure less the second's
+    below: float  #: the second's
+    off: float | None  #: half the 95 % interval of the difference, where it is known
+    requests: int
+    certainty: str
+
+
 class Rival(NamedTuple):
     """Another configuration, and the winner beside it."""
 
@@ -95,9 +109,14 @@ class Verdict(NamedTuple):
         return getattr(self.best, self.figure.name)
 
     @property
-    def beside_second(self) -> Comparison:
-        """The best beside the second."""
-        return next((each.beside for each in self.rivals if each.entry is self.second), NOTHING)
+    def lead(self) -> Lead | None:
+        """None where there is no second."""
+        if self.second is None:
+            return None
+        beside = next((each.beside for each in self.rivals if each.entry is self.second), NOTHING)
+        below = getattr(self.second, self.figure.name)
+        more = self.value - below
+        return Lead(more, below, beside.off, beside.requests, _certainty(beside, more))
 
     @property
     def as_good(self) -> list[Entry]:
@@ -107,6 +126,16 @@ class Verdict(NamedTuple):
     def own(self) -> Interval | None:
         """The interval of the best's own figure; None where no request has it."""
         return estimate(self.best.requests(), self.figure.name)
+
+
+def _certainty(beside: Comparison, more: float) -> str:
+    if beside.requests < 2:
+        return ONE_REQUEST if beside.requests else NO_ROWS
+    if beside.off is None:
+        return UNKNOWN
+    if beside.answer == YES:
+        return SURE
+    return LUCK if beside.off < more else NOISE
 
 
 def verdict(figure: Figure, entries: Sequence[Entry]) -> Verdict | None:
@@ -155,7 +184,7 @@ def _best(figure: Figure, title: str, known: Sequence[Entry], names: Sequence[st
     found = None if len(_tied(figure, known)) > 1 else verdict(figure, known)
     if found is None:
         return [said]
-    beside = "" if found.second is None else _compared(found, found.second, names)
+    beside = "" if found.lead is None else _compared(found, found.lead, names)
     return [f"{said}{_range(found)}{beside}", *_as_good(found, names)]
 
 
@@ -220,21 +249,23 @@ def _second(first: Entry, known: Sequence[Entry]) -> Entry | None:
     return None
 
 
-def _compared(found: Verdict, second: Entry, names: Sequence[str]) -> str:
-    figure, below = found.figure, getattr(second, found.figure.name)
-    more, beside = found.value - below, found.beside_second
-    said = f", {figure.more(more, below)} more than {called(second, differing(found.best, second, names))} (second)"
-    if not beside.requests:
-        return f"{said}; no telling how sure: `requests = true` keeps requests"
-    if beside.requests == 1:
-        return f"{said}; one request, so no telling how sure"
-    if beside.off is None:
-        return f"{said}; no telling how sure"
-    wide = f"± {figure.more(beside.off, below)} over {beside.requests:,} requests"
-    if beside.answer == YES:
-        return f"{said}, {wide}"
-    luck = f"which may be luck among {len(found.rivals) + 1:,}" if beside.off < more else "which means nothing"
-    return f"{said}, {luck}: {wide}"
+def _compared(found: Verdict, lead: Lead, names: Sequence[str]) -> str:
+    assert found.second is not None
+    figure, other = found.figure, called(found.second, differing(found.best, found.second, names))
+    said = f", {figure.more(lead.more, lead.below)} more than {other} (second)"
+    if lead.off is None or lead.certainty in UNTOLD:
+        return f"{said}; {UNTOLD[lead.certainty]}"
+    luck = {SURE: "", LUCK: f"which may be luck among {len(found.rivals) + 1:,}: ", NOISE: "which means nothing: "}
+    wide = f"± {figure.more(lead.off, lead.below)} over {lead.requests:,} requests"
+    return f"{said}, {luck[lead.certainty]}{wide}"
+
+
+#: Why nothing is known of a lead.
+UNTOLD = {
+    NO_ROWS: "no telling how sure: `requests = true` keeps requests",
+    ONE_REQUEST: "one request, so no telling how sure",
+    UNKNOWN: "no telling how sure",
+}
 
 
 def differing(first: Entry, second: Entry, names: Sequence[str]) -> list[str]:

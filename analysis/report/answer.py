@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.bootstrap import FEW, Interval
-from analysis.comparisons import YES
 from analysis.report.cases import Case
 from analysis.tables import counted
-from analysis.verdict import Entry, Verdict, called, differing, listed
+from analysis.verdict import LUCK, NO_ROWS, NOISE, ONE_REQUEST, SURE, UNKNOWN, Entry, Verdict, called, differing, listed
 
 TITLES = {"tokens_per_s": "Fastest", "hit_rate": "Most hits"}
 MORE = {"tokens_per_s": "faster than", "hit_rate": "above"}
+#: Of a lead, by what is known of it.
+UNTOLD = {NO_ROWS: "without rows of requests", ONE_REQUEST: "from one request", UNKNOWN: "from these requests"}
+TOLD = {
+    SURE: "{}: more than noise",
+    LUCK: "which may be luck among so many: {}",
+    NOISE: "which cannot be told from noise: {}",
+}
 
 
 def sentences(case: Case) -> list[str]:
@@ -48,25 +54,15 @@ def roughly(own: Interval) -> str:
 
 def _beside(case: Case, found: Verdict) -> list[str]:
     """The best beside the second of the same capacity."""
-    if found.second is None or len(found.tied) > 1:
+    lead = found.lead
+    if lead is None or found.second is None or len(found.tied) > 1:
         return []
-    below, beside = getattr(found.second, found.figure.name), found.beside_second
-    more = found.value - below
     other = called(found.second, differing(found.best, found.second, case.names))
-    said = f"It is {found.figure.more(more, below)} {MORE[found.figure.name]} the next, {other}"
-    if beside.off is None:
-        return [f"{said}; whether that is noise cannot be told {_why(beside.requests)}."]
-    wide = f"± {found.figure.more(beside.off, below)} over {counted(beside.requests, 'request')}"
-    if beside.answer == YES:
-        return [f"{said}, {wide}: more than noise."]
-    doubt = "which may be luck among so many" if beside.off < more else "which cannot be told from noise"
-    return [f"{said}, {doubt}: {wide}."]
-
-
-def _why(requests: int) -> str:
-    if not requests:
-        return "without rows of requests"
-    return "from one request" if requests == 1 else "from these requests"
+    said = f"It is {found.figure.more(lead.more, lead.below)} {MORE[found.figure.name]} the next, {other}"
+    if lead.off is None or lead.certainty in UNTOLD:
+        return [f"{said}; whether that is noise cannot be told {UNTOLD[lead.certainty]}."]
+    wide = f"± {found.figure.more(lead.off, lead.below)} over {counted(lead.requests, 'request')}"
+    return [f"{said}, {TOLD[lead.certainty].format(wide)}."]
 
 
 def _as_good(case: Case, found: Verdict) -> list[str]:
