@@ -85,29 +85,6 @@ def against(one: Rows, others: Sequence[Rows], figure: str, seed: int = 0, picke
     return [each if each.p is None else answered(each, next(corrected), figure) for each in found]
 
 
-def against_best(entries: Sequence[Rows], figure: str, seed: int = 0) -> tuple[int, list[Comparison | None]]:
-    """Which of these is best, and the best beside each of the others: None at its own place.
-
-    Raises ResultError for an unknown figure, or if no entry has it.
-    """
-    values = [estimate_of(rows, figure) for rows in entries]
-    known = [at for at, value in enumerate(values) if value is not None]
-    if not known:
-        raise unknown("figure of these requests", figure, ())
-    sign = 1 if RANKED[figure] else -1
-    best = max(known, key=lambda at: sign * (values[at] or 0.0))
-    others = [rows for at, rows in enumerate(entries) if at != best]
-    found: list[Comparison | None] = list(against(entries[best], others, figure, seed, picked=True))
-    return best, [*found[:best], None, *found[best:]]
-
-
-def estimate_of(rows: Rows, figure: str) -> float | None:
-    """The figure alone; None where no request has it."""
-    (over, under), factor = _sides(figure), _parts(figure)[1]
-    total = sum(row[under] or 0 for row in rows)
-    return sum(row[over] or 0 for row in rows) / total * factor if total else None
-
-
 def holm(chances: Sequence[float], family: int | None = None) -> list[float]:
     """Each chance corrected for all comparisons of the family (Holm, A Simple Sequentially Rejective Multiple Test
     Procedure, 1979); those of the family that are not given are taken to show nothing."""
