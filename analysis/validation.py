@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from analysis.divergence import Divergence, first_choice, first_divergence
-from analysis.ratios import RATIOS
+from analysis.ratios import RATIOS, quotient
 from results.errors import ResultError
 from results.result import Result, Row
 from results.spent import spent
@@ -158,21 +158,12 @@ def _numbers(result: Result) -> dict[str, float | None]:
     """As `analysis.metrics` defines them."""
     totals, (first, decode_ns, passes) = result.totals, spent(result.per_request)
     return {
-        "hit rate": _ratio("hit_rate", totals),
+        "hit rate": RATIOS["hit_rate"].of(totals),
         "collisions": totals["collisions"],
         "GB moved": (totals["bytes_demand"] + totals["bytes_prefetch"]) / 1e9,
-        "TTFT ms": _quotient(sum(first), len(first) * 1e6),
-        "TPOT ms": _quotient(decode_ns, passes * 1e6),
+        "TTFT ms": quotient(sum(first), len(first) * 1e6),
+        "TPOT ms": quotient(decode_ns, passes * 1e6),
     }
-
-
-def _ratio(name: str, row: Row) -> float | None:
-    over, under = (sum(row[counter] for counter in side) for side in (RATIOS[name].over, RATIOS[name].under))
-    return _quotient(over, under)
-
-
-def _quotient(over: float, under: float) -> float | None:
-    return over / under if under else None
 
 
 def _layers(live: Result, replayed: Result) -> list[Row]:
