@@ -157,6 +157,7 @@ def test_tuned_policies_on_gpt_oss_with_a_cache_per_layer(policy: str, slots: in
     assert_same_per_layer(policy, stream_of(GPT_OSS, 2, 512, 8), slots)
 
 
+@pytest.mark.long
 @on_recordings
 @pytest.mark.parametrize("policy", TUNED | LARGE_ONLY)
 def test_tuned_policies_on_gpt_oss_with_one_cache_for_all_layers(policy: str):

@@ -61,7 +61,7 @@ def of_the_harness(loaded: Loaded, name: str, **asked: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES[:2], pytest.param(NAMES[2], marks=pytest.mark.long)])
 def test_the_unmodified_model_is_lm_evaluation_harness_on_the_plain_model(miniature, name: str) -> None:
     theirs = of_the_harness(miniature[0], name)
     ours = task(name).answers(session(miniature, batch=3))

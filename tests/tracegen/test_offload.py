@@ -30,7 +30,9 @@ ABOUT = Calibration(device="here")
 
 @pytest.mark.parametrize("eviction", ["lru", "least_stale", "lfu", "belady"])
 @pytest.mark.parametrize("contract", ["atomic", "sequential"])
-@pytest.mark.parametrize("way", ["scripted", pytest.param("compiled", marks=pytest.mark.long), "reference"])
+@pytest.mark.parametrize(
+    "way", ["scripted", *(pytest.param(way, marks=pytest.mark.long) for way in ("compiled", "reference"))]
+)
 def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contract, way):
     trace, config = trace_of(), config_of(eviction=eviction, contract=contract)
     ran, durations = bench_of(trace, [config], way=way).measured(trace, config)
