@@ -108,7 +108,7 @@ test-long: .venv/dev.stamp .venv/quant.stamp  ## the long searches that `make te
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
 	$(BIN)/python -m pytest $(QUANTISERS)
 
-test-longest: .venv/dev.stamp  ## what CI has no time for: real streams on the reference engine, every hostile file and option (8 minutes)
+test-longest: .venv/dev.stamp  ## what CI has no time for: every hostile file and option, the live points of a forecast (6 minutes)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m longest
 
 parity: .venv/dev.stamp      ## both engines on MOEREPLAY_CASES new cases per search (1,000), with and without the compiler
