@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_a_figure_that_cannot_be_compared_is_refused() -> None:
             refused()
 
 
-def against_best(entries: list[Rows], figure: str) -> list[Comparison]:
+def against_best(entries: Sequence[Rows], figure: str) -> list[Comparison]:
     """The best of these, as the same requests pick it, beside each of the others."""
     found = [estimate(rows, figure) for rows in entries]
     values = [each.value if RANKED[figure] else -each.value for each in found if each is not None]
