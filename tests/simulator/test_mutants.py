@@ -302,6 +302,7 @@ def test_the_search_of_prefetches_kills_a_mutant(monkeypatch: pytest.MonkeyPatch
         search_prices_of_prefetches()
 
 
+@pytest.mark.long
 def test_the_search_beside_a_cpu_kills_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Links, "busy", a_demand_to_be_loaded_is_not_queued(Links.busy))
     with pytest.raises(DifferentError):

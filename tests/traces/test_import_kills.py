@@ -55,7 +55,7 @@ def wait_for_a_commit(out: Path, process: subprocess.Popen[bytes], more_than: in
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("kills", (2, pytest.param(10, marks=pytest.mark.long)))
+@pytest.mark.parametrize("kills", (1, pytest.param(10, marks=pytest.mark.long)))
 def test_kills_lose_nothing(kills, tmp_path):
     out, seed, kept = tmp_path / "gptoss.zarr", random.Random(8), np.empty((0, 24, 4), np.int16)
     source = recording(tmp_path)
