@@ -22,6 +22,7 @@ import numpy as np
 from analysis.bootstrap import Pairs, difference, interval, student
 from analysis.comparisons import CANT_TELL, PARTS, Rows, compare
 from analysis.tables import console, table
+from results.result import Row
 from simulator.config import configure
 from simulator.replay import replay
 from traces.schema import Geometry, Trace
@@ -183,7 +184,7 @@ def coverage(figure: Callable[..., Requests], lengths: Lengths, count: int, tria
 # -- two seeds of one policy -----------------------------------------------------------------------------------------
 
 
-def apart(count: int, traces: int, reset: str) -> dict[str, object]:
+def apart(count: int, traces: int, reset: str) -> Row:
     """The share of pairs of seeds that are said to differ over `count` requests, by figure; two pairs per block."""
     wrong, pairs = dict.fromkeys(PARTS, 0), 0
     for seed in range(traces):
@@ -215,7 +216,7 @@ def _requests(trace: Trace, seed: int, reset: str) -> Rows:
 def main() -> None:
     """Print the shares by generator and figure, and those that are outside the bounds; keep them in --out."""
     options = _options()
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for count in options.requests:
         for figure in (each for each in FIGURES if each.__name__ in options.figures):
             for lengths in (each for each in LENGTHS if each.name in options.lengths):

@@ -17,6 +17,7 @@ the geometry of a known model, one token per pass.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -42,7 +43,7 @@ from simulator.replay import replay
 from traces.schema import Trace
 
 try:
-    import libcachesim
+    libcachesim: Any = importlib.import_module("libcachesim")  # its stubs call its readers abstract
 except ImportError:
     libcachesim = None
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from analysis.changes import Change
-from analysis.forecast import KL, NLL, Forecast, forecast, points_of
+from analysis.forecast import KL, NLL, Answer, Forecast, forecast, points_of
 from analysis.forecast_page import document, page
 from analysis.quality import judged
 from analysis.rising import Point, Refusal, fitted
@@ -59,8 +59,13 @@ def beside(made: Forecast, folder: Path) -> Iterator[Row]:
     for each in points_of(rows, [found for found in judged(rows) if found.change is not None], made.measure):
         answer = made.at(each.change)
         said = {"forecast": answer.loss, "low": answer.low, "high": answer.high}
-        inside = answer.low <= each.loss <= answer.high if answer.low is not None and answer.high is not None else None
-        yield {"set": each.set, "live": each.loss} | said | {"inside": inside, "refused": _why(answer.refusal)}
+        yield {"set": each.set, "live": each.loss} | said | {"inside": _inside(answer, each.loss)}
+
+
+def _inside(answer: Answer, loss: float) -> str:
+    if answer.low is None or answer.high is None:
+        return f"refused: {_why(answer.refusal)}"
+    return "yes" if answer.low <= loss <= answer.high else "no"
 
 
 def _why(refusal: Refusal | None) -> str:

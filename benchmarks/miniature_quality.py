@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from analysis.tables import console, table
-from results.result import Result
+from results.result import Row
 from simulator.config import ReplayConfig, configure
 from simulator.replay import replay
 from tracegen.capture import Reading, watching
@@ -98,7 +98,7 @@ def _live(loaded: Loaded, to_run: list[LiveRequest], config: ReplayConfig, out: 
     return json.loads(path.read_text())
 
 
-def _miss_rate(totals: Result | dict) -> float:
+def _miss_rate(totals: Row) -> float:
     return totals["misses"] / totals["accesses"]
 
 

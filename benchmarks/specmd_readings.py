@@ -143,7 +143,7 @@ def _scored(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float |
 def _cells(changes: Mapping[str, Mapping[tuple[Reading, str, str], float]]) -> Iterator[Row]:
     """Every change, of every reading, beside the published one."""
     for model, found in changes.items():
-        published = dict(zip(PRESETS, _published(model), strict=True))
+        published: dict[str, float] = dict(zip(PRESETS, _published(model), strict=True))
         for (reading, order, name), change in found.items():
             place = {"model": model, "preset": name, "LS": order}
             yield place | reading._asdict() | {"faster by %": change, "published %": published[name]}
