@@ -86,7 +86,7 @@ def test_forecast_study_prints_errors_and_refusals(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "forecast_study.json").read_text())
     assert {name: each["power"] for name, each in document["forecasts"].items()} == {"nll": 2, "kl": 2}
-    assert [row["inside"] for row in document["new"]["kl"]] == [True] * 12
+    assert [row["inside"] for row in document["new"]["kl"]] == ["yes"] * 12
     answers = {row["live points have"]: row["answer"] for row in document["refused"]}
     assert answers["none of dropping"].startswith("dropping (mass_dropped / mass) is 0.01, and no live point has any")
 
