@@ -52,8 +52,9 @@ def test_the_prices_that_made_a_folder_are_found_again(known_fit, noise, off):
     assert [figure.n for figure in found.values()] == [5, 5, 5, 5, 3]
 
 
-def test_the_same_runs_give_the_same_figures(tmp_path, known_fit):
-    assert fitted(made(tmp_path / "made", 0.0), FIT).figures == known_fit(0.0).figures
+@pytest.mark.parametrize("noise", [0.0, pytest.param(0.05, marks=pytest.mark.long)])
+def test_the_same_runs_give_the_same_figures(tmp_path, known_fit, noise):
+    assert fitted(made(tmp_path / "made", noise), FIT).figures == known_fit(noise).figures
 
 
 @pytest.mark.long

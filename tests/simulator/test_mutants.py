@@ -92,6 +92,19 @@ def compare(scenario: Scenario) -> None:
         raise DifferentError
 
 
+SHORT_SEARCHES = (search, search_batches, search_prices, search_prices_beside_a_cpu)
+SEARCHES = [
+    *(pytest.param(each, marks=pytest.mark.long) for each in SHORT_SEARCHES),
+    pytest.param(search_prices_of_prefetches, marks=pytest.mark.longest),
+]
+
+
+@pytest.mark.parametrize("searching", SEARCHES, ids=lambda each: each.__name__)
+def test_a_search_finds_nothing_where_there_is_no_mutant(searching: Callable[[], None]) -> None:
+    """Otherwise it would kill whatever it is given."""
+    searching()
+
+
 def the_highest_id_wins_ties(smallest: Callable) -> Callable:
     def mutant(self: Victims, candidates: list[int]) -> int:
         smallest(self, candidates)
