@@ -18,6 +18,8 @@ from itertools import zip_longest
 from textwrap import TextWrapper, fill, wrap
 from typing import TYPE_CHECKING
 
+from traces.amounts import SMALLEST
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,6 +27,7 @@ WIDTH = 80  #: of what is no terminal, unless COLUMNS says otherwise
 GAP = "  "
 LONG = 24  #: a text of more characters and several words is prose
 VAST = 1e12  #: floats from which on nobody counts commas
+TINY = 0.0001  #: floats below which digits say nothing in a column
 NARROWEST = 16  #: of a column of prose
 HEAD_BREAKS = r" +|(?<=_)(?=\w)"
 COMMAND = ": moereplay "  #: before a command that ends a line
@@ -160,11 +163,16 @@ def counted(many: int, what: str) -> str:
 
 
 def cell(value: object) -> str:
-    """A value as text: floats with four significant digits, thousands separated by commas, 4e+24 for what is vast."""
+    """A value as text: floats with four significant digits, thousands separated by commas.
+
+    What is vast is 4e+24, and what is too small for a column of numbers is <0.0001.
+    """
     if value is None:
         return "-"
     if isinstance(value, float) and abs(value) >= VAST:
         return f"{value:.4g}"
+    if isinstance(value, float) and 0 < abs(value) < TINY:
+        return f"<{TINY}" if value > 0 else f">-{TINY}"
     if isinstance(value, float):
         return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
@@ -175,7 +183,7 @@ class Share(float):
 
     def __str__(self) -> str:
         """As 12.34%."""
-        return f"{100 * self:.2f}%"
+        return f"<{SMALLEST}%" if 0 < self < SMALLEST / 200 else f"{100 * self:.2f}%"
 
 
 def _column(rows: Rows, name: str) -> Column:
