@@ -38,9 +38,7 @@ class Where(NamedTuple):
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu"
     throttle: Annotated[str, typer.Option(help="Comma list: 400MB/s, none.")] = "none"
     threads: Annotated[int, typer.Option(min=1, help="That compute, on a CPU.")] = 1
-    decisions: Annotated[
-        str, typer.Option(help="auto | scripted (without prefetch) | compiled | reference: who decides in a run.")
-    ] = "auto"
+    decisions: Annotated[str, typer.Option(help="auto | compiled | reference: who decides in a run.")] = "auto"
 
 
 class Part(NamedTuple):

@@ -1,7 +1,7 @@
 """Decisions in steps, on any machine of the reference engine.
 
-The reference engine decides in the events of its machine, which is slow in Python. Here decisions come from the
-compiled engine in steps (`simulator.compiled.stepper`), or from a script (`simulator.script`).
+The reference engine decides in the events of its machine, which is slow in Python. Here the compiled engine decides in
+steps (`simulator.compiled.stepper`).
 """
 
 from __future__ import annotations

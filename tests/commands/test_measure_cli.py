@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -32,7 +33,10 @@ def test_the_document_has_runs_beside_their_replays(trace):
     assert len(found["runs"]) == 2 * 2 * 2
     run = found["runs"][0]
     assert run["measured"].keys() == run["simulated"].keys() == run["closure"].keys()
-    assert {"ttft_ms", "tpot_ms", "stall_ms", "bytes_per_token", "hits", "late", "misses"} == run["measured"].keys()
+    parts = {"dense_ms", "expert_ms", "stall_ms"}
+    assert {"ttft_ms", "tpot_ms", *parts, "bytes_per_token", "hits", "late", "misses"} == run["measured"].keys()
+    for side in ("measured", "closure"):
+        assert sum(run[side][name] for name in parts) == pytest.approx(fmean(run["per_token"][f"{side}_ms"]), rel=1e-3)
     assert run["agreement"].keys() == {"accesses", "same", "first_divergence"}
     assert [len(each) for each in run["per_token"].values()] == [4, 4, 4]
     assert "platform" not in run["config"] and run["slow_tier"] == "memory"
@@ -43,10 +47,10 @@ def test_the_document_has_runs_beside_their_replays(trace):
     slow = [run for run in found["runs"] if run["throttle_bytes_per_s"] and run["config"]["prefetch"] == "none"]
     assert slow and all(abs(run["closure"]["tpot_ms"] / run["measured"]["tpot_ms"] - 1) < 0.2 for run in slow)
     assert {run["config"]["prefetch"]: run["decisions"] for run in found["runs"]} == {
-        "none": "scripted",
+        "none": "compiled",
         "top_k": "compiled",
     }
-    assert found["summary"]["gate_ms"].keys() == {"scripted", "compiled"}
+    assert found["summary"]["gate_ms"].keys() == {"compiled"}
     assert found["summary"]["repeat_spread"] > 0
     quiet = [each for each in found["runs"] if each["config"]["prefetch"] == "none"]
     assert all(each["agreement"]["same"] == each["agreement"]["accesses"] for each in quiet)

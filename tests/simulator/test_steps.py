@@ -1,14 +1,11 @@
-"""Decisions in steps: the compiled engine asked step by step, and a script, decide what a whole replay decides."""
+"""Decisions in steps: the compiled engine asked step by step decides what a whole replay decides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
 
 from policies.errors import PolicyError
 from policies.grammar import parse
@@ -17,7 +14,6 @@ from simulator.errors import ConfigError
 from simulator.interface import RunSpec
 from simulator.reference.machine import Machine, simulated
 from simulator.reference.placement import Area, Unobserved
-from simulator.script import Script, TimingMattersError, script_of
 from simulator.steps import run
 from tests.kit.cases import ListSource as Lists
 from tests.kit.cases import Outcome, Prompted, compiled_run, machine, outcome_of, sizes, spec_of, tokens
@@ -63,49 +59,11 @@ def test_in_steps_the_engine_does_what_it_does_whole(scenario: Scenario) -> None
     assert steps.events == whole.events and same(steps, whole)
 
 
-@searched(80)
-@given(anything(prefetch="none"), st.integers(0, 9), st.integers(0, 9), st.sampled_from([0.14, 0.3, 1, 7]))
-def test_without_prefetch_a_script_holds_on_any_machine(
-    scenario: Scenario, dense_ns: int, expert_ns: int, rate: float
-) -> None:
-    spec = spec_for(scenario, depth=1)
-    engine: Callable[[], Stepper] = lambda: Stepper.of_source(scenario.source, spec)  # noqa: E731
-    whole = outcome_of(compiled_run(scenario.source, spec))
-    scripted = outcome_of(run(script_of(engine, on(spec), spec.warm), on(spec), Unobserved(), spec.warm))
-    assert sorted(map(str, scripted.events)) == sorted(map(str, whole.events)) and same(scripted, whole)
-    other = spec_for(scenario, depth=1, dense_ns=dense_ns, expert_ns=expert_ns, bytes_per_ns=rate)
-    elsewhere = script_of(engine, on(spec), spec.warm)
-    there = outcome_of(run(elsewhere, on(other), Unobserved(), spec.warm))
-    assert there.totals == outcome_of(compiled_run(scenario.source, other)).totals
-
-
 def demand(*rows: Any) -> Lists:
     return Lists(sizes(2, 4, k=2), [Prompted(tokens(*rows))])
 
 
 ROWS = [([0, 1], [2, 3]), ([2, 3], [0, 1]), ([0, 2], [1, 3]), ([1, 3], [0, 2]), ([0, 1], [2, 3])]
-
-
-def test_an_engine_that_would_decide_otherwise_ends_the_run() -> None:
-    source = demand(*ROWS)
-    spec = spec_of(source.geometry, 5, machine(), eviction="random")
-    others = [replace(spec, config=spec.config.model_copy(update={"seed": seed})) for seed in range(9)]
-    made = iter([spec, *others])
-    script = script_of(lambda: Stepper.of_source(source, next(made)), on(spec), [])
-    outcomes = []
-    for _ in others:
-        try:
-            run(Script(script.kept, lambda: Stepper.of_source(source, next(made))), on(spec), Unobserved())
-        except TimingMattersError as error:
-            outcomes.append(str(error))
-    assert outcomes and all("--decisions compiled" in each for each in outcomes)
-
-
-def test_what_prefetches_has_no_script() -> None:
-    source = demand(*ROWS)
-    spec = spec_of(source.geometry, 5, machine(dense_ns=9), prefetch="oracle")
-    with pytest.raises(ValueError, match="what is prefetched depends on timing"):
-        script_of(lambda: Stepper.of_source(source, spec), on(spec), [])
 
 
 class Seats:

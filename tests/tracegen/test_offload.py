@@ -5,16 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from simulator.compiled.stepper import Stepper
 from simulator.errors import ConfigError
 from simulator.platform import Calibration
+from simulator.reference.engine import Engine
 from tests.kit import offloading
 from tests.kit.offloading import RATE, Broken, bench_of, config_of, geometry, trace_of
-from tracegen.offload.bench import check_measurable, replayed
+from tracegen.offload.bench import Bench, Ran, check_measurable, replayed
 from tracegen.offload.comparison import agreement, figures
 from tracegen.offload.compute import Layers, layout_of, shape_of
 from tracegen.offload.experts import check_marks, contents, marks_of
@@ -30,9 +34,7 @@ ABOUT = Calibration(device="here")
 
 @pytest.mark.parametrize("eviction", ["lru", "least_stale", "lfu", "belady"])
 @pytest.mark.parametrize("contract", ["atomic", "sequential"])
-@pytest.mark.parametrize(
-    "way", ["scripted", *(pytest.param(way, marks=pytest.mark.long) for way in ("compiled", "reference"))]
-)
+@pytest.mark.parametrize("way", ["compiled", pytest.param("reference", marks=pytest.mark.long)])
 def test_without_prefetch_every_access_is_classified_as_replayed(eviction, contract, way):
     trace, config = trace_of(), config_of(eviction=eviction, contract=contract)
     ran, durations = bench_of(trace, [config], way=way).measured(trace, config)
@@ -57,6 +59,88 @@ def test_a_replay_of_measured_durations_takes_what_the_run_took(settings):
     # a transfer is throttled; what is not hidden by compute, of which there is next to none, is time
     assert ran.pass_ns.sum() > 0.9 * ran.result.totals["bytes_demand"] / RATE * 1e9
     assert len(durations.on_cpu) == ran.result.totals["cpu_executed"]
+
+
+# ---------------------------------------------------------------- the parts of its time
+
+PARTS = ("dense_ns", "expert_ns", "stall_ns")
+
+
+class Sleeping:
+    """Layers that take a known time and compute nothing."""
+
+    def __init__(self, of: Layers, dense_s: float, expert_s: float) -> None:
+        self.shape, self._dense_s, self._expert_s = of.shape, dense_s, expert_s
+
+    def dense(self, layer: int, tokens: int) -> None:
+        time.sleep(self._dense_s)
+
+    def expert(self, weights: torch.Tensor, tokens: int) -> None:
+        time.sleep(self._expert_s)
+
+
+def sleeping(bench: Bench, dense_s: float, expert_s: float) -> Bench:
+    return replace(bench, layers=Sleeping(bench.layers, dense_s, expert_s))  # type: ignore[arg-type]
+
+
+def assert_parts_are_those_of(ran: Ran, closure: Ran, within: float) -> None:
+    """Each part differs by at most this share of the whole run."""
+    whole = ran.pass_ns.sum()
+    assert closure.pass_ns.sum() == pytest.approx(whole, rel=within)
+    for name in PARTS:
+        assert closure.result.totals[name] == pytest.approx(ran.result.totals[name], abs=within * whole), name
+
+
+@pytest.mark.parametrize("way", ["compiled", "reference"])
+@pytest.mark.parametrize("contract", ["atomic", "sequential"])
+def test_the_parts_of_a_run_are_those_that_a_replay_of_its_durations_gives(way, contract):
+    """Computing takes a millisecond and reading nearly none: what the engine itself takes is no stall."""
+    trace, config = trace_of(), config_of(contract=contract)
+    bench = sleeping(bench_of(trace, [config], way=way), 1e-3, 1e-3)
+    ran, durations = bench.measured(trace, config)
+    assert_parts_are_those_of(ran, replayed(trace, config, durations), 0.03)
+    totals, passes = ran.result.totals, len(ran.pass_ns)
+    assert sum(totals[name] for name in PARTS) == ran.pass_ns.sum()
+    assert totals["dense_ns"] >= passes * 2 * 1e6 and totals["expert_ns"] >= totals["accesses"] * 1e6
+    assert ran.engine_ns * passes == sum(totals[name] for name in PARTS[:2]) - sum(
+        each.worked for each in durations.computed
+    )
+    for name in PARTS:
+        assert sum(row[name] for row in ran.result.per_layer) == totals[name]
+    assert {row["phase"] for row in ran.result.per_layer} == {"prefill", "decode"}
+
+
+@pytest.mark.parametrize("way", ["compiled", "reference"])
+def test_a_link_that_compute_waits_for_is_a_stall_in_both(way):
+    trace, config = trace_of(), config_of()
+    bench = sleeping(bench_of(trace, [config], way=way), 1e-4, 1e-4)
+    ran, durations = bench.measured(trace, config, RATE)  # 4 ms for an expert
+    assert_parts_are_those_of(ran, replayed(trace, config, durations), 0.05)
+    assert ran.result.totals["stall_ns"] > 0.6 * ran.result.totals["misses"] * 4e6
+
+
+@pytest.mark.parametrize("way", ["compiled", "reference"])
+def test_experts_of_a_few_kilobytes_are_replayed_in_the_time_they_took(way):
+    """With real products, from memory: most of the time is the engine's own."""
+    trace, config = trace_of(40), config_of()
+    ran, durations = bench_of(trace, [config], way=way).measured(trace, config)
+    assert_parts_are_those_of(ran, replayed(trace, config, durations), 0.05)
+    assert ran.engine_ns > 0.3 * ran.pass_ns.mean()
+
+
+@pytest.mark.parametrize(("way", "engine"), [("compiled", Stepper), ("reference", Engine)])
+def test_what_comes_after_a_run_is_no_time_of_it(way, engine, monkeypatch):
+    trace, config = trace_of(), config_of()
+    close = engine.close
+
+    def slowly(self: object) -> object:
+        closed = close(self)
+        time.sleep(0.2)
+        return closed
+
+    monkeypatch.setattr(engine, "close", slowly)
+    ran, durations = bench_of(trace, [config], way=way).measured(trace, config)
+    assert ran.pass_ns[-1] < 0.15e9 and durations.computed[-1].lasted < 0.15e9
 
 
 @pytest.mark.parametrize(

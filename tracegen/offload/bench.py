@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from results.result import Event, Result
+from results.counters import PHASES
+from results.result import Event, Result, Row
 from simulator.config import ReplayConfig
 from simulator.reference import engine as reference
 from simulator.replay import Plan, plan, report, report_measured, source_of
@@ -18,7 +20,7 @@ from tracegen.offload.clock import undisturbed
 from tracegen.offload.compute import Layers, experts_only, format_at, shape_of
 from tracegen.offload.copies import Copies
 from tracegen.offload.decisions import AUTO, Decider, way_of
-from tracegen.offload.durations import Durations, as_machine
+from tracegen.offload.durations import Durations, Step, as_machine
 from tracegen.offload.machine import RealMachine
 from tracegen.offload.planned import planned
 from tracegen.offload.slow_tier import SlowTier, faults_named, throttled
@@ -36,6 +38,7 @@ class Ran(NamedTuple):
     pass_ns: np.ndarray  #: (passes,) nanoseconds
     decisions: str = ""  #: of a real run: who decided, one of `decisions.WAYS`
     gate_ns: float = 0.0  #: and what that took at a gate, mean
+    engine_ns: float = 0.0  #: of compute's time per pass: threads handed over, the engine decided
 
 
 def check_measurable(trace: Trace, config: ReplayConfig) -> Plan:
@@ -118,10 +121,36 @@ class Bench:
         try:
             with faults_named(), undisturbed():
                 ran = decider.run(machine.machine, slots)
+                machine.end(ran.end_ns)
         finally:
             machine.close()
-        lasted = machine.durations
-        return Ran(report_measured(ran, ready), np.diff(lasted.passes), way, lasted.gate_ns), lasted
+        lasted, of_passes = machine.durations, source_of(trace, ready).passes()
+        result = _settled(report_measured(ran, ready), lasted.steps(), [each.leader for each in of_passes])
+        pass_ns = np.diff(lasted.passes)
+        return Ran(result, pass_ns, way, lasted.gate_ns, lasted.engine_ns / len(pass_ns)), lasted
+
+
+def _settled(result: Result, steps: Sequence[Step], leaders: Sequence[tuple[int, int]]) -> Result:
+    """Charge dense parts, experts and stalls as a replay of the run's durations does; `leaders` by pass.
+
+    The engine learns only how long threads worked, and would charge what it spent itself as stalls.
+    """
+    layers, requests = defaultdict[tuple[int, str], Counter[str]](Counter), defaultdict[int, Counter[str]](Counter)
+    for step in steps:
+        request, phase = leaders[step.step_pass]
+        parts = {"dense_ns": step.dense, "expert_ns": step.expert, "stall_ns": step.stall}
+        layers[step.layer, PHASES[phase]].update(parts)
+        requests[request].update(parts)
+    per_layer = [row | layers[row["layer"], row["phase"]] for row in result.per_layer]
+    per_request = [_with(row, requests[row["request"]]) for row in result.per_request]
+    totals = result.totals | {
+        name: sum(row[name] for row in per_layer) for name in ("dense_ns", "expert_ns", "stall_ns")
+    }
+    return replace(result, totals=totals, per_layer=per_layer, per_request=per_request)
+
+
+def _with(row: Row, parts: Mapping[str, int]) -> Row:
+    return row | {name: value for name, value in parts.items() if name in row}
 
 
 def replayed(trace: Trace, config: ReplayConfig, durations: Durations | None = None) -> Ran:

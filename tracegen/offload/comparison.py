@@ -24,12 +24,15 @@ LEGEND = (
     "closure: the error of a replay with the measured durations; alike: accesses of one outcome in both",
 )
 COUNTED = ("hits", "late", "misses")
+PARTS = ("dense", "expert", "stall")  #: of the time of a pass, all of it but misses that a CPU computes
 
 
 def figures(ran: Ran) -> dict[str, float | int | None]:
-    """Times in milliseconds and bytes, the last two per pass, and counts, of one run."""
-    times = side_of(ran.result, len(ran.pass_ns)).model_dump(exclude={"hit_rate"})
-    return times | {name: ran.result.totals[name] for name in COUNTED}
+    """Times in milliseconds, their parts and bytes per pass, and counts, of one run."""
+    passes = len(ran.pass_ns)
+    times = side_of(ran.result, passes).model_dump(exclude={"hit_rate"})
+    parts = {f"{name}_ms": ran.result.totals[f"{name}_ns"] / passes / MS for name in PARTS}
+    return times | parts | {name: ran.result.totals[name] for name in COUNTED}
 
 
 def agreement(measured: Sequence[Event], simulated: Sequence[Event]) -> dict[str, int | None]:
@@ -56,6 +59,7 @@ def run_document(run: Measurement, label: str) -> dict[str, Any]:
         "repeat": run.repeat,
         "decisions": run.measured.decisions,
         "gate_ms": run.measured.gate_ns / MS,
+        "engine_ms": run.measured.engine_ns / MS,
         **{name: figures(each) for name, each in ran.items()},
         "warnings": list(run.warnings),
         "agreement": agreement(run.measured.result.events, run.simulated.result.events),

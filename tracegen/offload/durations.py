@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ class Computed(NamedTuple):
     begun: int  #: the engine asked for it, ns
     taken: int  #: the engine learnt of its end
     over: int  #: the engine asked for the next, or had nothing left to do
+    worked: int = 0  #: the compute thread's own time, ns
 
     @property
     def spent(self) -> int:
@@ -37,6 +39,21 @@ class Computed(NamedTuple):
     def decided(self) -> int:
         """Then the engine decided what came next, ns: after a dense part, the gate."""
         return self.over - self.taken
+
+    @property
+    def lasted(self) -> int:
+        """Until the engine went on, ns: computed, handed over and decided."""
+        return self.over - self.begun
+
+
+class Step(NamedTuple):
+    """One layer of one pass: its parts in nanoseconds, whose sum is the time until the next step began."""
+
+    step_pass: int
+    layer: int
+    dense: int  #: with the decisions of its gate
+    expert: int
+    stall: int  #: compute had nothing to do
 
 
 class Moved(NamedTuple):
@@ -76,6 +93,23 @@ class Durations:
         begins = [each.begun for each in self.computed if each.y == DENSE and each.layer == 0]
         return [*begins, self.computed[-1].over]
 
+    @property
+    def engine_ns(self) -> int:
+        """The part of all computations in which no compute thread worked: threads handed over, the engine decided."""
+        return sum(each.lasted - each.worked for each in self.computed)
+
+    def steps(self) -> list[Step]:
+        """Every step in order. A replay of these durations splits its time in the same way."""
+        firsts = [at for at, each in enumerate(self.computed) if each.y == DENSE]
+        steps, step_pass = list[Step](), -1
+        for first, after in pairwise([*firsts, len(self.computed)]):
+            dense, experts = self.computed[first], self.computed[first + 1 : after]
+            end = self.computed[after].begun if after < len(self.computed) else self.computed[-1].over
+            busy = sum(each.lasted for each in experts)
+            step_pass += dense.layer == 0
+            steps.append(Step(step_pass, dense.layer, dense.lasted, busy, end - dense.over - busy))
+        return steps
+
 
 def as_machine(durations: Durations) -> Machine:
     """A simulated machine whose activities last what they lasted.
@@ -94,11 +128,10 @@ class _Accelerator:
         self._dense: list[int] = []
         self._experts: dict[tuple[int, int], int] = {}
         for each in durations.computed:
-            lasted = each.over - each.begun
             if each.y == DENSE:
-                self._dense.append(lasted)
+                self._dense.append(each.lasted)
             else:
-                self._experts[len(self._dense) - 1, each.y] = lasted
+                self._experts[len(self._dense) - 1, each.y] = each.lasted
         self._mean = _mean(list(self._experts.values()))
 
     def dense(self, layer: int, tokens: int) -> Activity:

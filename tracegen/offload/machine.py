@@ -67,6 +67,7 @@ class RealMachine:
         self.durations = Durations()
         self._asked: _Asked | None = None
         self._taken: int | None = None
+        self._worked = 0
         self._under_way = 0  # transfers
         self._begun: dict[int, int] = {}  # by copy, of its last transfer
         self._in_this_turn: list[int] = []  # copies whose transfers began since compute was asked last
@@ -75,9 +76,13 @@ class RealMachine:
         self._processor = _Processor(self.clock, on_cpu, copies, self.durations)
         self.machine = Machine(self.clock, self, self._processor, (self,))
 
+    def end(self, now: int) -> None:
+        """The engine's run ended at `now`, and so did the last computation; its counters are put together later."""
+        if self._taken is not None:
+            self._end_of_turn(max(now, self._taken))
+
     def close(self) -> None:
-        """Both threads end after what they have begun."""
-        self._end_of_turn(self.clock.now)
+        """All threads end after what they have begun."""
         self._loader.close()
         self._processor.close()
         self._accelerator.close()
@@ -106,13 +111,13 @@ class RealMachine:
         activity.measured(self._take)
         return activity
 
-    def _take(self, _: Span) -> None:
-        self._taken = self.clock.taken
+    def _take(self, span: Span) -> None:
+        self._taken, self._worked = self.clock.taken, span.spent
 
     def _end_of_turn(self, now: int) -> None:
         """What was computed is over: the engine goes on to the next, or waits."""
         if self._asked is not None and self._taken is not None:
-            self.durations.computed.append(Computed(*self._asked, self._taken, now))
+            self.durations.computed.append(Computed(*self._asked, self._taken, now, self._worked))
             self._asked = self._taken = None
         for y in self._in_this_turn:
             self._begun[y] = now
