@@ -8,7 +8,8 @@ from calibration.closed_form import StepPrices, mean_waiting
 from calibration.runs import Run
 from calibration.sizes import Sizes
 from simulator.errors import ConfigError
-from simulator.platform import NS, Platform, Roofline
+from simulator.platform import Platform, Roofline
+from simulator.rates import NS
 
 MS = 1e6  #: nanoseconds
 

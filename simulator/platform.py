@@ -8,27 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil, inf
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from math import inf
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
 from simulator.capacity import check_readable
 from simulator.errors import ConfigError
+from simulator.rates import MILLION, MOST_NS, NS, bounded, by_tokens, ceiling, ceilings, curve, exact, half_even, longer
 from traces.frozen import Sparse
 from traces.weight_formats import check_format
 
-NS = 1_000_000_000
 MIB = 1 << 20
-MILLION = 1_000_000
 MOST_LINKS = 16
 MOST_TIERS = 4  #: between the fast and the slow one
-MOST_NS = 10**15  #: of one thing, eleven days
 LATEST_NS = 1 << 62  #: at which a step may begin, 146 years: engines add times up in int64
 Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]
 Rate = Annotated[float, Field(ge=1)]
-Time = TypeVar("Time", int, float)
 #: A measured curve: points (x, y) with x rising, linear in between.
 Points = tuple[tuple[Annotated[int, Field(ge=1, lt=2**63)], Annotated[float, Field(gt=0, allow_inf_nan=False)]], ...]
 
@@ -61,20 +58,20 @@ class Wire(Sparse):
         """Latency of a transfer, the sum of its reads'; `start_ns` not counted."""
         return bounded(self.latency_ns * self.reads, "latency_ns times reads", "lower")
 
-    def wire_ns(self, size: int) -> int:
-        """Nanoseconds on the wire, without latency, rounded up."""
-        rate = _between(self.by_size, size / self.reads) if self.by_size else self.bytes_per_s
-        rate = min(rate, self.depth * (self.lane_bytes_per_s or inf))
-        return 0 if rate == inf else -(-size * NS // max(1, int(rate)))
+    def wire_ns(self, size: int, share: float = 1) -> int:
+        """Return the nanoseconds on the wire, without latency, rounded up; `share` of its rate is left to the link."""
+        rates = [self._rate(size), *([] if self.lane_bytes_per_s is None else [self._lanes()])]
+        left = exact(share)
+        whole = [top * left.numerator // (bottom * left.denominator) for top, bottom in rates if bottom]
+        return ceiling(size * NS, max(1, min(whole))) if whole else 0
 
-    def slowed(self, share: float) -> Self:
-        """The same link at a share of its rate."""
-        slower = {
-            "bytes_per_s": self.bytes_per_s * share,
-            "by_size": tuple((size, rate * share) for size, rate in self.by_size),
-            "lane_bytes_per_s": self.lane_bytes_per_s and self.lane_bytes_per_s * share,
-        }
-        return self.model_copy(update=slower)
+    def _rate(self, size: int) -> tuple[int, int]:
+        """Bytes per second as a ratio, for an expert of so many bytes; the denominator of an infinite rate is 0."""
+        return curve(self.by_size).at(size, self.reads) if self.by_size else _ratio(self.bytes_per_s)
+
+    def _lanes(self) -> tuple[int, int]:
+        top, bottom = _ratio(self.lane_bytes_per_s or inf)
+        return self.depth * top, bottom
 
 
 class Link(Wire):
@@ -91,7 +88,8 @@ class Link(Wire):
     @property
     def first_millionths(self) -> int:
         """Of an expert's bytes, after which its compute may begin."""
-        return round(self.first_piece * MILLION)
+        piece = exact(self.first_piece)
+        return half_even(piece.numerator * MILLION, piece.denominator)
 
 
 class LowerTier(Wire):
@@ -108,6 +106,9 @@ class LowerTier(Wire):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return capacity
+
+
+_CEILINGS = "flops and memory_bytes_per_s"
 
 
 class Roofline(Sparse):
@@ -133,28 +134,20 @@ class Roofline(Sparse):
     def _known(cls, formats: dict[str, float]) -> dict[str, float]:
         return {check_format(name): rate for name, rate in formats.items()}
 
-    def ns(self, params: int, size: int, tokens: int, weights: str = "") -> int:
-        """Nanoseconds for `tokens` through `params` weights of `size` bytes in that format."""
+    def ns(self, params: int, size: int, tokens: int, weights: str = "", share: float = 1) -> int:
+        """Return the nanoseconds for `tokens` through `params` weights of `size` bytes in that format.
+
+        `share` of its rate is left to the memory.
+        """
         if params == 0 or tokens == 0:
             return 0
         rate = self.formats.get(weights, self.memory_bytes_per_s)
+        bounds = ceilings(self.flops, rate, share, params, size)
         if not self.by_tokens:
-            return round(self._once(params, size, tokens, rate)) + self.launch_ns
-        one = self._once(params, size, 1, rate) + self.launch_ns
-        return round(bounded(one * _times(self.by_tokens, tokens), "flops and memory_bytes_per_s"))
-
-    def _once(self, params: int, size: int, tokens: int, rate: float) -> float:
-        seconds = max(2 * params * tokens / self.flops, size / rate)
-        return bounded(seconds * NS, "flops and memory_bytes_per_s")
-
-    def slowed(self, share: float) -> Roofline:
-        """The same processor at a share of its memory's rate."""
-        slower = {
-            "memory_bytes_per_s": self.memory_bytes_per_s * share,
-            "formats": {name: rate * share for name, rate in self.formats.items()},
-            "kv_bytes_per_s": self.kv_bytes_per_s and self.kv_bytes_per_s * share,
-        }
-        return self.model_copy(update=slower)
+            return bounded(half_even(bounds.ns(tokens), bounds.unit), _CEILINGS) + self.launch_ns
+        times, unit = curve(self.by_tokens).of_tokens(tokens)
+        one = bounds.ns(1) + self.launch_ns * bounds.unit
+        return bounded(half_even(one * times, bounds.unit * unit), _CEILINGS)
 
 
 class Measured(Sparse):
@@ -182,25 +175,26 @@ class Measured(Sparse):
     def _rising(cls, points: Points) -> Points:
         return _in_order(points, "sizes")
 
-    def dense(self, tokens: int) -> int:
-        """Nanoseconds of a layer's dense part."""
-        return _scaled(self.dense_ns, self.dense_by_tokens, tokens)
+    def dense(self, tokens: int, share: float = 1) -> int:
+        """Return the nanoseconds of a layer's dense part, at a share of the processor's rate."""
+        return by_tokens(longer(self.dense_ns, share), self.dense_by_tokens, tokens)
 
-    def expert(self, tokens: int, size: int) -> int:
-        """Nanoseconds of an expert's copy of so many bytes."""
-        by_size = _between(self.expert_by_size, size) if self.expert_by_size else 1.0
+    def expert(self, tokens: int, size: int, share: float = 1) -> int:
+        """Return the nanoseconds of an expert's copy of so many bytes, at a share of the processor's rate."""
+        spent = longer(self.expert_ns, share)
         if self.expert_by_tokens:
-            spent = _scaled(self.expert_ns, self.expert_by_tokens, tokens)
+            spent = by_tokens(spent, self.expert_by_tokens, tokens)
         else:
-            spent = bounded(self.expert_ns + self.expert_ns_per_token * tokens, "expert_ns_per_token", "lower")
-        return spent if by_size == 1 else round(bounded(spent * by_size, "expert_by_size"))
+            each = longer(self.expert_ns_per_token, share)
+            spent = bounded(spent + each * tokens, "expert_ns_per_token", "lower")
+        if not self.expert_by_size:
+            return spent
+        times, unit = curve(self.expert_by_size).at(size)
+        return bounded(half_even(spent * times, unit), "expert_by_size")
 
-    def slowed(self, share: float) -> Measured:
-        """The same processor where everything takes 1 / share of the time."""
-        times = ("dense_ns", "expert_ns", "expert_ns_per_token", "pass_ns")
-        slower: dict[str, object] = {name: ceil(getattr(self, name) / share) for name in times}
-        slower["kv_bytes_per_s"] = self.kv_bytes_per_s and self.kv_bytes_per_s * share
-        return self.model_copy(update=slower)
+    def once(self, share: float = 1) -> int:
+        """Return the nanoseconds of what a pass costs before layer 0, at a share of the processor's rate."""
+        return longer(self.pass_ns, share)
 
 
 class Contention(Sparse):
@@ -353,34 +347,9 @@ def _from_one_token(points: Points) -> Points:
     return _in_order(points, "tokens")
 
 
-def _times(points: Points, tokens: int) -> float:
-    last, times = points[-1]
-    return times * tokens / last if tokens > last else _between(points, tokens)
-
-
-def _scaled(ns: int, points: Points, tokens: int) -> int:
-    """Nanoseconds of so many tokens where one takes `ns`."""
-    return round(bounded(ns * _times(points, tokens), "times by tokens")) if points else ns
-
-
-def _between(points: Points, at: float) -> float:
-    """The curve at a place, linear between points and constant beyond both ends."""
-    for (left, low), (right, high) in pairwise(points):
-        if left <= at <= right:
-            return low + (high - low) * (at - left) / (right - left)
-    return points[0][1] if at <= points[0][0] else points[-1][1]
-
-
-def part(ns: int, millionths: int) -> int:
-    """So much of a time, rounded up."""
-    return -(-ns * millionths // MILLION)
-
-
-def bounded(ns: Time, figure: str, change: str = "raise") -> Time:
-    """The time itself. Raises ConfigError if it is too long for any run, naming the figure to change."""
-    if ns > MOST_NS:
-        raise ConfigError(f"the platform takes more than eleven days for one expert or pass; {change} its {figure}")
-    return ns
+def _ratio(rate: float) -> tuple[int, int]:
+    """A rate as numerator and denominator; (1, 0) if it is infinite."""
+    return (1, 0) if rate == inf else exact(rate).as_integer_ratio()
 
 
 def too_late() -> ConfigError:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from functools import cached_property
-from math import ceil
 
 from policies.contract import Costs
 from simulator.errors import ConfigError
 from simulator.homes import homes
-from simulator.platform import MILLION, NS, Contention, Measured, Platform, Roofline, Wire, bounded
+from simulator.platform import Contention, Measured, Platform, Roofline
+from simulator.rates import MILLION, bounded, ceiling, exact, half_even, ns_per_byte
 from traces.schema import Geometry
 
 
@@ -25,11 +25,8 @@ class Times:
         self.first = tuple(link.first_millionths for link in platform.wires)  #: of an expert, before its compute begins
         self.depth = tuple(link.depth for link in platform.wires)
         self.homes = homes(geometry.experts, platform.shares)  #: the link of each expert of a layer
-        self._known: dict[tuple[str, int, int, int], int] = {}
-        left = platform.contention or Contention()
-        self._slow_links = [link.slowed(left.link) for link in platform.wires]
-        self._slow_cpu = platform.cpu.slowed(left.cpu) if platform.cpu else None
-        self._slow_compute = platform.compute.slowed(left.compute) if left.compute < 1 else platform.compute
+        self._known: dict[tuple[str, int, int, int, float], int] = {}
+        self._left = platform.contention or Contention()  #: shares of their rates, while others work
 
     def is_of(self, platform: Platform, geometry: Geometry, tiers: tuple[tuple[int, ...], ...]) -> bool:
         """Whether these are the times of this very model on an equal machine."""
@@ -38,8 +35,9 @@ class Times:
 
     @cached_property
     def _params(self) -> int:
-        stored = self._geometry.expert_bytes[0] * 8 / self._geometry.expert_bits
-        return self._geometry.expert_params or round(stored)
+        bits = exact(self._geometry.expert_bits)
+        stored = half_even(self._geometry.expert_bytes[0] * 8 * bits.denominator, bits.numerator)
+        return self._geometry.expert_params or stored
 
     @property
     def _layers(self) -> range:
@@ -61,24 +59,30 @@ class Times:
     def dense_bytes(self) -> int:
         """Weights that are always resident, as far as they are known."""
         known = (self._geometry.dense_params or 0) * self._geometry.layers + (self._geometry.head_params or 0)
-        return ceil(known * self._geometry.dense_bits / 8)
+        return self._stored(known)
+
+    def _stored(self, params: int) -> int:
+        """Bytes of so many weights that are not of routed experts, rounded up."""
+        bits = exact(self._geometry.dense_bits)
+        return ceiling(params * bits.numerator, 8 * bits.denominator)
 
     # links
 
     @cached_property
     def wire_ns(self) -> list[list[list[int]]]:
         """[link][layer][precision] nanoseconds on the wire."""
-        return [self._wire(link) for link in self._platform.wires]
+        return self._wire(1)
 
     @cached_property
     def contended_wire_ns(self) -> list[list[list[int]]]:
         """The same for a transfer that starts while the CPU computes."""
-        return [self._wire(link) for link in self._slow_links]
+        return self._wire(self._left.link)
 
-    def _wire(self, link: Wire) -> list[list[int]]:
-        each = [[link.wire_ns(sizes[layer]) for sizes in self._tiers] for layer in self._layers]
-        bounded(max(map(max, each)), "bytes_per_s")
-        return each
+    def _wire(self, share: float) -> list[list[list[int]]]:
+        sizes = {size for tier in self._tiers for size in tier}
+        each = [{size: link.wire_ns(size, share) for size in sizes} for link in self._platform.wires]
+        bounded(max(max(known.values()) for known in each), "bytes_per_s")
+        return [[[known[tier[layer]] for tier in self._tiers] for layer in self._layers] for known in each]
 
     @property
     def has_pieces(self) -> bool:
@@ -105,29 +109,30 @@ class Times:
     @property
     def slows_compute(self) -> bool:
         """Whether links take from the accelerator's rate."""
-        return self._slow_compute is not self._platform.compute
+        return self._left.compute < 1
 
     def dense_ns(self, layer: int, tokens: int, contended: bool = False) -> int:
         """Attention, norms, gate and shared experts of one layer, and the gate's decisions."""
-        what, compute = self._compute("dense", contended)
+        compute, gate_ns = self._platform.compute, self._platform.loading.gate_ns
         if isinstance(compute, Measured):
-            return compute.dense(tokens) + self._platform.loading.gate_ns
-        return self._dense(what, compute, layer, self._geometry.dense_params, tokens) + self._platform.loading.gate_ns
+            return compute.dense(tokens, self._share(contended)) + gate_ns
+        return self._dense("dense", compute, self._geometry.dense_params, tokens, self._share(contended)) + gate_ns
 
     def pass_ns(self, tokens: int, contended: bool = False) -> int:
         """Embedding, head and dense layers; charged before layer 0."""
-        what, compute = self._compute("pass", contended)
+        compute = self._platform.compute
         if isinstance(compute, Measured):
-            return compute.pass_ns
-        return self._dense(what, compute, 0, self._geometry.head_params, tokens)
+            return compute.once(self._share(contended))
+        return self._dense("pass", compute, self._geometry.head_params, tokens, self._share(contended))
 
     def kv_ns(self, context: int, contended: bool = False) -> int:
         """One layer's part of reading the KV cache of so many positions, rounded up."""
-        _, compute = self._compute("", contended)
-        if not compute.kv_bytes_per_s:
+        rate = self._platform.compute.kv_bytes_per_s
+        if not rate:
             return 0
-        size = self._geometry.kv_bytes * context / self._geometry.layers
-        return ceil(bounded(size / compute.kv_bytes_per_s * NS, "kv_bytes_per_s"))
+        each = ns_per_byte(rate) / exact(self._share(contended)) / self._geometry.layers
+        spent = ceiling(self._geometry.kv_bytes * context * each.numerator, each.denominator)
+        return bounded(spent, "kv_bytes_per_s")
 
     @property
     def reads_kv(self) -> bool:
@@ -136,15 +141,14 @@ class Times:
 
     def expert_ns(self, layer: int, precision: int, tokens: int, contended: bool = False) -> int:
         """One expert over the tokens routed to it."""
-        what, compute = self._compute("expert", contended)
-        return self._expert(what, compute, layer, precision, tokens)
+        return self._expert("expert", self._platform.compute, layer, precision, tokens, self._share(contended))
 
     def weight_format(self, precision: int) -> str:
         """The model's, of experts as they are stored; at other precisions it is not known."""
         return self._geometry.weight_format if self._tiers[precision] == self._geometry.expert_bytes else ""
 
-    def _compute(self, what: str, contended: bool) -> tuple[str, Roofline | Measured]:
-        return (f"slow {what}", self._slow_compute) if contended else (what, self._platform.compute)
+    def _share(self, contended: bool) -> float:
+        return self._left.compute if contended else 1
 
     # the CPU
 
@@ -158,28 +162,31 @@ class Times:
 
         Raises ConfigError if the platform has no CPU.
         """
-        if self._platform.cpu is None or self._slow_cpu is None:
+        if self._platform.cpu is None:
             raise ConfigError(
                 f"platform {self._platform.name} has no [cpu] table, which miss policies that compute there need"
             )
-        what, cpu = ("slow cpu", self._slow_cpu) if contended else ("cpu", self._platform.cpu)
-        return self._expert(what, cpu, layer, precision, tokens)
+        share = self._left.cpu if contended else 1
+        return self._expert("cpu", self._platform.cpu, layer, precision, tokens, share)
 
-    def _expert(self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int) -> int:
-        if isinstance(compute, Measured):
-            return compute.expert(tokens, self._tiers[precision][layer])
-        key, size = (what, layer, precision, tokens), self._tiers[precision][layer]
-        return self._once(key, compute, self._params, size, self.weight_format(precision))
-
-    def _dense(self, what: str, compute: Roofline, layer: int, params: int | None, tokens: int) -> int:
-        size = ceil((params or 0) * self._geometry.dense_bits / 8)
-        return self._once((what, layer, 0, tokens), compute, params or 0, size)
-
-    def _once(
-        self, key: tuple[str, int, int, int], compute: Roofline, params: int, size: int, weights: str = ""
+    def _expert(
+        self, what: str, compute: Roofline | Measured, layer: int, precision: int, tokens: int, share: float
     ) -> int:
+        size = self._tiers[precision][layer]
+        if isinstance(compute, Measured):
+            return compute.expert(tokens, size, share)
+        key, weights = (what, size, precision, tokens, share), self.weight_format(precision)
+        return self._once(key, compute, self._params, weights)
+
+    def _dense(self, what: str, compute: Roofline, params: int | None, tokens: int, share: float) -> int:
+        key = (what, self._stored(params or 0), 0, tokens, share)
+        return self._once(key, compute, params or 0)
+
+    def _once(self, key: tuple[str, int, int, int, float], compute: Roofline, params: int, weights: str = "") -> int:
+        """Of a key (what, bytes, precision, tokens, share of the rate), worked out the first time."""
         if key not in self._known:
-            self._known[key] = compute.ns(params, size, key[3], weights)
+            _, size, _, tokens, share = key
+            self._known[key] = compute.ns(params, size, tokens, weights, share)
         return self._known[key]
 
 

@@ -10,6 +10,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -134,7 +136,10 @@ class Geometry(Sparse):
         return self
 
     def bytes_at(self, bits: float) -> tuple[int, ...]:
-        """Bytes of one expert per layer at `bits`: sourced where known, else scaled, from those at 16 bits if known."""
+        """Return the bytes of one expert per layer at `bits`: known ones, else scaled from those at 16 bits or as stored.
+
+        Scaling is exact, with bits as decimals, and rounds up.
+        """
         if bits == self.expert_bits:
             return self.expert_bytes
         if bits in self.bytes_by_bits:
@@ -142,7 +147,8 @@ class Geometry(Sparse):
         known, sizes = (
             (16, self.bytes_by_bits[16]) if 16 in self.bytes_by_bits else (self.expert_bits, self.expert_bytes)
         )
-        return tuple(-(-int(size * bits * 1000) // int(known * 1000)) for size in sizes)
+        ratio = Fraction(str(bits)) / Fraction(str(known))
+        return tuple(ceil(size * ratio) for size in sizes)
 
     def stored_at(self, bits: float) -> Geometry:
         """The same model with its experts stored at `bits`. Raises TraceError for what is no precision."""

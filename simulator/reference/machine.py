@@ -12,7 +12,7 @@ from typing import Protocol
 
 import simpy
 
-from simulator.platform import MILLION, part
+from simulator.rates import MILLION, part
 from simulator.reference.clock import COMPUTE, CPU, Activity, Planned, Span, of_link
 from simulator.reference.transfers import Transfer
 from simulator.times import Times

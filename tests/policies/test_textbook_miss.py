@@ -285,8 +285,8 @@ def test_alone_neither_is_slowed():
 def test_a_roofline_loses_memory_bandwidth_and_no_flops():
     """1000 bytes at 1 byte/ns: 1000 ns, at half 2000; 4000 tokens of 500 weights at 1 FLOP/ps: 4000 ns either way."""
     roofline = Roofline(flops=1e12, memory_bytes_per_s=1e9)
-    assert (roofline.ns(500, 1000, 1), roofline.slowed(0.5).ns(500, 1000, 1)) == (1000, 2000)
-    assert roofline.slowed(0.5).ns(500, 1000, 4000) == roofline.ns(500, 1000, 4000) == 4000
+    assert (roofline.ns(500, 1000, 1), roofline.ns(500, 1000, 1, share=0.5)) == (1000, 2000)
+    assert roofline.ns(500, 1000, 4000, share=0.5) == roofline.ns(500, 1000, 4000) == 4000
 
 
 def test_contention_is_part_of_a_platforms_figures_only_where_it_is_described():

@@ -13,7 +13,7 @@ from policies.contract import PolicyError, always
 from results.settings import SETTINGS
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
-from simulator.platform import MOST_NS
+from simulator.rates import MOST_NS
 from simulator.replay import plan, replay
 from tests.kit.cases import Cell, ListSource, Prompted, machine, replay_lists, sizes
 from traces.schema import Header, Request, Trace, memory_trace

@@ -155,7 +155,7 @@ def test_every_read_of_an_expert_has_the_latency() -> None:
 
 
 def test_a_slower_link_is_slower_at_every_size() -> None:
-    assert DISK.slowed(0.5).wire_ns(200) == 200
+    assert DISK.wire_ns(200, share=0.5) == 200
 
 
 @pytest.mark.parametrize(("tokens", "ns"), [(1, 1007), (2, 1510), (3, 2014), (4, 3021), (5, 4028), (10, 8056), (0, 0)])
@@ -170,7 +170,7 @@ def test_many_tokens_take_measured_times_of_what_one_takes(tokens: int, ns: int)
 def test_weights_of_a_format_are_read_at_its_own_rate() -> None:
     roofline = Roofline(flops=1e18, memory_bytes_per_s=2e9, formats={"mxfp4": 0.5e9})
     assert [roofline.ns(500, 1000, 1, weights) for weights in ("", "Q8_0", "MXFP4")] == [500, 500, 2000]
-    assert roofline.slowed(0.5).ns(500, 1000, 1, "MXFP4") == 4000
+    assert roofline.ns(500, 1000, 1, "MXFP4", share=0.5) == 4000
 
 
 def test_only_experts_as_they_are_stored_have_the_models_format() -> None:
@@ -211,6 +211,6 @@ def test_a_layer_reads_its_part_of_the_kv_cache() -> None:
 def test_lanes_carry_no_more_than_each_of_them() -> None:
     """A lane moves a byte per nanosecond: two take 500 ns for 1000 bytes, and eight the link's own 250 ns."""
     two = Link(bytes_per_s=4e9, depth=2, lane_bytes_per_s=1e9)
-    assert [two.wire_ns(1000), two.slowed(0.5).wire_ns(1000)] == [500, 1000]
+    assert [two.wire_ns(1000), two.wire_ns(1000, share=0.5)] == [500, 1000]
     assert two.model_copy(update={"depth": 8}).wire_ns(1000) == 250
     assert "lane_bytes_per_s" not in Link(bytes_per_s=4e9, depth=2).model_dump()

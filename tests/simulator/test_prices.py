@@ -14,7 +14,8 @@ from simulator.compiled.runtime.initial import initial_state
 from simulator.compiled.runtime.inputs import inputs_from
 from simulator.config import configure
 from simulator.oracle import oracle_of
-from simulator.platform import Link, Roofline, part
+from simulator.platform import Link, Roofline
+from simulator.rates import part
 from simulator.replay import plan, replay
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, spec_of
 from tests.kit.cases import tokens as rows_of

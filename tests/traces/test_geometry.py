@@ -196,3 +196,10 @@ def test_a_geometry_is_told_what_its_model_is_known_for() -> None:
     own = plain.model_copy(update={"kv_bytes": 7, "weight_format": "Q8_0"})
     assert as_known(own, "gpt-oss-20b") == own
     assert as_known(plain, "a model of my own") is plain
+
+
+@pytest.mark.parametrize(("size", "stored", "bits", "scaled"), [(1_000_000, 16, 4.85, 303_125), (1001, 1.001, 1, 1000)])
+def test_bits_are_the_decimals_that_they_are_written_as(size: int, stored: float, bits: float, scaled: int) -> None:
+    # 1,000,000 x 4.85 / 16 and 1001 / 1.001 are whole; 1.001 x 1000 in doubles is 1000.9999999999999
+    geometry = Geometry(layers=1, experts=1, k=1, expert_bytes=(size,), expert_bits=stored)
+    assert geometry.bytes_at(bits) == (scaled,)
