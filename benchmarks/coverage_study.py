@@ -11,7 +11,6 @@ equally good, so that whatever says otherwise is wrong. `make study-coverage` ru
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import NormalDist
@@ -25,6 +24,7 @@ from analysis.tables import console, table
 from results.result import Row
 from simulator.config import configure
 from simulator.replay import replay
+from traces.documents import json_text
 from traces.schema import Geometry, Trace
 from traces.synthetic import Synthetic, synthesise
 
@@ -230,7 +230,7 @@ def main() -> None:
     _print(seeds, "pairs of seeds of random that are said to differ")
     document = {"trials": options.trials, "rows": rows, "seeds": seeds}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json_text(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _print(rows: list[dict[str, object]], title: str) -> None:

@@ -18,7 +18,6 @@ the geometry of a known model, one token per pass.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import time
@@ -40,6 +39,7 @@ from analysis.tables import console, table
 from simulator.config import ReplayConfig, configure
 from simulator.curves.curve import curve
 from simulator.replay import replay
+from traces.documents import json_text
 from traces.schema import Trace
 
 try:
@@ -250,7 +250,7 @@ def main(
     document = {"machine": where, "load_after": os.getloadavg(), "rounds": rounds, "sizes": sizes, "rows": rows}
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=1))
+        out.write_text(json_text(document, indent=1))
     shown = console()
     shown.print(", ".join(f"{key} {value}" for key, value in where.items()))
     shown.print("; ".join(f"{size.model}: {size.tokens:,} tokens" for size in sizes), f"; {rounds} rounds")

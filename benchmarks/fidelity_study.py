@@ -29,6 +29,7 @@ from simulator.config import ReplayConfig, configure
 from tracegen.checkpoint import Loaded, load
 from tracegen.live.run import LiveRequest, proven, run
 from tracegen.modules import MoeModules
+from traces.documents import json_text
 
 ROUTING = (
     "cache_prior:lam=0.1",
@@ -95,7 +96,7 @@ def main() -> None:
     size = f"{options.windows} windows of {options.tokens} tokens, {options.capacity}"
     console().print(table([_signed(row) for row in rows], title=f"LIVE, emulated: {size}; shares of the router's own"))
     console().print(table(related, title="rank correlation with the rise of perplexity and with KL, policies compared"))
-    (options.out / "fidelity_study.json").write_text(json.dumps({"rows": rows, "correlations": related}, indent=1))
+    (options.out / "fidelity_study.json").write_text(json_text({"rows": rows, "correlations": related}, indent=1))
 
 
 def _options() -> argparse.Namespace:
@@ -125,7 +126,7 @@ def _row(subject: Subject, kind: str, text: str, options: argparse.Namespace) ->
     path = options.out / (f"{kind}-{text}-{size}".replace("/", "-").replace(":", "-") + ".json")
     if not path.exists():
         config = configure(capacity=options.capacity, scope="per_layer", **{kind: text})
-        path.write_text(json.dumps(_measure(subject, config)))
+        path.write_text(json_text(_measure(subject, config)))
     return {"kind": kind, "policy": text} | json.loads(path.read_text())
 
 

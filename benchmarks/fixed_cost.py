@@ -10,7 +10,6 @@ Figures are CPU time, of all threads and children. (a) is the median of replays 
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -28,6 +27,7 @@ from rounds import in_turns, machine
 from analysis.tables import console, table
 from simulator.config import configure
 from simulator.replay import replay
+from traces.documents import json_text
 from traces.geometry import known
 from traces.schema import Trace
 from traces.store import open_trace
@@ -108,7 +108,7 @@ def main(
         console().print(f"(c) a first replay, nothing compiled: {figures['cold s']:.1f} s of CPU")
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(figures, indent=1))
+        out.write_text(json_text(figures, indent=1))
 
 
 if __name__ == "__main__":

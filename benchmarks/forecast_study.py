@@ -8,7 +8,6 @@ it, and from those that have less. Then, with --new, live points that nothing wa
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from analysis.rising import Point, Refusal, fitted
 from analysis.tables import console, table
 from results.quality import load
 from results.result import Row
+from traces.documents import json_text
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     for measure, rows in new.items():
         show(table(rows, title=f"sets that nothing was fitted to, {measure}"))
     kept = {"new": new, "forecasts": {measure: document(each) for measure, each in made.items()}, "refused": refused}
-    (folder / "forecast_study.json").write_text(json.dumps(kept, indent=1))
+    (folder / "forecast_study.json").write_text(json_text(kept, indent=1))
 
 
 def refusals(made: Forecast) -> Iterator[Row]:

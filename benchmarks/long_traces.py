@@ -8,7 +8,6 @@ first of them is drawn by a Zipf law and kept from token to token with probabili
 
 from __future__ import annotations
 
-import json
 import resource
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ import typer
 from rounds import machine
 
 from analysis.tables import console, table
+from traces.documents import json_text
 from traces.pieces import Piece
 from traces.schema import Geometry, Header, Provenance
 from traces.writer import TraceWriter
@@ -176,11 +176,11 @@ def main(
     disk = {"trace GB": _bytes(path) / 1e9, "derived GB": _bytes(Path(f"{path}.derived")) / 1e9}
     document = {"rows": requests * request_tokens * layers, "requests": requests, **disk, "stages": figures}
     console().print(table([{n: v for n, v in row.items() if n != "said"} for row in figures]))
-    console().print(json.dumps({name: value for name, value in document.items() if name != "stages"}))
+    console().print(json_text({name: value for name, value in document.items() if name != "stages"}))
     shutil.rmtree(folder)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"machine": machine(), **document}, indent=1))
+        out.write_text(json_text({"machine": machine(), **document}, indent=1))
 
 
 if __name__ == "__main__":

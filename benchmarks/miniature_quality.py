@@ -27,6 +27,7 @@ from tracegen.live.run import LiveRequest, run
 from tracegen.modules import MoeModules, discover
 from tracegen.nll import nll
 from tracegen.precision.affine import rounded
+from traces.documents import json_text
 from traces.store import open_trace
 from traces.writer import write_trace
 
@@ -94,7 +95,7 @@ def _live(loaded: Loaded, to_run: list[LiveRequest], config: ReplayConfig, out: 
     if not path.exists():
         live = run(loaded, to_run, config, quality=False)
         losses = [request.nll[1:].tolist() for request in live.requests if request.nll is not None]
-        path.write_text(json.dumps({"miss_rate": _miss_rate(live.result.totals), "nll": losses}))
+        path.write_text(json_text({"miss_rate": _miss_rate(live.result.totals), "nll": losses}))
     return json.loads(path.read_text())
 
 

@@ -17,6 +17,8 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from traces.documents import json_text
+
 TASKS = {
     "truthfulqa": """output_type: multiple_choice
 doc_to_text: "Q: {{question}}\\nA:"
@@ -57,7 +59,7 @@ def main() -> None:
     for name, text in TASKS.items():
         questions = options.out / f"{name}.jsonl"
         rows = READERS[name](options.prompts)
-        questions.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        questions.write_text("".join(json_text(row) + "\n" for row in rows), encoding="utf-8")
         data = f"dataset_path: json\ndataset_kwargs:\n  data_files: {{test: {questions}}}\ntest_split: test\n"
         (options.out / f"{name}.yaml").write_text(f"task: {name}\n{data}{text}", encoding="utf-8")
         print(f"wrote {options.out / name}.yaml")

@@ -11,7 +11,6 @@ and several together. Random weights route like no model, so misses and losses m
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import time
 from pathlib import Path
@@ -33,6 +32,7 @@ from tracegen.modules import MoeModules
 from tracegen.precision import DEFAULT
 from tracegen.quality.session import Session, Subject, alone_because
 from tracegen.quality.texts import Given
+from traces.documents import json_text
 
 VOCABULARY = 50304
 SHAPE: dict[str, Any] = {"intermediate_size": 1024}  #: what OLMoE-1B-7B has otherwise than the configuration's defaults
@@ -72,7 +72,7 @@ def main() -> None:
     rows = [said(row(case, loaded, modules, options)) for case in cases]
     console().print(table(rows))
     if options.out:
-        options.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+        options.out.write_text(json_text({"machine": machine(), "rows": rows}, indent=1))
 
 
 def said(row: dict[str, object]) -> dict[str, object]:

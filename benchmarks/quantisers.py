@@ -9,7 +9,6 @@ perplexity and KL against the unmodified model on held-out windows.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +31,7 @@ from tracegen.precision.contract import Packed, Quantiser
 from tracegen.precision.libraries import imported
 from tracegen.precision.registry import load as quantiser_of
 from tracegen.precision.torchao_intx import as_theirs
+from traces.documents import json_text
 
 BITS = (8, 4, 3, 2)
 HIDDEN, INNER = 2048, 1024  #: of OLMoE
@@ -74,7 +74,7 @@ def main() -> None:
     for title, rows in found.items():
         console().print(table(rows, title=title))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads(), **found}))
+    options.out.write_text(json_text({"torch": torch.__version__, "threads": torch.get_num_threads(), **found}))
 
 
 def _is_there(name: str) -> bool:

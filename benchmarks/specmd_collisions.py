@@ -10,7 +10,6 @@ statistics of a trained MoE (reuse .31, look-ahead recall .87). `make study-coll
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from itertools import product
@@ -22,6 +21,7 @@ from simulator.config import configure
 from sweeps.grid import run_grid
 from sweeps.papers.specmd_settings import EVICTIONS, settings
 from sweeps.space import can_replay
+from traces.documents import json_text
 from traces.geometry import known
 from traces.schema import Trace
 from traces.store import open_trace
@@ -31,7 +31,7 @@ from traces.writer import write_trace
 #: The same machine with a link that is never the bottleneck: what the policies do when prefetches always arrive.
 FAST_LINK = """name = "a100-no-wait"
 [link]
-bytes_per_s = inf
+bytes_per_s = 1e18
 [compute]
 kind = "measured"
 dense_ns = 1000
@@ -52,7 +52,7 @@ def main() -> None:
     called = options.trace.stem if options.trace else "SYNTHETIC, OLMoE's geometry"
     console().print(table(rows, title=f"collisions per miss, %: {called}, {trace.tokens:,} tokens; SIMULATED"))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"trace": trace.digest, "rows": rows}, indent=1))
+    options.out.write_text(json_text({"trace": trace.digest, "rows": rows}, indent=1))
 
 
 def _options() -> argparse.Namespace:

@@ -13,7 +13,6 @@ The four models' routing is SYNTHETIC (`specmd_table2.py` says how, and makes it
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -31,6 +30,7 @@ from simulator.preset import preset
 from sweeps.figures import figures_of
 from sweeps.grid import run_grid
 from sweeps.papers.specmd.table_2 import PRESETS, PUBLISHED
+from traces.documents import json_text
 from traces.schema import Trace
 
 #: What is left open, and the values of each.
@@ -82,7 +82,7 @@ def main() -> None:
     title = f"Table 2 under {len(rows) - 1} readings: SIMULATED, SYNTHETIC routing"
     console().print(table([_short(row) for row in rows], title=title))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"ranking": rows, "cells": list(_cells(changes))}, indent=1))
+    options.out.write_text(json_text({"ranking": rows, "cells": list(_cells(changes))}, indent=1))
 
 
 def _short(row: Row) -> Row:

@@ -18,7 +18,6 @@ percentages can be compared and milliseconds cannot; `--load-us 1750` adds them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +34,7 @@ from sweeps.grid import run_grid
 from sweeps.papers.figure import predictor
 from sweeps.papers.specmd.table_2 import PRESETS, PUBLISHED
 from sweeps.space import can_replay
+from traces.documents import json_text
 from traces.geometry import known
 from traces.schema import Geometry, Trace
 from traces.store import open_trace
@@ -93,7 +93,7 @@ def main() -> None:
     agreed = [line for capacity in CAPACITIES for line in _agreement(rows, capacity)]
     console().print(table(agreed, title="agreement with the published changes of TTFT"))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"cells": rows, "agreement": agreed}, indent=1))
+    options.out.write_text(json_text({"cells": rows, "agreement": agreed}, indent=1))
 
 
 def _options() -> argparse.Namespace:

@@ -7,7 +7,6 @@ that of starting. And how long a sweep takes to say that everything is stored.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from speed_traces import FULL, OLMOE, QUICK, make
 from simulator.replay import replay
 from sweeps.jobs import open_traces
 from sweeps.run import planned
+from traces.documents import json_text
 
 ROOT = Path(__file__).parents[1]
 #: 10 x 5 x 4 x 5 configurations.
@@ -148,7 +148,7 @@ def main(
         if not quick:
             found["whole"] = dict(zip(("seconds", "bytes"), timed(whole), strict=True))
         found["resumed"] = resumed(where, 100 if quick else 10_000)
-    text = json.dumps(found, indent=1)
+    text = json_text(found, indent=1)
     if out:
         out.write_text(text)
     print(text)

@@ -6,7 +6,6 @@ requests (a twentieth of them unless --part says otherwise). An example of a rec
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from policies.contract import PolicyError
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
 from simulator.replay import plan, replay
+from traces.documents import json_text
 from traces.schema import Request, Trace, memory_trace
 from traces.store import open_trace
 
@@ -97,7 +97,7 @@ def main(
     console().print(table(rows))
     console().print(f"{len(rows)} replays in {sum(row['seconds'] for row in rows):.1f} s; {machine()}")
     if out:
-        out.write_text(json.dumps(rows, indent=1))
+        out.write_text(json_text(rows, indent=1))
     if part:
         sample = first_part(trace, part)
         both = [config for config in configs if _feeds(sample, config)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -11,7 +10,7 @@ from commands import options
 from commands.cores import CORES
 from commands.groups import grouped
 from commands.settings import OfBounds
-from commands.terminal import say, say_when_compiling, show
+from commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +55,7 @@ def bounds(
     free = _freedom(opened, routing)
     documents = _documents(opened, list(settings.called()), free, workers)
     if as_json:
-        print(json.dumps({"trace": opened.digest, "bounds": documents}, indent=1))
+        show_json({"trace": opened.digest, "bounds": documents})
     elif csv:
         print(as_csv(flat(documents)))
     else:

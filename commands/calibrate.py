@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from commands.groups import Typed, grouped
-from commands.terminal import STDOUT, say, show
+from commands.terminal import STDOUT, say, show, show_json
+from traces.documents import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +107,7 @@ def calibrate(
     if out == STDOUT:
         return
     if as_json:
-        print(json.dumps(document(found, held) | more, indent=1))
+        show_json(document(found, held) | more)
     else:
         _report(found, held, more)
     if out:
@@ -186,7 +186,7 @@ def _show_here(document: dict[str, Any], as_json: bool) -> None:
     from calibration.report import figure_row, warning_lines
 
     if as_json:
-        print(json.dumps(document, indent=1))
+        show_json(document)
         return
     show(f"{document['device']}: {document['method']}")
     show(table([figure_row(name, **figure) for name, figure in document["figures"].items()]))
@@ -253,4 +253,4 @@ def _report(found: Fitted, held: list[Prediction], more: dict[str, object]) -> N
     show(f"fit       {summary_line(found.on_itself)}", f"held out  {summary_line(held)}")
     show(*warning_lines(found.warnings))
     if more.get("replay"):
-        show(f"replay of its routing: {json.dumps(more['replay'])}")
+        show(f"replay of its routing: {json_text(more['replay'])}")

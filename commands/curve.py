@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from commands.cores import CORES
 from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.settings import CurveSettings
-from commands.terminal import say, say_when_compiling, show
+from commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +57,7 @@ def curve(
             if out:  # at once: an interrupted run keeps what it has
                 say(f"wrote {write_curve(out, made)}")
     if as_json:
-        print(json.dumps(to_row(curves[0]), indent=1))
+        show_json(to_row(curves[0]))
     else:
         _report(opened, curves)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from commands.terminal import show
+from commands.terminal import show, show_json
 
 BASE = "phone-ufs4"  #: a device whose experts lie on flash
 
@@ -42,7 +41,7 @@ def evidence(
     machines = from_files(calibration) if calibration else from_fits(cells, fit or [], platform(base or BASE))
     found = list(predictions(cells, machines))
     if as_json:
-        print(json.dumps(document(found), indent=1))
+        show_json(document(found))
         return
     for rows in filter(None, (residual_rows(found), refusal_rows(found))):
         show(table(rows, spare=SPARE, more="--json"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -11,7 +10,7 @@ import typer
 from commands import options
 from commands.groups import grouped
 from commands.interrupt import keeping
-from commands.terminal import say, show
+from commands.terminal import say, show, show_json
 
 if TYPE_CHECKING:
     from traces.exporters.contract import Options
@@ -68,7 +67,7 @@ def export(
     with keeping(lambda: "nothing was written"):
         made = registry.export(taken, exporter, _options(taken, placement, stream, licence), out)
     if as_json:
-        print(json.dumps(made.document() | {"trace": opened.digest, "requests": taken.requests}, indent=1))
+        show_json(made.document() | {"trace": opened.digest, "requests": taken.requests})
     else:
         _report(made)
 
@@ -82,7 +81,7 @@ def _list(as_json: bool) -> None:
         for each in exporters()
     ]
     if as_json:
-        print(json.dumps(found, indent=1))
+        show_json(found)
         return
     show(table([{name: row[name] for name in ("format", "writes", "options")} for row in found]))
     show(*(f"{row['format']}: {row['what']}" for row in found))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from commands.terminal import show
+from commands.terminal import show, show_json
 
 
 def forecast(
@@ -24,6 +23,6 @@ def forecast(
 
     made = made_of(load(folder), task, measure)
     if as_json:
-        print(json.dumps({"forecast": document(made)}, indent=1))
+        show_json({"forecast": document(made)})
     else:
         show(*page(made))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from commands.options import TracePath
-from commands.terminal import show
+from commands.terminal import show, show_json
 
 
 def inspect(
@@ -27,7 +26,7 @@ def inspect(
         verify(opened)
     findings, summary = examine(opened), summarise(opened)
     if as_json:
-        print(json.dumps(document(opened, summary, findings), indent=1))
+        show_json(document(opened, summary, findings))
     else:
         show(*render(opened, summary, findings))
     if any(finding.level == "error" for finding in findings):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -20,7 +19,7 @@ from commands.model_options import NEW_TOKENS, WINDOW, Placement
 from commands.offloading import Offloading, measured_on, real_transfers
 from commands.options import PolicyFiles, check_events, complaint
 from commands.settings import LiveSettings
-from commands.terminal import say, say_wrote, show
+from commands.terminal import say, say_wrote, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -125,7 +124,7 @@ def live(
         _write_events(kept.events, ran)
     if as_json:
         stored = [each._asdict() for each in ran.stored]
-        print(json.dumps(ran.result.to_json() | {"quality": _quality(ran), "stored": stored}, indent=1))
+        show_json(ran.result.to_json() | {"quality": _quality(ran), "stored": stored})
     else:
         _report(ran, sum(map(len, ran.executed)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform as this
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.offloading import slow_tier_of
 from commands.settings import Settings
-from commands.terminal import say, show
+from commands.terminal import say, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -193,7 +192,7 @@ def _report(document: dict[str, object], runs: Sequence[Measurement], as_json: b
     from tracegen.offload.comparison import LEGEND, SPARE, rows, summary_lines
 
     if as_json:
-        print(json.dumps(document, indent=1))
+        show_json(document)
         return
     show(
         f"MEASURED on {document['device']}, beside its replay",

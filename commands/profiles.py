@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.terminal import say
+from traces.documents import json_text
 
 if TYPE_CHECKING:
     from traces.importers.contract import Options
@@ -20,7 +20,7 @@ def write_profile(path: Path, ranking: Sequence[tuple[int, int]]) -> None:
     """A JSON list of [layer, expert], best first. Raises OSError, leaving nothing."""
     from traces.scratch import write_whole
 
-    write_whole(path, (json.dumps(ranking) + "\n").encode())
+    write_whole(path, (json_text(ranking) + "\n").encode())
 
 
 def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: int | None, resume: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -14,7 +13,7 @@ from commands import model_options
 from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.model_options import Placement
-from commands.terminal import say, show
+from commands.terminal import say, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -187,7 +186,7 @@ def _report(frame: pl.DataFrame, as_json: bool) -> None:
     from analysis.tables import counted, table
 
     if as_json:
-        print(json.dumps(document(frame), indent=1))
+        show_json(document(frame))
         return
     about = frame["about"][0]
     show(f"LIVE, emulated: {about['model']}, {about['dtype']}; times are SIMULATED")

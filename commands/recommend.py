@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -11,7 +10,7 @@ from commands import options
 from commands.cores import CORES
 from commands.groups import grouped
 from commands.settings import OfRecommendation
-from commands.terminal import say_when_compiling, show
+from commands.terminal import say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from simulator.memory import Memory
@@ -60,7 +59,7 @@ def recommend(
     rows = {each.result.about["identity"]: each.result.per_request for each in (answer.best, answer.second) if each}
     said = with_intervals(document(question, answer, name_of(trace)), rows) | {"assumed": _assumed(given)}
     if as_json:
-        print(json.dumps(said, indent=1))
+        show_json(said)
         return
     show(*lines(said))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -13,7 +12,7 @@ from commands.cores import CORES
 from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.settings import Settings
-from commands.terminal import say, say_when_compiling, show
+from commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +70,7 @@ def replay(
 
         write_events(events, outcomes[0][0].events)
     if as_json:
-        print(json.dumps(_document(opened, configs[0], outcomes[0]), indent=1))
+        show_json(_document(opened, configs[0], outcomes[0]))
         return
     _report(opened, configs, outcomes, list(called.values()), printed)
     if out:

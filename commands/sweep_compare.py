@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from commands.terminal import show
+from traces.documents import json_text
 
 
 def sweep_compare(
@@ -32,7 +32,7 @@ def sweep_compare(
     frame = filtered(load(place_of(results).local()), where or [])
     rows = beside(frame, one, by)
     if as_csv or as_json:
-        print(csv(rows) if as_csv else "\n".join(map(json.dumps, rows)))
+        print(csv(rows) if as_csv else "\n".join(map(json_text, rows)))
         return
     shown = [row | {"difference": _signed(row["difference"], by), "±": _signed(row["±"], by, "")} for row in rows]
     show(f"{label_of(frame)}: {counted(len(rows), 'configuration')} beside {one}, better by {by}?", *drawn(shown))

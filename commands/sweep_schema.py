@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from commands.terminal import show_json
 
 
 def sweep_schema() -> None:
     """Print the JSON Schema of experiment files, from which editors complete and check."""
     from sweeps.experiment.schema import json_schema
 
-    print(json.dumps(json_schema(), indent=1))
+    show_json(json_schema())

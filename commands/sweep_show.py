@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -11,6 +10,7 @@ import typer
 from commands.forecast_options import Foreseen
 from commands.groups import grouped
 from commands.terminal import say, show
+from traces.documents import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,4 +113,4 @@ def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
     from analysis.forecasts import nested
 
     for row in rows.iter_rows(named=True):
-        print(json.dumps(nested(row)))
+        print(json_text(nested(row)))

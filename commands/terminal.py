@@ -24,6 +24,13 @@ def say(line: str) -> None:
     print(folded(line, width_of(sys.stderr)) if folds else line, file=sys.stderr)
 
 
+def show_json(document: object) -> None:
+    """Print one JSON document to stdout."""
+    from traces.documents import json_text
+
+    print(json_text(document, indent=1))
+
+
 def rewrite(line: str, before: int = 0) -> int:
     """Write a line over the one on stderr's terminal, cut to its width; `before` and the answer are how long it is."""
     from analysis.tables import width_of

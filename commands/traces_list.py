@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from commands.terminal import show
+from commands.terminal import show, show_json
 
 FIELDS = ("name", "model", "licence", "requests", "tokens", "bytes", "capabilities", "digest", "source")
 Library = Annotated[str | None, typer.Argument(help="A folder, or a data set of the hub (owner/name).")]
@@ -23,7 +22,7 @@ def traces_list(
     library = library_of(source)
     entries = library.index().traces
     if as_json:
-        print(json.dumps([entry.model_dump(mode="json", include=set(FIELDS)) for entry in entries], indent=1))
+        show_json([entry.model_dump(mode="json", include=set(FIELDS)) for entry in entries])
         return
     if not entries:
         show(f"{library.where} holds no traces; add one with: moereplay traces publish TRACE --licence SPDX --out DIR")

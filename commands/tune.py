@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -14,6 +13,7 @@ from commands.groups import grouped
 from commands.interrupt import INTERRUPTED, interruptible, keeping
 from commands.options import PolicyFiles
 from commands.terminal import say, show
+from traces.documents import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +103,7 @@ def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
     rows.sort(key=lambda row: [-FIGURES[name] * row[name] for name in search.objectives])
     if as_json:
         for row in rows:
-            print(json.dumps(row))
+            print(json_text(row))
         return
     beaten = f"nothing tried beats in all of {', '.join(search.objectives)}"
     show(f"SIMULATED: {counted(len(rows), 'configuration')} that {beaten}", "", table(rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -12,7 +11,7 @@ import typer
 from commands import model_options, options
 from commands.groups import grouped
 from commands.settings import ListedSettings
-from commands.terminal import say, say_when_compiling, show
+from commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -215,7 +214,7 @@ def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
     from analysis.validation_rows import document, heading, lines, measure_rows, quality_rows
 
     if as_json:
-        print(json.dumps(document(found), indent=1))
+        show_json(document(found))
         return
     show(*heading(trace, found), table(measure_rows(found)))
     if rows := quality_rows(found):

@@ -7,6 +7,7 @@ import gc
 import sys
 from importlib import import_module
 from io import TextIOWrapper
+from math import isfinite
 from typing import Annotated, Any
 
 from moereplay.packages import HiddenPackageError, check
@@ -14,6 +15,7 @@ from moereplay.packages import HiddenPackageError, check
 try:
     check()
     import typer
+    from typer.core import TyperCommand
 
     import commands
     from commands.interrupt import INTERRUPTED, leave, second_interrupt_ends
@@ -46,8 +48,21 @@ def application() -> typer.Typer:
     for name, verb in VERBS.items():
         group, _, rest = name.partition("_")
         where, typed = (groups[group], rest) if group in groups else (app, group)
-        where.command(typed)(verb)
+        where.command(typed, cls=Verb)(verb)
     return app
+
+
+class Verb(TyperCommand):
+    """A verb whose numbers are finite: `nan` passes every range, and `inf` those without an end."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises BadParameter for an option that is infinite or NaN."""
+        left = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(param.name)
+            if isinstance(value, float) and not isfinite(value):
+                raise typer.BadParameter(f"expected a finite number (got {value})", ctx, param)
+        return left
 
 
 def _say_version(wanted: bool) -> None:

@@ -6,7 +6,6 @@ OUT/checks/3f2a90c1d2e4b567-8c1d2e4f.json    one check, whole or not at all; its
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 from results.errors import ResultError
 from results.result import Result
 from results.spent import spent
-from traces.documents import DocumentError, content, from_json
+from traces.documents import DocumentError, content, from_json, json_text
 from traces.frozen import Frozen
 from traces.schema import canonical
 from traces.scratch import write_whole
@@ -99,7 +98,7 @@ def write(folder: Path, check: Check) -> None:
     """Whole or not at all. Raises ResultError."""
     path, document = path_of(folder, check.identity, check.how), check.model_dump(mode="json")
     try:
-        write_whole(path, (json.dumps(document | {"sha256": _digest(document)}, indent=1) + "\n").encode())
+        write_whole(path, (json_text(document | {"sha256": _digest(document)}, indent=1) + "\n").encode())
     except OSError as error:
         said = f"{error.strerror}; the checks before it stay, make room and run it again"
         raise ResultError(f"cannot write {path}: {said}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from results.errors import ResultError
-from traces.documents import DocumentError, content, from_json
+from traces.documents import DocumentError, content, from_json, json_text
 from traces.scratch import write_whole
 
 FILE = "measured.json"
@@ -22,7 +21,7 @@ def write(folder: Path, document: Mapping[str, object]) -> Path:
     path = folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+        write_whole(path, (json_text(document, indent=1) + "\n").encode())
     except OSError as error:
         raise ResultError(f"cannot write {path}: {error.strerror}; make room, or choose another folder") from None
     return path

@@ -23,7 +23,7 @@ import polars as pl
 from results.columns import with_settings
 from results.errors import ResultError
 from results.schema import ORDER
-from traces.documents import content, from_json
+from traces.documents import content, from_json, json_text
 from traces.schema import canonical
 
 SWEEP_VERSION = 1  #: of the tables' columns
@@ -52,10 +52,10 @@ class Part:
     def documents(self, provenance: Mapping[str, Any]) -> dict[str, bytes]:
         """Every file of the part by its name, in the order of writing: the provenance, which vouches for it, last."""
         document = {"holds": self.holds, "sha256": self._digests(), **provenance}
-        document = json.loads(json.dumps(document))  # as a reader will see it
+        document = json.loads(json_text(document))  # as a reader will see it
         document["digest"] = _digest_of(document)
         tables = {_file(table): data for table, data in self.files.items()}
-        return tables | {PROVENANCE: json.dumps(document, indent=1, sort_keys=True).encode()}
+        return tables | {PROVENANCE: json_text(document, indent=1, sort_keys=True).encode()}
 
     def _digests(self) -> dict[str, str]:
         return {_file(table): hashlib.sha256(data).hexdigest() for table, data in self.files.items()}
@@ -146,7 +146,7 @@ def _file(table: str) -> str:
 
 
 def _name_of(holds: Mapping[str, Sequence[str]], digests: Mapping[str, str]) -> str:
-    content = json.dumps([holds, digests], sort_keys=True)
+    content = json_text([holds, digests], sort_keys=True)
     return f"part-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 

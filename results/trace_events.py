@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 from results.errors import ResultError
 from results.result import Row
+from traces.documents import json_text
 from traces.scratch import whole_file
 
 SUFFIXES = (".json", ".json.gz")
@@ -93,7 +93,7 @@ def _packed(path: Path, file: BinaryIO) -> Iterator[Writable]:
 
 
 def _write(out: Writable, process: str, about: Row, items: Iterable[Item]) -> int:
-    count, head = 0, json.dumps({"displayTimeUnit": "ns", "otherData": about})
+    count, head = 0, json_text({"displayTimeUnit": "ns", "otherData": about})
     out.write(f'{head[:-1]}, "traceEvents": [\n{_named("process_name", 0, process)}'.encode())
     for item in items:
         out.write(f",\n{_line(item)}".encode())
@@ -115,7 +115,7 @@ def _line(item: Item) -> str:
 
 
 def _named(what: str, track: int, name: str) -> str:
-    return f'{{"ph":"M",{_place(track)},"name":"{what}","args":{{"name":{json.dumps(name)}}}}}'
+    return f'{{"ph":"M",{_place(track)},"name":"{what}","args":{{"name":{json_text(name)}}}}}'
 
 
 def _place(track: int) -> str:
@@ -123,7 +123,7 @@ def _place(track: int) -> str:
 
 
 def _said(name: str, args: Mapping[str, object]) -> str:
-    return f'"name":{json.dumps(name)},"args":{json.dumps(args, separators=(",", ":"))}'
+    return f'"name":{json_text(name)},"args":{json_text(args, separators=(",", ":"))}'
 
 
 def _us(ns: int) -> str:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator
 
 from simulator.capacity import check_readable
 from simulator.errors import ConfigError
@@ -25,9 +25,11 @@ MOST_TIERS = 4  #: between the fast and the slow one
 LATEST_NS = 1 << 62  #: at which a step may begin, 146 years: engines add times up in int64
 Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]
-Rate = Annotated[float, Field(ge=1)]
+MOST_RATE = 1e18  #: bytes or operations per second
+MOST_BYTES = 1 << 62
+Rate = Annotated[float, Field(ge=1, le=MOST_RATE)]
 #: A measured curve: points (x, y) with x rising, linear in between.
-Points = tuple[tuple[Annotated[int, Field(ge=1, lt=2**63)], Annotated[float, Field(gt=0, allow_inf_nan=False)]], ...]
+Points = tuple[tuple[Annotated[int, Field(ge=1, lt=2**63)], Annotated[float, Field(gt=0, le=MOST_RATE)]], ...]
 
 
 class Wire(Sparse):
@@ -229,10 +231,10 @@ class Calibration(Sparse):
     device: str
     method: str = ""
     date: str = ""
-    cells: int = Field(default=0, ge=0)  #: runs that the figures were fitted on
+    cells: int = Field(default=0, ge=0, le=10**9)  #: runs that the figures were fitted on
     mape: float | None = Field(default=None, ge=0)  #: of the time per token; `method` says over which runs
     slow_tier: str = ""  #: what experts were read from: disk, disk:buffered or pinned
-    throttle_bytes_per_s: float | None = Field(default=None, gt=0)  #: of that slow tier, if it had one
+    throttle_bytes_per_s: float | None = Field(default=None, gt=0, le=MOST_RATE)  #: of that slow tier, if it had one
 
     def in_one_line(self) -> str:
         """Of which machine, by which runs, how far off, from when."""
@@ -243,7 +245,14 @@ class Calibration(Sparse):
 
 #: The figures of a link that its times are made from.
 LINK_TIMES = {"bytes_per_s", "latency_ns", "depth", *Link.later}
-Compute = Annotated[Roofline | Measured, Field(discriminator="kind")]
+
+
+def _kind(processor: object) -> object:
+    """`kind` of a table or of a model; pydantic allows no validator of ours on a field that it chooses by itself."""
+    return processor.get("kind") if isinstance(processor, dict) else getattr(processor, "kind", None)
+
+
+Compute = Annotated[Annotated[Roofline, Tag("roofline")] | Annotated[Measured, Tag("measured")], Discriminator(_kind)]
 
 
 class Platform(Sparse):
@@ -257,7 +266,8 @@ class Platform(Sparse):
     fast_tier: str = "VRAM"
     slow_tier: str = "DRAM"
     overlap: Literal["arrival", "none"] = "arrival"  #: `none`: a step computes when all that it awaits has arrived
-    memory_bytes: float | None = Field(default=None, gt=0)  #: that hold cache and dense weights; for a warning only
+    #: That hold cache and dense weights; for a warning only.
+    memory_bytes: float | None = Field(default=None, gt=0, le=MOST_BYTES)
     fault_ns: Ns = 0  #: of a major page fault, where it is known; for the same warning
     links: tuple[Link, ...] = Field(min_length=1, max_length=MOST_LINKS)
     tiers: tuple[LowerTier, ...] = Field(default=(), max_length=MOST_TIERS)  #: between fast and slow, from the top down

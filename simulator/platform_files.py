@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 from simulator.errors import ConfigError
 from simulator.platform import Platform
 from simulator.platforms import NAMES
-from traces.documents import DocumentError, content, from_toml
+from traces.documents import DocumentError, content, from_toml, json_text
 from traces.faults import first_fault
 from traces.frozen import Sparse
 from traces.spelling import hint
@@ -187,4 +186,4 @@ def _figure(value: object) -> str:
     """TOML's basic strings are JSON's, but for DEL, which JSON may leave as it is."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_figure, value))}]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
+    return json_text(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

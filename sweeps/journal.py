@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator.errors import ConfigError
+from traces.documents import json_text
 from traces.lock import lock
 from traces.schema import canonical
 
@@ -45,7 +46,7 @@ class Journal:
     def append(self, search: str, trials: Round) -> None:
         """Keep a round. Raises ConfigError if the disk refuses, with the file as it was."""
         line: dict[str, Any] = {"search": search, "trials": [each._asdict() for each in trials]}
-        data = json.dumps(line | {"sha256": _digest(line)}).encode() + b"\n"
+        data = json_text(line | {"sha256": _digest(line)}).encode() + b"\n"
         end = os.lseek(self._handle, 0, os.SEEK_END)
         try:
             while data:

@@ -13,6 +13,7 @@ from results.stored import sources, table_of
 from results.tables import frame_bytes
 from simulator.errors import ConfigError
 from sweeps.store import Place
+from traces.documents import json_text
 
 
 class Merged(NamedTuple):
@@ -56,5 +57,5 @@ def _provenance(sources: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Each distinct provenance of the parts once."""
     of_the_part = ("holds", "sha256", "digest")
     own = [{name: value for name, value in each.items() if name not in of_the_part} for each in sources]
-    texts = sorted({json.dumps(each, sort_keys=True) for each in own})
+    texts = sorted({json_text(each, sort_keys=True) for each in own})
     return {"sweep_version": SWEEP_VERSION, "merged": [json.loads(text) for text in texts]}

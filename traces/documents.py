@@ -1,4 +1,4 @@
-"""Reading of whole files, JSON and TOML, within limits; every fault is an error of one line.
+"""Whole files, JSON and TOML, read within limits; every fault is an error of one line. JSON is written here too.
 
 A path may lead to a pipe, which would be waited for, or to a device without an end. A document of a few bytes may be
 nested deeper than Python's stack, or hold an integer of more digits than Python prints.
@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import tomllib
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,29 @@ def _check_regular(found: os.stat_result, path: Path) -> None:
 def from_json(text: str | bytes) -> Any:
     """The document of a JSON text. Raises DocumentError."""
     try:
-        return checked(json.loads(text))
+        return checked(json.loads(text, parse_constant=_refuse_constant), finite=True)
     except RecursionError:
         raise _too_deep() from None
     except DocumentError:
         raise
     except ValueError as broken:
         raise fault_of(broken) from None
+
+
+def json_text(document: object, **layout: Any) -> str:
+    """Return the JSON of a document; `layout` is what `json.dumps` takes. Numbers that JSON lacks become null."""
+    try:
+        return json.dumps(document, allow_nan=False, **layout)
+    except ValueError:
+        return json.dumps(_finite(document), allow_nan=False, **layout)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def from_toml(text: str | bytes) -> dict[str, Any]:
@@ -84,8 +101,15 @@ def from_toml(text: str | bytes) -> dict[str, Any]:
         raise fault_of(broken) from None
 
 
-def checked(document: Any) -> Any:
-    """The document itself. Raises DocumentError if it is nested too deep or has an integer that is too long."""
+def _refuse_constant(word: str) -> None:
+    raise DocumentError(f"{word} is no number in JSON; expected a finite number or null")
+
+
+def checked(document: Any, finite: bool = False) -> Any:
+    """The document itself. Raises DocumentError if it is nested too deep or has an integer that is too long.
+
+    With `finite` also for a number that is infinite or NaN; in TOML and YAML, which have them, fields refuse them.
+    """
     level, depth = [document], 0
     while level:
         if depth > DEEPEST:
@@ -98,6 +122,8 @@ def checked(document: Any) -> Any:
                 below += value
             elif isinstance(value, int) and value.bit_length() > MOST_BITS:
                 raise _too_long()
+            elif finite and isinstance(value, float) and not isfinite(value):
+                raise DocumentError("a number beyond 1.8e308; expected a finite one")
         level, depth = below, depth + 1
     return document
 

@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 
 class Frozen(BaseModel):
-    """Immutable, and no unknown keys: a misspelt setting is an error, not a silence."""
+    """Immutable, and no unknown keys: a misspelt setting is an error, not a silence. Numbers are finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: object, info: ValidationInfo) -> object:
+        """`true` is no number, and in a list neither is a text; pydantic would read 1 and the text's digits."""
+        if info.field_name is not None and _holds_numbers(cls, info.field_name):
+            _refuse_others(value)
+        return value
+
+
+@cache
+def _holds_numbers(model: type[BaseModel], field: str) -> bool:
+    """Whether a field is a number, or lists or tables of nothing but numbers."""
+    return _leaves(model.model_fields[field].annotation) - {type(None)} in ({int}, {float}, {int, float})
+
+
+def _leaves(annotation: Any) -> set[Any]:
+    """The types in an annotation, without lists, unions and the keys of tables."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is None or not inner:
+        return {annotation}
+    inner = inner[:1] if origin is Annotated else inner[1:] if origin is dict else inner
+    return set[Any]().union(*(_leaves(each) for each in inner if each is not Ellipsis))
+
+
+def _refuse_others(value: object, listed: bool = False) -> None:
+    """Raises ValueError for `true` and `false`, and for texts within lists: an option's own text is a number."""
+    if isinstance(value, bool) or (listed and isinstance(value, str)):
+        raise ValueError("expected a number" if not listed else f"expected numbers, not {value!r}")
+    if isinstance(value, dict):
+        for each in value.values():
+            _refuse_others(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _refuse_others(each, True)
 
 
 class Sparse(Frozen):

@@ -7,7 +7,6 @@ Nothing here touches a disk: `traces/store.py` does.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -18,6 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from traces.documents import json_text
 from traces.frozen import Frozen, Sparse
 from traces.weight_formats import check_format
 
@@ -136,7 +136,7 @@ class Geometry(Sparse):
         return self
 
     def bytes_at(self, bits: float) -> tuple[int, ...]:
-        """Return the bytes of one expert per layer at `bits`: known ones, else scaled from those at 16 bits or as stored.
+        """Return the bytes of one expert per layer at `bits`: known ones, else scaled from those at 16 bits or stored.
 
         Scaling is exact, with bits as decimals, and rounds up.
         """
@@ -394,4 +394,4 @@ def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarra
 
 def canonical(document: object) -> bytes:
     """The one JSON spelling of a document, for hashing."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    return json_text(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()

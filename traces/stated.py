@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from pydantic import ValidationError
 
+from traces.documents import json_text
 from traces.faults import first_fault
 from traces.importers.text import parse_json
 from traces.schema import Geometry, Header, TraceError, shown
@@ -19,7 +19,7 @@ KEY = "moereplay"
 
 def state(header: Header) -> str:
     """The object, on one line."""
-    return json.dumps({KEY: {"model": header.provenance.model} | header.geometry.model_dump(mode="json")})
+    return json_text({KEY: {"model": header.provenance.model} | header.geometry.model_dump(mode="json")})
 
 
 def sizes_in(text: str, place: str) -> tuple[Geometry, str | None]:

@@ -11,7 +11,6 @@ closed.
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ import numpy as np
 
 from traces.bias import checked_bias
 from traces.column import Column, create_column, reopen_column
+from traces.documents import json_text
 from traces.lock import Lock
 from traces.metadata import (
     BIAS,
@@ -278,7 +278,7 @@ class TraceWriter:
         group = {"attributes": document, "zarr_format": 3, "node_type": "group"}
         document["digest"] = metadata_digest(self.partial, group)
         temporary = self.partial / TEMPORARY
-        temporary.write_text(json.dumps(group, indent=2) + "\n")
+        temporary.write_text(json_text(group, indent=2) + "\n")
         temporary.replace(self.partial / "zarr.json")
 
     @contextmanager

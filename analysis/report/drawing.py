@@ -6,13 +6,13 @@ vl-convert, of the extra `report`, brings Vega and Vega-Lite along and runs them
 from __future__ import annotations
 
 import base64
-import json
 import re
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from analysis.report.figure import Spec
+from traces.documents import json_text
 
 STILL_WIDTH = 720  #: pixels
 RUNTIME = "window.vegaEmbed = vegaEmbed;"
@@ -44,7 +44,7 @@ def still(spec: Spec) -> str:
     """A picture as the address of an image that holds it."""
     import vl_convert
 
-    svg = _renumbered(vl_convert.vegalite_to_svg(json.dumps(spec | {"width": STILL_WIDTH})))
+    svg = _renumbered(vl_convert.vegalite_to_svg(json_text(spec | {"width": STILL_WIDTH})))
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 

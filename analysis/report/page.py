@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Sequence
 from importlib.resources import files
 from itertools import groupby
@@ -23,6 +22,7 @@ from analysis.report.question import meaning
 from analysis.report.runs import Run
 from analysis.short import SHARES
 from analysis.tables import Share, cell
+from traces.documents import json_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -60,7 +60,7 @@ def page(material: Material) -> str:
 
 def as_json(document: Any) -> str:
     """JSON for a script element: whatever its strings hold, they can neither end it nor begin a comment."""
-    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    text = json_text(document, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

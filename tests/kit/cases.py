@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from results.result import Row as Counts
 from simulator.capacity import parse_size
 from simulator.config import configure
 from simulator.interface import CopyLayout, FinishedRun, RunSpec
-from simulator.platform import Contention, Link, Loading, LowerTier, Measured, Platform
+from simulator.platform import Contention, Link, Loading, LowerTier, Measured, Platform, Wire
 from simulator.reference.engine import run
 from simulator.source import Gate, Mixture, Pass, Row
 from simulator.times import Times
@@ -90,7 +90,8 @@ def machine(
     name of their table.
     """
     of = {table: dict(prices.get(table, {})) for table in ("link", "compute", "contention")}
-    link = Link(bytes_per_s=bytes_per_ns * 1e9, latency_ns=latency_ns, depth=depth, share=share, **of["link"])
+    link = Link(bytes_per_s=1, latency_ns=latency_ns, depth=depth, share=share, **of["link"])
+    link = at_rate(link, bytes_per_ns * 1e9)
     compute, cpu = Measured.model_validate({**spent, **of["compute"]}), Measured(expert_ns=cpu_ns)
     return Platform(
         name="by hand",
@@ -102,6 +103,14 @@ def machine(
         loading=Loading.model_validate(prices.get("loading", {})),
         overlap=prices.get("overlap", "arrival"),
     )
+
+
+Wired = TypeVar("Wired", bound=Wire)
+
+
+def at_rate(link: Wired, bytes_per_s: float) -> Wired:
+    """The link at any rate: an infinite one, which no file may have, takes no time."""
+    return link.model_copy(update={"bytes_per_s": bytes_per_s})
 
 
 class ListSource:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.contract import UNIT
 from policies.grammar import parse
 from simulator.platform import Link, LowerTier
-from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
+from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, at_rate, machine, replay_lists, sizes
 from traces.schema import Geometry
 
 EVICTIONS = ("lru", "fifo", "lfu", "lfu:count=history", "random", "score", "arc")
@@ -188,8 +188,8 @@ def _price() -> dict[str, st.SearchStrategy[Any]]:
 def _links() -> st.SearchStrategy[Link]:
     """A link after the first."""
     return st.builds(
-        Link,
-        bytes_per_s=st.sampled_from((0.5e9, 1e9, 3e9, float("inf"))),
+        lambda rate, **more: at_rate(Link(bytes_per_s=1, **more), rate),
+        rate=st.sampled_from((0.5e9, 1e9, 3e9, float("inf"))),
         latency_ns=st.integers(0, 7),
         depth=st.integers(1, 3),
         start_ns=st.sampled_from((0, 0, 3)),
@@ -201,10 +201,10 @@ def _links() -> st.SearchStrategy[Link]:
 def _lower_tiers() -> st.SearchStrategy[LowerTier]:
     """A tier of the largest expert or more."""
     return st.builds(
-        LowerTier,
+        lambda rate, **more: at_rate(LowerTier(bytes_per_s=1, **more), rate),
         name=st.just("lower"),
         capacity=st.integers(LARGEST, 5 * LARGEST).map("{}B".format),
-        bytes_per_s=st.sampled_from((0.5e9, 1e9, 3e9, float("inf"))),
+        rate=st.sampled_from((0.5e9, 1e9, 3e9, float("inf"))),
         latency_ns=st.integers(0, 7),
         depth=st.integers(1, 3),
         start_ns=st.sampled_from((0, 0, 3)),

@@ -116,6 +116,14 @@ def files_of(name: str, root: Path) -> Iterator[Path]:
         yield from (file for file in (stem.with_suffix(".py"), stem / "__init__.py") if file.is_file())
 
 
+def test_json_is_written_in_one_place_that_has_no_infinities():
+    """`json.dumps` writes Infinity and NaN, which no JSON reader has to take; `traces.documents.json_text` does not."""
+    for path in (path for path in SOURCES if path.relative_to(ROOT) != Path("traces/documents.py")):
+        calls = [each for each in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(each, ast.Attribute)]
+        names = {f"{each.value.id}.{each.attr}" for each in calls if isinstance(each.value, ast.Name)}
+        assert not names & {"json.dump", "json.dumps"}, f"{path}: write JSON by traces.documents.json_text"
+
+
 def test_nothing_at_the_top_of_a_file_is_dead():
     """A name that no file mentions; those that number something are there for the others of their row."""
     users = [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]

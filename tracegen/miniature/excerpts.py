@@ -4,12 +4,12 @@ Excerpts of the held-out files, committed so that every machine and every Python
 """
 
 import ast
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 from tracegen.miniature import corpus
+from traces.documents import json_text
 
 PROMPTS, PROMPT_BYTES = 32, 240
 EXCERPT_BYTES = 3000
@@ -21,7 +21,7 @@ def main() -> None:
     _, held_out = corpus.split()
     text = "".join(map(_middle, held_out))
     (folder / "heldout.txt").write_text(text, encoding="utf-8")
-    lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in islice(_evenly(held_out), PROMPTS)]
+    lines = [json_text({"prompt": prompt}) + "\n" for prompt in islice(_evenly(held_out), PROMPTS)]
     (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
 
 

@@ -6,7 +6,6 @@ library's own loss sums tokens over all layers first, and a model can satisfy th
 """
 
 import argparse
-import json
 import platform
 import sys
 import time
@@ -20,6 +19,7 @@ from torch.nn import functional
 from transformers import OlmoeConfig, OlmoeForCausalLM, PreTrainedTokenizerFast
 
 from tracegen.miniature import corpus
+from traces.documents import json_text
 
 END = "<|endoftext|>"
 
@@ -193,7 +193,7 @@ def main() -> None:
         "device": options.device,
     }
     _save(model.bfloat16(), tokenizer, facts, options.out)
-    print(json.dumps(losses))
+    print(json_text(losses))
 
 
 def _size(texts: list[str], stream: torch.Tensor) -> dict[str, int]:
@@ -203,7 +203,7 @@ def _size(texts: list[str], stream: torch.Tensor) -> dict[str, int]:
 def _save(model: OlmoeForCausalLM, tokenizer: PreTrainedTokenizerFast, facts: dict[str, object], out: Path) -> None:
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    (out / "training.json").write_text(json.dumps(facts, indent=2) + "\n")
+    (out / "training.json").write_text(json_text(facts, indent=2) + "\n")
 
 
 if __name__ == "__main__":

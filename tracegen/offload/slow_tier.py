@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,7 @@ from simulator.errors import ConfigError
 from tracegen.offload.device import available_memory, free_memory, host_memory
 from tracegen.offload.experts import Layout, contents
 from tracegen.offload.named import Named
+from traces.documents import json_text
 
 SPIN_NS = 100_000  #: a throttle sleeps until so long before its end, and yields from there on
 
@@ -194,7 +194,7 @@ def _copy(of: Tensor, into: Tensor) -> None:
 
 def experts_file(folder: Path, layout: Layout, experts: Iterable[np.ndarray] | None = None) -> Path:
     """The file of these experts in the folder, written if it is not there, whole or not at all. Raises ConfigError."""
-    about = json.dumps(layout.document(), sort_keys=True)
+    about = json_text(layout.document(), sort_keys=True)
     path = folder / f"experts-{hashlib.sha256(about.encode()).hexdigest()[:12]}.bin"
     try:
         if not (path.exists() and path.stat().st_size == layout.total):

@@ -5,11 +5,11 @@ Prompts are in nothing of it: no token ids, and of the provenance nothing that n
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import numpy as np
 
+from traces.documents import json_text
 from traces.exporters.contract import Answer, Exporter, Options, Target
 from traces.exporters.parquet import LISTS, schema_of, write_rows
 from traces.schema import Trace, shown
@@ -90,7 +90,7 @@ def _head(trace: Trace, licence: str) -> list[str]:
     features = [line for name, kind in schema_of(trace).items() for line in _feature(name, str(kind).lower())]
     return [
         f"license: {licence}",
-        f"pretty_name: {json.dumps(f'Expert routing of {shown(trace.header.provenance.model)}')}",
+        f"pretty_name: {json_text(f'Expert routing of {shown(trace.header.provenance.model)}')}",
         "tags:",
         *("- mixture-of-experts", "- routing-trace", "- moereplay"),
         "size_categories:",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
+from traces.documents import json_text
 from traces.exporters.contract import Answer, Exporter, Options, Target
 from traces.exporters.lines import Block, blocks, number
 from traces.schema import Trace
@@ -18,7 +18,7 @@ def write(trace: Trace, options: Options, target: Target) -> Answer:
         file.write(f"{state(trace.header)}\n".encode())
         for block in blocks(trace):
             for record in _records(block):
-                file.write(f"{json.dumps(record, separators=(',', ':'))}\n".encode())
+                file.write(f"{json_text(record, separators=(',', ':'))}\n".encode())
     return Answer("moereplay import {path} --out NAME.zarr")
 
 

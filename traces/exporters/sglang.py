@@ -6,10 +6,9 @@ init_by_eplb), so the number of GPUs and of redundant experts is said to SGLang,
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
+from traces.documents import json_text
 from traces.exporters.contract import Answer, Exporter, Options, Target
 from traces.exporters.scores import dense_layers
 from traces.schema import Trace
@@ -21,7 +20,7 @@ def write(trace: Trace, options: Options, target: Target) -> Answer:
     before, said = dense_layers(trace, options)
     counts = np.pad(uses(trace), ((before, 0), (0, 0)))
     with target.open() as file:
-        file.write(f"{json.dumps({'logical_count': [counts.tolist()]})}\n".encode())
+        file.write(f"{json_text({'logical_count': [counts.tolist()]})}\n".encode())
     typed = "python -m sglang.launch_server --model-path MODEL --ep-size N --init-expert-location {path}"
     return Answer(typed, said)
 

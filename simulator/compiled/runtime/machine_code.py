@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import binding
 
+from traces.documents import json_text
 from traces.private import private_folder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -105,7 +106,7 @@ def _read(path: Path) -> Built:
 
 
 def _write(path: Path, made: Built) -> None:
-    rest = json.dumps([made.entry, made.undefined]).encode() + b"\n" + made.code
+    rest = json_text([made.entry, made.undefined]).encode() + b"\n" + made.code
     with NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
             file.write(sha256(rest).hexdigest().encode() + b"\n" + rest)
