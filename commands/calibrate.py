@@ -9,7 +9,6 @@ import typer
 
 from commands.groups import Typed, grouped
 from commands.terminal import STDOUT, say, show, show_json
-from traces.documents import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,6 +246,7 @@ def _replay(machine: Platform, run: Run, routing: Path) -> dict[str, object]:
 def _report(found: Fitted, held: list[Prediction], more: dict[str, object]) -> None:
     from analysis.tables import table
     from calibration.report import SPARE, figure_rows, residual_rows, summary_line, warning_lines
+    from traces.documents import json_text
 
     show(f"{found.device}: {found.platform.calibration.method}" if found.platform.calibration else found.device)
     show(table(figure_rows(found)), table(residual_rows([*found.on_itself, *held]), spare=SPARE, more="--json"))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.terminal import say
-from traces.documents import json_text
 
 if TYPE_CHECKING:
     from traces.importers.contract import Options
@@ -18,6 +17,7 @@ SUFFIX = ".json"
 
 def write_profile(path: Path, ranking: Sequence[tuple[int, int]]) -> None:
     """A JSON list of [layer, expert], best first. Raises OSError, leaving nothing."""
+    from traces.documents import json_text
     from traces.scratch import write_whole
 
     write_whole(path, (json_text(ranking) + "\n").encode())

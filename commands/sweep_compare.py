@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from commands.terminal import show
-from traces.documents import json_text
 
 
 def sweep_compare(
@@ -28,6 +27,7 @@ def sweep_compare(
     from results.read import filtered, label_of
     from results.stored import load
     from sweeps.store import place_of
+    from traces.documents import json_text
 
     frame = filtered(load(place_of(results).local()), where or [])
     rows = beside(frame, one, by)

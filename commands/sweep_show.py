@@ -10,7 +10,6 @@ import typer
 from commands.forecast_options import Foreseen
 from commands.groups import grouped
 from commands.terminal import say, show
-from traces.documents import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,6 +106,8 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
 
 
 def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
+    from traces.documents import json_text
+
     if not as_json:
         sys.stdout.write(rows.write_csv())
         return

@@ -13,7 +13,6 @@ from commands.groups import grouped
 from commands.interrupt import INTERRUPTED, interruptible, keeping
 from commands.options import PolicyFiles
 from commands.terminal import say, show
-from traces.documents import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +97,7 @@ def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
     from policies.grammar import foresight
     from sweeps.figures import FIGURES
     from sweeps.tune import jobs_found
+    from traces.documents import json_text
 
     rows = [{**each.values, **each.settings} for each in found]
     rows.sort(key=lambda row: [-FIGURES[name] * row[name] for name in search.objectives])

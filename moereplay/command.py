@@ -58,6 +58,7 @@ class Verb(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises BadParameter for an option that is infinite or NaN."""
         left = super().parse_args(ctx, args)
+        param: Any
         for param in self.params:
             value = ctx.params.get(param.name)
             if isinstance(value, float) and not isfinite(value):
