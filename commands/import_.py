@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -39,6 +39,15 @@ class Reading(NamedTuple):
     ] = None
     prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None
     chunk: Annotated[int | None, typer.Option(help="Tokens after which the recorder cleared its context.")] = None
+    shape: Annotated[
+        str | None, typer.Option(help="Layers and experts per token of flat ids (SGLang), such as 48x8.")
+    ] = None
+    ids: Annotated[
+        str, typer.Option(help="`global` where ids count on through the layers: layer * experts + expert.")
+    ] = "layer"
+    real_experts: Annotated[
+        int | None, typer.Option(help="Experts with weights; ids from this number on cost nothing (LongCat).")
+    ] = None
 
 
 @grouped
@@ -62,6 +71,8 @@ def import_(
     settings = _settings(sizes, reading)
     counts = COUNTS in (settings.columns or {})
     form = None if settings.columns and not counts else profiles.detect(source, reading.format)
+    if form and (settings.renumbers or settings.shape):
+        raise TraceError(f"{source}: --ids, --real-experts and --shape cannot be combined with counts of experts")
     if form:
         profile_of(form, source, out, settings, limit=limit, resume=resume)
     elif counts:
@@ -115,9 +126,35 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
             prompt_length=reading.prompt_length,
             chunk=reading.chunk,
             columns=mapping.named(reading.columns) if reading.columns is not None else None,
+            shape=_shape(reading.shape),
+            ids=_ids(reading.ids),
+            real_experts=reading.real_experts,
         )
     except ValidationError as error:
         raise ConfigError(complaint(error)) from None
+
+
+def _shape(text: str | None) -> tuple[int, int] | None:
+    """Layers and experts per token as typed, LAYERSxK. Raises ConfigError."""
+    from simulator.errors import ConfigError
+    from traces.spelling import whole
+
+    if text is None:
+        return None
+    layers, _, k = text.partition("x")
+    numbers = whole(layers.strip()), whole(k.strip())
+    if not (numbers[0] and numbers[1]):
+        raise ConfigError(f"invalid --shape {text[:40]!r}: expected LAYERSxK, such as 48x8")
+    return numbers[0], numbers[1]
+
+
+def _ids(text: str) -> Literal["layer", "global"]:
+    """How ids are counted, as typed. Raises ConfigError."""
+    from simulator.errors import ConfigError
+
+    if text not in ("layer", "global"):
+        raise ConfigError(f"invalid --ids {text[:40]!r}: expected layer or global")
+    return text
 
 
 def _sizes(text: str | None) -> int | tuple[int, ...] | None:

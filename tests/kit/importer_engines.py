@@ -148,9 +148,9 @@ def generated(request: int, tokens: int) -> np.ndarray:
 
 
 def answered() -> list[Request]:
-    """The two choices, and the response of one."""
-    split = [Request(np.concatenate([prompt_rows(), generated(*each)]), PROMPT) for each in CHOICES]
-    return [*split, Request(ids(5, 7), 5)]
+    """The first choice behind the cached tokens, the second from the prompt's last token on, the response of one."""
+    first, second = (np.concatenate([prompt_rows(), generated(*each)]) for each in CHOICES)
+    return [Request(first[CACHED:], PROMPT - CACHED), Request(second[PROMPT - 1 :], 1), Request(ids(5, 7), 5)]
 
 
 LEFT_OUT = "layers 0 hold one number throughout (dense): left out"
@@ -186,8 +186,9 @@ ENGINES = [
         write_vllm_response,
         answered(),
         (
-            "1 choices have no routed_experts (preempted, or not asked for): left out",
-            "4 prompt tokens were in the engine's prefix cache and not computed: kept as not routed (-1)",
+            "1 choices have no routed_experts (preempted, aborted, or not asked for): left out",
+            "5 prompt tokens were in the engine's prefix cache and not computed: left out, so that a request begins "
+            "behind them",
             EXPERTS_UNKNOWN,
             BITS_UNKNOWN,
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, ValidationError, field_validator
@@ -39,6 +40,14 @@ class Options(Frozen):
     prompt_length: int | None = Field(default=None, ge=0)  #: prompt tokens of every request, at most its length
     chunk: int | None = Field(default=None, ge=1)  #: tokens after which the recorder cleared its context
     columns: dict[str, tuple[str, ...]] | None = None  #: the file's names for fields, see `mapping`
+    shape: tuple[int, int] | None = None  #: layers and k of a token's row, where ids are flat
+    ids: Literal["layer", "global"] = "layer"  #: whether they count from 0 in each layer, or on through the layers
+    real_experts: int | None = Field(default=None, ge=1)  #: ids from here on are computed without weights
+
+    @property
+    def renumbers(self) -> bool:
+        """Whether the ids of the file are other numbers than the experts of a layer."""
+        return self.ids == "global" or self.real_experts is not None
 
     @field_validator("expert_bits")
     @classmethod
@@ -71,6 +80,7 @@ class Importer:
     sniff: Callable[[Path], bool]
     read: Callable[[Path, Options], Foreign]
     columns: bool = False  #: whether it takes `Options.columns`
+    flat: bool = False  #: whether it takes `Options.shape`
 
 
 @dataclass(frozen=True)
@@ -118,17 +128,25 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     fields: dict[str, object] = base.model_dump() if base else {"router": shape.router or Router()}
     fields |= {"layers": shape.layers, "k": shape.k, "expert_bytes": sizes, "expert_bits": bits or 16}
     fields["experts"] = shape.experts or (base.experts if base else shape.highest_id + 1)
+    if options.renumbers:
+        fields["experts"] = shape.highest_id + 1
     geometry = _geometry(fields, origin.source)
-    told = [*notes, *_size_notes(shape, base, bits, geometry)]
+    told = [*notes, *_size_notes(shape, base, bits, geometry, options)]
     return Header(geometry=geometry, provenance=_provenance(origin, options, told))
 
 
 def _check_agreement(shape: Shape, base: Geometry, options: Options, source: Path) -> None:
-    experts = shape.experts or base.experts
-    if (shape.layers, experts) != (base.layers, base.experts) or shape.highest_id >= base.experts:
-        model = options.model or ("the geometry given" if options.geometry else "its metadata")
-        theirs = f"{base.layers} layers, {base.k} of {base.experts} experts"
-        raise TraceError(f"{source} has {shape}, but {model} has {theirs}; choose the model it was recorded with")
+    experts = shape.experts if shape.experts and not options.renumbers else base.experts
+    beyond = shape.highest_id >= base.experts and not options.renumbers
+    if (shape.layers, experts) == (base.layers, base.experts) and not beyond:
+        return
+    model = options.model or ("the geometry given" if options.geometry else "its metadata")
+    theirs = f"{base.layers} layers, {base.k} of {base.experts} experts"
+    fix = "choose the model it was recorded with"
+    if shape.layers == base.layers and shape.highest_id >= base.experts:
+        fix += f"; or, if ids from {base.experts} on have no weights, add --real-experts {base.experts}"
+        fix += "; if ids count on through the layers, --ids global" if base.layers > 1 else ""
+    raise TraceError(f"{source} has {shape}, but {model} has {theirs}; {fix}")
 
 
 def _named_bits(base: Geometry | None, origin: Origin) -> float | None:
@@ -188,11 +206,13 @@ def _geometry(fields: dict[str, object], source: Path) -> Geometry:
         raise TraceError(f"{source}: {first_fault(wrong)}; check the sizes given") from wrong
 
 
-def _size_notes(shape: Shape, base: Geometry | None, bits: float | None, geometry: Geometry) -> list[str]:
+def _size_notes(
+    shape: Shape, base: Geometry | None, bits: float | None, geometry: Geometry, options: Options
+) -> list[str]:
     notes = []
     if base is not None and base.k != shape.k:
         notes.append(f"the file routes to {shape.k} experts per token where the model's default is {base.k}")
-    if base is None and shape.experts is None:
+    if base is None and shape.experts is None and not options.renumbers:
         notes.append(f"number of experts not recorded: {geometry.experts} is the highest id + 1")
     if bits is None:
         notes.append("precision of the expert bytes not known: taken as 16 bits; --expert-bits tells it")
@@ -211,10 +231,13 @@ def shape_of(layers: int, k: int, highest: int, options: Options) -> Shape:
 
 def assumed(said: list[str], shape: Shape, options: Options) -> str:
     """The note that says how a file without a header of its own was read."""
+    said = [*said, f"layers 0..{shape.layers - 1}"]
+    if options.renumbers:
+        return "; ".join([f"{ASSUMED}{said[0]}", *said[1:]])
     experts = f"{shape.experts} as the largest id + 1"
     if options.geometry:
         experts = f"{options.geometry.experts} as {'--model says' if options.model else 'the geometry given has'}"
-    return "; ".join([f"{ASSUMED}{said[0]}", *said[1:], f"layers 0..{shape.layers - 1}", f"experts = {experts}"])
+    return "; ".join([f"{ASSUMED}{said[0]}", *said[1:], f"experts = {experts}"])
 
 
 def size_line(geometry: Geometry) -> str:

@@ -41,7 +41,7 @@ def sniff(path: Path) -> bool:
     """Any csv or jsonl file, unless it begins as another format does, or with a preamble not described above."""
     if not path.is_file() or suffix_of(path) not in SUFFIXES or token_lines.sniff(path):
         return False
-    if dynande.sniff(path) or responses.sniff_for(path, ("routed_experts",), ()):
+    if dynande.sniff(path) or responses.has_ids(path):
         return False
     start = start_of(path, len(COMMENT) + 1)
     return not start.startswith(b"#") or start == COMMENT + b"{"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from traces.importers import NAMES, arrays, sheet
 from traces.importers.contract import Foreign, Importer, Options
+from traces.importers.remapped import remapped
 from traces.importers.sources import refuse_unreadable
 from traces.importers.text import suffix_of
 from traces.schema import TraceError
@@ -55,4 +56,8 @@ def read(path: Path, options: Options, format: str | None = None) -> Foreign:
     importer = load(format) if format else _of_columns(path, options) or detect(path)
     if options.columns and not importer.columns:
         raise TraceError(f"{path}: --columns means nothing to importer {importer.name}; leave it out")
+    if options.shape and not importer.flat:
+        raise TraceError(f"{path}: --shape requires responses of a server; importer {importer.name} reads the shape")
+    if options.renumbers:
+        return remapped(path, lambda: importer.read(path, options), options)
     return importer.read(path, options)

@@ -61,9 +61,3 @@ class Survey:
         ranks = f"ids are padded from {self.k} to {width} per token; the padding is left out"
         layers = f"layers {', '.join(map(str, dense))} hold one number throughout (dense): left out"
         return [layers] * bool(dense) + [ranks] * (self.k < width)
-
-
-def cached_note(tokens: int) -> list[str]:
-    """The note of prompt tokens that the engine did not compute, if there are any."""
-    said = f"{tokens} prompt tokens were in the engine's prefix cache and not computed: kept as not routed (-1)"
-    return [said] if tokens else []

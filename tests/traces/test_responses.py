@@ -1,0 +1,282 @@
+"""Saved responses: which rows belong to tokens that ran, wherever and however a server spells them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kit.importing import SIZED, imported, refusal, written
+from traces.importers import registry as importers
+from traces.importers.contract import Options
+from traces.schema import Geometry
+
+LAYERS, EXPERTS, K = 6, 32, 4
+MODEL = Options(geometry=Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(7,) * LAYERS))
+SHAPE = SIZED.model_copy(update={"shape": (LAYERS, K)})
+
+
+def text(tokens: int, seed: int = 0) -> np.ndarray:
+    """(T, L, k) ids of which three in four rows stay from one token to the next; every row is of its own."""
+    random = np.random.default_rng(seed)
+    rows = random.permuted(np.tile(np.arange(EXPERTS), (tokens, LAYERS, 1)), axis=-1)[..., :K]
+    for token in range(1, tokens):
+        stays = random.random(LAYERS) < 0.75
+        rows[token][stays] = rows[token - 1][stays]
+    return rows
+
+
+def independent(tokens: int) -> np.ndarray:
+    """(T, L, k) ids that have nothing in common with the token before."""
+    return np.random.default_rng(1).permuted(np.tile(np.arange(EXPERTS), (tokens, LAYERS, 1)), axis=-1)[..., :K]
+
+
+def flat(rows: np.ndarray, dtype: str = "<i4") -> str:
+    return base64.b64encode(rows.astype(dtype).tobytes()).decode()
+
+
+def npy(rows: np.ndarray) -> str:
+    stream = io.BytesIO()
+    np.save(stream, rows.astype(np.uint8))
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def native(rows: np.ndarray, prompt: int, generated: int, **more: Any) -> dict[str, Any]:
+    counts = {"prompt_tokens": prompt, "completion_tokens": generated}
+    return {"text": "x", "meta_info": counts | {"routed_experts": flat(rows)} | more}
+
+
+def usage(prompt: int, generated: int, cached: int | None = None) -> dict[str, Any]:
+    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+    return {"usage": {"prompt_tokens": prompt, "completion_tokens": generated} | details}
+
+
+def saved(folder: Path, *found: Any) -> Path:
+    return written(folder / "a.jsonl", "".join(f"{json.dumps(each)}\n" for each in found))
+
+
+def requests(path: Path, options: Options = SIZED) -> list[tuple[int, np.ndarray]]:
+    """Prompt tokens and rows of each request."""
+    return [(each.prompt_length, each.chosen) for each in imported(path, options)[1]]
+
+
+def same(found: list[tuple[int, np.ndarray]], *expected: tuple[int, np.ndarray]) -> None:
+    assert [(prompt, rows.tolist()) for prompt, rows in found] == [(prompt, rows.tolist()) for prompt, rows in expected]
+
+
+def notes(path: Path, options: Options = SIZED) -> str:
+    return " | ".join(importers.read(path, options).notes)
+
+
+# ---------------------------------------------------------------- where the rows are
+
+ROWS = text(12)  #: of 10 prompt tokens and 3 generated ones, of which the last was not computed
+DTYPED = {"data": flat(ROWS, "u1"), "shape": list(ROWS.shape)}
+SPELLED: dict[str, Any] = {
+    "lists": ROWS.tolist(),
+    "npy": npy(ROWS),
+    "data and shape": DTYPED,
+    "with a dtype": DTYPED | {"dtype": "uint8", "encoding": "base64", "start": 0},
+    "base85": DTYPED | {"data": base64.b85encode(ROWS.astype("u1").tobytes()).decode(), "encoding": "base85"},
+    "NeMo-RL": f"nrlre1:int16:12x{LAYERS}x{K}:{flat(ROWS, '<i2')}",
+    "flat": flat(ROWS),
+}
+ENVELOPES: dict[str, Any] = {
+    "choice": lambda ids: {"choices": [{"routed_experts": ids}], **usage(10, 3)},
+    "sgl_ext": lambda ids: {"choices": [{"sgl_ext": {"routed_experts": ids}}], **usage(10, 3)},
+    "sgl_ext at the top": lambda ids: {"choices": [{}], "sgl_ext": {"routed_experts": ids}, **usage(10, 3)},
+    "sglext": lambda ids: {"choices": [{"index": 0}], "sglext": {"routed_experts": ids}, **usage(10, 3)},
+    "meta_info of a choice": lambda ids: {"choices": [native(ROWS, 10, 3, routed_experts=ids)]},
+    "nvext": lambda ids: {"choices": [{}], "nvext": {"routed_experts": ids}, **usage(10, 3)},
+    "engine_data": lambda ids: {
+        "choices": [{}],
+        "nvext": {
+            "engine_data": {"prompt_token_ids": [1] * 10, "completion_token_ids": [2] * 3, "routed_experts": ids}
+        },
+    },
+    "message": lambda ids: {
+        "choices": [{"message": {"routed_experts": ids, "prompt_token_ids": [1] * 10, "generation_token_ids": [2] * 3}}]
+    },
+    "batch": lambda ids: {
+        "custom_id": "a",
+        "response": {"body": {"choices": [{"routed_experts": ids}], **usage(10, 3)}},
+    },
+    "session": lambda ids: {"records": [{"request": {}, "response": native(ROWS, 10, 3, routed_experts=ids)}]},
+    "trainer": lambda ids: {
+        "trajectory": [{"tokens": {"prompt_ids": [1] * 10, "completion_ids": [2] * 3, "routed_experts": ids}}]
+    },
+}
+
+
+@pytest.mark.parametrize("spelled", SPELLED)
+@pytest.mark.parametrize("envelope", ENVELOPES)
+def test_rows_are_found_in_every_envelope_and_spelling(envelope: str, spelled: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, ENVELOPES[envelope](SPELLED[spelled]))
+    same(requests(path, SHAPE), (10, ROWS))
+
+
+def test_generate_requests_of_several_prompts_are_a_list(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", json.dumps([native(text(5, 1), 3, 3), native(text(8, 2), 4, 5)]))
+    same(requests(path), (3, text(5, 1)), (4, text(8, 2)))
+
+
+def test_the_importer_is_that_of_the_server(tmp_path: Path) -> None:
+    assert importers.detect(saved(tmp_path, ENVELOPES["sgl_ext"](flat(ROWS)))).name == "sglang_response"
+    assert importers.detect(saved(tmp_path, ENVELOPES["nvext"](npy(ROWS)))).name == "vllm_response"
+
+
+# ---------------------------------------------------------------- tokens of the prefix cache
+
+
+def turns(cached: tuple[int | None, ...]) -> list[dict[str, Any]]:
+    """Three turns of a conversation, of which the server returns every row each time."""
+    whole = text(39)
+    parts = zip(((10, 3), (20, 4), (36, 4)), cached, strict=True)
+    return [
+        native(whole[: prompt + made - 1], prompt, made, **({} if known is None else {"cached_tokens": known}))
+        for (prompt, made), known in parts
+    ]
+
+
+@pytest.mark.parametrize("cached", [(0, 12, 23), (None, None, None)])
+def test_a_turn_does_not_count_the_turns_before_it_again(cached: tuple[int | None, ...], tmp_path: Path) -> None:
+    path, whole = saved(tmp_path, *turns(cached)), text(39)
+    same(requests(path), (10, whole[:12]), (8, whole[12:23]), (13, whole[23:]))
+    assert "35 prompt tokens were in the engine's prefix cache" in notes(path)
+    assert ("35 repeat the rows" in notes(path)) == (cached[0] is None)
+
+
+def test_rows_that_were_computed_again_count_again(tmp_path: Path) -> None:
+    assert [len(rows) for _, rows in requests(saved(tmp_path, *turns((0, 0, 0))))] == [12, 23, 39]
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"choices": [{"routed_experts": npy(ROWS)}], **usage(10, 3, 7)},
+        {"choices": [{"sgl_ext": {"routed_experts": flat(ROWS), "cached_tokens_details": {"device": 4, "host": 3}}}]}
+        | usage(10, 3),
+        native(ROWS, 10, 3, cached_tokens=7),
+        {"choices": [{"routed_experts": npy(ROWS)}], "num_cached_tokens": 7, **usage(10, 3)},
+        {
+            "choices": [{"routed_experts": np.where(np.arange(12)[:, None, None] < 7, -1, ROWS).tolist()}],
+            **usage(10, 3),
+        },
+        {"choices": [{"routed_experts": np.where(np.arange(12)[:, None, None] < 7, 0, ROWS).tolist()}], **usage(10, 3)},
+    ],
+)
+def test_cached_tokens_are_left_out_wherever_they_are_counted(response: dict[str, Any], tmp_path: Path) -> None:
+    same(requests(saved(tmp_path, response), SHAPE), (3, ROWS[7:]))
+
+
+def test_the_prompts_last_token_is_computed_whatever_is_cached(tmp_path: Path) -> None:
+    same(requests(saved(tmp_path, native(ROWS, 10, 3, cached_tokens=10)), SHAPE), (1, ROWS[9:]))
+
+
+def test_choices_of_one_prompt_compute_it_once(tmp_path: Path) -> None:
+    other = np.concatenate([ROWS[:10], text(4, 5)])
+    choices = [{"sgl_ext": {"routed_experts": flat(rows)}} for rows in (ROWS, other)]
+    path = saved(tmp_path, {"choices": choices, **usage(10, 8)})
+    same(requests(path), (10, ROWS), (1, other[9:]))
+    both = saved(tmp_path, {"choices": choices, **usage(10, 8, 0)})
+    same(requests(both), (10, ROWS), (10, other))
+
+
+# ---------------------------------------------------------------- rows of some tokens only
+
+
+@pytest.mark.parametrize("options", [MODEL, SHAPE])
+@pytest.mark.parametrize("start", [1, 5, 6, 9])
+def test_rows_from_a_later_token_on(start: int, options: Options, tmp_path: Path) -> None:
+    path = saved(tmp_path, native(ROWS[start:], 10, 3))
+    same(requests(path, options), (10 - start, ROWS[start:]))
+
+
+def test_rows_of_the_answer_alone_lack_the_prompts_last_token(tmp_path: Path) -> None:
+    path = saved(tmp_path, native(ROWS[10:], 10, 3))
+    same(requests(path, SHAPE), (1, np.concatenate([np.full((1, LAYERS, K), -1), ROWS[10:]])))
+    assert "9 prompt tokens" in notes(path, SHAPE) and "10 have no row" in notes(path, SHAPE)
+
+
+def test_tokens_that_ran_without_a_row_are_not_routed(tmp_path: Path) -> None:
+    path = saved(tmp_path, native(ROWS[8:], 10, 3, cached_tokens=6))
+    blank = np.full((2, LAYERS, K), -1)
+    same(requests(path, SHAPE), (4, np.concatenate([blank, ROWS[8:]])))
+    assert "2 tokens ran and have no row" in notes(path, SHAPE)
+
+
+def test_a_start_that_is_stated_is_taken(tmp_path: Path) -> None:
+    stated = native(ROWS[6:], 10, 3, routed_experts_start_len=6)
+    same(requests(saved(tmp_path, stated)), (4, ROWS[6:]))
+    packed = {"data": flat(ROWS[6:], "u1"), "shape": [6, LAYERS, K], "start": 6}
+    same(requests(saved(tmp_path, {"choices": [{"routed_experts": packed}], **usage(10, 3)})), (4, ROWS[6:]))
+    ignored = native(ROWS, 10, 3, routed_experts_start_len=6)  # some builds return all rows whatever was asked for
+    same(requests(saved(tmp_path, ignored), SHAPE), (10, ROWS))
+
+
+def test_another_response_says_how_wide_rows_are(tmp_path: Path) -> None:
+    path = saved(tmp_path, native(ROWS, 10, 3), native(text(24, 3)[12:], 20, 5, cached_tokens=12))
+    same(requests(path), (10, ROWS), (8, text(24, 3)[12:]))
+
+
+@pytest.mark.parametrize("rows", [independent(24)[12:], text(24)[12:], text(24)[16:], text(24)[13:]])
+def test_partial_rows_of_a_lone_response_are_refused_by_the_options_name(rows: np.ndarray, tmp_path: Path) -> None:
+    said = refusal(saved(tmp_path, native(rows, 20, 5, cached_tokens=12)))
+    assert "routed_experts_start_len" in said and "--model" in said and "24 computed tokens" in said
+
+
+def test_all_rows_of_a_lone_response_are_known_by_neighbouring_tokens(tmp_path: Path) -> None:
+    path = saved(tmp_path, native(text(48), 40, 9, cached_tokens=32))
+    same(requests(path), (8, text(48)[32:]))
+
+
+@pytest.mark.parametrize("rows", [1, 14, 20])
+def test_rows_that_fit_no_count_are_refused_with_both_numbers(rows: int, tmp_path: Path) -> None:
+    for response in (native(text(rows), 10, 3), {"choices": [{"routed_experts": npy(text(rows))}], **usage(10, 3)}):
+        said = refusal(saved(tmp_path, response), SHAPE)
+        assert f"{rows} rows" in said and "10 prompt tokens and 3 generated ones" in said and "2 to 12" in said
+
+
+@pytest.mark.parametrize("rows", [9, 10])
+def test_a_prompt_without_an_answer_may_lack_its_last_row(rows: int, tmp_path: Path) -> None:
+    same(requests(saved(tmp_path, native(ROWS[:rows], 10, 0))), (rows, ROWS[:rows]))
+
+
+# ---------------------------------------------------------------- rows that are none
+
+
+@pytest.mark.parametrize("last", [np.zeros(K, int), np.arange(K), text(1, 9)[0, 0]])
+def test_a_row_of_the_last_token_is_left_out(last: np.ndarray, tmp_path: Path) -> None:
+    padded = np.concatenate([ROWS, np.broadcast_to(last, (1, LAYERS, K))])
+    same(requests(saved(tmp_path, {"choices": [{"routed_experts": npy(padded)}], **usage(10, 3)})), (10, ROWS))
+
+
+def test_padding_without_counts_is_left_out(tmp_path: Path) -> None:
+    padded = np.concatenate([ROWS, np.zeros((3, LAYERS, K), int)])
+    path = saved(tmp_path, {"choices": [{"routed_experts": npy(padded)}]})
+    same(requests(path), (0, ROWS))
+    assert "3 rows at the ends of responses are padding" in notes(path)
+
+
+def test_aborted_requests_are_left_out(tmp_path: Path) -> None:
+    aborted = {
+        "text": "",
+        "meta_info": {"prompt_tokens": 4, "completion_tokens": 0, "finish_reason": {"type": "abort"}},
+    }
+    path = saved(tmp_path, native(ROWS, 10, 3), aborted)
+    same(requests(path), (10, ROWS))
+    assert "1 choices have no routed_experts" in notes(path)
+
+
+def test_speculative_decoding_is_said(tmp_path: Path) -> None:
+    assert "speculative decoding" in notes(saved(tmp_path, native(ROWS, 10, 3, spec_verify_ct=2)))
+
+
+def test_a_shape_for_rows_that_state_theirs_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", ROWS)
+    assert "--shape requires responses" in refusal(tmp_path / "a.npy", SHAPE)

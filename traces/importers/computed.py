@@ -1,0 +1,190 @@
+"""Which rows of a response belong to tokens that a pass computed, and to which tokens.
+
+A server returns rows for tokens [start, tokens - 1): the last generated token went through no pass. Tokens of the
+prompt that lay in its prefix cache were not computed for this request, though SGLang and newer versions of vLLM return
+their rows; a request begins behind them. Tokens that ran and have no row are kept as not routed (-1).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from traces.importers.responses import Answer, Response
+from traces.schema import TraceError
+
+FEWEST_SHARED = 4  #: rows of a common beginning that count as a prefix
+MOST_HELD = 1 << 18  #: beginnings that are remembered
+
+
+class Placed(NamedTuple):
+    """Rows of the tokens that ran."""
+
+    place: str
+    ids: np.ndarray  #: (T, L, k)
+    prompt: int  #: of these, tokens of the prompt
+    skipped: int  #: tokens of the prompt before the first
+
+
+class Window(NamedTuple):
+    """How the rows of an answer lie in its tokens."""
+
+    start: int  #: token of the first row
+    rows: int  #: of tokens that were computed; more may follow
+    prompt: int | None
+
+
+def window(answer: Answer, rows: int) -> Window:
+    """Where `rows` rows lie, by the counts that the response states. Raises TraceError, with both, if nowhere."""
+    prompt, made = answer.prompt, answer.generated
+    if prompt is None or made is None:
+        start = answer.start or 0
+        if prompt is not None and start + rows < prompt - 1:
+            raise TraceError(_misfit(answer, rows, f"at least {prompt - 1 - start:,}"))
+        return Window(start, rows, prompt)
+    ran = prompt + made - 1 if made else prompt
+    for start in [0] if answer.start is None else [answer.start, 0]:
+        if rows in (ran - start, ran - start + bool(made)):
+            return Window(start, ran - start, prompt)
+    if not made and rows == ran - 1:
+        return Window(0, rows, prompt)
+    if answer.start is None and ran - prompt <= rows < ran:
+        return Window(ran - rows, rows, prompt)
+    least = max(ran - prompt, 1) if answer.start is None else ran - answer.start
+    raise TraceError(_misfit(answer, rows, f"{least:,} to {ran:,}" if least < ran else f"{ran:,}"))
+
+
+def _misfit(answer: Answer, rows: int, expected: str) -> str:
+    counts = f"{answer.prompt:,} prompt tokens"
+    counts += "" if answer.generated is None else f" and {answer.generated:,} generated ones"
+    counts += "" if answer.start is None else f" from token {answer.start:,} (routed_experts_start_len) on"
+    fix = "save the response unchanged, and see whether routed_experts_start_len was set"
+    return f"{answer.place}: {rows:,} rows of routed experts for {counts}; expected {expected} rows; {fix}"
+
+
+class Rows:
+    """The rows that ran, answer by answer, and what was left out of them."""
+
+    def __init__(self) -> None:
+        self.left: Counter[str] = Counter()  #: tokens, by why they are not as they were returned
+        self._beginnings: set[int] = set()
+
+    def of(self, response: Response, shape: tuple[int, int]) -> Iterator[Placed]:
+        """Those of every answer that has some, flat ids by (layers, k). Raises TraceError naming the answer."""
+        cached = _shares(response)
+        for answer, known in zip(response.answers, cached, strict=True):
+            if answer.found is None:
+                self.left["missing"] += 1
+                continue
+            yield self._placed(answer, known, _shaped(answer, shape))
+
+    def _placed(self, answer: Answer, cached: int | None, ids: np.ndarray) -> Placed:
+        within = window(answer, len(ids))
+        self.left["uncounted"] += within.prompt is None
+        self.left["surplus"] += len(ids) - within.rows
+        ids = self._without_padding(ids[: within.rows])
+        prompt = within.prompt or 0
+        if cached is None:
+            cached = within.start or self._known_beginning(ids, prompt)
+            self.left["assumed"] += min(within.start, prompt)
+        begin = min(cached, max(prompt - 1, 0), within.start + len(ids) - 1)
+        ids, lacking = ids[max(begin - within.start, 0) :], max(within.start - begin, 0)
+        self.left["lacking"] += lacking
+        blank = _leading(ids, prompt - begin - lacking) if not lacking else 0
+        self.left["cached"] += begin + blank
+        ids = np.concatenate([np.full((lacking, *ids.shape[1:]), -1, ids.dtype), ids[blank:]])
+        return Placed(answer.place, ids, max(min(prompt - begin - blank, len(ids)), 0), begin + blank)
+
+    def _without_padding(self, ids: np.ndarray) -> np.ndarray:
+        """Without rows at the end that a trainer aligned tokens with: one number in all places, or 0, 1, ... k - 1."""
+        padding = _is_filler(ids) | ((ids == np.arange(ids.shape[2])).all((1, 2)) & (ids.shape[1] > 1))
+        padded = int(np.argmin(padding[::-1])) if not padding.all() else 0
+        self.left["padding"] += padded
+        return ids[: len(ids) - padded]
+
+    def _known_beginning(self, ids: np.ndarray, prompt: int) -> int:
+        """Tokens of the prompt whose rows an earlier response began with; those of this one are remembered."""
+        hashes = _beginnings(ids)
+        known = 0
+        for at, value in enumerate(hashes[: max(prompt - 1, 0)].tolist()):
+            if value not in self._beginnings:
+                break
+            known = at + 1
+        if len(self._beginnings) < MOST_HELD:
+            self._beginnings.update(hashes[:MOST_HELD].tolist())
+        self.left["repeated"] += known if known >= FEWEST_SHARED else 0
+        return known if known >= FEWEST_SHARED else 0
+
+    def notes(self) -> list[str]:
+        """What is said of the rows that were left out."""
+        said = {
+            "missing": "{} choices have no routed_experts (preempted, aborted, or not asked for): left out",
+            "cached": "{} prompt tokens were in the engine's prefix cache and not computed: left out, "
+            "so that a request begins behind them",
+            "repeated": "of these, {} repeat the rows with which an earlier response begins; the responses do not "
+            "state cached_tokens",
+            "assumed": "of these, {} have no row, and the responses do not state cached_tokens",
+            "lacking": "{} tokens ran and have no row (routed_experts_start_len): kept as not routed (-1), "
+            "so that demand is too low by theirs",
+            "surplus": "{} rows stand behind the last token that a pass computed: left out",
+            "padding": "{} rows at the ends of responses are padding, with the same ids in all layers: left out",
+            "uncounted": "responses without a count of prompt tokens: every token of theirs counts as decoded",
+        }
+        return [text.format(f"{self.left[name]:,}") for name, text in said.items() if self.left[name]]
+
+
+def _shaped(answer: Answer, shape: tuple[int, int]) -> np.ndarray:
+    assert answer.found is not None
+    ids = answer.found.ids.astype(np.int16)  # as stored; they were checked
+    if not answer.found.flat:
+        return ids
+    layers, k = shape
+    if len(ids) % (layers * k):
+        said = f"{len(ids):,} ids are no whole number of rows of {layers} layers and {k} experts"
+        raise TraceError(f"{answer.place}: {said}; give the model that it was recorded with, or --shape LAYERSxK")
+    return ids.reshape(-1, layers, k)
+
+
+def _shares(response: Response) -> list[int | None]:
+    """Cached tokens of each answer; where they are counted over all answers, the later ones have most of them.
+
+    Answers of one prompt share it: it is computed once, but for the last token, which each of them starts from.
+    """
+    own = [answer.cached for answer in response.answers]
+    if len(own) == 1 or any(known is not None for known in own):
+        return own
+    left = response.cached
+    for at in range(len(own) - 1, -1, -1):
+        whole = max((response.answers[at].prompt or 0) - 1, 0)
+        if left is None:
+            own[at] = whole if at else None
+        else:
+            own[at] = min(whole, left)
+            left -= min(whole, left)
+    return own
+
+
+def _is_filler(ids: np.ndarray) -> np.ndarray:
+    """(T,) which rows (T, L, k) hold one id in all places, as no row of several experts can."""
+    first = ids[:, :1, :1]
+    return (ids == first).all((1, 2)) & (first[:, 0, 0] >= 0) & (ids.shape[2] > 1)
+
+
+def _leading(ids: np.ndarray, prompt: int) -> int:
+    """Tokens at the head of the prompt that have no expert in any layer: a cache or another server had them."""
+    head = ids[: max(min(prompt, len(ids) - 1), 0)]
+    empty = (head < 0).all((1, 2)) | _is_filler(head)
+    return int(np.argmin(empty)) if not empty.all() else len(head)
+
+
+def _beginnings(ids: np.ndarray) -> np.ndarray:
+    """(T,) a number that stands for all rows up to each one."""
+    flat = ids.reshape(len(ids), -1).astype(np.uint64) + np.uint64(3)
+    odd = np.arange(1, 2 * flat.shape[1], 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    rows = (flat * (odd | np.uint64(1))).sum(1, dtype=np.uint64)
+    rows = (rows ^ (rows >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    places = np.arange(1, 2 * len(rows), 2, dtype=np.uint64) * np.uint64(0x94D049BB133111EB) | np.uint64(1)
+    return np.cumsum(rows * places, dtype=np.uint64)

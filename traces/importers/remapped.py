@@ -1,0 +1,81 @@
+"""Ids that are no experts of their layer: counted on through the layers, or of experts without weights.
+
+`--ids global`: layer l has the ids from l * E on; E is the model's, or follows from the ids. `--real-experts N`: ids
+from N on are computed without weights (zero-computation experts), cost neither memory nor transfers, and become -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from traces.importers.contract import ASSUMED, Foreign, Options
+from traces.ranges_of_ids import experts_per_layer, ranges_by_layer
+from traces.schema import Header, Request, TraceError
+
+FLOATS = "logits of experts without weights: left out, and look-ahead with them"
+
+
+def remapped(path: Path, read: Callable[[], Foreign], options: Options) -> Foreign:
+    """The trace with the ids that `options` ask for. Raises TraceError if its ids are not of that kind."""
+    foreign = read()
+    if options.ids == "global":
+        foreign = _local(path, foreign, read, options)
+    if options.real_experts is not None:
+        foreign = _real(path, foreign, options.real_experts)
+    return foreign
+
+
+def _with(header: Header, experts: int, path: Path, *notes: str) -> Header:
+    if header.geometry.k > experts:
+        raise TraceError(
+            f"{path}: {header.geometry.k} experts per token; expected at most {experts}, which a layer has"
+        )
+    provenance = header.provenance.model_copy(update={"notes": (*header.provenance.notes, *notes)})
+    geometry = header.geometry.model_copy(update={"experts": experts})
+    return header.model_copy(update={"geometry": geometry, "provenance": provenance})
+
+
+def _local(path: Path, foreign: Foreign, read: Callable[[], Foreign], options: Options) -> Foreign:
+    """Each layer's ids from 0 on; the file is read once more for it."""
+    least, most = ranges_by_layer(each.chosen for each in foreign.requests)
+    experts = experts_per_layer(least, most, options.geometry.experts if options.geometry else None)
+    if experts is None:
+        seen = ", ".join(f"{low} to {high}" for low, high in zip(least[:3].tolist(), most[:3].tolist(), strict=True))
+        raise TraceError(
+            f"{path}: the ids do not count on through the layers (layers 0, 1, ... have {seen}, ...); "
+            "leave out --ids global, or give the model that it was recorded with"
+        )
+    first = least // experts * experts
+    note = f"{ASSUMED}ids count on through the layers (--ids global): {experts} in each, layer 0 from {first[0]} on"
+
+    def local() -> Iterator[Request]:
+        for each in read().requests:
+            ids = np.where(each.chosen < 0, -1, each.chosen.astype(np.int64) - first[:, None])
+            yield replace(each, chosen=ids)
+
+    return Foreign(_with(foreign.header, experts, path, note), local())
+
+
+def _real(path: Path, foreign: Foreign, experts: int) -> Foreign:
+    """Ids below `experts`; those without weights stand as -1 behind the others, and weigh nothing."""
+    note = f"ids from {experts} on are experts without weights (--real-experts): kept as not routed (-1)"
+    header = _with(foreign.header, experts, path, note)
+    header = header.model_copy(update={"lookahead_depth": 0})
+    return Foreign(header, _below(foreign.requests, experts))
+
+
+def _below(requests: Iterable[Request], experts: int) -> Iterator[Request]:
+    for each in requests:
+        away = (each.chosen >= experts) | (each.chosen < 0)
+        order = np.argsort(away, -1, kind="stable")
+        away = np.take_along_axis(away, order, -1)
+        moved = {
+            name: np.where(away, empty, np.take_along_axis(rows, order, -1))
+            for name, empty in (("chosen", -1), ("weights", 0), ("residency", -1))
+            if (rows := getattr(each, name)) is not None
+        }
+        yield replace(each, logits=None, lookahead=(), **moved)
