@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
+import lzma
 import shutil
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numcodecs import zstd  # pyright: ignore[reportAttributeAccessIssue]
 from typer.testing import CliRunner
 
 from moereplay import command as entry
@@ -22,10 +27,28 @@ from traces.schema import Request, TraceError
 from traces.store import open_trace, verify
 
 CUTS = 40  #: truncations of one file
-TEXTS = [sample for sample in ALL if sample.path.suffix in (".csv", ".tsv", ".jsonl")]
+PACKED_CUTS = 10
+TEXTS = [sample for sample in ALL if sample.path.suffix in (".csv", ".tsv", ".jsonl", ".json", ".log", ".txt")]
 FOLDERS = [sample for sample in ALL if sample.path.is_dir() and sample.importer != "gptoss_npz"]
 
+ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")  #: utf-16 and utf-32 write a mark, -le none
+PACKERS: dict[str, Callable[[bytes, str], bytes]] = {
+    ".gz": lambda text, _: gzip.compress(text),
+    ".bz2": lambda text, _: bz2.compress(text),
+    ".xz": lambda text, _: lzma.compress(text),
+    ".zst": lambda text, _: bytes(zstd.compress(text)),
+    ".zip": lambda text, name: zipped({name: text}),
+}
+
 each = pytest.mark.parametrize("sample", ALL, ids=[sample.name for sample in ALL])
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
 
 
 def files_in(path: Path) -> list[Path]:
@@ -180,22 +203,34 @@ def test_a_flipped_byte_is_refused_or_still_a_trace(sample: Sample, tmp_path: Pa
         file.write_bytes(whole)
 
 
-# ---------------------------------------------------------------- packed
+# ---------------------------------------------------------------- packed and encoded
 
 
 @pytest.mark.parametrize("sample", TEXTS, ids=[sample.name for sample in TEXTS])
 def test_a_packed_sample_gives_the_same_requests(sample: Sample, tmp_path: Path) -> None:
-    packed = tmp_path / f"{sample.name}.gz"
-    packed.write_bytes(gzip.compress(sample.path.read_bytes()))
-    assert importers.detect(packed).name == sample.importer
-    for found, expected in zip(read_all(sample, packed), sample.requests, strict=True):
+    for suffix, pack in PACKERS.items():
+        packed = tmp_path / f"{sample.name}{suffix}"
+        packed.write_bytes(pack(sample.path.read_bytes(), sample.name))
+        assert importers.detect(packed).name == sample.importer
+        for found, expected in zip(read_all(sample, packed), sample.requests, strict=True):
+            assert_same(found, expected)
+
+
+@pytest.mark.parametrize("sample", TEXTS, ids=[sample.name for sample in TEXTS])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_an_encoded_sample_gives_the_same_requests(sample: Sample, encoding: str, tmp_path: Path) -> None:
+    copy = tmp_path / sample.name
+    copy.write_bytes(sample.path.read_text().replace("\n", "\r\n").encode(encoding))
+    assert importers.detect(copy).name == sample.importer
+    for found, expected in zip(read_all(sample, copy), sample.requests, strict=True):
         assert_same(found, expected)
 
 
 @pytest.mark.parametrize("sample", TEXTS, ids=[sample.name for sample in TEXTS])
 def test_a_truncated_packed_sample_is_refused(sample: Sample, tmp_path: Path) -> None:
-    packed, whole = tmp_path / f"{sample.name}.gz", gzip.compress(sample.path.read_bytes())
-    for size in range(0, len(whole), max(1, len(whole) // CUTS)):
-        packed.write_bytes(whole[:size])
-        with pytest.raises(TraceError):
-            read_all(sample, packed)
+    for suffix, pack in PACKERS.items():
+        packed, whole = tmp_path / f"{sample.name}{suffix}", pack(sample.path.read_bytes(), sample.name)
+        for size in range(0, len(whole), max(1, len(whole) // PACKED_CUTS)):
+            packed.write_bytes(whole[:size])
+            with pytest.raises(TraceError):
+                read_all(sample, packed)

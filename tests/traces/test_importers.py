@@ -98,7 +98,7 @@ def test_a_torch_file_is_refused_by_name_and_by_content(tmp_path: Path) -> None:
 
 
 def test_binary_data_named_csv_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00\x01")
+    (tmp_path / "a.csv").write_bytes(b"\x93\xff\x00\x01")
     assert "not UTF-8" in refusal(tmp_path / "a.csv")
 
 

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
-from traces.importers.text import EXPANSION, allowance
+from traces.importers.packed import EXPANSION, allowance
 from traces.schema import TraceError, check_values, shown
 
 #: what zipfile raises on a damaged archive; RuntimeError where damage looks like encryption

@@ -16,9 +16,9 @@ import numpy as np
 from traces.documents import refuse_irregular
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
 from traces.importers.grid import prompt_of
+from traces.importers.packed import EXPANSION, allowance
 from traces.importers.sources import files_of
 from traces.importers.table import COUNT, LAYER
-from traces.importers.text import EXPANSION, allowance
 from traces.schema import Geometry, Request, TraceError, check_values, first_refused, shown
 from traces.stated import KEY, sizes_in
 

@@ -9,8 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from traces.documents import refuse_irregular
-from traces.importers.text import EXPANSION, allowance, blocks, parse_json, suffix_of
+from traces.importers.packed import EXPANSION, allowance
+from traces.importers.text import blocks, parse_json, suffix_of
 from traces.schema import TraceError, shown
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -18,9 +21,11 @@ PARQUET = ".parquet"
 SUFFIXES = (*DELIMITERS, ".jsonl", PARQUET)
 CELL = 8  #: bytes of a number
 ROWS = 1 << 14  #: read at a time
+ROWS_OF_NUMBERS = 1 << 18  #: read at a time where every chosen column is an array of numbers
 NO_ROWS = "no rows; expected a row per token and layer, or per token, layer and expert"
 
 Choose = Callable[[tuple[str, ...]], Sequence[str]]
+Cells = list[Any] | np.ndarray  #: (N,) cells, or an array of numbers (N,), or (N, width) of lists of equal length
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Sheet:
     file: Path
     unit: str  #: what a row is called: a line of a text, a row of a table
     first: int  #: number of the first row
-    columns: dict[str, list[Any]]  #: (N,) cells by the column's name
+    columns: dict[str, Cells]  #: by the column's name
 
     def place(self, row: int) -> str:
         """Where row i stands."""
@@ -120,10 +125,36 @@ def _of_parquet(file: Path, choose: Choose) -> Iterator[Sheet]:
         rows, size = lazy.select(pl.len()).collect().item(), file.stat().st_size
         if rows * max(len(chosen), 1) * CELL > allowance(size):
             raise TraceError(f"{file}: expands more than {EXPANSION}-fold; write it as CSV if that is right")
-        for first in range(0, rows, ROWS):
-            frame = lazy.select(chosen).slice(first, ROWS).collect()
-            yield Sheet(file, "row", first + 1, {name: frame[name].to_list() for name in chosen})
+        plain = all(_is_plain(dtype) for name, dtype in lazy.collect_schema().items() if name in chosen)
+        step = ROWS_OF_NUMBERS if plain else ROWS
+        for first in range(0, rows, step):
+            frame = lazy.select(chosen).slice(first, step).collect()
+            yield Sheet(file, "row", first + 1, {name: _numbers(frame[name]) for name in chosen})
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as broken:
         raise TraceError(f"{file}: no readable Parquet ({shown(broken)}); write it again") from None
     if not rows:
         raise TraceError(f"{file}: {NO_ROWS}")
+
+
+def _is_plain(dtype: Any) -> bool:
+    """Whether a column of Parquet holds numbers, or lists of numbers, that fit int64 or float64."""
+    import polars as pl
+
+    inner = dtype.inner if isinstance(dtype, pl.List | pl.Array) else dtype
+    return inner.is_numeric() and inner not in (pl.UInt64, pl.Int128) and not inner.is_decimal()
+
+
+def _numbers(series: Any) -> Cells:
+    """A column of Parquet as an array, of (N, width) where lists have one length; cells where anything is missing."""
+    import polars as pl
+
+    if not _is_plain(series.dtype) or series.null_count() or not len(series):
+        return series.to_list()
+    if not isinstance(series.dtype, pl.List | pl.Array):
+        return series.to_numpy()
+    nested = series.arr.to_list() if isinstance(series.dtype, pl.Array) else series
+    lengths, flat = nested.list.len(), nested.explode()
+    width = int(lengths[0])
+    if not width or flat.null_count() or not (lengths == width).all():
+        return series.to_list()
+    return flat.to_numpy().reshape(-1, width)

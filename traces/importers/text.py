@@ -1,41 +1,91 @@
-"""Text files, plain or gzip, read a piece at a time; damage and gzip bombs are refused."""
+"""Text files, packed or not, in UTF-8, UTF-16 or UTF-32, read a piece at a time; damage and bombs are refused.
+
+The first bytes say how a file is packed and encoded: PowerShell's `>` writes UTF-16, its `Out-File -Encoding utf8` a
+byte order mark. Every importer of text reads files through this module.
+"""
 
 from __future__ import annotations
 
-import gzip
+import codecs
 import io
 import json
-import zlib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from traces.documents import refuse_irregular
+from traces.importers.packed import SUFFIXES as PACKED
+from traces.importers.packed import Unpacked, packing_of
 from traces.schema import TraceError
 
 PIECE = 1 << 20  #: characters read at a time
+BUFFER = 1 << 18  #: bytes read at a time
 LONGEST_LINE = 1 << 24  #: characters: 32,767 logits of one token take a million
-#: Compressed data may expand to FREE bytes, or to EXPANSION times its size: routes expand 5 to 20 times, a bomb 1,000.
-FREE, EXPANSION = 1 << 25, 100
-GZIP_START = b"\x1f\x8b"
-PACKED = ".gz"
-MOST_JSON = 1 << 26  #: bytes of one document, which is held whole; as Python's lists it takes twenty times as many
-TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json")
+MOST_BLANK = 1 << 16  #: blank lines in a row
+MOST_JSON = 1 << 26  #: characters of one document, which is held whole; as Python's lists it takes twenty times as many
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".txt", ".log")
+#: Marks of the order of bytes; UTF-32's begins with UTF-16's.
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+LONGEST_MARK = 4
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix that names the format: `.csv` of `a.csv` and of `a.csv.gz`."""
-    inner = Path(path.stem).suffix if path.suffix == PACKED else ""
+    """The suffix that names the format: `.csv` of `a.csv` and of `a.csv.gz`, or of the only file of `a.zip`."""
+    if path.suffix not in PACKED:
+        return path.suffix
+    inner = Path(path.stem).suffix
+    if path.suffix == ".zip" and inner not in TEXT_SUFFIXES:
+        inner = _suffix_in(path)
     return inner if inner in TEXT_SUFFIXES else path.suffix
 
 
-def start_of(file: Path, length: int) -> bytes:
-    """The first bytes of the text, unpacked; fewer if the file is shorter or damaged."""
+def _suffix_in(archive: Path) -> str:
     try:
-        with _opened(file) as stream:
-            return stream.read(length)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
+        with zipfile.ZipFile(archive) as packed:
+            names = [name for name in packed.namelist() if not name.startswith("__MACOSX/") and not name.endswith("/")]
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return ""
+    return Path(names[0]).suffix if len(names) == 1 else ""
+
+
+def encoding_of(start: bytes) -> str:
+    """The encoding of a text that begins so: by its mark, else UTF-16 if every other byte is zero, else UTF-8."""
+    for mark, encoding in MARKS.items():
+        if start.startswith(mark):
+            return encoding
+    for first, encoding in ((0, "utf-16-le"), (1, "utf-16-be")):
+        letters, zeros = start[first:LONGEST_MARK:2], start[1 - first : LONGEST_MARK : 2]
+        if len(start) >= LONGEST_MARK and not any(zeros) and all(9 <= letter < 127 for letter in letters):
+            return encoding
+    return "utf-8"
+
+
+def start_of(file: Path, length: int) -> bytes:
+    """The first bytes of the text, unpacked and as UTF-8 without a mark; fewer if the file is shorter or damaged."""
+    try:
+        with Unpacked(file) as stream:
+            found = _read(stream, LONGEST_MARK * (length + 1))
+    except TraceError:
         return b""
+    encoding = encoding_of(found)
+    if encoding == "utf-8":
+        return found[:length]
+    text = codecs.getincrementaldecoder(encoding)("ignore").decode(found)
+    return text.encode("utf-8", "ignore")[:length]
+
+
+def _read(stream: Unpacked, length: int) -> bytes:
+    """So many bytes, fewer at the end of the file."""
+    found = b""
+    while more := stream.read(length - len(found)):
+        found += more
+    return found
 
 
 def holds(file: Path, mark: str) -> bool:
@@ -54,35 +104,21 @@ def holds(file: Path, mark: str) -> bool:
 
 
 def pieces(file: Path) -> Iterator[str]:
-    """The text, every line end as one newline. Raises TraceError if it is not UTF-8, or damaged or bloated gzip."""
-    count, most = 0, allowance(file.stat().st_size)
+    """The text, every line end as one newline. Raises TraceError if it is no text, damaged, or expands too far."""
+    with Unpacked(file) as stream:
+        start = _read(stream, LONGEST_MARK * 2)
+        again = packing_of(start, file.with_suffix(""))
+        if stream.packing and again:
+            raise TraceError(f"{file}: {again.name} inside {stream.packing.name}; unpack it once")
+    encoding = encoding_of(start)
     try:
-        with _opened(file) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
+        with io.TextIOWrapper(io.BufferedReader(Unpacked(file), BUFFER), encoding=encoding) as text:
             while piece := text.read(PIECE):
-                count += len(piece)
-                if count > most and isinstance(stream, gzip.GzipFile):
-                    raise TraceError(f"{file}: expands more than {EXPANSION}-fold; unpack it yourself if that is right")
                 yield piece
-    except UnicodeDecodeError as broken:
-        raise TraceError(f"{file}: not UTF-8 text ({broken.reason}); expected text") from broken
-    except (EOFError, zlib.error, gzip.BadGzipFile) as broken:
-        raise TraceError(f"{file}: damaged gzip ({broken}); download or record it again") from broken
-
-
-def allowance(size: int) -> int:
-    """Bytes that `size` compressed ones may expand to."""
-    return max(FREE, EXPANSION * size)
-
-
-def _opened(file: Path) -> BinaryIO | gzip.GzipFile:
-    """The file's bytes, unpacked if it is gzip by its first bytes, whatever its name. Raises TraceError for no file."""
-    try:
-        refuse_irregular(file)
-    except OSError as wrong:
-        raise TraceError(f"{file}: {wrong.strerror}; check the path") from None
-    with file.open("rb") as stream:
-        packed = stream.read(len(GZIP_START)) == GZIP_START
-    return gzip.open(file, "rb") if packed else file.open("rb")
+    except UnicodeError as broken:
+        name = encoding.removesuffix("-sig").upper()
+        reason = broken.reason if isinstance(broken, UnicodeDecodeError) else str(broken)
+        raise TraceError(f"{file}: not {name} text ({reason}); expected text, saved as UTF-8") from broken
 
 
 def blocks(file: Path, skip: int = 0, ended: bool = False) -> Iterator[tuple[int, list[str]]]:
@@ -104,6 +140,8 @@ def blocks(file: Path, skip: int = 0, ended: bool = False) -> Iterator[tuple[int
             blank = 0
         if kept < len(lines):
             blank = blank or number + kept
+            if number + len(lines) - blank > MOST_BLANK:
+                raise TraceError(f"{file}: more than {MOST_BLANK:,} blank lines from line {blank:,} on; expected rows")
         number += len(lines)
 
 
@@ -134,9 +172,19 @@ def first_lines(file: Path, mark: str, most: int) -> list[str]:
 
 def read_json(file: Path) -> Any:
     """The file as one JSON document. Raises TraceError saying where it breaks."""
+    parts, count = [], 0
     if file.stat().st_size > MOST_JSON:
-        raise TraceError(f"{file}: more than {MOST_JSON:,} bytes of JSON; write a file per run, or JSON lines")
-    return parse_json("".join(pieces(file)), str(file))
+        raise _too_long(file)
+    for piece in pieces(file):
+        count += len(piece)
+        if count > MOST_JSON:
+            raise _too_long(file)
+        parts.append(piece)
+    return parse_json("".join(parts), str(file))
+
+
+def _too_long(file: Path) -> TraceError:
+    return TraceError(f"{file}: more than {MOST_JSON:,} characters of JSON; write a file per run, or JSON lines")
 
 
 def parse_json(text: str, place: str) -> Any:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from traces.importers.archive import ZIP_DAMAGE, names_in_zip
+from traces.importers.packed import EXPANSION, allowance
 from traces.importers.sources import TORCH_DOCUMENT, TORCH_SUFFIXES, files_of
-from traces.importers.text import EXPANSION, allowance
 from traces.importers.torch_pickle import Layout, interpret
 from traces.schema import TraceError, shown
 
