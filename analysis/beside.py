@@ -7,11 +7,12 @@ from typing import Any
 
 import polars as pl
 
-from analysis.comparisons import PARTS, Comparison, against
-from analysis.metrics import measured
+from analysis.comparisons import NOTHING, PARTS, Comparison, against
+from analysis.metrics import measured, samples
 from analysis.ratios import RANKED
 from analysis.tables import counted
 from results.errors import ResultError, unknown
+from results.labels import synthetic_of
 from results.read import fields
 from results.settings import KINDS
 
@@ -20,6 +21,7 @@ def beside(frame: pl.DataFrame, wanted: str, by: str) -> list[dict[str, Any]]:
     """A row per other configuration over the same trace, the best first: what varies, the figure, its difference from
     the one that is wanted, ±, and whether it is better: yes, no or can't tell, corrected for the number of rows.
 
+    Of synthetic routing only the difference is given.
     `wanted` is the beginning of an identity, a policy, or setting=value. Raises ResultError if it is not one
     configuration, if the figure cannot be compared, or if the rows of requests were not kept.
     """
@@ -29,8 +31,11 @@ def beside(frame: pl.DataFrame, wanted: str, by: str) -> list[dict[str, Any]]:
     one = _wanted(table, wanted)
     table = table.filter(pl.col("trace") == one["trace"], pl.col("at") != one["at"], pl.col(by).is_not_null())
     table = table.sort(by, "identity", descending=[RANKED[by], False])
-    found = against(_rows(frame, one["at"]), [_rows(frame, at) for at in table["at"]], by)
-    if not any(each.requests for each in found):
+    if synthetic_of(frame["about"][one["at"]]):
+        found = [NOTHING._replace(difference=one[by] - figure) for figure in table[by]]
+    else:
+        found = against(samples(frame, one["at"]), [samples(frame, at) for at in table["at"]], by)
+    if all(each.difference is None for each in found):
         raise ResultError("no rows of requests to compare; an experiment keeps them with `requests = true`")
     varying = [name for name in fields(frame) if measured(frame)[name].n_unique() > 1]
     rows = table.select("identity", *varying, by).iter_rows(named=True)
@@ -40,7 +45,7 @@ def beside(frame: pl.DataFrame, wanted: str, by: str) -> list[dict[str, Any]]:
 def _differing(made: Comparison) -> dict[str, Any]:
     """Of the row less the one wanted; `better` is the row's answer, so the comparison's the other way round."""
     turned = {"yes": "no", "no": "yes"}.get(made.answer, made.answer)
-    less = None if made.difference is None else -made.difference
+    less = None if made.difference is None else 0.0 - made.difference
     return {"difference": less, "±": made.off, "better": turned}
 
 
@@ -63,8 +68,3 @@ def _not_one(wanted: str, found: Sequence[str]) -> str:
         return f"no configuration is {wanted}; give an id of `moereplay sweep show`, a policy, or setting=value"
     ids = ", ".join(each[:8] for each in found[:3])
     return f"{counted(len(found), 'configuration')} are {wanted} ({ids}, ...); give the id of one, or add --where"
-
-
-def _rows(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
-    kept = frame["per_request"][at]
-    return [] if kept is None else kept.to_list()

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.tables import counted
-from results.labels import ESTIMATE
+from results.labels import ESTIMATE, assumptions, with_routing
 from results.result import Result
 from results.settings import EXPERTS, POLICIES, SETTINGS
 from traces.schema import Trace
+from traces.synthetic import synthetic
 
 #: Settings that are echoed beside the policies; capacity has lines of its own, and lists of experts are long.
 OTHERS = [each.name for each in SETTINGS if each.name not in (*POLICIES, "capacity") and each.kind != EXPERTS]
@@ -21,11 +22,17 @@ def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
     """Lines that say what was replayed, and how to read it."""
     label = "SIMULATED, open-loop" if any("open-loop" in result.about["label"] for result in results) else "SIMULATED"
     lines = [
-        f"{label}: {of_trace(trace)}",
+        *simulated(trace, label),
         *settings(results),
         *_seconds(results),
     ]
     return [*lines, *([OPEN_LOOP] if "open-loop" in label else []), ""]
+
+
+def simulated(trace: Trace, label: str = "SIMULATED") -> list[str]:
+    """The first lines of a table over one trace: what it is of, and that its routing is synthetic, if so."""
+    made = synthetic(trace.header.provenance)
+    return [f"{with_routing(label, made)}: {of_trace(trace)}", *assumptions([made])]
 
 
 def of_trace(trace: Trace) -> str:

@@ -7,8 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from analysis.tables import table
+from results.labels import assumptions
 from traces.schema import Trace
 from traces.summary import LayerSummary, Summary
+from traces.synthetic import synthetic
 from traces.validator import Finding
 
 
@@ -41,6 +43,7 @@ def _heading(trace: Trace, summary: Summary) -> list[str]:
         f"{summary.bytes_of_experts / 2**30:,.2f} GiB of experts at {geometry.expert_bits:g} bits",
         f"{summary.requests:,} requests, {summary.tokens:,} tokens ({summary.prompt_tokens:,} of prompts){state}",
         f"holds {', '.join(summary.capabilities)}; digest {trace.digest[:16]}",
+        *assumptions([synthetic(provenance)]),
         *(f"note: {note}" for note in provenance.notes),
         "",
     ]

@@ -11,6 +11,7 @@ import polars as pl
 from analysis.ratios import FORMULAS, RANKED, RATIOS
 from analysis.verdict import Entry, lines
 from results.errors import unknown
+from results.labels import synthetic_of
 from results.read import fields, runs
 from results.settings import POLICIES, SETTINGS
 
@@ -74,10 +75,13 @@ def entries(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] =
     """The configurations of a frame as `analysis/verdict.py` judges them, by identity."""
     table = measured(frame).select(*fields(frame), "identity", "tokens_per_s", "hit_rate")
     rows = table.with_row_index("at").sort("identity").iter_rows(named=True)
-    return [
-        Entry(row, row["tokens_per_s"], row["hit_rate"], partial(_requests_of, frame, row["at"]), foresees(row))
-        for row in rows
-    ]
+    return [_entry(frame, row, foresees(row)) for row in rows]
+
+
+def _entry(frame: pl.DataFrame, row: Mapping[str, Any], foresees: bool) -> Entry:
+    synthetic = bool(synthetic_of(frame["about"][row["at"]]))
+    kept = partial(samples, frame, row["at"])
+    return Entry(row, row["tokens_per_s"], row["hit_rate"], kept, foresees, synthetic)
 
 
 def shared(frame: pl.DataFrame) -> str:
@@ -89,10 +93,13 @@ def shared(frame: pl.DataFrame) -> str:
     return "; ".join(f"{name} {value}" for name, value in said.items())
 
 
-def _requests_of(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
-    """The rows of requests of a configuration; none where a sweep did not keep them."""
+def samples(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
+    """Return the rows of requests of a configuration, of which intervals are made.
+
+    None where a sweep did not keep them, and none of synthetic routing, whose spread is that of its generator.
+    """
     kept = frame["per_request"][at]
-    return [] if kept is None else kept.to_list()
+    return [] if kept is None or synthetic_of(frame["about"][at]) else kept.to_list()
 
 
 def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFrame:

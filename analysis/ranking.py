@@ -11,6 +11,7 @@ from typing import Any
 from analysis.ratios import RANKED, RATIOS, quotient
 from analysis.verdict import Entry, lines
 from results.errors import unknown
+from results.labels import synthetic_of
 from results.spent import spent
 
 #: Settings that lead a table.
@@ -38,11 +39,12 @@ def judged(
     `foresees` says whether the policies of a row know the future, by kind.
     """
     table, shown = _sorted(rows, "hit_rate", called)
-    requests = {row["about"]["identity"]: row["per_request"] for row in rows}
+    made = {row["about"]["identity"]: bool(synthetic_of(row["about"])) for row in rows}
+    requests = {row["about"]["identity"]: [] if synthetic_of(row["about"]) else row["per_request"] for row in rows}
     names = [name for name in shown if len({line[name] for line in table}) > 1]
     kept = [partial(requests.__getitem__, line["identity"]) for line in table]
     entries = [
-        Entry(line, line["tokens_per_s"], line["hit_rate"], its, foresees(line))
+        Entry(line, line["tokens_per_s"], line["hit_rate"], its, foresees(line), made[line["identity"]])
         for line, its in zip(table, kept, strict=True)
     ]
     return lines(entries, names)

@@ -34,6 +34,7 @@ class Entry(NamedTuple):
     hit_rate: float | None
     requests: Callable[[], Sequence[Mapping[str, Any]]]  #: its rows of requests; none where they are not kept
     foresees: bool = False  #: whether a policy of it knows the future
+    synthetic: bool = False  #: whether its routing is, so that `requests` has no rows
 
 
 def _two_digits(value: float) -> str:
@@ -71,6 +72,7 @@ FIGURES = (
 
 #: What is known of a lead: nothing, for want of rows or of a second request or for another reason; or how sure it is.
 NO_ROWS, ONE_REQUEST, UNKNOWN, SURE, LUCK, NOISE = "no rows", "one request", "unknown", "sure", "luck", "noise"
+GENERATED = "generated"  #: the routing is synthetic: nothing is known of a lead on a real trace
 
 
 class Lead(NamedTuple):
@@ -116,7 +118,8 @@ class Verdict(NamedTuple):
         beside = next((each.beside for each in self.rivals if each.entry is self.second), NOTHING)
         below = getattr(self.second, self.figure.name)
         more = self.value - below
-        return Lead(more, below, beside.off, beside.requests, _certainty(beside, more))
+        certainty = GENERATED if self.best.synthetic else _certainty(beside, more)
+        return Lead(more, below, beside.off, beside.requests, certainty)
 
     @property
     def as_good(self) -> list[Entry]:
@@ -265,6 +268,7 @@ UNTOLD = {
     NO_ROWS: "no telling how sure: `requests = true` keeps requests",
     ONE_REQUEST: "one request, so no telling how sure",
     UNKNOWN: "no telling how sure",
+    GENERATED: "no interval, as the routing is synthetic",
 }
 
 

@@ -146,9 +146,9 @@ def _speed(passes: int, spent: int) -> float | None:
 
 def _report(trace: Trace, documents: Sequence[dict[str, Any]], free: Freedom | None) -> None:
     from analysis.gap import LEGEND, drawn
-    from analysis.heading import of_trace
+    from analysis.heading import simulated
 
-    show(f"SIMULATED: {of_trace(trace)}")
+    show(*simulated(trace))
     for document in documents:
         settings = "; ".join(f"{name} {value}" for name, value in document["config"].items() if name != "capacity")
         show("", f"capacity {document['config']['capacity']}: {document['capacity_forms']}", settings, "")

@@ -128,14 +128,14 @@ def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
 
 
 def _report(trace: Trace, curves: list[Curve]) -> None:
-    from analysis.heading import of_trace
+    from analysis.heading import simulated
     from analysis.tables import table
     from results.settings import NAMES, OF_CURVES
 
     first = curves[0]
     settings = "; ".join(f"{name} {getattr(first.config, name)}" for name in NAMES if name in OF_CURVES)
     show(
-        f"SIMULATED: {of_trace(trace)}",
+        *simulated(trace),
         f"{settings}; no prefetch",
         f"{first.accesses:,} accesses; {first.compulsory:,} of them are compulsory misses at any capacity",
         *(f"{made.policy}: {line}" for made in curves for line in _gaps(made)),

@@ -13,6 +13,8 @@ from commands.interrupt import keeping
 from commands.terminal import say, show, show_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from traces.exporters.contract import Options
     from traces.exporters.registry import Export
     from traces.schema import Trace
@@ -51,10 +53,12 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Write a trace, or the placement of experts that it suggests, in another tool's format."""
+    from results.labels import assumptions
     from simulator.errors import ConfigError
     from traces.exporters import registry
     from traces.split import first_requests
     from traces.store import open_trace
+    from traces.synthetic import synthetic
 
     if listed:
         _list(as_json)
@@ -69,7 +73,7 @@ def export(
     if as_json:
         show_json(made.document() | {"trace": opened.digest, "requests": taken.requests})
     else:
-        _report(made)
+        _report(made, assumptions([synthetic(opened.header.provenance)]))
 
 
 def _list(as_json: bool) -> None:
@@ -128,8 +132,10 @@ def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
     return parse_capacity(placement.capacity, trace.geometry, "global", (sizes,)).total
 
 
-def _report(made: Export) -> None:
-    """What was written, what the format could not hold, and what to type next."""
+def _report(made: Export, routing: Sequence[str]) -> None:
+    """What was written, of what routing, what the format could not hold, and what to type next."""
+    for line in routing:
+        say(line)
     for note in made.answer.notes:
         say(note if note.startswith("assumed: ") else f"note: {note}")
     if made.dropped_fields:

@@ -161,6 +161,7 @@ def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
     from analysis.papers.rows import rows_of
     from analysis.papers.tables import beside, published_frame, write_csv
     from results.errors import ResultError
+    from results.read import routing_of
 
     out = pages.out
     rows = rows_of(pages.frame, figure.chart, [cell for each in found for cell in _cells(each)], pages.live)
@@ -168,7 +169,7 @@ def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
     marks = published_frame(given, rows)
     numbers = beside(rows, figure.chart, marks)
     write_csv(out / f"{figure.name}.csv", numbers)
-    _show(figure, numbers)
+    _show(figure, numbers, routing_of(pages.frame))
     try:
         drawn = page(figure.chart, Text(figure.heading, figure.note), rows, marks)
     except ResultError as refused:
@@ -195,11 +196,11 @@ def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
     return [mark._asdict() | {"of": mark.model or "not said"} | place for mark in of_model(figure.published, model)]
 
 
-def _show(figure: PaperFigure, numbers: pl.DataFrame) -> None:
+def _show(figure: PaperFigure, numbers: pl.DataFrame, routing: list[str]) -> None:
     from analysis.papers.tables import printed
 
     title = f"{figure.where}: {figure.title}"
     if len(numbers) > MOST_ROWS:
-        show(f"{title}: {len(numbers):,} rows in {figure.name}.csv", "")
+        show(f"{title}: {len(numbers):,} rows in {figure.name}.csv", *routing, "")
     else:
-        show(printed(numbers, title))
+        show(*routing, printed(numbers, title))

@@ -24,7 +24,7 @@ def sweep_compare(
     from analysis.beside import beside
     from analysis.short import drawn
     from analysis.tables import counted, csv
-    from results.read import filtered, label_of
+    from results.read import filtered, label_of, routing_of
     from results.stored import load
     from sweeps.store import place_of
     from traces.documents import json_text
@@ -35,7 +35,8 @@ def sweep_compare(
         print(csv(rows) if as_csv else "\n".join(map(json_text, rows)))
         return
     shown = [row | {"difference": _signed(row["difference"], by), "±": _signed(row["±"], by, "")} for row in rows]
-    show(f"{label_of(frame)}: {counted(len(rows), 'configuration')} beside {one}, better by {by}?", *drawn(shown))
+    asked = f"{label_of(frame)}: {counted(len(rows), 'configuration')} beside {one}, better by {by}?"
+    show(asked, *routing_of(frame), *drawn(shown))
 
 
 def _signed(value: float | None, by: str, sign: str = "+") -> str:

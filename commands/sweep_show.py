@@ -54,7 +54,7 @@ def sweep_show(
         _print_all(page.rows, form.as_json)
         return
     if brief:
-        show(page.heading[0], *(page.best or ["nothing to compare: one configuration, or means of groups"]))
+        show(*page.brief, *(page.best or ["nothing to compare: one configuration, or means of groups"]))
         return
     shown = in_short(page.rows.head(top).to_dicts())
     if form.as_markdown:
@@ -70,6 +70,7 @@ class _Page(NamedTuple):
 
     rows: pl.DataFrame
     heading: Sequence[str]
+    brief: Sequence[str] = ()  #: the heading of --brief
     checked: Sequence[str] = ()  #: how far replays were off
     best: Sequence[str] = ()
 
@@ -91,7 +92,7 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
     from analysis.tables import counted
     from policies.grammar import foresight
     from results import checks
-    from results.read import filtered, label_of, seconds_of
+    from results.read import filtered, label_of, routing_of, seconds_of
     from results.stored import load
 
     frame, said = foreseen.beside(filtered(load(folder), where))
@@ -99,7 +100,8 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
     heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}; seconds: {seconds_of(frame)}"
     return _Page(
         rows=means(frame, group_by.split(","), by) if group_by else forecasts.columns(columns(ranking, found), frame),
-        heading=[heading, shared(frame), *said, f"best {by} first"],
+        heading=[heading, *routing_of(frame), shared(frame), *said, f"best {by} first"],
+        brief=[heading, *routing_of(frame)],
         checked=summary([each for each in found if each.identity in set(ranking["identity"])], len(frame)),
         best=[] if group_by else judged(frame, foresight()),
     )

@@ -95,9 +95,11 @@ def tune(
 def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
     from analysis.tables import counted, table
     from policies.grammar import foresight
+    from results.labels import assumptions
     from sweeps.figures import FIGURES
     from sweeps.tune import jobs_found
     from traces.documents import json_text
+    from traces.synthetic import synthetic
 
     rows = [{**each.values, **each.settings} for each in found]
     rows.sort(key=lambda row: [-FIGURES[name] * row[name] for name in search.objectives])
@@ -105,8 +107,9 @@ def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
         for row in rows:
             print(json_text(row))
         return
+    routing = assumptions(synthetic(trace.header.provenance) for trace in search.traces)
     beaten = f"nothing tried beats in all of {', '.join(search.objectives)}"
-    show(f"SIMULATED: {counted(len(rows), 'configuration')} that {beaten}", "", table(rows))
+    show(f"SIMULATED: {counted(len(rows), 'configuration')} that {beaten}", *routing, "", table(rows))
     knows, jobs = foresight(), jobs_found(search, found)
     if knowing := sum(knows(job.config.model_dump()) for job in jobs) // len(search.traces):
         show(f"with knowledge of the future: {knowing} of these; search without such policies for what can be used")

@@ -14,7 +14,7 @@ import polars as pl
 
 from results.counters import heading_of
 from results.errors import ResultError, unknown
-from results.labels import ESTIMATE
+from results.labels import ESTIMATE, assumptions, synthetic_of
 from results.schema import BOUNDS, fields_of
 from results.settings import KINDS
 
@@ -77,6 +77,11 @@ def label_of(frame: pl.DataFrame) -> str:
     """What all figures of these rows must be read as: SIMULATED, or open-loop if any of them is."""
     labels = set(frame.select(pl.col("about").struct.field("label")).to_series())
     return " / ".join(sorted(labels))
+
+
+def routing_of(frame: pl.DataFrame) -> list[str]:
+    """What to say of these rows if the routing of any of them is synthetic; nothing otherwise."""
+    return assumptions(map(synthetic_of, frame["about"].to_list()))
 
 
 def seconds_of(frame: pl.DataFrame) -> str:

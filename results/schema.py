@@ -33,8 +33,9 @@ DTYPES: Columns = {
     "flag": pl.Boolean,
     "pairs": pl.List(pl.List(pl.Int64)),
 }
-#: What a reader must know of a result beside its configuration; `calibration` is null where seconds are an estimate.
-_TEXTS = ("label", "seconds", "calibration", "trace", "model", "capacity_forms", "warning")
+#: What a reader must know of a result beside its configuration; `calibration` is null where seconds are an estimate,
+#: `synthetic` where the routing was recorded.
+_TEXTS = ("label", "seconds", "calibration", "trace", "model", "capacity_forms", "warning", "synthetic")
 FACTS: Columns = dict.fromkeys(_TEXTS, pl.String) | {
     "semantics": pl.Int64,
     "capacity_bytes": pl.Int64,

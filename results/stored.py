@@ -10,6 +10,7 @@ import polars as pl
 
 from results.counters import COUNTERS
 from results.errors import ResultError
+from results.labels import SYNTHETIC
 from results.older import stored_files
 from results.parts import stored_parts
 from results.schema import (
@@ -24,6 +25,7 @@ from results.schema import (
     table_schemas,
     together,
 )
+from traces.synthetic import MODEL
 
 
 class Source(Protocol):
@@ -58,6 +60,7 @@ def load(folder: Path) -> pl.DataFrame:
     table = table_of(found, "configurations").filter(pl.col("error").is_null())
     if table.is_empty():
         raise ResultError(f"no results in {folder}; make some with: moereplay replay TRACE --out {folder}")
+    table = _with_routing(table)
     names = _names()
     totals = [pl.col(heading).alias(names.get(heading, heading)) for heading in counters_in(table.columns)]
     full = [pl.col(name).alias(name.removesuffix(IN_FULL)) for name in table.columns if name.endswith(IN_FULL)]
@@ -73,6 +76,17 @@ def load(folder: Path) -> pl.DataFrame:
     nested = _joined(nested, _bounds(found), "bound")
     nested = _joined(nested, _lists(found, "layers", "per_layer"), "identity")
     return _joined(nested, _lists(found, "requests", "per_request"), "identity").drop("identity", "bound")
+
+
+def _with_routing(table: pl.DataFrame) -> pl.DataFrame:
+    """The table with what earlier versions said of synthetic routing by the name of the model alone."""
+    named = pl.col("model").str.strip_prefix(MODEL).alias("synthetic")
+    labelled = pl.col("label") + f", {SYNTHETIC}"
+    older = pl.col("synthetic").is_null() & pl.col("model").str.starts_with(MODEL)
+    return table.with_columns(
+        pl.when(older).then(labelled).otherwise("label").alias("label"),
+        pl.when(older).then(named).otherwise("synthetic"),
+    )
 
 
 def errors(folder: Path) -> pl.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from traces.schema import Geometry, Trace
+from traces.synthetic import synthetic
 
 FUTURE = "future"  #: the capability of demand that is known in advance
 
@@ -19,6 +20,7 @@ class Origin:
     digest: str  #: sha256 of everything that the demand depends on
     model: str
     live: bool = False
+    synthetic: str = ""  #: how a generator made the routing; empty for recorded routing
 
 
 def origin_of(trace: Trace) -> Origin:
@@ -29,4 +31,5 @@ def origin_of(trace: Trace) -> Origin:
         lookahead_depth=trace.header.lookahead_depth,
         digest=trace.digest,
         model=trace.header.provenance.model,
+        synthetic=synthetic(trace.header.provenance),
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from policies.contract import PolicyError
+from results.labels import with_routing
 from results.result import Result, Row
 from results.settings import setting_kinds
 from simulator.capacity import Capacity, cliff, parse_capacity, surplus
@@ -179,7 +180,7 @@ def report(ran: FinishedRun, ready: Plan) -> Result:
 def report_measured(ran: FinishedRun, ready: Plan) -> Result:
     """`report` of a run on real threads: nothing in it is the platform's."""
     result = report(ran, ready)
-    label = "LIVE, measured" if ready.origin.live else "MEASURED"
+    label = with_routing("LIVE, measured" if ready.origin.live else "MEASURED", ready.origin.synthetic)
     seconds = {"seconds": "measured", "calibration": None, "warning": ready.capacity_warning}
     config = result.config | {"platform": "this machine"}
     return replace(result, config=config, about=result.about | {"label": label, **seconds})
@@ -201,6 +202,7 @@ def _about(ready: Plan) -> Row:
         "side_bytes": _side_bytes(ready.chosen, ready.layout.tiers),
         "token_cycles": ready.capacity.token_cycles,
         "warning": ready.warning,
+        "synthetic": ready.origin.synthetic or None,
     }
 
 
@@ -213,7 +215,8 @@ def _seconds(ready: Plan) -> Row:
 def _label(ready: Plan) -> str:
     if ready.origin.live:
         return "LIVE, emulated"
-    return "SIMULATED, open-loop" if ready.chosen.open_loop else "SIMULATED"
+    label = "SIMULATED, open-loop" if ready.chosen.open_loop else "SIMULATED"
+    return with_routing(label, ready.origin.synthetic)
 
 
 def _side_bytes(chosen: PolicySet, tiers: tuple[tuple[int, ...], ...]) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from traces.metadata import BIAS
 from traces.schema import LOOKAHEAD, Header, Provenance, Trace, TraceError, shown
+from traces.synthetic import synthetic_parts
 
 MERGED = "merge"
 PART = "part "  #: how a note begins that names a source
@@ -43,11 +44,17 @@ def joined(traces: Sequence[Trace]) -> Joined:
 
 def provenance_of(traces: Sequence[Trace]) -> Provenance:
     """What all say alike is kept; notes are those of all, then a line for every source."""
-    each = [trace.header.provenance.model_dump() for trace in traces]
+    provenances = [trace.header.provenance for trace in traces]
+    each = [one.model_dump(exclude={"synthetic"}) for one in provenances]
     alike = {name: value for name, value in each[0].items() if all(other[name] == value for other in each)}
     notes = [note for trace in traces for note in trace.header.provenance.notes if not _is_part(trace, note)]
     parts = [part for trace in traces for part in _parts(trace)]
-    made = {"importer": MERGED, "source": f"{len(parts)} traces", "source_sha256": ""}
+    made = {
+        "importer": MERGED,
+        "source": f"{len(parts)} traces",
+        "source_sha256": "",
+        "synthetic": synthetic_parts(provenances),
+    }
     return Provenance.model_validate(alike | made | {"notes": (*dict.fromkeys(notes), *parts)})
 
 

@@ -159,7 +159,7 @@ class Geometry(Sparse):
         return self.model_copy(update={"expert_bytes": self.bytes_at(bits), "expert_bits": bits})
 
 
-class Provenance(Frozen):
+class Provenance(Sparse):
     """Where the rows come from. Free text where a tool has no better.
 
     Nothing here changes a replay, but for a known model's name where a platform prices what the geometry does not say.
@@ -176,6 +176,9 @@ class Provenance(Frozen):
     decoding: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    synthetic: str = ""  #: how a generator made the routing, where `importer` no longer says so
+
+    later: ClassVar[frozenset[str]] = frozenset({"synthetic"})
 
 
 class Header(Frozen):

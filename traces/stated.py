@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -13,23 +13,36 @@ from traces.documents import json_text
 from traces.faults import first_fault
 from traces.importers.text import parse_json
 from traces.schema import Geometry, Header, TraceError, shown
+from traces.synthetic import named_synthetic, synthetic
 
 KEY = "moereplay"
 
 
+class Stated(NamedTuple):
+    """What the object says."""
+
+    geometry: Geometry
+    model: str | None
+    synthetic: str  #: how a generator made the routing; empty for recorded routing
+
+
 def state(header: Header) -> str:
     """The object, on one line."""
-    return json_text({KEY: {"model": header.provenance.model} | header.geometry.model_dump(mode="json")})
+    made = synthetic(header.provenance)
+    said = {"model": header.provenance.model} | ({"synthetic": made} if made else {})
+    return json_text({KEY: said | header.geometry.model_dump(mode="json")})
 
 
-def sizes_in(text: str, place: str) -> tuple[Geometry, str | None]:
-    """Geometry and model name of such an object, found at `place`. Raises TraceError for what says no sizes."""
+def sizes_in(text: str, place: str) -> Stated:
+    """Read such an object, found at `place`. Raises TraceError for what says no sizes."""
     document = parse_json(text, place)
     fields: Any = document.get(KEY) if isinstance(document, dict) else None
     if not isinstance(fields, dict):
         raise TraceError(f"{place}: {KEY} is not an object; expected the sizes of the model")
-    model = fields.pop("model", None)
+    model, made = fields.pop("model", None), fields.pop("synthetic", "")
+    model = model if isinstance(model, str | None) else shown(model)
+    made = (made if isinstance(made, str) else shown(made)) or named_synthetic(model or "")
     try:
-        return Geometry.model_validate(fields), model if isinstance(model, str | None) else shown(model)
+        return Stated(Geometry.model_validate(fields), model, made)
     except ValidationError as wrong:
         raise TraceError(f"{place}: {first_fault(wrong)}; expected the sizes of the model") from wrong

@@ -9,16 +9,20 @@ configuration gives the same bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
+from traces.documents import DocumentError, from_json
 from traces.routers import choice_scores, choose, weigh
 from traces.schema import Frozen, Geometry, Header, Provenance, Request, Trace, TraceError, memory_trace, shown
 
+MODEL = "synthetic-"  #: how the name of the model of a synthetic trace begins
+IMPORTER = "synthetic"
+RECORDED = "recorded"  #: the part of a merged trace whose routing is not synthetic
 MOST_LOGITS = 1 << 33  #: of a trace, which is made in memory
 BISECTIONS = 14
 TOLERANCE = 0.02
@@ -96,6 +100,39 @@ def synthesise(config: Synthetic) -> Trace:
     return memory_trace(header, [_part(whole, start, config.length) for start in starts])
 
 
+def synthetic(provenance: Provenance) -> str:
+    """Return how a generator made the routing: `markov, reuse 0.31`; empty for recorded routing."""
+    if provenance.synthetic:
+        return provenance.synthetic
+    if provenance.importer == IMPORTER:
+        return _in_words(provenance.source) or named_synthetic(provenance.model) or "generated"
+    return named_synthetic(provenance.model)
+
+
+def named_synthetic(model: str) -> str:
+    """Return the kind that the model of a synthetic trace is named after; empty for other models."""
+    return model.removeprefix(MODEL) if model.startswith(MODEL) else ""
+
+
+def synthetic_parts(provenances: Sequence[Provenance]) -> str:
+    """Return how the routing of merged traces was made, in any order of merging; empty if all of it was recorded."""
+    each = {text for one in provenances for text in (synthetic(one) or RECORDED).split("; ")}
+    return "; ".join(sorted(each - {RECORDED}) + [RECORDED] * (RECORDED in each)) if each != {RECORDED} else ""
+
+
+def _in_words(source: str) -> str:
+    """The kind and the statistics that a synthetic trace's source states; empty where it states none."""
+    try:
+        said = from_json(source.encode())
+    except (DocumentError, ValueError):
+        return ""
+    if not isinstance(said, dict) or not isinstance(said.get("kind"), str):
+        return ""
+    statistic = "reuse" if said.get("reuse") is not None else "" if said["kind"] == "cyclic" else "exponent"
+    value = said.get(statistic)
+    return f"{said['kind']}, {statistic} {value:g}" if isinstance(value, int | float) else said["kind"]
+
+
 def _part(whole: Request, start: int, length: int) -> Request:
     """The request of that many rows, as views."""
     rows = slice(start, start + length)
@@ -110,10 +147,10 @@ def _part(whole: Request, start: int, length: int) -> Request:
 
 def _provenance(config: Synthetic) -> Provenance:
     return Provenance(
-        model=f"synthetic-{config.kind}",
+        model=f"{MODEL}{config.kind}",
         dtype="bfloat16" if config.bf16 else "float32",
         source=config.model_dump_json(exclude={"geometry"}),
-        importer="synthetic",
+        importer=IMPORTER,
         seed=config.seed,
     )
 

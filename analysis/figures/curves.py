@@ -41,7 +41,8 @@ def draw(curves: pl.DataFrame) -> Figure:
     varying = [name for name in keys if curves[name].n_unique() > 1]
     shared = " · ".join(_worded(curves, name) for name in keys if name not in varying)
     titles = [", ".join(_worded(rows, name) for name in varying) for rows in panels]
-    wording = Wording("Hit rate at every capacity", shared, "SIMULATED", axis_name("capacity", True), "hit rate", NOTE)
+    label = " / ".join(sorted(set(curves["label"])))
+    wording = Wording("Hit rate at every capacity", shared, label, axis_name("capacity", True), "hit rate", NOTE)
     legend = [*handles(policies), Line2D([], [], **LIMIT_LINE)]
     sheet = Sheet(Grid([""], titles, panel_size(len(panels), 1)), wording, legend)
     for row, rows in enumerate(panels):

@@ -7,12 +7,30 @@ from collections.abc import Sequence
 from analysis.bootstrap import FEW, Interval
 from analysis.report.cases import Case
 from analysis.tables import counted
-from analysis.verdict import LUCK, NO_ROWS, NOISE, ONE_REQUEST, SURE, UNKNOWN, Entry, Verdict, called, differing, listed
+from analysis.verdict import (
+    GENERATED,
+    LUCK,
+    NO_ROWS,
+    NOISE,
+    ONE_REQUEST,
+    SURE,
+    UNKNOWN,
+    Entry,
+    Verdict,
+    called,
+    differing,
+    listed,
+)
 
 TITLES = {"tokens_per_s": "Fastest", "hit_rate": "Most hits"}
 MORE = {"tokens_per_s": "faster than", "hit_rate": "above"}
 #: Of a lead, by what is known of it.
-UNTOLD = {NO_ROWS: "without rows of requests", ONE_REQUEST: "from one request", UNKNOWN: "from these requests"}
+UNTOLD = {
+    NO_ROWS: "without rows of requests",
+    ONE_REQUEST: "from one request",
+    UNKNOWN: "from these requests",
+    GENERATED: "from synthetic routing",
+}
 TOLD = {
     SURE: "{}: more than noise",
     LUCK: "which may be luck among so many: {}",

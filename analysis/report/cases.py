@@ -78,6 +78,11 @@ class Case:
         return min(len(entry.requests()) for entry in self.entries)
 
     @property
+    def synthetic(self) -> bool:
+        """Whether its routing is: no interval is given then."""
+        return any(entry.synthetic for entry in self.entries)
+
+    @property
     def shares_a_cache(self) -> bool:
         """Whether requests are not independent."""
         return not all(independent(entry) for entry in self.entries)

@@ -13,7 +13,9 @@ from analysis.report.cases import Case, title
 from analysis.report.material import Material
 from analysis.tables import counted
 from analysis.verdict import NO_TPOT
-from results.read import label_of, runs
+from results.labels import assumptions
+from results.read import label_of, routing_of, runs
+from traces.synthetic import named_synthetic, synthetic
 
 
 def cautions(
@@ -24,6 +26,7 @@ def cautions(
 ) -> list[str]:
     """Each once, in the order of their weight."""
     said = [
+        *_synthetic(material),
         *_incomplete(material),
         *_of_rows(material),
         *machines.estimates(platforms),
@@ -34,6 +37,15 @@ def cautions(
         *summary(material.checks, len(material.frame)),
     ]
     return list(dict.fromkeys(said))
+
+
+def _synthetic(material: Material) -> list[str]:
+    """That figures rest on synthetic routing, if so: of results, or of traces at hand where there are curves alone."""
+    if not material.frame.is_empty():
+        return routing_of(material.frame)
+    models = material.curves["model"].unique().to_list()
+    known = [synthetic(each.trace.header.provenance) for each in material.sources.values() if each.trace]
+    return assumptions(known) or assumptions(map(named_synthetic, models))
 
 
 def _incomplete(material: Material) -> list[str]:
@@ -58,7 +70,7 @@ def _of_rows(material: Material) -> list[str]:
 def _samples(cases: Sequence[Case]) -> list[str]:
     """Too few requests, none kept, or such as are not independent."""
     few: dict[int, list[str]] = {}
-    for case in (each for each in cases if each.requests < FEW):
+    for case in (each for each in cases if each.requests < FEW and not each.synthetic):
         few.setdefault(case.requests, []).append(title(case, cases))
     said = [_few(requests, "; ".join(of) if len(cases) > 1 else "") for requests, of in sorted(few.items())]
     if any(case.shares_a_cache and case.requests > 1 for case in cases):

@@ -45,7 +45,14 @@ def _of_curves(material: Material) -> dict[str, Any]:
     text = f"How does the hit rate of {', '.join(models)} grow with the capacity? Curves alone: nothing was timed."
     traces = [_trace(material, digest) for digest in digests]
     varies = {"policy": curves["policy"].unique().sort().to_list()}
-    return {"text": text, "label": "SIMULATED", "traces": traces, "platforms": [], "varies": varies, "constant": {}}
+    return {
+        "text": text,
+        "label": " / ".join(curves["label"].unique().sort()),
+        "traces": traces,
+        "platforms": [],
+        "varies": varies,
+        "constant": {},
+    }
 
 
 def _sentence(material: Material, cases: Sequence[Case]) -> str:

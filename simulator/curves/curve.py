@@ -25,6 +25,7 @@ from simulator.curves.stream import Cut, Demands, Tally, demands_of, tally
 from simulator.errors import ConfigError
 from simulator.threads import waited_for
 from traces.schema import Geometry, Trace
+from traces.synthetic import synthetic
 
 RELAXED = "relaxed_belady"
 REPLAYED = ("lru", "belady")  #: counted by default: the misses of replays under the policy of that name
@@ -53,6 +54,7 @@ class Curve:
     layer_accesses: np.ndarray  #: (L,) int64
     layer_compulsory: np.ndarray  #: (L,) int64: misses at any capacity
     replayed: np.ndarray  #: (G,) bool: decided by replays on `platform`
+    synthetic: str = ""  #: how a generator made the routing; empty for recorded routing
 
     @property
     def decided(self) -> np.ndarray:
@@ -194,6 +196,7 @@ def _curve(trace: Trace, policy: str, config: ReplayConfig, grid: np.ndarray, de
         platform=None,
         trace=trace.digest,
         model=trace.header.provenance.model,
+        synthetic=synthetic(trace.header.provenance),
         experts=geometry.layers * geometry.experts,
         total_bytes=geometry.experts * sum(geometry.expert_bytes),
         dense=dense,

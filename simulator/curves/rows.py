@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from results.curves import CURVES_VERSION, write_row
+from results.labels import with_routing
 from results.result import Row
 from results.settings import OF_CURVES
 from simulator.config import SEMANTICS_VERSION
@@ -16,7 +17,8 @@ from traces.schema import canonical
 def to_row(curve: Curve) -> Row:
     """The document that `curve --json` prints."""
     config = {"policy": curve.policy} | {name: getattr(curve.config, name) for name in OF_CURVES}
-    about = {"label": "SIMULATED", "identity": _identity(curve, config), "trace": curve.trace, "model": curve.model}
+    about = {"label": with_routing("SIMULATED", curve.synthetic), "identity": _identity(curve, config)}
+    about |= {"trace": curve.trace, "model": curve.model}
     return {
         "curves_version": CURVES_VERSION,
         "config": config | {"platform": curve.platform},

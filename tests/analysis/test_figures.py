@@ -135,7 +135,7 @@ def test_capacities_are_columns_and_settings_are_rows(frame: pl.DataFrame) -> No
 def test_every_figure_says_what_it_was_made_from(frame: pl.DataFrame, name: str) -> None:
     title, *others = texts(draw(name, only(frame, prefetch="top_k")))
     subtitle = " ".join(others)
-    assert len(title) > 10 and "SIMULATED" in others
+    assert len(title) > 10 and "SIMULATED, synthetic routing" in others
     for fact in ("synthetic-markov", f"trace {runs(frame)['trace'][0][:8]}", "platform a100-5gbps", "contract atomic"):
         assert fact in subtitle
     assert "scope global" in subtitle and "reset never" not in subtitle
@@ -143,7 +143,7 @@ def test_every_figure_says_what_it_was_made_from(frame: pl.DataFrame, name: str)
 
 def test_open_loop_results_are_labelled() -> None:
     figure = draw("misses", frame_of(small_trace(), eviction=["lru"], miss=["drop"], capacity=["25%"]))
-    assert "SIMULATED, open-loop" in texts(figure)
+    assert "SIMULATED, open-loop, synthetic routing" in texts(figure)
 
 
 def test_unusual_settings_are_told_and_the_usual_ones_are_the_defaults() -> None:

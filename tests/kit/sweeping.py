@@ -11,7 +11,7 @@ from pathlib import Path
 from sweeps.folder_store import Folder
 from sweeps.merge import merge
 from sweeps.store import place_of
-from traces.schema import Geometry
+from traces.schema import Geometry, Provenance
 from traces.synthetic import Synthetic, synthesise
 from traces.writer import write_trace
 
@@ -28,11 +28,12 @@ prefetch = ["none", "top_k"]
 
 
 def store_trace(path: Path, requests: int = 2, **settings: object) -> Path:
-    """A trace with everything that a policy may need."""
+    """A trace with everything that a policy may need, which counts as recorded."""
     chosen = {"kind": "zipf", "prompt_tokens": 2, "decode_tokens": 4, "recall": (0.8,)} | settings
     made = Synthetic.model_validate({"geometry": SHAPE, "requests": requests} | chosen)
     trace = synthesise(made)
-    write_trace(path, trace.header, map(trace.request, range(requests)))
+    header = trace.header.model_copy(update={"provenance": Provenance(model="tiny")})
+    write_trace(path, header, map(trace.request, range(requests)))
     return path
 
 

@@ -109,6 +109,7 @@ class Origin:
     model: str | None = None
     revision: str = ""
     decoding: str = ""
+    synthetic: str = ""  #: how a generator made the routing, where the file says so
 
 
 def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str]) -> Header:
@@ -256,6 +257,7 @@ def _provenance(origin: Origin, options: Options, notes: list[str]) -> Provenanc
         source_sha256=digest_of(origin.files),
         importer=origin.importer,
         decoding=origin.decoding,
+        synthetic=origin.synthetic,
         notes=tuple(notes),
     )
 

@@ -42,10 +42,10 @@ def read(path: Path, options: Options) -> Foreign:
     files = _files(path)
     if not files:
         raise TraceError(f"{path}: no {SUFFIX} file; expected one that `moereplay export` wrote, or their folder")
-    stated, model = sizes_in(_metadata(files[0]) or "", f"{files[0]}: metadata {KEY}")
+    stated, model, made = sizes_in(_metadata(files[0]) or "", f"{files[0]}: metadata {KEY}")
     highest = stated.experts - 1  # ids are held to it as they are read
     shape = Shape(stated.layers, stated.k, highest, stated.experts, stated.expert_bytes, stated)
-    header = header_for(shape, options, Origin(IMPORTER.name, path, files, model=model), [])
+    header = header_for(shape, options, Origin(IMPORTER.name, path, files, model=model, synthetic=made), [])
     return Foreign(header, _requests(files, header.geometry, options))
 
 

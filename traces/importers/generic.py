@@ -31,7 +31,7 @@ from traces.importers.rows import FIX, NEEDED, Rows, Seen, from_jsonl, from_tabl
 from traces.importers.table import tables
 from traces.importers.text import blocks, start_of, suffix_of
 from traces.schema import Geometry, TraceError
-from traces.stated import KEY, sizes_in
+from traces.stated import KEY, Stated, sizes_in
 
 SUFFIXES = (".csv", ".jsonl")
 COMMENT = b"# "
@@ -52,14 +52,16 @@ def read(path: Path, options: Options) -> Foreign:
     if not path.is_file() or suffix_of(path) not in SUFFIXES:
         raise TraceError(f"{path}: expected a file ending in {' or '.join(SUFFIXES)}, or in either and .gz")
     _, lines = next(blocks(path), (1, [""]))
-    stated, model = _metadata(path, lines[0])
+    said = _metadata(path, lines[0])
+    stated = said.geometry if said else None
     skip, experts = (1, stated.experts) if stated else (0, None)
     if next(blocks(path, skip), None) is None:
         raise TraceError(f"{path}: no rows; expected a line per request, token and layer")
     seen = Seen(_pieces(path, skip, experts))
     notes = [] if seen.phased else ["no phase recorded: every token counts as decoded"]
     shape = _shape(path, seen, stated)
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path], model=model), notes)
+    origin = Origin(IMPORTER.name, path, [path], said and said.model, synthetic=said.synthetic if said else "")
+    header = header_for(shape, options, origin, notes)
     return Foreign(header, requests_in(streamed(path, _pieces(path, skip, experts), seen), header.geometry, options))
 
 
@@ -70,11 +72,11 @@ def _pieces(path: Path, skip: int, experts: int | None) -> Iterator[Rows]:
     return from_jsonl(path, skip, experts)
 
 
-def _metadata(path: Path, line: str) -> tuple[Geometry | None, str | None]:
-    """Geometry and model name from the first line, if it carries them."""
+def _metadata(path: Path, line: str) -> Stated | None:
+    """What the first line says of the model, if it does."""
     first = line.removeprefix(COMMENT.decode())
     if not first.startswith("{") or f'"{KEY}"' not in first:
-        return None, None
+        return None
     return sizes_in(first, f"{path} line 1")
 
 
