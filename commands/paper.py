@@ -117,6 +117,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[str, list[Each]]:
     """Each figure on the traces that allow it; says of the others, and of cells that are left out, why."""
+    from simulator.remarks import adapted
     from sweeps.papers.figure import LackingError, planned
 
     able: dict[str, list[Each]] = {figure.name: [] for figure in figures}
@@ -130,6 +131,8 @@ def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[s
                 left_out.setdefault(f"not drawn of {of}, as it {lacking}", []).append(figure.name)
                 continue
             able[figure.name].append(each)
+            for note in adapted(trace, [cell.config for cell in each.planned.cells]):
+                left_out.setdefault(f"{of}: {note}", []).append(figure.name)
             for series, reason in each.planned.left_out.items():
                 left_out.setdefault(f"{of} without {series}, as {reason}", []).append(figure.name)
     for reason, names in left_out.items():

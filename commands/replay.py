@@ -70,9 +70,9 @@ def replay(
 
         write_events(events, outcomes[0][0].events)
     if as_json:
-        show_json(_document(opened, configs[0], outcomes[0]))
+        show_json(_document(opened, configs[0], outcomes[0], engine))
         return
-    _report(opened, configs, outcomes, list(called.values()), printed)
+    _report(opened, configs, outcomes, list(called.values()), printed, engine)
     if out:
         say(f"wrote {out}/part-*/")
         say(f"figures: moereplay plot {out}")
@@ -121,25 +121,30 @@ def _kept_in(out: Path | None) -> str:
     return f"what was replayed is kept, one part each, in {out}"
 
 
-def _document(trace: Trace, config: ReplayConfig, outcome: Outcome) -> dict[str, object]:
+def _document(trace: Trace, config: ReplayConfig, outcome: Outcome, engine: str) -> dict[str, object]:
     """What `--json` prints: the result, what is derived from it, and what is to be said of that."""
     from analysis.metrics import figures_of
     from results.write import to_frame
-    from simulator.bounds import remarks
+    from simulator.remarks import remarks
 
     result, bound = outcome
-    derived = {"metrics": figures_of(to_frame([result], [bound])), "remarks": remarks(trace, [config])}
+    derived = {"metrics": figures_of(to_frame([result], [bound])), "remarks": remarks(trace, [config], engine)}
     return result.to_json() | derived
 
 
 def _report(
-    trace: Trace, configs: list[ReplayConfig], outcomes: list[Outcome], presets: list[str], printed: Printed
+    trace: Trace,
+    configs: list[ReplayConfig],
+    outcomes: list[Outcome],
+    presets: list[str],
+    printed: Printed,
+    engine: str,
 ) -> None:
     from analysis.heading import heading
     from analysis.ranking import best_of_each, judged, ranking
     from analysis.short import drawn
     from policies.grammar import foresight
-    from simulator.bounds import remarks
+    from simulator.remarks import remarks
 
     results = [result for result, _ in outcomes]
     rows = [result.to_json() | {"bounds": bound} for result, bound in outcomes]
@@ -149,7 +154,7 @@ def _report(
         _print_plain(shown, printed.csv)
         return
     table = [{name: value for name, value in row.items() if name != "identity"} for row in shown]
-    show(*heading(trace, results), *drawn(table), *remarks(trace, configs), *judged(rows, called, foresight()))
+    show(*heading(trace, results), *drawn(table), *remarks(trace, configs, engine), *judged(rows, called, foresight()))
     if len(shown) < len(rows):
         say(f"{len(shown):,} of {len(rows):,} rows; --top 0 for all")
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from analysis.report.material import Material, Source
+    from simulator.config import ReplayConfig
     from traces.schema import Trace
 
 
@@ -143,16 +144,21 @@ def _opened(path: Path, digest: str) -> tuple[Trace | None, str]:
 def _remarks(frame: pl.DataFrame, traces: Mapping[str, Source]) -> list[str]:
     """What `replay` says of bounds, of the traces that are at hand and the policies that this program knows."""
     from policies.contract import PolicyError
-    from simulator.bounds import remarks
     from simulator.config import configure
     from simulator.errors import ConfigError
+    from simulator.remarks import remarks
+    from simulator.replay import plan
 
-    said: dict[str, None] = {}
+    of_trace: dict[str, list[ReplayConfig]] = {}
     for config, about in () if frame.is_empty() else frame.select("config", "about").iter_rows():
         opened = traces[about["trace"]].trace
         try:
-            found = remarks(opened, [configure(**config)]) if opened else []
+            if opened and plan(opened, known := configure(**config)):
+                of_trace.setdefault(about["trace"], []).append(known)
         except (ConfigError, PolicyError):  # a platform or a policy of another machine
             continue
-        said |= dict.fromkeys(found)
+    said: dict[str, None] = {}
+    for digest, configs in of_trace.items():
+        if opened := traces[digest].trace:
+            said |= dict.fromkeys(remarks(opened, configs))
     return list(said)

@@ -156,7 +156,7 @@ def _submit(shards: Shards, given: list[str]) -> None:
 
 
 def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
-    from sweeps.run import surpluses
+    from sweeps.run import notes, surpluses
 
     bounds = sum(job.kind == "bound" for job in share)
     traces = f"{len(sweep.traces)} trace{'s' if len(sweep.traces) > 1 else ''}"
@@ -167,6 +167,8 @@ def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
     )
     for line in surpluses(sweep)[:MOST_NAMED]:
         say(f"warning: {line}")
+    for line in notes(sweep)[:MOST_NAMED]:
+        say(f"note: {line}")
     for job, reason in sweep.refusals[:MOST_NAMED]:
         say(f"will be an error row: {job.name}: {reason}")
 

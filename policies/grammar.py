@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +21,7 @@ class Chosen(Generic[PolicyT]):
 
     policy: PolicyT
     params: dict[str, Any]
+    given: frozenset[str] = field(default=frozenset(), compare=False)  #: parameters that were written, not defaults
 
     @property
     def needs(self) -> frozenset[str]:
@@ -56,7 +57,7 @@ def parse(kind: str, text: str) -> Chosen[Any]:
     params = {param.name: param.default for param in policy.params} | given
     if policy.version:
         _check_under(policy, params)
-    return Chosen(policy, params)
+    return Chosen(policy, params, frozenset(given))
 
 
 def foresight() -> Callable[[Mapping[str, Any]], bool]:

@@ -71,9 +71,17 @@ _DECLARED = (
     Counter("bytes_demand", BYTES, "bytes of demand transfers, charged when they start"),
     Counter("bytes_prefetch", BYTES, "bytes of prefetch transfers, charged when they start"),
     Counter("bytes_lower", BYTES, "bytes of transfers into the tiers below the fast one, charged when they start"),
-    Counter("bytes_wasted", BYTES, "bytes prefetched and evicted before any use"),
-    Counter("bytes_unused_at_end", BYTES, "bytes prefetched and still unused at the end"),
-    Counter("link_busy_ns", NS, "time of the transfers, charged when they start; the sum over all links"),
+    Counter("bytes_wasted", BYTES, "bytes prefetched and evicted before any use; not what a reset cleared"),
+    Counter(
+        "bytes_unused_at_end",
+        BYTES,
+        "bytes prefetched, resident and unused at the end; not what is in flight then or was cleared by a reset",
+    ),
+    Counter(
+        "link_busy_ns",
+        NS,
+        "time of the transfers, end_i - max(issue_i, end_(i-1)), charged when they start; the sum over all links",
+    ),
     Counter("dense_ns", NS, "dense compute, including what a pass costs before layer 0"),
     Counter("expert_ns", NS, "expert compute"),
     Counter("loading_ns", NS, "compute's own time to have demanded experts loaded"),
@@ -93,7 +101,11 @@ _DECLARED = (
         "the rest of it, executed by nobody; mass_kept + mass_substituted + mass_dropped = mass",
     ),
     Counter("rank_displacement", COUNT, "sum over assignments of how far their rank is from the slot they fill"),
-    Counter("variation", WEIGHT, "sum over tokens and layers of half |w - w'| between original and used mixture"),
+    Counter(
+        "variation",
+        WEIGHT,
+        "sum over tokens and layers of half |w - w'| between original and used mixture, each rounded down",
+    ),
 )
 #: By name, in the order of columns.
 COUNTERS: dict[str, Counter] = {counter.name: counter for counter in _DECLARED}

@@ -141,6 +141,6 @@ def cliff(capacity: Capacity, geometry: Geometry, sizes: tuple[int, ...]) -> str
     if len(capacity.pools) == 1 and capacity.total < least:
         text += (
             "; a global LRU that starts cold, fetches every miss and prefetches nothing then hits nothing "
-            f"on one-token passes that use {geometry.k} experts per layer"
+            f"on one-token passes that use {geometry.k} experts in every layer"
         )
     return text

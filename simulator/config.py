@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
 from policies.grammar import Chosen, parse
+from policies.precisions import at_most
 from results.settings import KINDS, older
 from simulator.capacity import check_readable
 from simulator.errors import ConfigError
@@ -72,17 +73,35 @@ class ReplayConfig(Frozen):
         chosen = self.policy_set()
         return self.model_dump(mode="json") | {kind: getattr(chosen, kind).text(full=True) for kind in KINDS}
 
+    def stored_at(self, bits: float) -> ReplayConfig:
+        """Return the configuration for a model whose experts are stored at so many bits: no copy has more.
+
+        Raises PolicyError if the miss policy wants more.
+        """
+        miss = parse("miss", self.miss)
+        fitted = at_most(miss, bits)
+        return self if fitted is miss else self.model_copy(update={"miss": fitted.text()})
+
     def identity(self, demand: Trace | Origin) -> str:
         """A hash of everything that a result depends on: configuration, the platform's figures, demand and semantics.
 
         Settings that earlier versions lack count where they are not at their default. Raises ConfigError if the
         platform cannot be read.
         """
-        settings = self.spelled_out() | {"platform": platform(self.platform).figures()}
+        settings = self._fitted(demand.geometry.expert_bits).spelled_out() | {
+            "platform": platform(self.platform).figures()
+        }
         unsaid = {name for name, default in older().items() if getattr(self, name) == default}
         counted = {name: value for name, value in settings.items() if name not in unsaid}
         document = [SEMANTICS_VERSION, demand.digest, counted]
         return hashlib.sha256(canonical(document)).hexdigest()[:16]
+
+    def _fitted(self, bits: float) -> ReplayConfig:
+        """`stored_at`; a configuration that is refused has no results, and is named as it was written."""
+        try:
+            return self.stored_at(bits)
+        except PolicyError:
+            return self
 
 
 @dataclass(frozen=True)

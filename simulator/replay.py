@@ -108,6 +108,7 @@ def plan(trace: Trace, config: ReplayConfig) -> Plan:
 
 def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     """`plan` for any origin of demand. Raises ConfigError or PolicyError."""
+    config = config.stored_at(origin.geometry.expert_bits)
     chosen, machine = config.policy_set(), platform(config.platform)
     chosen.check(origin.capabilities, origin.lookahead_depth)
     if chosen.miss.policy.uses_cpu(chosen.miss.params) and machine.cpu is None:
@@ -226,8 +227,6 @@ def _side_bytes(chosen: PolicySet, tiers: tuple[tuple[int, ...], ...]) -> int:
 
 def _tiers(geometry: Geometry, chosen: PolicySet) -> tuple[tuple[int, ...], ...]:
     bits = chosen.miss.policy.bits(chosen.miss.params)
-    if list(bits) != sorted(set(bits), reverse=True):
-        raise PolicyError(f"miss {chosen.miss.text()}: bits must fall, the most precise first")
     return tuple(geometry.bytes_at(tier) for tier in bits) or (geometry.expert_bytes,)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from results.parts import stored
 from simulator.capacity import surplus
 from simulator.errors import ConfigError
+from simulator.remarks import adapted, without_effect
 from simulator.replay import check_engine, plan
 from sweeps.dispatch import Dispatcher, Standing
 from sweeps.executor import Executor
@@ -70,6 +71,17 @@ def surpluses(sweep: Sweep) -> list[str]:
         if said := surplus(ready.capacity, ready.layout.geometry, ready.layout.tiers):
             above[f"capacity {job.config.capacity}: {said}"] = None
     return list(above)
+
+
+def notes(sweep: Sweep) -> list[str]:
+    """A line for each setting that changes nothing on a trace, and for default bits above what a trace stores."""
+    refused = {refusal.job.key for refusal in sweep.refusals}
+    found: dict[str, None] = {}
+    for trace in sweep.traces:
+        jobs = [job for job in sweep.jobs if job.kind != "bound" and job.digest == trace.digest]
+        configs = [job.config for job in jobs if job.key not in refused]
+        found |= dict.fromkeys([*adapted(trace, configs), *without_effect(trace, configs)])
+    return list(found)
 
 
 def left_to_do(sweep: Sweep, out: Place, jobs: Iterable[Job]) -> list[Job]:

@@ -19,6 +19,7 @@ from simulator.compiled.runtime.hooks import compiled
 from simulator.compiled.runtime.jit import IS_PYTHON
 from simulator.compiled.runtime.user_hooks import refusal
 from simulator.config import configure
+from simulator.remarks import remarks
 from simulator.replay import replay
 from tests.commands.test_cli import ROOT, moereplay
 from tests.kit.command import moereplay_here
@@ -250,6 +251,27 @@ def test_a_victim_that_may_not_leave_is_refused(small: Path, tmp_path: Path) -> 
     files.register(written(tmp_path, text.replace("key=key", "victim=victim").replace(KEY, "    return -1 #")))
     with pytest.raises(PolicyError, match=r"mine\.py:6: hook victim named -1, which may not leave pool 0: def victim"):
         replay(open_trace(small), configure(capacity="30%", eviction="newest"))
+
+
+@pytest.mark.parametrize("table", ["experts", "copies"])
+@pytest.mark.parametrize("engine", ["reference", "compiled"])
+def test_a_row_counted_from_the_end_is_refused_at_its_line(
+    small: Path, table: str, engine: str, tmp_path: Path
+) -> None:
+    """Both engines would read it, and the key would depend on another copy's numbers; the dry run sees it."""
+    column = {"experts": "last_use", "copies": "entered"}[table]
+    files.register(written(tmp_path, NEWEST.replace(KEY, f"    return {table}[y - len({table})]['{column}'] #")))
+    with pytest.raises(PolicyError, match=rf"mine\.py:\d+: row -\d+ of {table} is read; rows are numbered from 0"):
+        replay(open_trace(small), configure(capacity="30%", eviction="newest"), engine=engine)
+
+
+def test_a_replay_in_machine_code_says_that_it_was_not_checked_all_the_way(small: Path, tmp_path: Path) -> None:
+    files.register(written(tmp_path, NEWEST))
+    trace, configs = open_trace(small), [configure(capacity="30%", eviction=each) for each in ("newest", "lru")]
+    said = [line for line in remarks(trace, configs, "compiled") if "--engine reference" in line]
+    assert len(said) == 1 and "eviction newest@" in said[0] and "lru" not in said[0]
+    assert [line for line in remarks(trace, configs, "reference") if "--engine reference" in line] == []
+    assert remarks(trace, configs[1:], "compiled") == remarks(trace, configs[1:], "reference")
 
 
 # -- the compiled engine -----------------------------------------------------------------------------------------------

@@ -32,6 +32,21 @@ class Row:
         raise complaint_here(f"{column!r} of a table is written; a hook writes only `own` and its outputs")
 
 
+class Table(list[Row]):
+    """The rows of a table. In machine code a number below 0 counts from the end, which no rule means."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str, rows: Sequence[Mapping[str, int]], hidden: frozenset[str]) -> None:
+        super().__init__(Row(row, hidden) for row in rows)
+        self._name = name
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, int) and at < 0:
+            raise complaint_here(f"row {at} of {self._name} is read; rows are numbered from 0")
+        return super().__getitem__(at)
+
+
 class Hidden:
     """In place of an array of `step`."""
 
@@ -83,8 +98,8 @@ class CheckedTables:
         hidden = OPTIONAL - policy.may_read
         self.sealed = ""  #: the hook that runs, if it may not write
         self.now = Row(tables.now, frozenset())
-        self.experts = [Row(row, hidden) for row in tables.experts]
-        self.copies = [Row(row, frozenset()) for row in tables.copies]
+        self.experts = Table("experts", tables.experts, hidden)
+        self.copies = Table("copies", tables.copies, frozenset())
         self._arrays = {name: Hidden(name) for name in hidden & OPTIONAL_ARRAYS}
         self._gate = self._shown = Step(*[()] * len(Step._fields))
 

@@ -11,10 +11,10 @@ from traces.schema import Trace
 
 WAYS = {
     "fetch": "fetch",
-    "lowest bit": "lowest_bit:bits=8/4/2",
-    "cascade": "cascade:bits=8/4/2",
+    "lowest bit": "lowest_bit",
+    "cascade": "cascade",
     "drop": "drop:keep=2",
-    "drop cascade": "drop_cascade:bits=8/4",
+    "drop cascade": "drop_cascade",
     "substitute": "substitute",
 }
 

@@ -1,0 +1,158 @@
+"""What a reader of replays should know of their settings: without effect on this trace, or adapted to its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from policies.contract import Policy
+from policies.grammar import parse
+from policies.hooks import given_by
+from policies.precisions import at_most, note
+from results.settings import KINDS
+from simulator import bounds
+from simulator.config import PolicySet, ReplayConfig, parse_reset
+from traces.passes import schedule
+from traces.schema import Trace
+from traces.spelling import whole
+
+NO_PROMPTS = "no request of this trace has a prompt"
+NO_PREFETCH = "nothing is prefetched"
+
+
+def remarks(trace: Trace, configs: Sequence[ReplayConfig], engine: str = "") -> list[str]:
+    """Return one line for each thing to know of these configurations' settings and bounds; the engine is that used."""
+    own = unchecked(configs) if engine == "compiled" else []
+    return [*adapted(trace, configs), *without_effect(trace, configs), *own, *bounds.remarks(trace, configs)]
+
+
+def unchecked(configs: Sequence[ReplayConfig]) -> list[str]:
+    """Return a line that names the users' policies, which machine code runs without the reference's checks."""
+    names = dict.fromkeys(name for config in configs for name in config.policy_set().own)
+    if not names:
+        return []
+    return [
+        f"{', '.join(names)}: checked over the first tokens only; --engine reference checks every call, "
+        "see docs/policies.md"
+    ]
+
+
+def adapted(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
+    """Return a line for each miss policy whose default bits are more than the trace stores."""
+    stored, lines = trace.geometry.expert_bits, dict[str, None]()
+    for text in dict.fromkeys(config.miss for config in configs):
+        asked = parse("miss", text)
+        if line := note(asked, at_most(asked, stored), stored):
+            lines[line] = None
+    return list(lines)
+
+
+def without_effect(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
+    """Return a line for each value of a setting that changes nothing in any of these configurations on this trace.
+
+    A value that has an effect in one of them is not named.
+    """
+    found: dict[tuple[str, object], list[str]] = {}
+    for config in configs:
+        for name, reason in _reasons(trace, config):
+            found.setdefault((name, getattr(config, name)), []).append(reason)
+    return [
+        f"{name} {value} has no effect: {'; '.join(dict.fromkeys(reasons))}"
+        for (name, value), reasons in found.items()
+        if len(reasons) == sum(getattr(config, name) == value for config in configs)
+    ]
+
+
+def _reasons(trace: Trace, config: ReplayConfig) -> Iterator[tuple[str, str]]:
+    """Each setting that changes nothing in a configuration, and why."""
+    chosen = config.policy_set()
+    checks: dict[str, Callable[[], str]] = {
+        "passes": lambda: _passes(trace, config.passes),
+        "reset": lambda: _reset(trace, config),
+        "scope": lambda: _one_layer(trace) if config.scope == "per_layer" else "",
+        "prefetch": lambda: _one_layer(trace) if chosen.prefetch.policy.suggest else "",
+        "prefetch_at": lambda: _prefetch_at(config, chosen),
+        "prefetch_admission": lambda: _admission(config, chosen),
+        "lookahead": lambda: _lookahead(config, chosen),
+        "seed": lambda: _seed(config, chosen),
+    }
+    yield from ((name, reason) for name, check in checks.items() if (reason := check()))
+
+
+def _one_layer(trace: Trace) -> str:
+    return "the model has one MoE layer" if trace.geometry.layers == 1 else ""
+
+
+def _passes(trace: Trace, passes: str) -> str:
+    """Why a schedule has the passes of `recorded`, or nothing."""
+    name, _, number = passes.partition(":")
+    size, longest = whole(number) or 1, int(np.max(trace.prompt_lengths, initial=0))
+    if name == "batch":
+        if trace.requests == 1:
+            return "the trace has one request"
+        return "one request at a time is what `recorded` replays" if size == 1 else ""
+    if name == "recorded" or longest > size:
+        return ""
+    tokens = f"{longest:,} token{'s' if longest > 1 else ''}"
+    return f"no prompt of this trace has more than {tokens}" if longest else NO_PROMPTS
+
+
+def _reset(trace: Trace, config: ReplayConfig) -> str:
+    """Why no reset happens after the start, or nothing."""
+    every = parse_reset(config.reset)
+    if not every:
+        return ""
+    if every < 0 and trace.requests == 1:
+        return "the trace has one request"
+    plan = schedule(trace, config.passes)
+    if every > 0:
+        last = int(plan.start[-1])
+        return f"the last pass begins after {last:,} tokens" if last < every else ""
+    return "" if plan.apart().any() else "every pass shares a request with the pass before"
+
+
+def _prefetch_at(config: ReplayConfig, chosen: PolicySet) -> str:
+    idle = config.prefetch_at == "after_demand" and chosen.prefetch.policy.suggest is None
+    return NO_PREFETCH if idle else ""
+
+
+def _admission(config: ReplayConfig, chosen: PolicySet) -> str:
+    if config.prefetch_admission == "evict":
+        return ""
+    if chosen.prefetch.policy.suggest is None:
+        return NO_PREFETCH
+    aside = chosen.prefetch.policy.side_slots(chosen.prefetch.params)
+    return "prefetches go to side buffers and never evict" if aside else ""
+
+
+def _lookahead(config: ReplayConfig, chosen: PolicySet) -> str:
+    """Why a control of the look-ahead changes nothing, or nothing."""
+    prefetch = chosen.prefetch
+    if config.lookahead == "recorded" or prefetch.policy.depth(prefetch.params):
+        return ""
+    return f"prefetch {prefetch.policy.name} reads no look-ahead"
+
+
+def _seed(config: ReplayConfig, chosen: PolicySet) -> str:
+    """Why a seed changes nothing, or nothing."""
+    policies: list[Policy] = [getattr(chosen, kind).policy for kind in KINDS]
+    shuffles = config.lookahead != "recorded" and not _lookahead(config, chosen)
+    return "" if not config.seed or shuffles or any(map(_draws, policies)) else "no policy here draws"
+
+
+def _draws(policy: Policy) -> bool:
+    """Whether hooks read the seed; a user's own may do so in ways that are not seen here."""
+    return bool(policy.version) or any(_names_seed(hook) for _, hook in given_by(policy))
+
+
+@cache
+def _names_seed(function: Any) -> bool:
+    """Whether a function, or one that it calls by a global name, reads `now["seed"]`."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    called = (function.__globals__.get(name) for name in code.co_names)
+    return "seed" in code.co_consts or any(_names_seed(each) for each in called if hasattr(each, "__code__"))
