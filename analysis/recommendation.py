@@ -6,19 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.tables import Share, table
-from results.labels import ESTIMATE
+from results.labels import ESTIMATE, assumptions, with_routing
+from traces.amounts import percent, size
 
 Document = Mapping[str, Any]
 KINDS = ("eviction", "prefetch", "miss", "scope")
 SHOWN = 3  #: of what may change the output
+NEAR = 1e-3  #: sizes that differ by a smaller share are one size
+UNJUDGED = "what that costs in quality is not known here (docs/quality.md)"
 
 
 def lines(said: Document) -> list[str]:
     """Every sentence, and the table over memory."""
     return [
         _heading(said),
+        *assumptions([said["synthetic"] or ""]),
         "",
         *_memory(said),
+        *(f"warning: {each}" for each in said["warnings"]),
         *_best(said),
         *_second(said),
         _prefetch(said),
@@ -27,7 +32,6 @@ def lines(said: Document) -> list[str]:
         *_target(said),
         *_lossy(said),
         _searched(said),
-        *(f"warning: {each}" for each in said["warnings"]),
         "",
         table(
             [_row(point, said) for point in said["memory_curve"]],
@@ -40,7 +44,8 @@ def lines(said: Document) -> list[str]:
 
 def _heading(said: Document) -> str:
     rest = f"calibrated, {said['calibration']}" if said["calibration"] else ESTIMATE
-    return f"SIMULATED: {said['trace']['model']} on {said['platform']}; seconds: {rest}"
+    label = with_routing("SIMULATED", said["synthetic"] or "")
+    return f"{label}: {said['trace']['model']} on {said['platform']}; seconds: {rest}"
 
 
 def _memory(said: Document) -> list[str]:
@@ -48,17 +53,25 @@ def _memory(said: Document) -> list[str]:
     assumed = said.get("assumed", {})
     context = f" ({assumed['context']:,} positions assumed; --context)" if "context" in assumed else ""
     runtime = " (assumed; --runtime)" if "runtime_bytes" in assumed else ""
-    parts = f"{_gb(memory['dense_bytes'])} dense weights, {_gb(memory['kv_bytes'])} KV cache{context}, "
-    parts += f"{_gb(memory['runtime_bytes'])} runtime{runtime}"
-    left = f"{_gb(memory['cache_bytes'])} left for experts, room for {said['flags']['slots']:,}"
-    return [f"memory: {_gb(memory['total_bytes'])} GB: {parts}; {left}"]
+    parts = f"{size(memory['dense_bytes'])} dense weights, {size(memory['kv_bytes'])} KV cache{context}, "
+    parts += f"{size(memory['runtime_bytes'])} runtime{runtime}"
+    left = f"{size(memory['cache_bytes'])} left for experts, room for {_room(said)}"
+    return [f"memory: {size(memory['total_bytes'])}: {parts}; {left}"]
+
+
+def _room(said: Document) -> str:
+    """How many experts, the same count wherever it is printed."""
+    flags = said["flags"]
+    of_mean = " of mean size" if flags["unequal"] else ""
+    return f"{flags['slots']:,}{of_mean}, {flags['slots_per_layer']} of each layer"
 
 
 def _best(said: Document) -> list[str]:
     best = said["best"]
     named = ", ".join(f"{kind} {best['config'][kind]}" for kind in KINDS)
     basis = "" if said["calibration"] else ", an estimate"
-    return [f"use: {named}: {_speed(best['tokens_per_s'])} ({_sure(best)}{basis}), hit rate {Share(best['hit_rate'])}"]
+    sure = "synthetic routing, so without an interval" if said["synthetic"] else _sure(best)
+    return [f"use: {named}: {_speed(best['tokens_per_s'])} ({sure}{basis}), hit rate {Share(best['hit_rate'])}"]
 
 
 def _sure(best: Document) -> str:
@@ -79,7 +92,8 @@ def _second(said: Document) -> list[str]:
     if not second:
         return []
     named = ", ".join(f"{kind} {second['config'][kind]}" for kind in second["differs"])
-    less = "" if second.get("answer") == "yes" else ", which cannot be distinguished from the best"
+    known = second.get("answer") == "yes" or said["synthetic"]
+    less = "" if known else ", which cannot be distinguished from the best"
     return [f"second: {named}: {_speed(second['tokens_per_s'])}{less}"]
 
 
@@ -90,11 +104,11 @@ def _cpu(said: Document) -> list[str]:
 
 def _more(said: Document) -> list[str]:
     """The next points of the curve over memory, above and below."""
-    now, curve = said["memory"]["cache_bytes"], said["memory_curve"]
-    above = [point for point in curve if point["cache_bytes"] > now][:1]
-    below = [point for point in curve if point["cache_bytes"] < now][-1:]
+    now, curve = said["best"]["cache_bytes"], said["memory_curve"]
+    above = [point for point in curve if point["cache_bytes"] > now * (1 + NEAR)][:1]
+    below = [point for point in curve if point["cache_bytes"] < now * (1 - NEAR)][-1:]
     steps = [
-        f"{_gb(abs(point['cache_bytes'] - now))} GB {word}: {_change(point, said)} tokens/s"
+        f"{size(abs(point['cache_bytes'] - now))} {word}: {_change(point, said)} tokens/s"
         for word, points in (("more", above), ("less", below))
         for point in points
     ]
@@ -102,7 +116,7 @@ def _more(said: Document) -> list[str]:
 
 
 def _change(point: Document, said: Document) -> str:
-    return f"{100 * (point['tokens_per_s'] / said['best']['tokens_per_s'] - 1):+.1f}%"
+    return percent(point["tokens_per_s"] / said["best"]["tokens_per_s"] - 1, signed=True)
 
 
 def _target(said: Document) -> list[str]:
@@ -111,23 +125,23 @@ def _target(said: Document) -> list[str]:
         return []
     if smallest is None:
         return [f"target: {_speed(wanted)} are not reached with every expert in fast memory"]
-    return [f"target: {_speed(wanted)} need {_gb(smallest['memory_bytes'])} GB of memory"]
+    return [f"target: {_speed(wanted)} need {size(smallest['memory_bytes'])} of memory"]
 
 
 def _lossy(said: Document) -> list[str]:
     return [
         f"lossy: {', '.join(' '.join(pair) for pair in each['change'].items())}: {_speed(each['tokens_per_s'])}, "
-        f"{100 * each['gain']:,.0f}% more, for {_cost(each)}"
+        f"{percent(each['gain'])} more, for {_cost(each)}"
         for each in said["lossy"][:SHOWN]
-    ]
+    ] + [f"lossy: {said['lossy_left_out']}"] * bool(said["lossy_left_out"])
 
 
 def _cost(each: Document) -> str:
     low, kept = each["mass_share_low_precision"] or 0, each["mass_share_kept"]
-    costs = [f"{100 * (1 - kept):.2g}% of the gate weight not as chosen"] if kept < 1 else []
-    costs += [f"{100 * low:.3g}% of it at a lower precision"] if low else []
+    costs = [f"{percent(1 - kept)} of the gate weight not as chosen"] if kept < 1 else []
+    costs += [f"{percent(low)} of it at a lower precision"] if low else []
     costs += [f"every expert at {each['bits']:g} bits instead of {each['stored_bits']:g}"] if each["bits"] else []
-    return " and ".join(costs) or "nothing that counters show"
+    return f"{' and '.join(costs) or 'nothing that counters show'}; {UNJUDGED}"
 
 
 def _searched(said: Document) -> str:
@@ -152,7 +166,7 @@ def _flags(said: Document) -> str:
     flags = said["flags"]
     spelled = ", ".join(f"{name} {text}" for name, text in flags.items() if isinstance(text, str))
     nearest = f". Nearest to it in engines that choose once: {spelled}" if spelled else ""
-    cache = f"{flags['cache_mib']:,} MiB, {flags['slots_per_layer']} experts of each layer"
+    cache = f"{flags['cache_mib']:,} MiB, {_room(said)}"
     return f"in your engine: a cache of {cache}{nearest}"
 
 
@@ -160,17 +174,16 @@ def _speed(value: float) -> str:
     return f"{value:,.4g} tokens/s"
 
 
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.3g}"
-
-
 def with_intervals(said: Document, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """The document with the interval of the best set's tokens/s, and whether it beats the second.
 
+    Neither is given where the routing is synthetic.
     `rows` are the requests of a result, by its identity.
     """
     from analysis.comparisons import compare, estimate
 
+    if said["synthetic"]:
+        return {**said, "best": {**said["best"], "interval": None}}
     ours = rows[said["best"]["identity"]]
     found = estimate(ours, "tokens_per_s")
     best = {**said["best"], "interval": found and found._asdict()}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from simulator.memory import Memory
-from traces.placement import experts_per_layer, last_layers
+from traces.placement import experts_per_layer, last_layers, mean_experts
 from traces.schema import Geometry
 
 
@@ -54,10 +54,11 @@ ENGINES: dict[str, Callable[[Held], str]] = {
 
 
 def flags(held: Held) -> dict[str, object]:
-    """The cache in MiB and in experts, and where it is a GPU's every engine's own words for it."""
+    """The cache in MiB and in experts of mean size, and where it is a GPU's every engine's own words for it."""
     return {
         "cache_mib": held.cache_bytes // 2**20,
-        "slots": held.cache_bytes // max(held.geometry.expert_bytes),
+        "slots": mean_experts(held.geometry, held.cache_bytes),
         "slots_per_layer": held.per_layer,
+        "unequal": len(set(held.geometry.expert_bytes)) > 1,
         **{name: spelled(held) for name, spelled in ENGINES.items() if held.beside_cpu},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from results.labels import synthetic_of
 from results.repeat import command
 from simulator.memory import kv_bytes_of
 from simulator.platform_files import platform
@@ -12,9 +13,11 @@ from sweeps.engine_flags import Held, flags
 from sweeps.recommend import WORTH, Answer, Question, chosen, differing, everything
 from sweeps.runner import Tried
 from sweeps.space import bits_of
+from traces.amounts import percent
 
 Document = dict[str, Any]
 ONE = "one request only: how far another one would differ cannot be known"
+NO_DENSE = "not compared, as the bytes of dense weights are unknown and take no time here; --dense gives them"
 UNSIZED = "no memory is counted for {}: neither the trace nor its model's name says how much; take it off --memory"
 
 
@@ -23,6 +26,7 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
     best = answer.best
     return {
         "trace": {"name": trace_name, "model": _about(best)["model"], "digest": question.trace.digest},
+        "synthetic": synthetic_of(_about(best)) or None,
         "platform": best.config.platform,
         "memory": question.memory._asdict() | {"cache_bytes": question.memory.cache_bytes},
         "best": _found(best) | {"command": command(best.config.model_dump(mode="json"), trace_name)},
@@ -39,7 +43,8 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "all_fit": question.all_fit,
         "prefetch": _prefetch(question, answer),
         "cpu": _cpu(answer),
-        "lossy": [_lossy(each, best, question.trace.geometry.expert_bits) for each in answer.lossy],
+        "lossy": _lossy_sets(question, answer),
+        "lossy_left_out": NO_DENSE if not question.memory.dense_bytes else "",
         "target_tokens_per_s": question.target_tokens_per_s,
         "smallest_memory_for_target": answer.smallest and _point(question, answer.smallest),
         "flags": flags(_held(question, best)),
@@ -55,6 +60,7 @@ def _found(tried: Tried) -> Document:
     return {
         "config": tried.config.model_dump(mode="json"),
         "identity": _about(tried)["identity"],
+        "cache_bytes": _about(tried)["capacity_bytes"],
         "tokens_per_s": tried.tokens_per_s,
         "hit_rate": tried.hit_rate,
         "mass_share_kept": tried.mass_share_kept,
@@ -81,7 +87,7 @@ def _prefetch(question: Question, answer: Answer) -> Document:
     if best.config.prefetch != "none":
         pays = gain > WORTH
         than = "than the best set without" + ("" if pays else ", which is next to nothing")
-        return {"pays": pays, "gain": gain, "reason": f"{best.config.prefetch}: {100 * gain:.2g}% more tokens/s {than}"}
+        return {"pays": pays, "gain": gain, "reason": f"{best.config.prefetch}: {percent(gain)} more tokens/s {than}"}
     if answer.recall_that_pays is None:
         return {"pays": False, "gain": 0.0, "reason": "not even with every expert of the next layer predicted"}
     recall = answer.recall_that_pays
@@ -96,8 +102,14 @@ def _cpu(answer: Answer) -> Document:
     best, gain = answer.best, answer.best.tokens_per_s / answer.fetching.tokens_per_s - 1
     if best.config.miss == "fetch":
         return {"pays": False, "gain": 0.0, "reason": "to fetch every miss is faster than to compute any on the CPU"}
-    said = f"{best.config.miss}: {100 * gain:.2g}% more tokens/s than the best set that fetches every miss"
+    said = f"{best.config.miss}: {percent(gain)} more tokens/s than the best set that fetches every miss"
     return {"pays": gain > WORTH, "gain": gain, "reason": said}
+
+
+def _lossy_sets(question: Question, answer: Answer) -> list[Document]:
+    """The lossy sets; none where dense weights are unknown, as their gains would be of experts alone."""
+    found = answer.lossy if question.memory.dense_bytes else ()
+    return [_lossy(each, answer.best, question.trace.geometry.expert_bits) for each in found]
 
 
 def _lossy(tried: Tried, best: Tried, stored_bits: float) -> Document:

@@ -17,6 +17,12 @@ def experts_per_layer(geometry: Geometry, cache_bytes: int) -> int:
     return min(cache_bytes // sum(geometry.expert_bytes), geometry.experts)
 
 
+def mean_experts(geometry: Geometry, cache_bytes: int) -> int:
+    """Return how many experts of mean size are held, at most all of them."""
+    everything = geometry.layers * geometry.experts
+    return min(cache_bytes * geometry.layers // sum(geometry.expert_bytes), everything)
+
+
 def last_layers(geometry: Geometry, cache_bytes: int) -> int:
     """How many layers, counted from the last one back, have all their experts held."""
     needed = np.cumsum(geometry.expert_bytes[::-1]) * geometry.experts

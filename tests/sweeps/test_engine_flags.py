@@ -26,3 +26,13 @@ def test_all_of_them_and_none_of_them():
 
 def test_a_phone_has_no_gpu_to_set_up():
     assert not set(ENGINES) & set(flags(Held(GEOMETRY, MEMORY, 18_000_000, beside_cpu=False)))
+
+
+def test_experts_of_two_sizes_are_counted_alike_everywhere():
+    """39 layers of 5.0625 MiB and 8 of 18: 65 of each layer, 3,055, and room for 3,084 of mean size."""
+    small, large = 5_308_416, 18 * 2**20
+    geometry = Geometry(layers=47, experts=256, k=10, expert_bytes=(large,) * 8 + (small,) * 39)
+    said = flags(Held(geometry, MEMORY, 23_500_000_000, beside_cpu=True))
+    assert (said["slots_per_layer"], said["slots"], said["unequal"]) == (65, 3_084, True)
+    whole = flags(Held(geometry, MEMORY, 256 * (8 * large + 39 * small), beside_cpu=True))
+    assert (whole["slots_per_layer"], whole["slots"]) == (256, 47 * 256)

@@ -136,7 +136,11 @@ def test_the_document_has_what_a_program_needs_and_the_sentences_say_it():
     assert set(said["memory"]) == {"total_bytes", "dense_bytes", "kv_bytes", "runtime_bytes", "cache_bytes"}
     assert set(said["searched"]) == {"axes", "combinations", "replayed", "screened_on"}
     rows = {each.result.about["identity"]: each.result.per_request for each in (answer.best, answer.second) if each}
-    whole = with_intervals(said, rows)
+    made_up = with_intervals(said, rows)
+    assert made_up["best"]["interval"] is None and "routing is synthetic (markov, reuse 0.5)" in "\n".join(
+        lines(made_up)
+    )
+    whole = with_intervals(said | {"synthetic": None}, rows)
     interval = whole["best"]["interval"]
     assert interval["low"] <= whole["best"]["tokens_per_s"] <= interval["high"]
     text = "\n".join(lines(whole))
