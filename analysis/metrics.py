@@ -73,7 +73,7 @@ def varying(frame: pl.DataFrame) -> list[str]:
 
 def entries(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[Entry]:
     """The configurations of a frame as `analysis/verdict.py` judges them, by identity."""
-    table = measured(frame).select(*fields(frame), "identity", "tokens_per_s", "hit_rate")
+    table = measured(frame).select(*fields(frame), "identity", "tokens_per_s", "tpot_ms", "hit_rate")
     rows = table.with_row_index("at").sort("identity").iter_rows(named=True)
     return [_entry(frame, row, foresees(row)) for row in rows]
 

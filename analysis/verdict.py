@@ -24,6 +24,10 @@ NO_TPOT = (
     "no TPOT, no tokens/s where no pass decodes, as of text recorded in one pass:",
     "  --passes decode:N takes the tokens from position N on as decoded, one per pass",
 )
+NO_TIME = (
+    "no tokens/s where decode passes take no time: they demand no expert, and dense layers take none;",
+    "  `moereplay inspect` shows which tokens are not routed, --model gives dense layers their time",
+)
 
 
 class Entry(NamedTuple):
@@ -162,8 +166,13 @@ def lines(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
     `names` are the settings by which configurations are called.
     """
     said = [line for figure in FIGURES for line in _judged(figure, entries, names)] if len(entries) > 1 else []
-    missing = any(entry.tokens_per_s is None for entry in entries)
-    return [*(NO_TPOT if missing else ()), *said, *_caution(entries, said)]
+    return [*untimed(entries), *said, *_caution(entries, said)]
+
+
+def untimed(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Why entries have no tokens/s, in lines; nothing if all have."""
+    tpots = [entry.settings.get("tpot_ms") for entry in entries if entry.tokens_per_s is None]
+    return (NO_TPOT if None in tpots else ()) + (NO_TIME if 0 in tpots else ())
 
 
 def _judged(figure: Figure, entries: Sequence[Entry], names: Sequence[str]) -> list[str]:

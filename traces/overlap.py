@@ -58,3 +58,13 @@ def reset_stride(overlaps: np.ndarray, positions: np.ndarray, chance: float) -> 
         if level <= near_chance and sigmas > best:
             best, stride = sigmas, candidate
     return stride
+
+
+def beginnings(ids: np.ndarray) -> np.ndarray:
+    """Numbers (T,) that stand for all rows (T, L, k) up to each one: equal where two texts route alike so far."""
+    flat = ids.reshape(len(ids), -1).astype(np.uint64) + np.uint64(3)
+    odd = np.arange(1, 2 * flat.shape[1], 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    rows = (flat * (odd | np.uint64(1))).sum(1, dtype=np.uint64)
+    rows = (rows ^ (rows >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    places = np.arange(1, 2 * len(rows), 2, dtype=np.uint64) * np.uint64(0x94D049BB133111EB) | np.uint64(1)
+    return np.cumsum(rows * places, dtype=np.uint64)

@@ -8,33 +8,28 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from traces.overlap import interleaved, overlap, reset_stride
+from traces.oddities import CENSUS_CHECKS, Finding, Level, census
+from traces.overlap import beginnings, interleaved, overlap, reset_stride, shared
 from traces.routers import choice_scores
-from traces.schema import Geometry, Trace
+from traces.schema import Geometry, Router, Trace
 
 SAMPLE_TOKENS = 20_000
 FEWEST_PER_REQUEST = 64
 FLOAT_TOKENS = 512  #: float arrays are E / k times larger than the ids, and faults in them are not rare events
 FEWEST_PAIRS = 32  #: below this an average overlap says nothing
+MANY_PAIRS, FEWEST_LAYERS = 256, 4  #: for a correlation of layers
+SIGMAS_SHIFTED, CORRELATED = 8.0, 0.2  #: of a layer that is a token early or late
+COMPARED = 4096  #: tokens of which layers are compared
+ALIKE = 0.9  #: share of tokens at which two layers that are not copies never agree
+FEWEST_BEGUN = 32  #: tokens of a common beginning
 ABOVE_CHANCE = 0.02  #: real traces lie 0.1 to 0.4 above tokens half a request apart, shuffled ones within 0.01
 AGREEMENT = 0.99  #: ties at low precision may fall either way
-
-Level = Literal["ok", "warning", "error"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check saw. Error: the rows cannot be right; warning: they may not mean what they seem to."""
-
-    check: str
-    level: Level
-    text: str
+OFF = 0.05  #: of a sum of weights, beyond what half precision makes
 
 
 @dataclass(frozen=True)
@@ -77,9 +72,13 @@ class Sample:
 
 
 def examine(trace: Trace, tokens: int = SAMPLE_TOKENS) -> tuple[Finding, ...]:
-    """Findings of every check that applies, on about `tokens` tokens. Raises TraceError only if rows cannot be read."""
+    """Findings of every check that applies: on every row, or on about `tokens` tokens.
+
+    Raises TraceError only if rows cannot be read.
+    """
     sample = take_sample(trace, tokens)
-    findings = (check(sample) for check in CHECKS)
+    every_row = census(trace)
+    findings = [check(sample) for check in CHECKS] + [check(trace, every_row) for check in CENSUS_CHECKS]
     return tuple(finding for finding in findings if finding is not None)
 
 
@@ -172,16 +171,66 @@ def check_same_token(sample: Sample) -> Finding | None:
 
 
 def check_layers(sample: Sample) -> Finding:
-    """No two layers route alike; equal ones are copies."""
+    """No two layers route alike; equal ones are copies, also where one is a token late or its ranks are sorted."""
+    name = "identical layers"
     if len(sample.chosen) < FEWEST_PAIRS:
-        return Finding("identical layers", "ok", f"{len(sample.chosen)} tokens: too few to judge")
-    by_rows: dict[bytes, list[int]] = {}
-    for layer in range(sample.geometry.layers):
-        by_rows.setdefault(_hash(sample.chosen[:, layer]), []).append(layer)
-    copies = [layers for layers in by_rows.values() if len(layers) > 1]
-    if copies:
-        return Finding("identical layers", "error", f"layers {copies[0]} have the same rows throughout: copies")
-    return Finding("identical layers", "ok", f"all {sample.geometry.layers} layers differ")
+        return Finding(name, "ok", f"{len(sample.chosen)} tokens: too few to judge")
+    if sample.geometry.k == sample.geometry.experts:
+        return Finding(name, "ok", "every layer chooses all experts")
+    for first, second, late, share in _alike(_sets(sample.chosen[:COMPARED])):
+        if share == 1 and not late:
+            return Finding(name, "error", f"layers [{first}, {second}] have the same rows throughout: copies")
+        level: Level = "error" if share == 1 else "warning"
+        when = " one token later" if late else ""
+        text = f"layer {second} has the rows of layer {first}{when} in {share:.1%} of {COMPARED:,} tokens or fewer"
+        return Finding(name, level, f"{text}: a copy")
+    return Finding(name, "ok", f"all {sample.geometry.layers} layers differ")
+
+
+def _sets(chosen: np.ndarray) -> np.ndarray:
+    """(T, L) a number for the set of experts of each row, whatever their order; 0 where none."""
+    odd = np.uint64(0x9E3779B97F4A7C15)
+    mixed = (chosen.astype(np.int64) + 2).astype(np.uint64) * odd
+    mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
+    return np.where(chosen < 0, np.uint64(0), mixed).sum(-1, dtype=np.uint64)
+
+
+def _alike(sets: np.ndarray) -> Iterator[tuple[int, int, int, float]]:
+    """Pairs of layers that route alike nearly always, the second as many tokens late; those that vary alone."""
+    varies = (sets != sets[0]).mean(0) > 1 - ALIKE
+    for late in (0, 1):
+        earlier, later = sets[: len(sets) - late], sets[late:]
+        for layer in np.flatnonzero(varies).tolist():
+            share = (later == earlier[:, layer : layer + 1]).mean(0)
+            share[: layer + 1 if not late else 0] = 0
+            share[layer] = 0
+            for other in np.flatnonzero(share >= ALIKE).tolist():
+                yield layer, other, late, float(share[other])
+
+
+def check_shift(sample: Sample) -> Finding | None:
+    """Layers change together, as the text does; one that changes a token before or after the others is shifted."""
+    later = np.flatnonzero(sample.position[:COMPARED] > 0)
+    if len(later) < MANY_PAIRS or sample.geometry.layers < FEWEST_LAYERS:
+        return None
+    before, after = sample.chosen[later - 1], sample.chosen[later]
+    series = shared(before, after).astype(float)
+    series -= series.mean(0)
+    others = series.sum(1, keepdims=True) - series
+    agree = {late: _correlation(series[1 + late : len(series) - 1 + late], others[1:-1]) for late in (-1, 0, 1)}
+    for late in (-1, 1):  # as many tokens after the others
+        apart = (agree[late] - agree[0]) * np.sqrt(len(series))
+        if apart.max() > SIGMAS_SHIFTED and agree[late][apart.argmax()] > CORRELATED:
+            when = "after" if late > 0 else "before"
+            text = f"layer {apart.argmax()} changes one token {when} the other layers: its rows are shifted"
+            return Finding("aligned layers", "warning", text)
+    return Finding("aligned layers", "ok", "layers change at the same tokens")
+
+
+def _correlation(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """(L,) of columns (n, L); 0 where a column is constant."""
+    scale = np.sqrt((one**2).sum(0) * (other**2).sum(0))
+    return (one * other).sum(0) / np.maximum(scale, 1e-9)
 
 
 def check_resets(sample: Sample) -> Finding:
@@ -200,25 +249,31 @@ def check_duplicates(sample: Sample) -> Finding:
     lengths = np.diff(sample.trace.request_offsets)
     keys = [(int(lengths[index]), _hash(sample.chosen[start:stop])) for index, (start, stop) in enumerate(sample.spans)]
     most, times = Counter(keys).most_common(1)[0]
-    if times == 1:
+    if times > 1:
+        same = [index for index, key in enumerate(keys) if key == most]
+        text = f"{len(keys) - len(set(keys))} requests repeat another one, such as {same[0]} and {same[1]}"
+        return Finding("duplicate requests", "warning", text)
+    begun, tokens, longest = _begun_before(sample)
+    if tokens < FEWEST_BEGUN:
         return Finding("duplicate requests", "ok", f"no two of {len(keys)} requests are alike")
-    same = [index for index, key in enumerate(keys) if key == most]
-    text = f"{len(keys) - len(set(keys))} requests repeat another one, such as {same[0]} and {same[1]}"
-    return Finding("duplicate requests", "warning", text)
+    text = f"request {longest} begins with {tokens} rows of an earlier one; {begun:,} tokens of the sample are so"
+    return Finding(
+        "duplicate requests", "warning", f"{text}: a prefix that an engine with a prefix cache computes once"
+    )
 
 
-def check_physical(sample: Sample) -> Finding:
-    """Ids that no layer ever uses suggest physical slots, or the sizes of another model."""
-    experts = sample.geometry.experts
-    if sample.chosen.size < 50 * experts:
-        return Finding("expert range", "ok", f"{sample.chosen.size} choices: too few to judge {experts} experts")
-    used = np.zeros(experts, bool)
-    used[sample.chosen[(sample.chosen >= 0) & (sample.chosen < experts)]] = True
-    if used.all():
-        return Finding("expert range", "ok", f"each of the {experts} experts is used in some layer")
-    idle = np.flatnonzero(~used)
-    text = f"{len(idle)} of {experts} ids used in no layer (first {idle[0]}): another model's sizes, or physical ids"
-    return Finding("expert range", "warning", text)
+def _begun_before(sample: Sample) -> tuple[int, int, int]:
+    """Tokens at which requests go on like an earlier one; the most of them in one request, and which that is."""
+    known: set[int] = set()
+    total, most, which = 0, 0, 0
+    for index, (start, stop) in enumerate(sample.spans):
+        hashes = beginnings(sample.chosen[start:stop])
+        same = np.isin(hashes, np.fromiter(known, np.uint64, len(known))) if known else np.zeros(len(hashes), bool)
+        alike = len(hashes) if same.all() else int(np.argmin(same))
+        total, known = total + alike, known | set(hashes.tolist())
+        if alike > most:
+            most, which = alike, index
+    return total, most, which
 
 
 def check_finite(sample: Sample) -> Finding | None:
@@ -243,6 +298,30 @@ def check_ranks(sample: Sample) -> Finding | None:
         return Finding("rank order", "ok", f"weights fall with rank in {falling:.1%} of rows")
     text = f"weights fall with rank in only {falling:.1%} of rows: experts are not in rank order"
     return Finding("rank order", "warning", text)
+
+
+def check_weights(sample: Sample) -> Finding | None:
+    """Gate weights differ, are not all 0, and sum to what the header's router makes of them."""
+    if "weights" not in sample.trace.arrays:
+        return None
+    stop = min(FLOAT_TOKENS, sample.trace.tokens)
+    weights, routed = sample.trace.read("weights", 0, stop), sample.trace.read("chosen", 0, stop) >= 0
+    whole = routed.all(-1)
+    if not whole.any():
+        return None
+    rows, router = weights[whole], sample.geometry.router
+    silent = float((rows == 0).all(-1).mean())
+    if silent > 1 - AGREEMENT:
+        return Finding("weights", "warning", f"all weights are 0 in {silent:.1%} of the routed rows: not recorded")
+    if sample.geometry.k > 1 and len(rows) >= FEWEST_PAIRS and bool((rows == rows.flat[0]).all()):
+        return Finding("weights", "warning", f"every weight is {rows.flat[0]:g}: no gate weights")
+    if router != Router() and router.renormalise:
+        sums = rows.sum(-1, dtype=np.float64)
+        off = float((np.abs(sums - router.scale) > OFF * router.scale).mean())
+        if off > 1 - AGREEMENT:
+            text = f"weights sum to {np.median(sums):.3g} where router {router.family} makes {router.scale:g}"
+            return Finding("weights", "warning", f"{text}, in {off:.1%} of the rows: another model's, or raw scores")
+    return Finding("weights", "ok", "weights differ, as a gate's do")
 
 
 def check_router(sample: Sample) -> Finding | None:
@@ -275,7 +354,8 @@ CHECKS: tuple[Callable[[Sample], Finding | None], ...] = (
     check_layers,
     check_resets,
     check_duplicates,
-    check_physical,
+    check_shift,
+    check_weights,
     check_ranks,
     check_router,
 )

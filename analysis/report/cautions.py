@@ -12,7 +12,7 @@ from analysis.report import health, machines
 from analysis.report.cases import Case, title
 from analysis.report.material import Material
 from analysis.tables import counted
-from analysis.verdict import NO_TPOT
+from analysis.verdict import untimed
 from results.labels import assumptions
 from results.read import label_of, routing_of, runs
 from traces.synthetic import named_synthetic, synthetic
@@ -88,5 +88,5 @@ def _few(requests: int, of: str) -> str:
 
 
 def _untimed(cases: Sequence[Case]) -> list[str]:
-    missing = any(entry.tokens_per_s is None for case in cases for entry in case.entries)
-    return [" ".join(line.strip() for line in NO_TPOT)] if missing else []
+    lines = untimed([entry for case in cases for entry in case.entries])
+    return [" ".join(line.strip() for line in lines)] if lines else []

@@ -280,3 +280,63 @@ def test_speculative_decoding_is_said(tmp_path: Path) -> None:
 def test_a_shape_for_rows_that_state_theirs_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", ROWS)
     assert "--shape requires responses" in refusal(tmp_path / "a.npy", SHAPE)
+
+
+# ---------------------------------------------------------------- ids that are other numbers
+
+
+def lines(folder: Path, rows: np.ndarray) -> Path:
+    names = "request,token,layer," + ",".join(f"expert_{rank}" for rank in range(rows.shape[2]))
+    body = [
+        ",".join(map(str, [0, token, layer, *rows[token, layer]]))
+        for token in range(len(rows))
+        for layer in range(rows.shape[1])
+    ]
+    return written(folder / "a.csv", "\n".join([names, *body, ""]))
+
+
+@pytest.mark.parametrize("skipped", [0, 2])
+@pytest.mark.parametrize("options", [SIZED, MODEL])
+def test_ids_that_count_on_become_those_of_each_layer(skipped: int, options: Options, tmp_path: Path) -> None:
+    rows = text(200)
+    path = lines(tmp_path, rows + EXPERTS * (np.arange(LAYERS)[:, None] + skipped))
+    trace, _ = imported(path, options.model_copy(update={"ids": "global"}))
+    assert trace.geometry.experts == EXPERTS
+    np.testing.assert_array_equal(trace.read("chosen"), rows)
+
+
+def test_ids_of_each_layer_do_not_count_on(tmp_path: Path) -> None:
+    said = refusal(lines(tmp_path, text(200)), SIZED.model_copy(update={"ids": "global"}))
+    assert "do not count on" in said and "--ids global" in said
+
+
+def test_experts_without_weights_are_not_routed(tmp_path: Path) -> None:
+    path = lines(tmp_path, text(100))
+    trace, _ = imported(path, SIZED.model_copy(update={"real_experts": 20}))
+    assert trace.geometry.experts == 20
+    for row, whole in zip(trace.read("chosen").reshape(-1, K), text(100).reshape(-1, K), strict=True):
+        kept = [expert for expert in whole.tolist() if expert < 20]
+        assert row.tolist() == kept + [-1] * (K - len(kept))
+
+
+def test_a_model_with_fewer_experts_names_the_option(tmp_path: Path) -> None:
+    fewer = Options(geometry=Geometry(layers=LAYERS, experts=20, k=K, expert_bytes=(7,) * LAYERS))
+    path = lines(tmp_path, text(100))
+    assert "--real-experts 20" in refusal(path, fewer)
+    assert imported(path, fewer.model_copy(update={"real_experts": 20}))[0].geometry.experts == 20
+
+
+def test_weights_go_with_their_experts(tmp_path: Path) -> None:
+    ids, weights = text(50), np.random.default_rng(0).random((50, LAYERS, K)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", ids=ids, w=weights)
+    columns = {"experts": ("ids",), "weights": ("w",)}
+    options = SIZED.model_copy(update={"real_experts": 20, "columns": columns})
+    trace, _ = imported(tmp_path / "a.npz", options)
+    np.testing.assert_allclose(trace.read("weights").sum(-1), np.where(ids < 20, weights, 0).sum(-1), rtol=1e-6)
+    assert (trace.read("weights")[trace.read("chosen") < 0] == 0).all()
+
+
+def test_padding_at_the_end_of_an_array_is_left_out(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.concatenate([ROWS, np.zeros((2, LAYERS, K), int)]))
+    same(requests(tmp_path / "a.npy"), (0, ROWS))
+    assert "2 rows at the end are padding" in notes(tmp_path / "a.npy")

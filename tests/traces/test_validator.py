@@ -271,3 +271,137 @@ def test_qwen3_read_as_one_stream_falls_to_chance_every_512_tokens() -> None:
     rows = stream.read("chosen")
     assert overlap(rows[511:-1:512], rows[512::512]).mean() == pytest.approx(0.0625, abs=0.005)
     assert "every 512 tokens" in finding(stream, "context resets").text
+
+
+# ---------------------------------------------------------------- what no router produces
+
+
+@pytest.mark.parametrize("where", [(0, 20), (150, 217), (290, 299)])
+def test_a_row_that_stands_for_many_tokens_is_named(where: tuple[int, int]) -> None:
+    rows = np.random.default_rng(7).permuted(np.tile(np.arange(64), (300, LAYERS, 1)), axis=-1)[..., :K]
+    rows[where[0] : where[1] + 1] = rows[100]
+    found = finding(wide(rows), "repeated rows")
+    assert found.level == "warning" and f"tokens {where[0]} to {where[1]} of request 0" in found.text
+
+
+def wide(*chosen: np.ndarray, **more: object) -> Trace:
+    """A trace of 64 experts."""
+    sizes = Geometry(layers=chosen[0].shape[1], experts=64, k=K, expert_bytes=(10,) * chosen[0].shape[1])
+    return memory_trace(Header(geometry=sizes), [Request(rows, 0, **more) for rows in chosen])  # type: ignore[arg-type]
+
+
+def test_tokens_that_a_text_repeats_may_route_alike() -> None:
+    rows, ids = drifting(300, 7, 64), np.arange(300)
+    rows[50:90], ids[50:90] = rows[50], 5
+    assert finding(wide(rows, token_ids=ids), "repeated rows").level == "ok"
+    assert finding(wide(rows, token_ids=np.arange(300)), "repeated rows").level == "warning"
+
+
+def test_few_experts_route_alike_now_and_then() -> None:
+    assert finding(trace_of(*(drifting(2000, seed, 4) for seed in range(5))), "repeated rows").level == "ok"
+
+
+def test_rows_are_compared_across_the_blocks_that_they_are_read_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = drifting(300, 7, 64)
+    rows[90:180] = rows[90]
+    rows[200:240] = -1
+    whole = examine(wide(rows))
+    monkeypatch.setattr("traces.oddities.BLOCK", 7 * LAYERS * K)
+    assert examine(wide(rows)) == whole
+
+
+def test_tokens_that_are_routed_nowhere_are_counted() -> None:
+    rows = drifting(40, 3)
+    rows[30:36] = -1
+    trace = memory_trace(header(), [Request(drifting(10, 1), 10), Request(rows, 32)])
+    found = finding(trace, "routed tokens")
+    assert found.level == "warning"
+    assert "6 of 50 tokens" in found.text and "tokens 30 to 35 of request 1" in found.text and "4 of them" in found.text
+    rows[30:36, 1] = [0, 1]
+    assert finding(trace_of(rows), "routed tokens").level == "ok"
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_ids_that_count_on_through_the_layers_are_found(skipped: int) -> None:
+    rows = drifting(200, 1) + EXPERTS * (np.arange(LAYERS)[:, None] + skipped)
+    sizes = Geometry(layers=LAYERS, experts=EXPERTS * (LAYERS + skipped), k=K, expert_bytes=(10,) * LAYERS)
+    found = finding(memory_trace(Header(geometry=sizes), [Request(rows, 0)]), "id ranges")
+    assert found.level == "error" and f"{EXPERTS} in each" in found.text and "--ids global" in found.text
+
+
+def test_few_ids_may_lie_apart_by_chance() -> None:
+    assert finding(trace_of(np.array([[[0, 1], [4, 5], [8, 9]]])), "id ranges").level == "ok"
+
+
+def test_a_layer_that_never_changes_and_a_shared_expert_are_found() -> None:
+    dense = drifting(100, 1)
+    dense[:, 1] = [3, 4]
+    found = finding(trace_of(dense), "constant experts")
+    assert found.level == "error" and "layers [1]" in found.text
+    fused = np.where(drifting(100, 1) == 15, 14, drifting(100, 1))
+    fused[..., 1] = 15
+    assert "rank 1 has one expert for every token in 3 layers" in finding(trace_of(fused), "constant experts").text
+
+
+def test_ids_that_are_sorted_have_no_ranks() -> None:
+    rows = drifting(100, 1)
+    assert finding(trace_of(np.sort(rows)), "rank order").level == "warning"
+    assert finding(trace_of(np.sort(rows)[..., ::-1]), "rank order").level == "warning"
+    assert finding(trace_of(rows), "rank order").level == "ok"
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_copy_of_a_layer_is_found_in_another_order_and_a_token_late(late: int) -> None:
+    rows = drifting(300, 1, 64)
+    rows[late:, 2] = rows[: len(rows) - late, 0, ::-1]
+    found = finding(wide(rows), "identical layers")
+    assert found.level == "error" and "2" in found.text and "0" in found.text
+
+
+def test_a_layer_that_is_nearly_a_copy_is_found() -> None:
+    rows = drifting(300, 1, 64)
+    rows[10:, 2] = rows[10:, 0]
+    assert finding(wide(rows), "identical layers").level == "warning"
+
+
+def test_a_layer_that_is_a_token_late_is_found() -> None:
+    random = np.random.default_rng(0)
+    fresh = random.permuted(np.tile(np.arange(64), (600, 6, 1)), axis=-1)[..., :K]
+    for token in range(1, 600):
+        if random.random() < 0.6:
+            fresh[token] = fresh[token - 1]
+    assert finding(wide(fresh), "aligned layers").level == "ok"
+    for late, when in ((1, "after"), (-1, "before")):
+        shifted = fresh.copy()
+        shifted[:, 4] = np.roll(fresh[:, 4], late, 0)
+        found = finding(wide(shifted), "aligned layers")
+        assert found.level == "warning" and f"layer 4 changes one token {when}" in found.text
+
+
+def test_requests_that_begin_alike_are_found() -> None:
+    first, second = drifting(200, 1, 64), drifting(200, 2, 64)
+    second[:50] = first[:50]
+    found = finding(wide(first, second), "duplicate requests")
+    assert found.level == "warning" and "request 1 begins with 50 rows" in found.text
+    second[5:] = drifting(200, 3, 64)[5:]
+    assert finding(wide(first, second), "duplicate requests").level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("weights", "router", "expected"),
+    [
+        (np.zeros((100, LAYERS, K), np.float32), None, "all weights are 0"),
+        (np.full((100, LAYERS, K), 0.5, np.float32), None, "every weight is 0.5"),
+        (np.tile(np.float32([3, 1]), (100, LAYERS, 1)), Router(renormalise=True), "weights sum to 4"),
+    ],
+)
+def test_weights_that_are_none_are_found(weights: np.ndarray, router: Router | None, expected: str) -> None:
+    found = finding(memory_trace(header(router), [Request(drifting(100, 1), 0, weights=weights)]), "weights")
+    assert found.level == "warning" and expected in found.text
+
+
+def test_ids_cut_to_eight_bits_are_named() -> None:
+    sizes = Geometry(layers=LAYERS, experts=512, k=K, expert_bytes=(10,) * LAYERS)
+    rows = drifting(5000, 1, 256)
+    found = finding(memory_trace(Header(geometry=sizes), [Request(rows, 0)]), "expert range")
+    assert found.level == "warning" and "cut to 8 bits" in found.text

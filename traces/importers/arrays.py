@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from traces.importers import archive, router_logits, vllm_response
+from traces.importers.computed import padding_of
 from traces.importers.contract import (
     Foreign,
     Importer,
@@ -40,11 +41,14 @@ def read(path: Path, options: Options) -> Foreign:
     if not path.is_file() or path.suffix not in SUFFIXES:
         raise TraceError(f"{path}: expected a file ending in {' or '.join(SUFFIXES)}")
     ids, weights, said = _arrays(path, options)
+    padded = padding_of(ids)
+    ids, weights = ids[: len(ids) - padded], None if weights is None else weights[: len(ids) - padded]
     tokens, layers, k = ids.shape
     _check_axes(path, ids, options)
     shape = counted(ids, layers, options)
     how = f"axes are (token, layer, rank), {tokens:,} tokens, k = {k}; one request"
     notes = [assumed([*said, how], shape, options), UNNAMED]
+    notes += [f"{padded} rows at the end are padding, with the same ids in all layers: left out"] * bool(padded)
     header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)
     return Foreign(header, _requests(ids, weights, options))
 

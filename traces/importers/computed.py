@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from traces.importers.responses import Answer, Response
+from traces.overlap import beginnings
 from traces.schema import TraceError
 
 FEWEST_SHARED = 4  #: rows of a common beginning that count as a prefix
@@ -85,7 +86,10 @@ class Rows:
         within = window(answer, len(ids))
         self.left["uncounted"] += within.prompt is None
         self.left["surplus"] += len(ids) - within.rows
-        ids = self._without_padding(ids[: within.rows])
+        ids = ids[: within.rows]
+        padded = padding_of(ids)
+        self.left["padding"] += padded
+        ids = ids[: len(ids) - padded]
         prompt = within.prompt or 0
         if cached is None:
             cached = within.start or self._known_beginning(ids, prompt)
@@ -98,16 +102,9 @@ class Rows:
         ids = np.concatenate([np.full((lacking, *ids.shape[1:]), -1, ids.dtype), ids[blank:]])
         return Placed(answer.place, ids, max(min(prompt - begin - blank, len(ids)), 0), begin + blank)
 
-    def _without_padding(self, ids: np.ndarray) -> np.ndarray:
-        """Without rows at the end that a trainer aligned tokens with: one number in all places, or 0, 1, ... k - 1."""
-        padding = _is_filler(ids) | ((ids == np.arange(ids.shape[2])).all((1, 2)) & (ids.shape[1] > 1))
-        padded = int(np.argmin(padding[::-1])) if not padding.all() else 0
-        self.left["padding"] += padded
-        return ids[: len(ids) - padded]
-
     def _known_beginning(self, ids: np.ndarray, prompt: int) -> int:
         """Tokens of the prompt whose rows an earlier response began with; those of this one are remembered."""
-        hashes = _beginnings(ids)
+        hashes = beginnings(ids)
         known = 0
         for at, value in enumerate(hashes[: max(prompt - 1, 0)].tolist()):
             if value not in self._beginnings:
@@ -167,6 +164,12 @@ def _shares(response: Response) -> list[int | None]:
     return own
 
 
+def padding_of(ids: np.ndarray) -> int:
+    """Rows at the end of (T, L, k) with which a trainer aligned ids: one number throughout, or 0, 1, ... k - 1."""
+    padding = _is_filler(ids) | ((ids == np.arange(ids.shape[2])).all((1, 2)) & (ids.shape[1] > 1))
+    return int(np.argmin(padding[::-1])) if not padding.all() else 0
+
+
 def _is_filler(ids: np.ndarray) -> np.ndarray:
     """(T,) which rows (T, L, k) hold one id in all places, as no row of several experts can."""
     first = ids[:, :1, :1]
@@ -178,13 +181,3 @@ def _leading(ids: np.ndarray, prompt: int) -> int:
     head = ids[: max(min(prompt, len(ids) - 1), 0)]
     empty = (head < 0).all((1, 2)) | _is_filler(head)
     return int(np.argmin(empty)) if not empty.all() else len(head)
-
-
-def _beginnings(ids: np.ndarray) -> np.ndarray:
-    """(T,) a number that stands for all rows up to each one."""
-    flat = ids.reshape(len(ids), -1).astype(np.uint64) + np.uint64(3)
-    odd = np.arange(1, 2 * flat.shape[1], 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    rows = (flat * (odd | np.uint64(1))).sum(1, dtype=np.uint64)
-    rows = (rows ^ (rows >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    places = np.arange(1, 2 * len(rows), 2, dtype=np.uint64) * np.uint64(0x94D049BB133111EB) | np.uint64(1)
-    return np.cumsum(rows * places, dtype=np.uint64)

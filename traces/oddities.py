@@ -1,0 +1,264 @@
+"""What no router produces, looked for in every row of a trace: one pass by blocks, whatever its length.
+
+A `Census` holds what one pass finds: ranges of tokens that route nowhere or alike in all layers, and per layer how ids
+are used. Each check is a function of it. The thresholds lie far beyond real routing: in 135,000 tokens of gpt-oss-20b,
+Qwen3-30B-A3B and Gemma no two neighbours route alike in all layers, and no rank of a layer has one expert throughout.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import lgamma, log
+from typing import Literal
+
+import numpy as np
+
+from traces.ranges_of_ids import experts_per_layer
+from traces.schema import Trace
+
+BLOCK = 1 << 22  #: ids that are looked at together
+MOST_KEPT = 1 << 16  #: ranges that are remembered
+SHORTEST = 4  #: tokens alike
+FEWEST_TOKENS = 32  #: below this nothing is said to stay the same
+IMPROBABLE = 1e-6  #: by chance
+
+Level = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check saw. Error: the rows cannot be right; warning: they may not mean what they seem to."""
+
+    check: str
+    level: Level
+    text: str
+
+
+@dataclass
+class Ranges:
+    """Ranges of tokens that have something in common, (request, first, last) by their positions in the request."""
+
+    joins: int  #: tokens between two ranges that are one: 1 where they follow each other, 0 where they share one
+    found: list[tuple[int, int, int]] = field(default_factory=list)
+    tokens: int = 0
+
+    def add(self, request: int, first: int, last: int) -> None:
+        """A range, which may go on with the last one."""
+        self.tokens += last - first + 1
+        if self.found and self.found[-1][0] == request and self.found[-1][2] + self.joins >= first:
+            before = self.found.pop()
+            first = before[1]
+        if len(self.found) < MOST_KEPT:
+            self.found.append((request, first, last))
+
+    @property
+    def longest(self) -> tuple[int, int, int]:
+        """The longest of them."""
+        return max(self.found, key=lambda each: each[2] - each[1])
+
+    def words(self) -> str:
+        """Where they are: the longest, and how many others there are."""
+        request, first, last = self.longest
+        where = f"token {first}" if first == last else f"tokens {first} to {last}"
+        others = len(self.found) - 1
+        return f"{where} of request {request}" + (f", and {others} other ranges" if others else "")
+
+
+@dataclass
+class Census:
+    """What one pass over the ids finds."""
+
+    tokens: int
+    nowhere: Ranges = field(default_factory=lambda: Ranges(1))  #: -1 in every layer
+    alike: Ranges = field(
+        default_factory=lambda: Ranges(0)
+    )  #: rows that equal the row before in all layers, and that row
+    pairs: int = 0  #: neighbours in a request of which both are routed
+    equal: int = 0  #: of these, how many are alike
+    rising: int = 0  #: rows of a layer with two experts or more whose ids rise
+    falling: int = 0
+    several: int = 0  #: rows of a layer with two experts or more
+    used: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))  #: (L, E)
+    constant: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))  #: (L, k) one id throughout
+    first: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))  #: (L, k) of the first routed token
+
+    def least_and_most(self) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the largest id of each layer (L,); 0 and -1 where a layer routes nothing."""
+        any_used = np.any(self.used, axis=1)
+        most = self.used.shape[1] - 1 - np.argmax(self.used[:, ::-1], 1)
+        return np.where(any_used, np.argmax(self.used, 1), 0), np.where(any_used, most, -1)
+
+
+def census(trace: Trace) -> Census:
+    """Look at every row. Raises TraceError on damaged ones."""
+    geometry = trace.geometry
+    found = Census(trace.tokens, used=np.zeros((geometry.layers, geometry.experts), bool))
+    found.constant = np.ones((geometry.layers, geometry.k), bool)
+    for request, start, rows in _blocks(trace):
+        before = 0 if start == 0 else 1  # the row before the block stands first
+        _count(found, rows[before:])
+        _neighbours(found, request, start - before, rows)
+        gone = np.all(rows[before:] < 0, axis=(1, 2))
+        for first, last in _runs(gone):
+            found.nowhere.add(request, start + first, start + last)
+    return found
+
+
+def _blocks(trace: Trace) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Request, position of the first token, and rows: of pieces of requests, each after the row before it."""
+    size = max(BLOCK // (trace.geometry.layers * trace.geometry.k), 2)
+    offsets = trace.request_offsets.tolist()
+    for request, (first, last) in enumerate(itertools.pairwise(offsets)):
+        for start in range(first, last, size):
+            rows = trace.read("chosen", max(start - 1, first), min(start + size, last))
+            yield request, start - first, rows
+
+
+def _count(found: Census, rows: np.ndarray) -> None:
+    """Uses of each expert in each layer, the order of ids, and ranks that never change."""
+    layers, experts = found.used.shape
+    inside = np.clip(rows, -1, experts - 1).astype(np.int64)
+    flat = inside + (np.arange(layers) * (experts + 1))[:, None] + 1
+    seen = np.bincount(flat.ravel(), minlength=layers * (experts + 1)).reshape(layers, experts + 1)
+    found.used |= seen[:, 1:] > 0
+    if rows.shape[2] > 1:
+        whole = (rows >= 0).all(2)
+        step = np.diff(rows, axis=2)
+        found.several += int(whole.sum())
+        found.rising += int(((step > 0).all(2) & whole).sum())
+        found.falling += int(((step < 0).all(2) & whole).sum())
+    routed = rows[(rows >= 0).any((1, 2))]
+    if len(routed):
+        if not found.first.size:
+            found.first = routed[0].astype(np.int64)
+        found.constant &= np.all(routed == found.first, axis=0)
+
+
+def _neighbours(found: Census, request: int, start: int, rows: np.ndarray) -> None:
+    """Tokens whose rows equal the row before them in every layer."""
+    routed = np.any(rows >= 0, axis=(1, 2))
+    both = routed[1:] & routed[:-1]
+    same = np.all(rows[1:] == rows[:-1], axis=(1, 2)) & both
+    found.pairs += int(both.sum())
+    found.equal += int(same.sum())
+    for first, last in _runs(same):
+        found.alike.add(request, start + first, start + last + 1)
+
+
+def _runs(flags: np.ndarray) -> Iterator[tuple[int, int]]:
+    """First and last index of every run of True."""
+    edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0))
+    yield from zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def check_routed(trace: Trace, found: Census) -> Finding:
+    """Every token that a pass computed is routed in some layer."""
+    gone = found.nowhere
+    if not gone.tokens:
+        return Finding("routed tokens", "ok", "every token is routed in some layer")
+    text = f"{gone.tokens:,} of {found.tokens:,} tokens are routed nowhere (-1 in all layers): {gone.words()}"
+    starts = trace.prompt_lengths.tolist()
+    decoded = sum(max(last - max(first, starts[request]) + 1, 0) for request, first, last in gone.found)
+    text += f"; {decoded:,} of them are decoded" if decoded else ""
+    return Finding("routed tokens", "warning", f"{text}; they demand no experts, so bytes and times are too low")
+
+
+def check_repeats(trace: Trace, found: Census) -> Finding:
+    """No row stands for many tokens in a row: a padded or stale buffer does."""
+    if not found.alike.found:
+        return Finding("repeated rows", "ok", "no two neighbouring tokens route alike in all layers")
+    request, first, last = found.alike.longest
+    length = last - first + 1
+    rest = (found.equal - (length - 1) + 1) / (found.pairs + 2)
+    share = f"{found.equal:,} of {found.pairs:,} neighbouring tokens route alike in all layers"
+    if length < SHORTEST or found.pairs * rest ** (length - 1) > IMPROBABLE:
+        return Finding("repeated rows", "ok", share)
+    if _one_token(trace, request, first, last):
+        return Finding("repeated rows", "ok", f"{share}, {found.alike.words()}, where the text repeats one token")
+    cause = "a stale or padded buffer, or an engine's warm-up pass"
+    return Finding("repeated rows", "warning", f"{found.alike.words()} route alike in all layers: {cause}")
+
+
+def _one_token(trace: Trace, request: int, first: int, last: int) -> bool:
+    """Whether the tokens are recorded, and the same one."""
+    if "token_ids" not in trace.arrays:
+        return False
+    begin = int(trace.request_offsets[request])
+    ids = trace.read("token_ids", begin + first, begin + last + 1)
+    return bool((ids == ids[0]).all())
+
+
+def check_windows(trace: Trace, found: Census) -> Finding:
+    """Every layer may choose any of the experts: ids that count on through the layers are other numbers."""
+    least, most = found.least_and_most()
+    layers, distinct = len(least), int(found.used.sum())
+    apart = layers > 1 and bool((most >= 0).all() and (least[1:] > most[:-1]).all())
+    if not apart or distinct * log(layers) < -log(IMPROBABLE):
+        return Finding("id ranges", "ok", "layers share the range of ids")
+    shown = ", ".join(f"layer {at} {least[at]} to {most[at]}" for at in range(min(layers, 3)))
+    text = f"no id is used in two layers: {shown}{', ...' if layers > 3 else ''}"
+    each = experts_per_layer(least, most)
+    if each is None:
+        return Finding("id ranges", "error", f"{text}; expected ids of each layer from 0 on")
+    fix = f"ids count on through the layers, {each} in each and not {trace.geometry.experts}; import with --ids global"
+    return Finding("id ranges", "error", f"{text}: {fix}")
+
+
+def check_constant(trace: Trace, found: Census) -> Finding:
+    """Choices change from token to token; a dense layer's buffer and a shared expert do not."""
+    k, routed = trace.geometry.k, found.tokens - found.nowhere.tokens
+    if routed < FEWEST_TOKENS or k == trace.geometry.experts or not found.first.size:
+        return Finding("constant experts", "ok", f"{routed:,} routed tokens: too few to judge")
+    constant = found.constant & (found.first >= 0)
+    whole = np.flatnonzero((constant | (found.first < 0)).all(1) & constant.any(1))
+    if len(whole):
+        text = f"layers {whole[:8].tolist()} choose the same experts for every token: dense, or never recorded"
+        return Finding("constant experts", "error", text)
+    ranks = np.flatnonzero(constant.sum(0) * 2 >= trace.geometry.layers)
+    if len(ranks):
+        text = f"rank {ranks[0]} has one expert for every token in {int(constant[:, ranks[0]].sum())} layers"
+        return Finding("constant experts", "warning", f"{text}: a shared expert that was recorded as a routed one?")
+    return Finding("constant experts", "ok", "every layer's choices change")
+
+
+def check_sorted(trace: Trace, found: Census) -> Finding | None:
+    """Experts stand in rank order; ids that rise or fall in every row were sorted. Weights tell ranks themselves."""
+    if "weights" in trace.arrays or found.several * lgamma(trace.geometry.k + 1) < -log(IMPROBABLE):
+        return None
+    for name, rows in (("rise", found.rising), ("fall", found.falling)):
+        if rows == found.several:
+            text = f"ids {name} in all of {rows:,} rows: sorted by id, so that ranks are lost"
+            return Finding("rank order", "warning", f"{text}; what depends on ranks without weights is not the model's")
+    return Finding("rank order", "ok", "ids are not sorted")
+
+
+def check_range(trace: Trace, found: Census) -> Finding:
+    """Ids that no layer ever uses suggest physical slots, the sizes of another model, or too few bits."""
+    experts = trace.geometry.experts
+    choices = found.tokens * trace.geometry.layers * trace.geometry.k
+    if choices < 50 * experts:
+        return Finding("expert range", "ok", f"{choices:,} choices: too few to judge {experts} experts")
+    idle = np.flatnonzero(~found.used.any(0))
+    if not len(idle):
+        return Finding("expert range", "ok", f"each of the {experts} experts is used in some layer")
+    cause = "another model's sizes, or physical ids"
+    highest = int(found.least_and_most()[1].max())
+    if highest in (127, 255):
+        cause += f", or ids cut to {(highest + 1).bit_length() - 1} bits"
+    text = f"{len(idle)} of {experts} ids used in no layer (first {idle[0]}): {cause}"
+    return Finding("expert range", "warning", text)
+
+
+CENSUS_CHECKS: tuple[Callable[[Trace, Census], Finding | None], ...] = (
+    check_routed,
+    check_repeats,
+    check_windows,
+    check_constant,
+    check_sorted,
+    check_range,
+)
