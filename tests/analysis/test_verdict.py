@@ -115,3 +115,12 @@ def test_where_all_know_the_future_the_winner_says_so() -> None:
     )
     speed = lines([second, first], NAMES)[0]
     assert speed.startswith("fastest, with knowledge of the future: belady at 50%, 100 tokens/s, 900% more than pinned")
+
+
+def test_what_has_no_speed_says_why() -> None:
+    nothing = entry("lru", [(0, 60)])
+    (undecoded, *_) = lines([nothing], NAMES)
+    assert "no pass decodes" in undecoded
+    timeless = nothing._replace(settings={**nothing.settings, "tpot_ms": 0.0})
+    (instant, *_) = lines([timeless], NAMES)
+    assert "decode passes take no time" in instant and "no pass decodes" not in instant
