@@ -19,6 +19,7 @@ from textwrap import TextWrapper, fill, wrap
 from typing import TYPE_CHECKING
 
 from traces.amounts import SMALLEST
+from traces.texts import escaped, in_csv, in_markdown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,17 +113,18 @@ def markdown(rows: Rows) -> str:
     """The rows as a Markdown table, of any width."""
     columns = [_column(rows, name) for name in dict.fromkeys(name for row in rows for name in row)]
     lines = [[each.head for each in columns], ["--:" if each.numeric else "---" for each in columns]]
-    lines += [[each.cells[at].replace("|", "\\|") for each in columns] for at in range(len(rows))]
+    lines += [[in_markdown(each.cells[at]) for each in columns] for at in range(len(rows))]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def csv(rows: Rows) -> str:
-    """The rows as CSV, every digit; what is not there is empty."""
+    """The rows as CSV, every digit; what is not there is empty. No spreadsheet takes a text for a formula."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     written = StringIO()
     writer = DictWriter(written, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer.writerow({name: in_csv(name) for name in names})
+    for row in rows:
+        writer.writerow({name: in_csv(value) if isinstance(value, str) else value for name, value in row.items()})
     return written.getvalue().rstrip("\n")
 
 
@@ -175,7 +177,7 @@ def cell(value: object) -> str:
         return f"<{TINY}" if value > 0 else f">-{TINY}"
     if isinstance(value, float):
         return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else escaped(str(value))
 
 
 class Share(float):

@@ -16,7 +16,6 @@ from commands.terminal import say, say_wrote
 
 if TYPE_CHECKING:
     from traces.importers.contract import Options
-    from traces.schema import TraceError
 
 
 class Sizes(NamedTuple):
@@ -112,6 +111,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
     from traces.geometry import known
     from traces.importers import mapping
     from traces.importers.contract import Options
+    from traces.schema import TraceError
 
     try:
         named = known(sizes.model) if sizes.model else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from functools import partial
@@ -183,7 +182,7 @@ def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
 
     check_live(config)
     if kept.record_to:
-        refuse_taken(kept.record_to, resume=False)
+        refuse_taken(kept.record_to, resume=False, resumable=False)
     for path in filter(None, (kept.record_to, kept.events)):
         check_output(path)
     check_events(kept.events)
@@ -268,16 +267,9 @@ class _Pace:
 
 
 def _run(ready: Prepared, kept: Outcome, run: Callable[..., Live]) -> Live:
-    """The run. Rows are written request by request; an interrupted run removes them, as it cannot be resumed."""
-    from tracegen.plan import partial_of
-
+    """The run. Rows are written request by request; the writer removes those of a run that does not end."""
     pace, out = _Pace(len(ready.to_run)), kept.record_to
-    try:
-        ran = _recorded(ready, kept, pace, out, run) if out else _kept(run, kept, pace, lambda request: None)
-    except BaseException:
-        if out:
-            shutil.rmtree(partial_of(out), ignore_errors=True)
-        raise
+    ran = _recorded(ready, kept, pace, out, run) if out else _kept(run, kept, pace, lambda request: None)
     seconds = time.monotonic() - pace.began
     say(f"ran {pace.tokens:,} tokens in {seconds:.1f} s, {pace.tokens / seconds:.1f} tokens/s")
     return ran
@@ -286,7 +278,7 @@ def _run(ready: Prepared, kept: Outcome, run: Callable[..., Live]) -> Live:
 def _recorded(ready: Prepared, kept: Outcome, pace: _Pace, out: Path, run: Callable[..., Live]) -> Live:
     from traces.writer import TraceWriter
 
-    with TraceWriter.create(out, ready.header, ready.modules.bias) as writer:
+    with TraceWriter.create(out, ready.header, ready.modules.bias, resumable=False) as writer:
         ran = _kept(run, kept, pace, writer.append)
         say_wrote(out, writer.finish())
     return ran

@@ -32,6 +32,7 @@ def split(
     made = []
     for name, requests in zip(("train", "test"), parts, strict=True):
         path = out / f"{name}.zarr"
-        made.append(write_trace(path, opened.header, map(opened.request, requests), opened.router_bias))
+        rows = map(opened.request, requests)
+        made.append(write_trace(path, opened.header, rows, opened.router_bias, resumable=False))
         say_wrote(path, made[-1])
     write_profile(out / "profile.json", profile(made[0]))

@@ -108,10 +108,11 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
 
 
 def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
+    from results.write import csv_text
     from traces.documents import json_text
 
     if not as_json:
-        sys.stdout.write(rows.write_csv())
+        sys.stdout.write(csv_text(rows))
         return
     from analysis.forecasts import nested
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -71,17 +69,12 @@ def synthesise(
         raise ConfigError(complaint(error)) from None
     except ValueError:
         raise ConfigError(f"--recall {recall!r}: write one number per depth, as .87/.80") from None
-    with keeping(lambda: _discarded(out)):
+    with keeping(lambda: "nothing was written"):
         made = make(settings)
-        trace = write_trace(out, made.header, map(made.request, range(made.requests)), made.router_bias)
+        requests = map(made.request, range(made.requests))
+        trace = write_trace(out, made.header, requests, made.router_bias, resumable=False)
     say_wrote(out, trace)
 
 
 def _stored(geometry: Geometry, bits: float | None) -> Geometry:
     return geometry if bits is None else geometry.stored_at(bits)
-
-
-def _discarded(out: Path) -> str:
-    """Remove what an interrupted writer left: a synthetic trace is made anew, not resumed."""
-    shutil.rmtree(out.with_name(f"{out.name}.partial"), ignore_errors=True)
-    return "nothing was written"

@@ -19,9 +19,11 @@ STDOUT = Path("-")
 def say(line: str) -> None:
     """Print a remark to stderr, as stdout is for results: folded on a terminal, or to COLUMNS; else one line."""
     from analysis.tables import folded, width_of
+    from traces.texts import escaped_lines
 
     folds = sys.stderr.isatty() or "COLUMNS" in os.environ
-    print(folded(line, width_of(sys.stderr)) if folds else line, file=sys.stderr)
+    lines = escaped_lines(line)
+    print(folded(lines, width_of(sys.stderr)) if folds else lines, file=sys.stderr)
 
 
 def show_json(document: object) -> None:
@@ -34,8 +36,9 @@ def show_json(document: object) -> None:
 def rewrite(line: str, before: int = 0) -> int:
     """Write a line over the one on stderr's terminal, cut to its width; `before` and the answer are how long it is."""
     from analysis.tables import width_of
+    from traces.texts import escaped
 
-    cut = line[: width_of(sys.stderr) - 1]  # a full line would scroll
+    cut = escaped(line)[: width_of(sys.stderr) - 1]  # a full line would scroll
     print(f"\r{cut:{min(before, width_of(sys.stderr) - 1)}}", end="", file=sys.stderr, flush=True)
     return len(cut)
 
@@ -84,6 +87,7 @@ def say_when_compiling() -> None:
 def show(*parts: str) -> None:
     """Lines and tables on stdout; lines that are wider than it are folded."""
     from analysis.tables import folded
+    from traces.texts import escaped
 
     for line in (line for part in parts for line in part.split("\n")):
-        print(folded(line))
+        print(folded(escaped(line)))

@@ -27,5 +27,5 @@ def traces_get(
     path = out or Path(folder_of(name))
     trace = fetch(library, name, path)
     licence = library.index().entry(name, library.where).licence
-    say(f"{name} is licensed {licence}" if licence else f"nobody says under which licence {name} is")
+    say(f"{name} is licensed {licence}" if licence else f"no licence is stated for {name}")
     say_wrote(path, trace)

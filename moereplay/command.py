@@ -114,12 +114,15 @@ def _told(error: Exception) -> str | None:
 
 def _line(text: str) -> str:
     """A message that may quote what others wrote: one line, and its middle cut if it is very long."""
-    line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    from traces.texts import escaped
+
+    line = escaped(text)
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, _: object) -> None:
-    say(f"moereplay: unexpected {kind.__name__}: {error}; this is a bug: run again with --debug and report it")
+    said = _line(f"{kind.__name__}: {error}")
+    say(f"moereplay: unexpected {said}; this is a bug: run again with --debug and report it")
 
 
 def main() -> None:

@@ -6,12 +6,17 @@ import os
 from pathlib import Path
 
 from results.errors import ResultError
+from traces.scratch import refuse_inside_trace
 
 
 def check_output(path: Path) -> None:
     """Raises ResultError naming what is in the way of this file, folders above it included. Nothing is made."""
     if path.parts[:1] == ("-",):
         raise ResultError("cannot write to standard output (-): not one text is written; name a file or a folder")
+    try:
+        refuse_inside_trace(path)
+    except OSError as refused:
+        raise ResultError(f"cannot write {path}: {refused.strerror}; choose another folder") from None
     if path.is_dir():
         raise ResultError(f"cannot write {path}: it is a folder; choose another name")
     nearest = next(folder for folder in path.absolute().parents if folder.exists())

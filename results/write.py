@@ -13,6 +13,7 @@ from results.errors import ResultError
 from results.result import Event, Result
 from results.schema import nested
 from traces.scratch import write_whole
+from traces.texts import in_csv
 
 
 def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int | None] | None]) -> pl.DataFrame:
@@ -28,7 +29,13 @@ def write_events(path: Path, events: Sequence[Event]) -> None:
 
 def write_frame(frame: pl.DataFrame, path: Path) -> None:
     """A file, CSV if its name says so. Raises ResultError."""
-    write_file(path, frame.write_csv().encode() if path.suffix == ".csv" else parquet(frame))
+    write_file(path, csv_text(frame).encode() if path.suffix == ".csv" else parquet(frame))
+
+
+def csv_text(frame: pl.DataFrame) -> str:
+    """Return the frame as CSV in which no spreadsheet takes a text for a formula; numbers stay numbers."""
+    guarded = frame.with_columns(pl.col(pl.String).map_elements(in_csv, pl.String))
+    return guarded.rename({name: in_csv(name) for name in frame.columns}).write_csv()
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from results.parts import PARTS, PROVENANCE, Part, StoredPart, stored_parts
 from simulator.errors import ConfigError
-from traces.scratch import is_abandoned, scratch_name
+from traces.scratch import is_abandoned, refuse_inside_trace, scratch_name
 
 SCRATCH = "tmp"
 TRIES = 100  #: at making a folder in it
@@ -35,6 +35,7 @@ class Folder:
     def prepare(self) -> None:
         """Make the folder, and remove what killed processes of this host left half written in it."""
         try:
+            refuse_inside_trace(self.path / SCRATCH)
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write into {self}: {error.strerror}; choose another folder") from None

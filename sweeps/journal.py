@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from simulator.errors import ConfigError
 from traces.documents import json_text
-from traces.lock import lock
+from traces.lock import lock, open_in_place
 from traces.schema import canonical
 
 BINARY = getattr(os, "O_BINARY", 0)  # Windows would end lines in two characters
@@ -72,7 +72,7 @@ class Journal:
 def open_journal(path: Path) -> Iterator[Journal]:
     """The journal of that name, made if need be. Raises ConfigError if it is damaged, in use, or cannot be written."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, 0o666)
+        handle = open_in_place(path, os.O_APPEND | BINARY)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --out") from None
     try:

@@ -20,6 +20,7 @@ from sweeps.extras import extra
 from sweeps.jobs import Job
 from sweeps.store import Place
 from traces.private import temporary
+from traces.store import files_of, open_trace
 
 #: A trace as a folder of files, (n,) uint8 each: Ray maps them without a copy.
 Packed = Mapping[str, np.ndarray]
@@ -79,9 +80,8 @@ class RayExecutor:
 
 
 def pack(trace: Path) -> Packed:
-    """The files of a stored trace."""
-    files = (path for path in sorted(trace.rglob("*")) if path.is_file())
-    return {path.relative_to(trace).as_posix(): np.fromfile(path, np.uint8) for path in files}
+    """The files of a stored trace. Raises TraceError for links among them."""
+    return {name: np.fromfile(trace / name, np.uint8) for name in files_of(open_trace(trace))}
 
 
 def place(packed: Packed, name: str, digest: str) -> Path:

@@ -37,7 +37,7 @@ def _download(objects: Objects, folder: Path) -> None:
     """Every object below the URL. Raises ConfigError if there is none, the store refuses, or the disk is full."""
     for name in objects.names():
         target = folder / name
-        if ".." in target.parts:
+        if ".." in target.parts or not target.is_relative_to(folder):
             raise ConfigError(f"cannot fetch {objects.url}: {name!r} leads out of the trace; check the address")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -48,14 +48,18 @@ class Plan(Frozen):
         return f"teacher-forced{one_by_one}"
 
 
-def refuse_taken(out: str | Path, resume: bool) -> None:
-    """Raises TraceError for a path that cannot be recorded to: before a model is loaded, which may take minutes."""
+def refuse_taken(out: str | Path, resume: bool, resumable: bool = True) -> None:
+    """Raises TraceError for a path that cannot be recorded to: before a model is loaded, which may take minutes.
+
+    `resumable` says whether the command has `--resume`.
+    """
     out = Path(out)
     if out.exists():
-        raise TraceError(f"{out} exists; choose another --out or remove it")
+        raise TraceError(f"{out} exists; choose another path or remove it")
     refuse_busy(partial_of(out))
     if partial_of(out).exists() and not resume:
-        raise TraceError(f"{partial_of(out)} exists, an unfinished recording; rerun with --resume, or remove it")
+        fix = "rerun with --resume, or remove it" if resumable else "remove it, or choose another path"
+        raise TraceError(f"{partial_of(out)} exists, an unfinished recording; {fix}")
 
 
 def partial_of(out: Path) -> Path:

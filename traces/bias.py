@@ -28,3 +28,8 @@ def checked_bias(bias: np.ndarray | None, header: Header) -> np.ndarray | None:
         raise TraceError(f"router_bias has shape {checked.shape}, expected finite numbers of shape {expected}")
     check_bias(checked, "this model")
     return checked
+
+
+def same_bias(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """Whether two traces have equal biases, or none."""
+    return one is other if one is None or other is None else np.array_equal(one, other)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
+from traces.bias import same_bias
 from traces.metadata import BIAS
 from traces.schema import LOOKAHEAD, Header, Provenance, Trace, TraceError, shown
 from traces.synthetic import synthetic_parts
@@ -76,12 +75,8 @@ def _refuse_other_model(first: Trace, trace: Trace) -> None:
         name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
         said = f"geometry.{name} is {shown(theirs.get(name))}, that of {first.path} is {shown(ours.get(name))}"
         raise TraceError(f"{trace.path}: {said}; give traces of one model, stored alike")
-    if not _same(first.router_bias, trace.router_bias):
+    if not same_bias(first.router_bias, trace.router_bias):
         raise TraceError(f"{trace.path}: {BIAS} is not that of {first.path}; give traces of one model")
-
-
-def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    return one is other if one is None or other is None else np.array_equal(one, other)
 
 
 def _depth(traces: Sequence[Trace]) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import platform
+import stat
 import sys
 import weakref
 from pathlib import Path
@@ -20,6 +21,7 @@ LOCK = ".lock"
 BEYOND = 1 << 20  #: Windows locks bytes and keeps others from reading them: this one is after the text
 LONGEST_NAME = 300
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 HELD = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 
 
@@ -47,14 +49,14 @@ class Lock:
 def refuse_busy(partial: Path) -> None:
     """Raises TraceError if another process is writing `partial` now."""
     path = partial.with_name(partial.name + LOCK)
-    if path.exists():
+    if path.exists() or path.is_symlink():
         Lock(partial).release()
 
 
 def _taken(path: Path, partial: Path) -> int:
     """Descriptor of the locked file. A holder that ends removes the file that may just have been opened: then retry."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_in_place(path)
         try:
             lock(descriptor)
             if _is_at(descriptor, path):
@@ -67,6 +69,26 @@ def _taken(path: Path, partial: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def open_in_place(path: Path, flags: int = 0) -> int:
+    """Open a file to read and write, or make it. Raises OSError for anything that another file may be behind.
+
+    In a folder that others write into, a link of that name would make this user overwrite another file of theirs.
+    `flags` are those of `os.open`; nothing waits for the other end of a pipe.
+    """
+    if path.is_symlink():
+        raise _refused(path, "is a link")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | SAFELY | flags, 0o644)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise _refused(path, "has other names (hard links)" if stat.S_ISREG(found.st_mode) else "is not a file")
+    return descriptor
+
+
+def _refused(path: Path, what: str) -> OSError:
+    return OSError(errno.EINVAL, f"{path.name} {what}, where a file is expected (remove it)", str(path))
 
 
 def lock(descriptor: int) -> None:

@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 
 from traces.documents import json_text
 from traces.frozen import Frozen, Sparse
+from traces.texts import Name, Notes, Text, escaped
 from traces.weight_formats import check_format
 
 FORMAT_VERSION = 1
@@ -160,23 +161,23 @@ class Geometry(Sparse):
 
 
 class Provenance(Sparse):
-    """Where the rows come from. Free text where a tool has no better.
+    """Where the rows come from. Free text where a tool has no better; `traces/texts.py` settles every text.
 
     Nothing here changes a replay, but for a known model's name where a platform prices what the geometry does not say.
     """
 
-    model: str = "unknown"
-    revision: str = ""
-    dtype: str = ""
-    source: str = ""
-    source_sha256: str = ""
-    importer: str = ""
-    prompts: str = ""
+    model: Name = "unknown"
+    revision: Name = ""
+    dtype: Name = ""
+    source: Text = ""
+    source_sha256: Name = ""
+    importer: Name = ""
+    prompts: Text = ""
     seed: int | None = None
-    decoding: str = ""
-    versions: dict[str, str] = Field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    synthetic: str = ""  #: how a generator made the routing, where `importer` no longer says so
+    decoding: Text = ""
+    versions: dict[Name, Name] = Field(default_factory=dict)
+    notes: Notes = ()
+    synthetic: Text = ""  #: how a generator made the routing, where `importer` no longer says so
 
     later: ClassVar[frozenset[str]] = frozenset({"synthetic"})
 
@@ -378,7 +379,7 @@ def shown(value: object, most: int = 60) -> str:
         text = str(value)[:most]
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists within lists
         return f"a {type(value).__name__} too long to show"
-    return text if text.isprintable() else repr(text)
+    return escaped(text)
 
 
 def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarray | None = None) -> Trace:

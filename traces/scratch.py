@@ -5,6 +5,7 @@ The name tells who is writing, so that what a killed process left is removed by 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -48,14 +49,23 @@ def whole_folder(path: Path) -> Iterator[Path]:
         scratch.rename(path)
 
 
+def refuse_inside_trace(path: Path) -> None:
+    """Raises OSError for a path in the folder of a trace, which holds the files of the trace alone."""
+    for folder in path.absolute().parents:
+        document = folder / "zarr.json"
+        if document.is_file() and b'"moereplay-trace"' in document.read_bytes():
+            raise OSError(errno.EINVAL, f"{folder} is a trace, whose files are its own", str(path))
+
+
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A hidden name beside the path, which nothing has at the end; folders above are made."""
+    refuse_inside_trace(path)
     made = [folder for folder in path.parents if not folder.exists()]
-    scratch = path.with_name(f".{path.name}.{scratch_name()}{SUFFIX}")
+    scratch = scratch_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _clear(path.parent)
+        clear_abandoned(path.parent)
         yield scratch
     except BaseException:
         with suppress(OSError):  # if the folder itself is in question, so is what was written into it
@@ -79,6 +89,11 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def scratch_beside(path: Path) -> Path:
+    """Return a hidden name beside the path, which `clear_abandoned` removes once this process has ended."""
+    return path.with_name(f".{path.name}.{scratch_name()}{SUFFIX}")
+
+
 def scratch_name() -> str:
     """host-process-random: who is writing."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -91,7 +106,7 @@ def is_abandoned(name: str) -> bool:
 
 
 @cache
-def _clear(folder: Path) -> None:
+def clear_abandoned(folder: Path) -> None:
     """Remove what killed processes left, once per process: a folder may hold very many results."""
     for left in folder.glob(f".*{SUFFIX}"):
         if is_abandoned(left.name.removesuffix(SUFFIX)):

@@ -105,3 +105,30 @@ def blocks(trace: Trace, name: str) -> Iterator[np.ndarray]:
         return
     for start in range(0, trace.tokens, BLOCK_TOKENS):
         yield trace.read(name, start, min(start + BLOCK_TOKENS, trace.tokens))
+
+
+def files_of(trace: Trace) -> list[str]:
+    """Return the files of a stored trace relative to its folder, sorted; what else lies there is no part of it.
+
+    Raises TraceError for a link, a pipe or a device where a file of the trace should be: traces may come from others.
+    """
+    if trace.path is None:
+        return []
+    attributes = read_attributes(trace.path)
+    found = {"zarr.json"}
+    for name in attributes.arrays:
+        found |= {f"{group}/zarr.json" for group in (name, name.rpartition("/")[0]) if group}
+        found |= {f"{name}/{file}" for file in Stored(trace.path, name, attributes).files()}
+    for name in found:
+        _refuse_irregular(trace.path, name)
+    return sorted(found)
+
+
+def _refuse_irregular(folder: Path, name: str) -> None:
+    path = folder
+    for part in name.split("/"):
+        path /= part
+        if path.is_symlink():
+            raise TraceError(f"{path} is a link; only files of a trace are copied: put the file in its place")
+    if not path.is_file():
+        raise TraceError(f"{path} is not a file; restore the trace from a copy")

@@ -21,7 +21,7 @@ from typing import Self
 
 import numpy as np
 
-from traces.bias import checked_bias
+from traces.bias import checked_bias, same_bias
 from traces.column import Column, create_column, reopen_column
 from traces.documents import json_text
 from traces.lock import Lock
@@ -37,13 +37,14 @@ from traces.metadata import (
     read_attributes,
 )
 from traces.pieces import Piece, check_piece
-from traces.schema import LOOKAHEAD, Header, Request, Trace, TraceError, check_request
+from traces.schema import LOOKAHEAD, Header, Provenance, Request, Trace, TraceError, check_request
+from traces.scratch import clear_abandoned, refuse_inside_trace, scratch_beside
 from traces.store import blocks, open_trace
 
 SHARD_TOKENS = 512
 REMOVALS, SECONDS_BETWEEN_REMOVALS = 40, 0.05
 TEMPORARY = f"zarr.json{PARTIAL}"
-ELSEWHERE = "choose another --out"
+ELSEWHERE = "choose another path"
 
 
 class TraceWriter:
@@ -64,18 +65,29 @@ class TraceWriter:
         self._begun = 0  #: rows of a request that has not ended yet
         self._finished = False
         self.grows_in_place = False
+        self.resumable = True
 
     @classmethod
     def create(
-        cls, path: str | Path, header: Header, router_bias: np.ndarray | None = None, shard_tokens: int = SHARD_TOKENS
+        cls,
+        path: str | Path,
+        header: Header,
+        router_bias: np.ndarray | None = None,
+        shard_tokens: int = SHARD_TOKENS,
+        resumable: bool = True,
     ) -> TraceWriter:
-        """Start a store; a multiple of 8 tokens share a file. Raises TraceError if the path or its partial exists."""
+        """Start a store; a multiple of 8 tokens share a file. Raises TraceError if the path or its partial exists.
+
+        `resumable=False` removes what is not finished, for commands that cannot resume.
+        """
         path = Path(path)
         _refuse_existing(path)
         with _locked(path) as lock:
             if _partial(path).exists():
-                raise TraceError(f"{_partial(path)} exists, an unfinished recording; rerun with --resume, or remove it")
-            return cls._start(path, Attributes(header=header, shard_tokens=shard_tokens), router_bias, lock)
+                fix = "rerun with --resume, or remove it" if resumable else f"remove it, or {ELSEWHERE}"
+                raise TraceError(f"{_partial(path)} exists, an unfinished recording; {fix}")
+            attributes = Attributes(header=_settled(header), shard_tokens=shard_tokens)
+            return cls._start(path, attributes, router_bias, lock, resumable)
 
     @classmethod
     def resume(cls, path: str | Path, header: Header, router_bias: np.ndarray | None = None) -> TraceWriter:
@@ -88,7 +100,7 @@ class TraceWriter:
         if not _partial(path).exists():
             raise TraceError(f"{_partial(path)} does not exist, so there is nothing to resume; start without --resume")
         with _locked(path) as lock:
-            return cls._continued(path, header, router_bias, lock)
+            return cls._continued(path, _settled(header), router_bias, lock)
 
     @classmethod
     def reopen(cls, path: str | Path, header: Header, digest: str) -> TraceWriter:
@@ -107,7 +119,7 @@ class TraceWriter:
             writer = cls(path, stored, trace.router_bias, lock)
             writer.partial, writer.grows_in_place = path, True
             writer._reopen_columns(trace, "restore the trace from a copy")
-            writer._attributes = stored.model_copy(update={"header": header})
+            writer._attributes = stored.model_copy(update={"header": _settled(header)})
         return writer
 
     @classmethod
@@ -124,8 +136,13 @@ class TraceWriter:
         return writer
 
     @classmethod
-    def _start(cls, path: Path, attributes: Attributes, router_bias: np.ndarray | None, lock: Lock) -> TraceWriter:
+    def _start(
+        cls, path: Path, attributes: Attributes, router_bias: np.ndarray | None, lock: Lock, resumable: bool = True
+    ) -> TraceWriter:
         writer = cls(path, attributes, checked_bias(router_bias, attributes.header), lock)
+        if not resumable:
+            clear_abandoned(path.parent)
+            writer.partial, writer.resumable = scratch_beside(path), False
         try:
             with writer._disk_errors():
                 writer.partial.mkdir(parents=True, exist_ok=True)
@@ -222,7 +239,7 @@ class TraceWriter:
                 self._cut_back()
             elif kind is None and not self._finished:
                 self.commit()
-            if not self.requests_done:
+            if not (self.requests_done and self.resumable):
                 _remove(self.partial)
         finally:
             self._lock.release()
@@ -259,7 +276,7 @@ class TraceWriter:
 
     def _restore(self, trace: Trace, header: Header) -> None:
         _refuse_other_header(self.partial, trace.header, header)
-        if not _same_bias(trace.router_bias, self._bias):
+        if not same_bias(trace.router_bias, self._bias):
             raise TraceError(f"{self.partial}: {BIAS} differs from the one given; resume with the same model")
         self._reopen_columns(trace, "remove it and rerun")
 
@@ -289,9 +306,12 @@ class TraceWriter:
             fix = ELSEWHERE
             if self.grows_in_place:
                 fix = "it is as it was; make room and run the command again"
+            elif not self.resumable:
+                fix = f"nothing was written: make room, or {ELSEWHERE}"
             elif self.requests_done:
                 fix = f"committed rows are kept in {self.partial.name}, rerun with --resume to continue"
-            raise TraceError(_cannot_write(self.partial, refused, fix)) from refused
+            place = self.partial if self.resumable else self.path
+            raise TraceError(_cannot_write(place, refused, fix)) from refused
 
 
 def _remove(folder: Path) -> None:
@@ -309,22 +329,31 @@ def write_trace(
     requests: Iterable[Request],
     router_bias: np.ndarray | None = None,
     resume: bool = False,
+    resumable: bool = True,
 ) -> Trace:
     """Write all requests and open the result; with `resume`, those an unfinished store holds are skipped, not compared.
 
-    Raises TraceError if the path exists, a request is invalid or the disk refuses.
+    Commands without `--resume` pass `resumable=False`: the trace appears whole or not at all. Raises TraceError if the
+    path exists, a request is invalid or the disk refuses.
     """
-    with begun(path, header, router_bias, resume) as writer:
+    with begun(path, header, router_bias, resume, resumable) as writer:
         for request in itertools.islice(requests, writer.requests_done, None):
             writer.append(request)
         return writer.finish()
 
 
-def begun(path: str | Path, header: Header, router_bias: np.ndarray | None, resume: bool) -> TraceWriter:
+def begun(
+    path: str | Path, header: Header, router_bias: np.ndarray | None, resume: bool, resumable: bool = True
+) -> TraceWriter:
     """A writer of a new store, or with `resume` of the unfinished one, if there is one. Raises TraceError."""
     if resume and _partial(Path(path)).exists():
         return TraceWriter.resume(path, header, router_bias)
-    return TraceWriter.create(path, header, router_bias)
+    return TraceWriter.create(path, header, router_bias, resumable=resumable)
+
+
+def _settled(header: Header) -> Header:
+    """The header with its texts as they are read again (`traces/texts.py`), also where copies were not validated."""
+    return header.model_copy(update={"provenance": Provenance.model_validate(header.provenance.model_dump())})
 
 
 def _partial(path: Path) -> Path:
@@ -335,6 +364,7 @@ def _partial(path: Path) -> Path:
 def _locked(path: Path) -> Iterator[Lock]:
     """The lock of a store, released if opening the store fails. Raises TraceError if another process holds it."""
     try:
+        refuse_inside_trace(path)
         lock = Lock(_partial(path))
     except OSError as refused:
         raise TraceError(_cannot_write(_partial(path), refused, ELSEWHERE)) from refused
@@ -350,14 +380,8 @@ def _cannot_write(partial: Path, refused: OSError, fix: str) -> str:
 
 
 def _refuse_existing(path: Path) -> None:
-    if path.exists():
-        raise TraceError(f"{path} exists; choose another --out or remove it")
-
-
-def _same_bias(stored: np.ndarray | None, given: np.ndarray | None) -> bool:
-    if stored is None or given is None:
-        return stored is given
-    return np.array_equal(stored, given)
+    if path.exists() or path.is_symlink():
+        raise TraceError(f"{path} exists; choose another path or remove it")
 
 
 def _refuse_other_header(partial: Path, stored: Header, given: Header) -> None:

@@ -14,10 +14,13 @@ from matplotlib import style
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 
 from analysis.palette import GRID, INK, MUTED
 from results.errors import ResultError
 from traces.scratch import write_whole
+from traces.texts import escaped_lines
 
 DPI = 72  #: of layout; files have their own
 #: Everything that would otherwise follow the machine's own settings; a fixed salt makes SVG ids repeatable.
@@ -41,6 +44,7 @@ STYLE = {
     "legend.handlelength": 3.2,
     "svg.hashsalt": "moereplay",
     "svg.fonttype": "path",
+    "text.parse_math": False,  # names of models and policies may hold dollar signs
     "savefig.dpi": 160,
 }
 MARGIN, LINE = 0.25, 0.17  # inches: page margin, height of a line of text
@@ -207,9 +211,22 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 
 def _rendered(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
     buffer = io.BytesIO()
+    _make_plain(figure)
     with styled():
         figure.savefig(buffer, format=kind, metadata=metadata)
     return buffer.getvalue()
+
+
+def _make_plain(figure: Figure) -> None:
+    """Escape what does not print, which SVG cannot hold, and label logarithmic axes without mathematical notation."""
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_text(escaped_lines(text.get_text()))
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_formatter(), LogFormatterMathtext):
+            axis.set_major_formatter(LogFormatter())
+        if isinstance(axis.get_minor_formatter(), LogFormatterMathtext):
+            axis.set_minor_formatter(LogFormatter())
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -23,6 +23,7 @@ from analysis.report.runs import Run
 from analysis.short import SHARES
 from analysis.tables import Share, cell
 from traces.documents import json_text
+from traces.texts import escaped_document, escaped_lines
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -60,7 +61,7 @@ def page(material: Material) -> str:
 
 def as_json(document: Any) -> str:
     """JSON for a script element: whatever its strings hold, they can neither end it nor begin a comment."""
-    text = json_text(document, allow_nan=False, separators=(",", ":"))
+    text = json_text(escaped_document(document), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -69,12 +70,17 @@ def _template() -> Template:
     import jinja2
 
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
     environment.filters |= {"shown": _shown, "ends": _ends, "still": _still, "summary": summary, "meaning": meaning}
     environment.filters |= {"text": _text, "by_standing": _by_standing}
     environment.globals["value"] = value
     return environment.from_string(_file("page.html"))
+
+
+def _printable(value: Any) -> Any:
+    """Escape what does not print in texts of others; our own markup is of another type."""
+    return escaped_lines(value) if type(value) is str else value
 
 
 def _file(name: str) -> str:
@@ -88,11 +94,11 @@ def _hash(script: str) -> str:
 
 def _drawing(figure: Figure) -> dict[str, Any]:
     fields = {"x": figure.x.log, "y": figure.y.log}
-    return {"spec": compiled(figure.spec()), "logarithmic": fields}
+    return {"spec": compiled(escaped_document(figure.spec())), "logarithmic": fields}
 
 
 def _still(figure: Figure) -> str:
-    return still(figure.spec())
+    return still(escaped_document(figure.spec()))
 
 
 def _is_known(made: Contents, name: str) -> bool:

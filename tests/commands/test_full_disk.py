@@ -191,7 +191,7 @@ STEPS = {
     "open": (Path, "open"),
     "sync": (os, "fsync"),
     "rename": (Path, "replace"),
-    "clear": (scratch, "_clear"),
+    "clear": (scratch, "clear_abandoned"),
 }
 
 

@@ -246,7 +246,7 @@ def test_a_taken_path_is_said_before_a_model_is_loaded(moe, questions, tmp_path)
     (tmp_path / "a.zarr.partial").mkdir()
     assert "a.zarr.partial exists, an unfinished recording" in refusal(moe(*given))
     (tmp_path / "a.zarr").mkdir()
-    assert refusal(moe(*given, "--resume")) == f"{tmp_path}/a.zarr exists; choose another --out or remove it"
+    assert refusal(moe(*given, "--resume")) == f"{tmp_path}/a.zarr exists; choose another path or remove it"
 
 
 def test_a_prompt_that_does_not_fit_is_named_and_can_be_cut(moe, tiny, tmp_path):

@@ -62,10 +62,14 @@ REFUSED = {
     ),
     "append another model": ("append a.zarr other.zarr", "other.zarr: geometry.experts is 16, that of a.zarr is 8"),
     "no such trace": ("merge a.zarr none.zarr --out out.zarr", "none.zarr does not exist"),
-    "there already": ("merge a.zarr b.zarr --out a.zarr", "a.zarr exists; choose another --out"),
+    "there already": ("merge a.zarr b.zarr --out a.zarr", "a.zarr exists; choose another path"),
     "beyond": ("slice a.zarr --requests 4:7 --out out.zarr", "the trace has requests 0 to 5"),
     "no numbers": ("slice a.zarr --requests some --out out.zarr", "is no list of requests"),
     "too many": ("sample a.zarr --requests 7 --out out.zarr", "the trace has 6; give 1 to 6"),
+    "inside a source": ("merge a.zarr b.zarr --out a.zarr/x.zarr", "a.zarr is a trace, whose files are its own"),
+    "inside another": ("slice a.zarr --requests 0 --out b.zarr/chosen/x.zarr", "b.zarr is a trace"),
+    "a library inside": ("publish a.zarr --licence MIT --out b.zarr", "b.zarr is a trace"),
+    "fetched inside": ("get miniature --out b.zarr/x.zarr", "b.zarr is a trace"),
     "not resumable": ("append out.zarr a.zarr", "out.zarr does not exist"),
 }
 

@@ -1,6 +1,7 @@
 """The rules the tree lives by: imports flow one way, torch stays in tracegen, names and sizes stay human."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from ruff import find_ruff_bin
 
 import commands
 import policies
@@ -122,6 +124,29 @@ def test_json_is_written_in_one_place_that_has_no_infinities():
         calls = [each for each in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(each, ast.Attribute)]
         names = {f"{each.value.id}.{each.attr}" for each in calls if isinstance(each.value, ast.Name)}
         assert not names & {"json.dump", "json.dumps"}, f"{path}: write JSON by traces.documents.json_text"
+
+
+def test_names_that_only_the_type_checker_imports_are_not_used_at_run_time():
+    """As `except TraceError` of a name imported under TYPE_CHECKING, which fails only when something else has."""
+    assert checked_by_ruff(str(ROOT)) == []
+
+
+@pytest.mark.parametrize(
+    "use", ["try:\n        pass\n    except Path:\n        pass", "isinstance(1, Path)", "Path()", "x = Path | None"]
+)
+def test_such_a_use_is_seen(use, tmp_path):
+    (tmp_path / "a.py").write_text(
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from pathlib import Path\n\n\n"
+        f"def f(x: 'Path') -> None:\n    {use}\n"
+    )
+    assert checked_by_ruff(str(tmp_path)) == ["TC004"]
+
+
+def checked_by_ruff(folder: str) -> list[str]:
+    """Codes of what ruff, as this project sets it up, finds of this kind in a folder."""
+    command = [find_ruff_bin(), "check", "--config", str(ROOT / "pyproject.toml"), "--output-format", "json", folder]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return [each["code"] for each in json.loads(found) if each["code"] == "TC004"]
 
 
 def test_nothing_at_the_top_of_a_file_is_dead():

@@ -351,7 +351,7 @@ def test_a_full_disk_keeps_committed_rows_and_a_rerun_completes(tmp_path, monkey
 
 def test_a_disk_full_from_the_start_leaves_nothing(tmp_path, monkeypatch):
     fail_from(monkeypatch, 5)
-    with pytest.raises(TraceError, match="No space left on device; choose another --out"):
+    with pytest.raises(TraceError, match="No space left on device; choose another path"):
         record(tmp_path / "a.zarr", 40)
     assert not list(tmp_path.iterdir())
 
@@ -373,7 +373,7 @@ def test_a_read_only_folder_is_named(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(TraceError, match=r"cannot write .*a\.zarr\.partial: Permission denied; choose another --out"):
+    with pytest.raises(TraceError, match=r"cannot write .*a\.zarr\.partial: Permission denied; choose another path"):
         TraceWriter.create(tmp_path / "a.zarr", HEADER)
 
 

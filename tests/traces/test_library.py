@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -17,14 +18,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sweeps.ray_cluster import pack
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.hub import IDENTITY, hub_of
 from traces.bundled import bundled
+from traces.column import Column
 from traces.library.fetch import fetch
 from traces.library.publish import publish
 from traces.library.sources import library_of
 from traces.schema import TraceError
+from traces.scratch import write_whole
 from traces.store import open_trace, verify
+from traces.writer import write_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = bundled(Path("miniature"))
@@ -204,11 +209,110 @@ def test_flipped_bytes_of_a_published_trace_are_noticed(library: Path, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lib"]
 
 
+@pytest.mark.parametrize("what", ["tokens", "requests", "model", "capabilities"])
+def test_an_index_that_describes_another_trace_is_refused(what: str, library: Path, tmp_path: Path) -> None:
+    file = library / "traces.json"
+    index = json.loads(file.read_text())
+    wrong = {"tokens": 7, "requests": 7, "model": "another", "capabilities": ["ids", "magic"]}
+    index["traces"][0][what] = wrong[what]
+    file.write_text(json.dumps(index))
+    with pytest.raises(TraceError, match=rf"mini: {what} is .* in the index"):
+        fetch(library_of(str(library)), "mini", tmp_path / "a.zarr")
+    index["traces"][0] |= {"bytes": 1}
+    file.write_text(json.dumps(index))
+    with pytest.raises(TraceError, match="bytes is 1, but its files have"):
+        library_of(str(library)).index()
+
+
+def test_only_files_of_the_trace_are_copied_from_a_folder_without_an_index(tmp_path: Path) -> None:
+    """Links there lead to files of the user, devices have no end."""
+    trace, secret = shutil.copytree(SAMPLE, tmp_path / "lib" / "x.zarr"), tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("mine")
+    (trace / "leak").symlink_to(secret / "key")
+    (trace / "folder").symlink_to(secret)
+    (trace / "zero").symlink_to("/dev/zero")
+    os.mkfifo(trace / "chosen" / "pipe")
+    (trace / "chosen" / "README").write_text("more")
+    fetched = fetch(library_of(str(tmp_path / "lib")), "x", tmp_path / "a.zarr")
+    verify(fetched)
+    copied = {path.relative_to(tmp_path / "a.zarr") for path in (tmp_path / "a.zarr").rglob("*")}
+    assert copied == {path.relative_to(SAMPLE) for path in SAMPLE.rglob("*")}
+
+
+@pytest.mark.parametrize("place", ["chosen/c.0.0.0", "nll/zarr.json", "lookahead/1"])
+def test_a_link_in_place_of_a_file_of_the_trace_is_refused_and_not_followed(place: str, tmp_path: Path) -> None:
+    trace = shutil.copytree(SAMPLE, tmp_path / "lib" / "x.zarr")
+    (trace / place).rename(tmp_path / "elsewhere")
+    (trace / place).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TraceError, match=f"{place} is a link"):
+        fetch(library_of(str(tmp_path / "lib")), "x", tmp_path / "a.zarr")
+    with pytest.raises(TraceError, match=f"{place} is a link"):
+        pack(trace)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "lib"]
+
+
 # ---------------------------------------------------------------- killed
 
 
 def _publish(out: Path, name: str) -> None:
     publish(open_trace(SAMPLE), out, name, "MIT")
+
+
+def test_a_killed_publication_is_completed_by_the_same_call(tmp_path: Path) -> None:
+    """Wherever it was killed: while rows are written, before the index, before the card."""
+    draw, process = random.Random(7), multiprocessing.get_context("fork")
+    for number in range(8):
+        out = tmp_path / f"lib{number}"
+        work = process.Process(target=_publish, args=(out, "x"))
+        work.start()
+        time.sleep(draw.random() * 0.25)
+        if work.pid:
+            os.kill(work.pid, signal.SIGKILL)
+        work.join()
+        _publish(out, "x")
+        _publish(out, "x")
+        fetch(library_of(str(out)), "x", tmp_path / f"{number}.zarr")
+        assert sorted(path.name for path in out.iterdir()) == ["README.md", "traces.json", "x.zarr"]
+
+
+@pytest.mark.parametrize("step", ["rows", "index", "card"])
+def test_a_publication_that_a_full_disk_ended_is_completed_by_the_same_call(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        if path.name == {"index": "traces.json", "card": "README.md"}[step]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_whole(path, data)
+
+    def refuses(column: Column) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        if step == "rows":
+            patched.setattr(Column, "write", refuses)
+        else:
+            patched.setattr("traces.library.publish.write_whole", full)
+        with pytest.raises(TraceError, match="No space left on device") as refused:
+            _publish(tmp_path / "lib", "x")
+    assert "--resume" not in str(refused.value)
+    if step == "rows":
+        assert list((tmp_path / "lib").iterdir()) == []
+    _publish(tmp_path / "lib", "x")
+    fetch(library_of(str(tmp_path / "lib")), "x", tmp_path / "a.zarr")
+    assert "| x |" in (tmp_path / "lib" / "README.md").read_text()
+
+
+def test_a_name_that_another_trace_has_is_refused_and_nothing_changes(library: Path, tmp_path: Path) -> None:
+    header, whole = open_trace(SAMPLE).header, open_trace(SAMPLE)
+    other = write_trace(tmp_path / "b.zarr", header, [whole.request(0)], whole.router_bias)
+    before = {path: path.read_bytes() for path in library.rglob("*") if path.is_file()}
+    for name in ("mini", "kept"):
+        shutil.copytree(SAMPLE, library / "kept.zarr", dirs_exist_ok=True)
+        with pytest.raises(TraceError, match="choose another --name"):
+            publish(other, library, name, "Apache-2.0", "recorded | here <b>")
+        shutil.rmtree(library / "kept.zarr")
+    assert {path: path.read_bytes() for path in library.rglob("*") if path.is_file()} == before
 
 
 def test_killed_while_publishing_the_library_stays_readable(library: Path, tmp_path: Path) -> None:

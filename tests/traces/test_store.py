@@ -189,7 +189,7 @@ def test_a_wrong_router_bias_is_refused_and_writes_nothing(tmp_path, bias):
 def test_an_existing_trace_is_not_overwritten(tmp_path):
     digest = write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(10)]).digest
     for resume in (False, True):
-        with pytest.raises(TraceError, match=r"a\.zarr exists; choose another --out or remove it"):
+        with pytest.raises(TraceError, match=r"a\.zarr exists; choose another path or remove it"):
             write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)], resume=resume)
     assert open_trace(tmp_path / "a.zarr").digest == digest
 

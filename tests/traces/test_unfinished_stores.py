@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.kit.stored import BIAS, GEOMETRY, HEADER, LAYERS, PLAIN, K, assert_holds, commit_some, everything, ids_only
+from traces.column import Column
 from traces.lock import Lock
 from traces.schema import Header, Provenance, TraceError
+from traces.scratch import clear_abandoned
 from traces.store import open_trace, verify
 from traces.writer import TraceWriter, write_trace
+
+DEAD = 1 << 22  #: no process of this number is there
 
 
 def test_only_committed_rows_of_a_partial_are_visible(tmp_path):
@@ -120,6 +126,49 @@ def test_a_lock_whose_file_was_just_removed_is_no_lock(tmp_path, monkeypatch):
     with pytest.raises(TraceError, match="is being written by"):
         Lock(tmp_path / "a.zarr.partial")
     second.release()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "hard link", "pipe", "folder"])
+def test_a_lock_file_that_leads_elsewhere_is_refused_and_nothing_is_written_there(tmp_path, kind):
+    """In a shared folder anybody may have put it there."""
+    lock, precious = tmp_path / "a.zarr.partial.lock", tmp_path / "precious"
+    precious.write_text("mine")
+    making = {
+        "link": lambda: lock.symlink_to(precious),
+        "dangling": lambda: lock.symlink_to(tmp_path / "none"),
+        "hard link": lambda: lock.hardlink_to(precious),
+        "pipe": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+    }
+    making[kind]()
+    with pytest.raises(TraceError, match=r"cannot write .*a\.zarr\.partial"):
+        write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)])
+    assert precious.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr.partial.lock", "precious"]
+
+
+def test_a_writer_that_cannot_resume_leaves_nothing_and_advises_no_resume(tmp_path, monkeypatch):
+    def full(column):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    requests = [ids_only(600, seed) for seed in range(3)]
+    with monkeypatch.context() as patched:
+        original, calls = Column.write, []
+        patched.setattr(
+            Column, "write", lambda column: full(column) if len(calls) > 20 else calls.append(original(column))
+        )
+        with pytest.raises(TraceError, match=r"cannot write .*a\.zarr: No space") as refused:
+            write_trace(tmp_path / "a.zarr", PLAIN, iter([*requests, *requests, *requests]), resumable=False)
+    assert "resume" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+    killed = TraceWriter.create(tmp_path / "a.zarr", PLAIN, resumable=False)
+    killed.append(requests[0])
+    (left,) = tmp_path.glob(".a.zarr.*.tmp")
+    left.rename(tmp_path / f".a.zarr.{socket.gethostname()}-{DEAD}-0.tmp")  # as another process, which was killed
+    del killed
+    clear_abandoned.cache_clear()
+    assert_holds(write_trace(tmp_path / "a.zarr", PLAIN, requests, resumable=False), requests)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
 
 
 def test_resume_starts_over_when_nothing_was_committed(tmp_path):

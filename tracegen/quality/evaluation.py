@@ -182,7 +182,7 @@ class Evaluation:
             shutil.rmtree(left, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         header = header_of(self._loaded, self._modules, Work((), f"task {job.task.name}"), self._recording())
-        with TraceWriter.create(path, header, self._modules.bias) as writer:
+        with TraceWriter.create(path, header, self._modules.bias, resumable=False) as writer:
             answers, _ = self._answers(job, writer.append, advance)
             trace = writer.finish()
         return self._row(job, trace, answers.row())

@@ -25,6 +25,7 @@ from traces.schema import (
     TraceError,
     check_bits,
 )
+from traces.texts import MOST_NAME, changed, settled
 from traces.weight_formats import BITS_PER_WEIGHT, named_in
 
 ASSUMED = "assumed: "  #: how a note begins that says how a file was read
@@ -132,7 +133,7 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     if options.renumbers:
         fields["experts"] = shape.highest_id + 1
     geometry = _geometry(fields, origin.source)
-    told = [*notes, *_size_notes(shape, base, bits, geometry, options)]
+    told = [*notes, *_size_notes(shape, base, bits, geometry, options), *_text_notes(origin, options)]
     return Header(geometry=geometry, provenance=_provenance(origin, options, told))
 
 
@@ -218,6 +219,18 @@ def _size_notes(
     if bits is None:
         notes.append("precision of the expert bytes not known: taken as 16 bits; --expert-bits tells it")
     return notes
+
+
+def _text_notes(origin: Origin, options: Options) -> list[str]:
+    """Say which texts of the file do not become part of the header as they are."""
+    texts = {"model": (not options.model and origin.model) or "", "revision": origin.revision}
+    found = {name: changed(text, MOST_NAME) for name, text in texts.items()}
+    fix = {"model": "; --model names a known one"}
+    return [
+        f"the {name} of the file is kept as '{settled(texts[name], MOST_NAME)}': {told}{fix.get(name, '')}"
+        for name, told in found.items()
+        if told
+    ]
 
 
 def counted(ids: np.ndarray, layers: int, options: Options) -> Shape:

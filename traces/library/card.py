@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from traces.library.index import Entry, Index
+import re
 
+from traces.library.index import Entry, Index
+from traces.texts import in_markdown
+
+PLAIN = re.compile(r"[A-Za-z0-9.+-]+")  #: a licence that YAML reads as a text
 TAGS = ("mixture-of-experts", "expert-routing", "moereplay")
 COLUMNS = ("name", "model", "licence", "requests", "tokens", "MB", "holds", "source", "digest")
 
@@ -11,7 +15,7 @@ COLUMNS = ("name", "model", "licence", "requests", "tokens", "MB", "holds", "sou
 def card(index: Index) -> str:
     """Markdown, with the header in YAML by which hubs file a data set."""
     licences = sorted({each.licence for each in index.traces})
-    licence = licences[0].lower() if len(licences) == 1 and " " not in licences[0] else "other"
+    licence = licences[0].lower() if len(licences) == 1 and PLAIN.fullmatch(licences[0]) else "other"
     head = ["---", f"license: {licence}", "tags:", *(f"- {tag}" for tag in TAGS), "---"]
     rows = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", *map(_row, index.traces)]
     return "\n".join([*head, "", "# Routing traces of Mixture-of-Experts models", "", USE, "", *rows, "", PROMPTS, ""])
@@ -31,4 +35,4 @@ def _row(entry: Entry) -> str:
     size = f"{entry.bytes / 1e6:,.1f}"
     cells = (entry.name, entry.model, entry.licence, f"{entry.requests:,}", f"{entry.tokens:,}", size)
     cells += (", ".join(entry.capabilities), entry.source, entry.digest[:12])
-    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
+    return f"| {' | '.join(map(in_markdown, cells))} |"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path, PurePosixPath
 
+from traces.documents import AT_ONCE
 from traces.library.index import Entry, File
 from traces.library.sources import Library
 from traces.schema import Trace, TraceError
-from traces.scratch import SUFFIX, scratch_name
-from traces.store import open_trace, verify
+from traces.scratch import SUFFIX, refuse_inside_trace, scratch_name
+from traces.store import files_of, open_trace, verify
 
 BLOCK = 1 << 20
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 def fetch(library: Library, name: str, out: Path) -> Trace:
@@ -22,6 +25,10 @@ def fetch(library: Library, name: str, out: Path) -> Trace:
     """
     if out.exists() or out.suffix != ".zarr":
         raise TraceError(f"{out} {'exists' if out.exists() else 'does not end in .zarr'}; choose another --out")
+    try:
+        refuse_inside_trace(out)
+    except OSError as refused:
+        raise TraceError(f"cannot fetch {name} to {out}: {refused.strerror}; choose another --out") from None
     entry = library.index().entry(name, library.where)
     source = library.folder(entry)
     scratch = out.with_name(f".{out.name}.{scratch_name()}{SUFFIX}")
@@ -29,8 +36,8 @@ def fetch(library: Library, name: str, out: Path) -> Trace:
         _copy(source, entry, scratch)
         trace = open_trace(scratch)
         verify(trace)
-        if trace.digest != entry.digest:
-            raise TraceError(f"{library.where}: {name} has digest {trace.digest}, published was {entry.digest}")
+        if differs := entry.difference(trace):
+            raise TraceError(f"{library.where}: {name}: {differs}; ask the publisher for a corrected library")
         scratch.rename(out)
     except OSError as refused:
         raise TraceError(f"cannot fetch {name} to {out}: {refused.strerror or refused}") from None
@@ -41,12 +48,20 @@ def fetch(library: Library, name: str, out: Path) -> Trace:
 
 def _copy(source: Path, entry: Entry, target: Path) -> None:
     target.mkdir(parents=True)
-    if not entry.files:  # of a folder without an index
-        shutil.copytree(source, target, dirs_exist_ok=True)
+    if not entry.files:  # of a folder without an index, in which anything may lie
+        for name in files_of(open_trace(source)):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            _copy_file(source / name, target / name)
     for file in entry.files:
         inside = PurePosixPath(file.path).relative_to(source.name)
         (target / inside).parent.mkdir(parents=True, exist_ok=True)
         _copy_checked(source / inside, file, target / inside)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copy a file that `files_of` has named. Raises OSError for a link that has taken its place since."""
+    with os.fdopen(os.open(source, AT_ONCE | NO_LINKS), "rb") as read, target.open("xb") as written:
+        shutil.copyfileobj(read, written, BLOCK)
 
 
 def _copy_checked(source: Path, file: File, target: Path) -> None:

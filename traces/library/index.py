@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -11,12 +11,15 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from traces.documents import DocumentError, from_json
 from traces.faults import first_fault
 from traces.frozen import Frozen
-from traces.schema import Trace, TraceError
+from traces.schema import Trace, TraceError, shown
 from traces.spelling import hint
+from traces.store import files_of
+from traces.texts import Name, Text
 
 INDEX = "traces.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_BYTES = 1 << 26  #: of an index
+MOST_CAPABILITIES = 100
 SHA256 = r"^[0-9a-f]{64}$"
 
 
@@ -32,15 +35,16 @@ class Entry(Frozen):
     """A published trace."""
 
     name: str
-    model: str
-    licence: str  #: an SPDX expression; empty where nobody said
+    model: Name
+    licence: Name  #: an SPDX expression; empty where nobody said
     requests: int = Field(ge=1)
     tokens: int = Field(ge=1)
     bytes: int = Field(ge=0)  #: of all files
-    capabilities: tuple[str, ...]
+    capabilities: tuple[Name, ...] = Field(max_length=MOST_CAPABILITIES)
     digest: str = Field(pattern=SHA256)
-    source: str = ""  #: where the routing comes from, in words
-    prompts_sha256: str = ""  #: of the token ids of all prompts, which are not published
+    source: Text = ""  #: where the routing comes from, in words
+    #: Of the token ids of all prompts, which are not published.
+    prompts_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     files: tuple[File, ...] = ()
 
     @field_validator("name")
@@ -54,7 +58,18 @@ class Entry(Frozen):
             path = PurePosixPath(file.path)
             if path.parts[:1] != (folder_of(self.name),) or ".." in path.parts or len(path.parts) < 2:
                 raise ValueError(f"{file.path!r} is no file of {folder_of(self.name)}")
+        if self.files and sum(file.bytes for file in self.files) != self.bytes:
+            raise ValueError(f"bytes is {self.bytes:,}, but its files have {sum(file.bytes for file in self.files):,}")
         return self
+
+    def difference(self, trace: Trace) -> str:
+        """Return the first thing that this entry says and the trace does not, in words; empty if there is none."""
+        found = described(trace, self.name)
+        for name in ("digest", "model", "requests", "tokens", "capabilities"):
+            stated, actual = getattr(self, name), getattr(found, name)
+            if stated != actual:
+                return f"{name} is {shown(stated)} in the index, {shown(actual)} in the trace"
+        return ""
 
 
 class Index(Frozen):
@@ -96,14 +111,14 @@ def read_index(text: bytes, where: str) -> Index:
 
 def described(trace: Trace, name: str, licence: str = "", source: str = "", prompts_sha256: str = "") -> Entry:
     """The entry of an opened trace, without its files."""
-    said = trace.header.provenance
+    said, folder = trace.header.provenance, trace.path or Path()
     return Entry(
         name=name,
         model=said.model,
         licence=licence,
         requests=trace.requests,
         tokens=trace.tokens,
-        bytes=sum(file.stat().st_size for file in trace.path.rglob("*") if file.is_file()) if trace.path else 0,
+        bytes=sum((folder / name).stat().st_size for name in files_of(trace)),
         capabilities=tuple(sorted(trace.capabilities)),
         digest=trace.digest,
         source=source or said.source,

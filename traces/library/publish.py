@@ -16,32 +16,59 @@ from traces.library.card import card
 from traces.library.index import INDEX, MOST_BYTES, Entry, File, Index, checked_name, described, folder_of, read_index
 from traces.lock import Lock
 from traces.schema import Request, Trace, TraceError
-from traces.scratch import write_whole
+from traces.scratch import refuse_inside_trace, write_whole
+from traces.store import files_of, open_trace, verify
 from traces.writer import write_trace
 
 CARD = "README.md"
+PROMPT_ARRAY = "token_ids"
 
 
 def publish(trace: Trace, out: Path, name: str, licence: str, source: str = "") -> Entry:
     """Write `NAME.zarr`, `traces.json` and `README.md` into `out`, a new library or one that is there.
 
-    Token ids are left out, as they spell the prompts; a hash of them is kept. Raises TraceError for a licence that is
-    none of SPDX, a name that is taken or is none, and what cannot be written.
+    Token ids are left out, as they spell the prompts; a hash of them is kept. The same call again completes a
+    publication that was interrupted, and changes nothing of a complete one. Raises TraceError for a licence that is
+    none of SPDX, a name that is taken or invalid, and what cannot be written.
     """
     licence = checked_licence(licence)
     path = out / folder_of(_named(name))
     with _alone(out):
         index = _index(out)
-        if name in {each.name for each in index.traces}:
-            raise TraceError(f"{out} has a trace {name} already; choose another --name")
-        prompts = prompts_sha256(trace)
-        made = write_trace(path, trace.header, _without_tokens(trace), trace.router_bias)
-        entry = described(made, name, licence, source, prompts)
-        entry = entry.model_copy(update={"files": tuple(_files(path))})
-        index = index.model_copy(update={"traces": (*index.traces, entry)})
-        write_whole(out / INDEX, (index.model_dump_json(indent=1) + "\n").encode())
+        listed = next((each for each in index.traces if each.name == name), None)
+        taken = TraceError(f"{out} has a trace {name} already; choose another --name")
+        if listed and (listed.licence != licence or not path.exists()):
+            raise taken
+        made = _kept(path, trace) or _written(path, trace)
+        entry = described(made, name, licence, source, prompts_sha256(trace))
+        entry = entry.model_copy(update={"files": tuple(_files(made))})
+        if listed not in (None, entry):
+            raise taken
+        if listed is None:
+            index = index.model_copy(update={"traces": (*index.traces, entry)})
+            write_whole(out / INDEX, (index.model_dump_json(indent=1) + "\n").encode())
         write_whole(out / CARD, card(index).encode())
     return entry
+
+
+def _kept(path: Path, trace: Trace) -> Trace | None:
+    """The trace of that path, if an earlier call wrote it of the same rows. Raises TraceError if it is another one."""
+    if not (path.exists() or path.is_symlink()):
+        return None
+    try:
+        made = open_trace(path)
+        verify(made)
+    except TraceError as damaged:
+        raise TraceError(f"{path} exists and cannot be read ({damaged}); remove it, or choose another --name") from None
+    rows = {array: digest for array, digest in trace.array_digests.items() if array != PROMPT_ARRAY}
+    if made.header != trace.header or dict(made.array_digests) != rows:
+        raise TraceError(f"the library has a trace {path.stem} already, of other rows; choose another --name")
+    return made
+
+
+def _written(path: Path, trace: Trace) -> Trace:
+    """Write the trace without its token ids, whole or not at all. Raises TraceError."""
+    return write_trace(path, trace.header, _without_tokens(trace), trace.router_bias, resumable=False)
 
 
 def checked_licence(licence: str) -> str:
@@ -84,17 +111,20 @@ def _index(out: Path) -> Index:
         raise TraceError(f"{out / INDEX}: {wrong.strerror}; expected the index of a library of traces") from None
 
 
-def _files(path: Path) -> Iterator[File]:
-    for file in sorted(each for each in path.rglob("*") if each.is_file()):
+def _files(made: Trace) -> Iterator[File]:
+    assert made.path is not None
+    for name in files_of(made):
+        file = made.path / name
         with file.open("rb") as stream:
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        yield File(path=file.relative_to(path.parent).as_posix(), bytes=file.stat().st_size, sha256=sha256)
+        yield File(path=f"{made.path.name}/{name}", bytes=file.stat().st_size, sha256=sha256)
 
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Nobody else adds to the library meanwhile. Raises TraceError if somebody does, or nothing can be written."""
     try:
+        refuse_inside_trace(out / INDEX)
         out.mkdir(parents=True, exist_ok=True)
         lock = Lock(out / INDEX)
         try:

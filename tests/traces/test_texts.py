@@ -1,0 +1,98 @@
+"""Text that others wrote: what headers keep of it, and what terminals, spreadsheets and Markdown get."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit.command import moereplay_here as moereplay
+from tests.kit.stored import GEOMETRY, PLAIN, ids_only
+from traces.metadata import metadata_digest
+from traces.schema import Header, Provenance
+from traces.store import open_trace, verify
+from traces.texts import CUT, MOST_NAME, MOST_NOTES, MOST_TEXT, escaped, in_csv, in_markdown, settled
+from traces.writer import TraceWriter, write_trace
+
+#: Escape sequences, a bell, C1 and bidirectional controls, NUL, line breaks, a surrogate, what is no character.
+ODD = "\x1b[2J\x07\x9b31m\u202eabc\0\r\nforged: 100% hit\u2028\ud800\uffff\t"
+LONG = "x" * 5_000_000
+
+
+@given(st.text(alphabet=st.characters(), max_size=40))
+def test_settled_text_is_printable_utf_8_and_stays_as_it_is(text: str) -> None:
+    once = settled(text, 50)
+    assert once.isprintable() and len(once.encode("utf-8", "strict")) >= len(once) <= 50
+    assert settled(once, 50) == once
+    if text.isprintable():
+        assert once == text
+
+
+def test_every_text_of_a_header_is_settled_however_it_is_made(tmp_path: Path) -> None:
+    texts = {name: ODD + LONG for name, field in Provenance.model_fields.items() if field.annotation is str}
+    made = Provenance.model_validate({**texts, "notes": [ODD, LONG], "versions": {ODD: LONG}})
+    copied = made.model_copy(update={"model": ODD, "notes": (ODD,) * 2_000})  # copies are not validated
+    written = write_trace(tmp_path / "a.zarr", Header(geometry=GEOMETRY, provenance=copied), [ids_only(20)])
+    for provenance in (made, written.header.provenance):
+        for value in _texts(provenance.model_dump()):
+            assert value.isprintable() and value.encode() and len(value) <= MOST_TEXT
+        assert len(provenance.model) <= MOST_NAME
+    assert len(written.header.provenance.notes) == MOST_NOTES
+    assert len(texts) >= 8
+    with TraceWriter.create(tmp_path / "b.zarr", written.header.model_copy(update={"provenance": copied})) as writer:
+        writer.append(ids_only(20))
+    with TraceWriter.resume(tmp_path / "b.zarr", Header(geometry=GEOMETRY, provenance=copied)) as writer:
+        assert writer.finish().header == written.header
+
+
+def _texts(document: object) -> list[str]:
+    if isinstance(document, dict):
+        return [text for pair in document.items() for each in pair for text in _texts(each)]
+    if isinstance(document, list | tuple):
+        return [text for each in document for text in _texts(each)]
+    return [document] if isinstance(document, str) else []
+
+
+def test_a_trace_of_an_older_version_with_such_texts_still_opens(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "a.zarr", PLAIN, [ids_only(20)])
+    file = tmp_path / "a.zarr" / "zarr.json"
+    group = json.loads(file.read_text())
+    group["attributes"]["header"]["provenance"] |= {"model": ODD, "source": "y" * 10_000, "notes": [ODD]}
+    group["attributes"]["digest"] = metadata_digest(tmp_path / "a.zarr", group)
+    file.write_text(json.dumps(group))
+    opened = open_trace(tmp_path / "a.zarr")
+    verify(opened)
+    assert opened.digest == group["attributes"]["digest"] != trace.digest
+    assert opened.header.provenance.model == settled(ODD, MOST_NAME)
+    assert opened.header.provenance.source == "y" * (MOST_TEXT - len(CUT)) + CUT
+
+
+CSV = '# {{"moereplay": {{"model": {}, "layers": 1, "experts": 2, "k": 1, "expert_bytes": [1000000]}}}}\n'
+ROWS = "request,token,layer,expert_0,phase\n" + "".join(f"0,{t},0,{t % 2},1\n" for t in range(8))
+
+
+@pytest.mark.parametrize("model", [ODD, LONG, "a\ud800b"], ids=["controls", "long", "surrogate"])
+def test_an_import_keeps_a_settled_name_and_says_so(model: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(CSV.format(json.dumps(model)) + ROWS)
+    ended = moereplay("import", "a.csv", "--out", "a.zarr", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "note: the model of the file is kept as" in ended.stderr
+    assert all(line.isprintable() and len(line) < 1000 for line in ended.stderr.splitlines())
+    assert open_trace(tmp_path / "a.zarr").header.provenance.model == settled(model, MOST_NAME)
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1"])
+def test_a_spreadsheet_takes_no_cell_for_a_formula(text: str) -> None:
+    assert in_csv(text) == f"'{escaped(text)}"
+
+
+@pytest.mark.parametrize("text", ["-5", "+5", "-1.5e-07", "1,000", "-12.5%", "-", "lru", "a=b", "", "-inf"])
+def test_numbers_and_names_stay_as_they_are(text: str) -> None:
+    assert in_csv(text) == text
+
+
+def test_markdown_has_no_link_table_or_html_of_others() -> None:
+    assert in_markdown("a|b [x](http://y) <img> `c` *d*\n") == r"a\|b \[x\](http://y) &lt;img> \`c\` \*d\*\\n"
