@@ -33,7 +33,7 @@ CAPABILITIES = frozenset({"weights", "logits", "lookahead", "future"})
 BITS = 64
 #: What columns of memory and buffers are counted up to, layers, and tokens.
 MOST, MOST_LAYERS, MOST_TOKENS = 1 << 20, 1 << 30, 1 << 62
-LONGEST = 500  #: characters of a summary or a source
+LONGEST, MOST_SHOWN = 500, 60  #: characters of a summary or a source, and those that an error shows of it
 #: Bits that an expert's numbers may have.
 MOST_BITS = 64
 
@@ -87,12 +87,12 @@ def fits(number: Any) -> bool:
 
 def _check_words(policy: Policy) -> None:
     if not (isinstance(policy.name, str) and re.fullmatch("[a-z][a-z0-9_]{0,99}", policy.name)):
-        got = repr(policy.name)[:LONGEST]
+        got = repr(policy.name)[:MOST_SHOWN]
         raise ValueError(f"invalid name {got}: expected at most 100 small letters, digits and _, a letter first")
     for field in ("summary", "source"):
         text = getattr(policy, field)
         if not (isinstance(text, str) and text.strip() and text.isprintable() and len(text) <= LONGEST):
-            got = repr(text)[:LONGEST]
+            got = repr(text)[:MOST_SHOWN]
             raise ValueError(f"{field} is {got}; write one line of at most {LONGEST} printable characters")
 
 

@@ -81,6 +81,11 @@ class StoredPart:
             raise PartError(f"{self.path}: its {name} lack the column {lacking[0]}; remove it and replay again")
         return with_settings(table) if name == "configurations" else table
 
+    def check(self) -> None:
+        """Read every file. Raises PartError for the first that is missing or damaged."""
+        for name in TABLES:
+            self._content(name)
+
     def _content(self, name: str) -> bytes | None:
         file = _file(name)
         if file not in self.provenance["sha256"]:

@@ -77,8 +77,10 @@ class Folder:
         return stored_parts(self.path)
 
     def provenances(self) -> Iterator[Mapping[str, Any]]:
-        """What every part says of itself."""
-        return (part.provenance for part in self.parts())
+        """What every part says of itself, its files read and held to it. Raises PartError for a damaged part."""
+        for part in self.parts():
+            part.check()
+            yield part.provenance
 
     def local(self) -> Path:
         """The folder itself."""

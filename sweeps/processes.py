@@ -11,10 +11,12 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection as connections
 from multiprocessing import get_context, parent_process
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from simulator.errors import ConfigError
 
+HOME = Path(__file__).resolve().parents[1]  #: where this program's packages lie
 SECONDS = 0.2  #: of a wait: a system that cannot interrupt one handles Ctrl-C after it
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,11 +29,26 @@ class Worker(NamedTuple):
     connection: connections.Connection
 
 
+def find_own_packages() -> dict[str, str]:
+    """Set, and return, the environment in which Python processes started from here find this program's packages.
+
+    They begin in the user's folder, which may have a `results/` or a `signal.py` of its own: without PYTHONSAFEPATH
+    Python would look there first. The folder of the packages is named where no installation leads to it.
+    """
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if HOME.name not in ("site-packages", "dist-packages") and str(HOME) not in paths:
+        paths.insert(0, str(HOME))
+    found = {"PYTHONSAFEPATH": "1"} | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
+    os.environ.update(found)
+    return found
+
+
 def started(work: Callable[..., None], *arguments: Any) -> Worker:
     """A process that runs `work(connection, *arguments)`. Ctrl-C does not reach it: who started it decides.
 
     A terminal sends the signal to every process of a command, also to one that is still importing.
     """
+    find_own_packages()
     ours, theirs = get_context("spawn").Pipe()  # spawn, not fork: polars and zarr run threads
     process = get_context("spawn").Process(target=work, args=(theirs, *arguments), daemon=True)
     try:

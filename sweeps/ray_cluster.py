@@ -18,6 +18,7 @@ from sweeps.batches import Batch, Made, compute
 from sweeps.executor import Event, Lost, Stored, Unwritable
 from sweeps.extras import extra
 from sweeps.jobs import Job
+from sweeps.processes import find_own_packages
 from sweeps.store import Place
 from traces.private import temporary
 from traces.store import files_of, open_trace
@@ -114,6 +115,7 @@ def _run(batch: Batch, traces: Mapping[str, Sequence[Any]]) -> Made:
 def _started(address: str, workers: int) -> Any:
     """Ray, connected. Raises ConfigError if it is not installed or the cluster cannot be reached."""
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else workers would run `uv run` again
+    find_own_packages()
     ray = extra("ray", "ray")
     here = {} if address else {"num_cpus": workers, "include_dashboard": False}
     try:

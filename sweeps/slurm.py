@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from policies import files
@@ -11,6 +13,7 @@ from simulator.errors import ConfigError
 from sweeps.extras import extra
 from sweeps.jobs import shard
 from sweeps.local import LocalExecutor
+from sweeps.processes import find_own_packages
 from sweeps.run import NOGIL, execute, left_to_do, planned
 from sweeps.store import Place
 from traces.spelling import whole
@@ -62,7 +65,7 @@ def run_shards(shards: Shards, options: dict[str, Any]) -> list[str]:
     said, failed = [], []
     for job in jobs:
         error = job.exception()
-        (failed if error else said).append(f"job {job.job_id}: {_last(error)}" if error else job.result())
+        (failed if error else said).append(f"job {job.job_id}: {last_line(str(error))}" if error else job.result())
     if failed:
         advice = f"logs in {shards.logs}; run the same command to resume"
         raise ConfigError(f"{len(failed)} of {shards.nodes} shards failed, first {failed[0]}; {advice}")
@@ -84,7 +87,10 @@ def options_of(given: Sequence[str]) -> dict[str, Any]:
 def _executor(shards: Shards, options: dict[str, Any]) -> Any:
     """Raises ConfigError if submitit is not installed or refuses an option."""
     submitit = extra("slurm", "submitit")
-    options = {"cpus_per_task": shards.workers, "name": "moereplay"} | options
+    own = options.get("slurm_setup", ())
+    exports = [f"export {name}={quote(value)}" for name, value in find_own_packages().items()]
+    setup = [*exports, *([own] if isinstance(own, str) else own)]
+    options = {"cpus_per_task": shards.workers, "name": "moereplay"} | options | {"slurm_setup": setup}
     try:
         executor = submitit.AutoExecutor(folder=shards.logs, cluster=options.pop("cluster", None))
         executor.update_parameters(**options)
@@ -93,6 +99,12 @@ def _executor(shards: Shards, options: dict[str, Any]) -> Any:
     return executor
 
 
-def _last(error: BaseException) -> str:
-    """The last line says what happened; the ones before are the traceback of the node."""
-    return str(error).strip().splitlines()[-1]
+def last_line(text: str) -> str:
+    """Return the line that says what happened: of a node's last traceback the exception, else the last with a word."""
+    lines = [line.rstrip() for line in text.splitlines()]
+    begins = [at for at, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    after = lines[begins[-1] + 1 :] if begins else []
+    raised = next((line for line in after if re.match(r"[A-Za-z_][\w.]*(:|$)", line)), None)
+    return raised or next(
+        (line.strip() for line in reversed(lines) if re.search(r"\w", line)), "it ended without a word"
+    )

@@ -61,7 +61,8 @@ def _check_regular(found: os.stat_result, path: Path) -> None:
 def from_json(text: str | bytes) -> Any:
     """The document of a JSON text. Raises DocumentError."""
     try:
-        return checked(json.loads(text, parse_constant=_refuse_constant), finite=True)
+        found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_table)
+        return checked(found, finite=True)
     except RecursionError:
         raise _too_deep() from None
     except DocumentError:
@@ -84,6 +85,16 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises DocumentError for a key that a table has twice: readers differ in which value counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for at, key in enumerate(keys) if key in keys[:at])
+        raise DocumentError(f"the key {twice[:60]!r} is given twice in one table")
+    return found
 
 
 def from_toml(text: str | bytes) -> dict[str, Any]:

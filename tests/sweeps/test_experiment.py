@@ -1,6 +1,7 @@
 """Experiment files: what they expand to, and what a wrong one is told."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from sweeps.experiment import schema
 from sweeps.experiment.expand import configurations
 from sweeps.experiment.file import read
 from sweeps.experiment.settings import configuration
+from sweeps.experiment.yaml_text import from_yaml
+from traces.documents import DocumentError, from_json, from_toml
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,6 +141,81 @@ def test_yaml_says_the_same_as_toml(tmp_path):
     text = "traces: [a.zarr]\ngrid:\n  eviction: [lru, fifo]\n  prefetch: ['none']\nrandom: {n: 1, seed: 2}\n"
     toml = "[grid]\neviction = ['lru', 'fifo']\nprefetch = ['none']\n[random]\nn = 1\nseed = 2"
     assert expanded(tmp_path, text, name="e.yaml") == expanded(tmp_path, toml)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(
+            ("no", "no"),
+            ("on", "on"),
+            ("Yes", "Yes"),
+            ("1:30", "1:30"),
+            ("1_000", "1_000"),
+            ("2020-01-01", "2020-01-01"),
+        ),
+        *(("true", True), ("FALSE", False), ("~", None), ("", None), ("null", None), ("'no'", "no"), ('"010"', "010")),
+        *(("12", 12), ("-7", -7), ("+3", 3), ("0", 0), ("0o17", 15), ("0xff", 255), ("0b1", "0b1"), ("-0x1", "-0x1")),
+        *(
+            ("1.5", 1.5),
+            (".5", 0.5),
+            ("1e3", 1000.0),
+            ("5.", 5.0),
+            ("-.inf", -math.inf),
+            ("1.2.3", "1.2.3"),
+            ("=", "="),
+        ),
+        *(("[1, [a]]", [1, ["a"]]), ("{b: {c: 010x}}", {"b": {"c": "010x"}}), ("|\n  x\n", "x\n"), ("!!str a", "a")),
+    ],
+)
+def test_yaml_is_that_of_version_1_2(text, value):
+    found = from_yaml(f"a: {text}".encode())["a"]
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("grid: {eviction: [lru], capacity: ['25%'], eviction: [lfu]}", "'?eviction'? is given twice in one table"),
+        ("base: {a: 1}\ngrid: {b: 1}\nbase: {c: 1}", "base is given twice"),
+        ("a: [{b: 1, 'b': 2}]", "b is given twice"),
+        ("a: 010", "010 is octal in YAML 1.1 and decimal in YAML 1.2; write 10"),
+        ("a: [-007]", "-007 is octal"),
+        ("x: &x {a: 1}\ny: {<<: *x, b: 2}", "<< merges tables"),
+        ("a: !!python/object/apply:os.system [x]", "unknown tag tag:yaml.org,2002:python/object/apply:os.system"),
+        ("a: !mine x", "unknown tag !mine"),
+        ("a: !!float 1", "unknown tag"),
+        ("a: !!set {x}", "unknown tag"),
+        ('traces: ["\\ud800.zarr"]', "half a character"),
+        ('"\\udcff": 1', "half a character"),
+        ("1: 2", "the key 1 is no text"),
+        ("[a]: 2", "is no text"),
+        ("a: &a [*a]", "itself in"),
+        (
+            "a: &a [1, 1]\n"
+            + "\n".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]" for n in range(22)),
+            "aliases",
+        ),
+        (f"a: {'9' * 5000}", "an integer of more than 300 digits"),
+        ("a: " + "[" * 1000, "nested"),
+    ],
+)
+def test_yaml_that_readers_take_differently_is_refused_in_one_line(tmp_path, text, said):
+    with pytest.raises(DocumentError, match=said) as refused:
+        from_yaml(text.encode())
+    assert "\n" not in str(refused.value) and str(refused.value).isprintable()
+    (tmp_path / "e.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"e\.yaml: "):
+        read(tmp_path / "e.yaml")
+
+
+def test_a_key_that_json_or_toml_has_twice_is_refused():
+    for text in ('{"a": 1, "a": 2}', '[{"b": {"a": 1, "c": 1, "a": 1}}]'):
+        with pytest.raises(DocumentError, match="'a' is given twice in one table"):
+            from_json(text)
+    for text in ("a = 1\na = 2", "[a]\nb = 1\n[a]\nc = 1"):
+        with pytest.raises(DocumentError):
+            from_toml(text)
 
 
 REFUSALS = {

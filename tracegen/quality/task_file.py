@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sweeps.experiment.yaml_text import composed
 from tracegen.errors import RecordError
 from tracegen.folder import one_line
 
@@ -75,6 +76,7 @@ def _read(path: str, recursive: bool) -> dict[str, Any]:
     from lm_eval.tasks._yaml_loader import load_yaml
 
     try:
+        composed(Path(path).read_bytes(), tags=False)  # no key twice, no endless aliases
         return load_yaml(path, resolve_func=False, recursive=recursive)
     except Exception as refused:  # no YAML, no mapping, a missing include, a cycle
         expected = "expected a task of lm-evaluation-harness in YAML"
