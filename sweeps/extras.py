@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from simulator.errors import ConfigError
+from traces.installing import install_command
 
 
 def extra(name: str, module: str) -> Any:
@@ -14,4 +15,4 @@ def extra(name: str, module: str) -> Any:
         return import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise ConfigError(f"this needs {package}, which is not installed: pip install 'moereplay[{name}]'") from None
+        raise ConfigError(f"this needs {package}, which is not installed: {install_command(name)}") from None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from tracegen.errors import RecordError
+from traces.installing import install_command
 
 
 def require_torch() -> None:
     """Raises RecordError unless torch and transformers are installed."""
     if not find_spec("torch") or not find_spec("transformers"):
-        raise RecordError("recording needs torch and transformers: pip install 'moereplay[record]'")
+        raise RecordError(f"recording needs torch and transformers: {install_command('record')}")
 
 
 def require(package: str, what: str, otherwise: str = "") -> None:

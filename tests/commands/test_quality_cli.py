@@ -129,7 +129,7 @@ def test_without_the_harness_its_tasks_are_refused_with_what_to_install(tmp_path
     monkeypatch.setattr("tracegen.quality.named.find_spec", lambda name: None)
     ended = moereplay(*command(tmp_path, "--tasks", "gsm8k"))
     assert ended.returncode == 2
-    assert "task gsm8k needs lm-evaluation-harness: pip install 'moereplay[quality]'" in ended.stderr
+    assert "task gsm8k needs lm-evaluation-harness: pip install " in ended.stderr and "[quality]" in ended.stderr
 
 
 @pytest.mark.long

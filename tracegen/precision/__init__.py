@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from tracegen.errors import RecordError
+from traces.installing import install_command
 from traces.spelling import hint
 
 #: Each with the library that it needs.
@@ -35,7 +36,8 @@ def check_quantiser(name: str) -> None:
     for each in sorted(set(BEST.values())) if name == CHOOSING else (name,):
         library = NAMES[each]
         if library is not None and not find_spec(library):
-            raise RecordError(f"quantiser {name} needs {library}: pip install 'moereplay[quant]', or take {DEFAULT}")
+            fix = f"{install_command('quant')}, or take {DEFAULT}"
+            raise RecordError(f"quantiser {name} needs {library}: {fix}")
 
 
 def at_width(name: str, bits: float) -> str:

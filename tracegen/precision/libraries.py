@@ -12,6 +12,7 @@ from io import StringIO
 from types import ModuleType
 
 from tracegen.errors import RecordError
+from traces.installing import install_command
 
 
 @cache
@@ -28,7 +29,7 @@ def imported(module: str) -> ModuleType:
             return import_module(module)
     except (ImportError, OSError) as error:
         library = module.partition(".")[0]
-        fix = "pip install 'moereplay[quant]', or take quantiser affine"
+        fix = f"{install_command('quant')}, or take quantiser affine"
         raise RecordError(f"{library} cannot be imported ({str(error).splitlines()[0]}): {fix}") from None
     finally:
         logging.disable(before)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tracegen.errors import RecordError
+from traces.installing import install_command
 
 PERPLEXITY = "perplexity:"
 YAML = (".yaml", ".yml")
@@ -36,7 +37,7 @@ def _check(name: str) -> None:
         _check_file(name, name.removeprefix(PERPLEXITY), f"{PERPLEXITY}book.txt")
         return
     if not find_spec("lm_eval"):
-        raise RecordError(f"task {name} needs lm-evaluation-harness: pip install 'moereplay[quality]'")
+        raise RecordError(f"task {name} needs lm-evaluation-harness: {install_command('quality')}")
     if name.endswith(YAML):
         _check_file(name, name, "task.yaml")
 
