@@ -61,7 +61,7 @@ def page(material: Material) -> str:
 
 def as_json(document: Any) -> str:
     """JSON for a script element: whatever its strings hold, they can neither end it nor begin a comment."""
-    text = json_text(escaped_document(document), allow_nan=False, separators=(",", ":"))
+    text = json_text(escaped_document(document), separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -144,8 +144,9 @@ def test_cells_of_csv_are_no_formulas_and_numbers_stay(folder: Path) -> None:
     assert csv(rows).splitlines()[1:] == expected
     assert csv_text(pl.DataFrame(rows)).splitlines()[1:] == expected
     assert csv([{FORMULA: 1}]).startswith("'=")
-    words = "formula.zarr maths.zarr --capacity 50% --engine reference --out both"
-    moereplay("replay", *words.split(), cwd=folder)
+    for name in ("formula", "maths"):
+        words = f"replay {name}.zarr --capacity 50%,75% --engine reference --out both"
+        assert moereplay(*words.split(), cwd=folder).returncode == 0
     shown = moereplay("sweep", "show", "both", "--csv", cwd=folder).stdout
     assert "'=cmd" in shown and ",=cmd" not in shown
 
