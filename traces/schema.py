@@ -376,10 +376,9 @@ def check_bits(bits: float) -> None:
 def shown(value: object, most: int = 60) -> str:
     """An untrusted value in an error: one line, of so many characters."""
     try:
-        text = str(value)[:most]
+        return escaped(str(value)[:most])
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists within lists
         return f"a {type(value).__name__} too long to show"
-    return escaped(text)
 
 
 def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarray | None = None) -> Trace:
