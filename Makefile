@@ -231,6 +231,10 @@ tables: .venv/base.stamp     ## write the tables of policies, importers, exporte
 	sed -i -e '/<!-- hooks:/,/<!-- end -->/{//!d}' -e '/<!-- hooks:/r hooks.table' docs/policies.md && rm hooks.table
 	$(BIN)/python -c 'from results.settings import markdown; print(markdown())' > settings.table
 	sed -i -e '/<!-- settings:/,/<!-- end -->/{//!d}' -e '/<!-- settings:/r settings.table' docs/settings.md && rm settings.table
+	for file in tokens cells models; do \
+	  $(BIN)/python -c "from calibration.columns import markdown; print(markdown('$$file'))" > $$file.table; \
+	  sed -i -e "/<!-- $$file:/,/<!-- end -->/{//!d}" -e "/<!-- $$file:/r $$file.table" docs/logs.md && rm $$file.table; \
+	done
 
 format: .venv/dev.stamp      ## ruff's own formatting and import order
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -9,11 +9,11 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from calibration.fitting import Fitted, fit, prediction
-from calibration.folder import Evidence
+from calibration.folder import Evidence, within
 from calibration.prediction import REPLAY, Prediction, measured, rounded, summary
 from calibration.refusal import RefusalError
 from calibration.replayed import model_routing_of, replayed, routing_of
-from calibration.rows import Line
+from calibration.rows import SHOWN, Line
 from calibration.runs import Run, run_of
 from policies.errors import PolicyError
 from simulator.errors import ConfigError
@@ -32,6 +32,13 @@ class Machines:
     platforms: Mapping[str, Platform]
     globs: Sequence[str]
     failures: Mapping[str, str]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader must know of platforms that were edited after their calibration."""
+        edited = [machine.name for machine in self.platforms.values() if machine.is_edited]
+        said = "was edited after its calibration; its figures are not the fitted ones"
+        return [f"warning: platform {name} {said}" for name in edited]
 
     def role(self, cell: Line) -> str:
         """Whether the cell is one of those that were fitted on."""
@@ -124,7 +131,15 @@ def _predicted(evidence: Evidence, cell: Line, machines: Machines, role: str, fi
     try:
         return _by_routing(evidence, machine, run, published)
     except (RefusalError, ConfigError, PolicyError, TraceError) as wrong:
-        return replace(published, more={"not_replayed": str(wrong)})
+        return replace(published, more={"not_replayed": _reason(evidence, run, wrong)})
+
+
+def _reason(evidence: Evidence, run: Run, wrong: Exception) -> str:
+    """Why routing was not replayed; a file outside of the folder, which a row may name, is not quoted."""
+    named = run.cell.text("trace_file")
+    if named and not within(evidence.path, named):
+        return f"trace_file {named[:SHOWN]!r} lies outside of the folder, and cannot be replayed"
+    return str(wrong)
 
 
 def _by_routing(evidence: Evidence, machine: Platform, run: Run, published: Prediction) -> Prediction:

@@ -13,6 +13,7 @@ from calibration.prediction import PUBLISHED, Prediction, measured, predicted, s
 from calibration.runs import Run
 from simulator.errors import ConfigError
 from simulator.platform import Calibration, Platform
+from simulator.platform_files import sealed
 
 #: A run whose mean token takes so much more than its median one has outliers that no price describes.
 OUTLIERS = 1.15
@@ -48,11 +49,11 @@ def fit(runs: Sequence[Run], base: Platform, method: str) -> Fitted:
     lanes = max(run.lanes or machine.links[0].depth for run in runs)
     links = tuple(link.model_copy(update={"depth": lanes}) for link in machine.links)
     known = {"name": runs[0].device, "summary": _summary(runs), "source": "", "links": links, "calibration": about}
-    made = machine.model_copy(update=known)
+    made = sealed(machine.model_copy(update=known))
     found = Fitted(made, figures, tuple(runs), tuple(warnings))
     error = summary(found.on_itself)["mape"]
     known["calibration"] = about.model_copy(update={"mape": error})
-    return Fitted(machine.model_copy(update=known), figures, tuple(runs), tuple(warnings))
+    return Fitted(sealed(machine.model_copy(update=known)), figures, tuple(runs), tuple(warnings))
 
 
 def _check(runs: Sequence[Run], base: Platform) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from calibration.columns import MOST_MIB
 from calibration.refusal import RefusalError
 from calibration.rows import Line
 from calibration.runs import Run, run_from
@@ -33,14 +34,14 @@ class Logged(NamedTuple):
     device: str
 
 
-def runs_of_logs(files: Sequence[Path], about: Logged) -> list[Run]:
-    """A run for each file. Raises ConfigError."""
-    cells = _cells(about)
+def runs_of_logs(files: Sequence[Path], abouts: Sequence[Logged], fewest: int = FEWEST_TOKENS) -> list[Run]:
+    """Return a run for each file, of which `abouts` say the rest. Raises ConfigError."""
     runs = []
-    for file, name in zip(files, _names(files), strict=True):
+    for file, name, about in zip(files, _names(files), abouts, strict=True):
+        cells = _cells(about)
         series = read_series(file)
-        if series.tokens < FEWEST_TOKENS:
-            raise ConfigError(f"{file}: {series.tokens} tokens; a calibration needs at least {FEWEST_TOKENS}")
+        if series.tokens < fewest:
+            raise ConfigError(f"{file}: {series.tokens} tokens; a calibration needs at least {fewest}")
         try:
             runs.append(run_from(Line(file, 0, {**cells, "cell": name}), None, series))
         except RefusalError as refusal:
@@ -74,13 +75,16 @@ def _cells(about: Logged) -> Mapping[str, str]:
         "cache_mib": str(memory),
         "policy": "lru" if memory else "none (cache off)",
         "dense_mib": str(_mib("--dense", about.dense)) if about.dense else "",
+        "hit_scope": "decode",  # a log has decoded tokens alone
     }
 
 
 def _mib(option: str, text: str) -> float:
     size = parse_size(text) if text != "0" else 0
     if size is None:
-        raise ConfigError(f"{option} {text[:40]!r} is no size; write 4000MiB, 2GB or 0")
+        raise ConfigError(f"invalid {option} {text[:40]!r}: expected a size such as 4000MiB or 2GB, or 0")
+    if size / MIB > MOST_MIB:
+        raise ConfigError(f"invalid {option} {text[:40]!r}: expected at most {MOST_MIB:,.0f}MiB")
     return float(size / MIB)
 
 

@@ -82,7 +82,8 @@ def columns(run: Run, compute: float, waiting: np.ndarray, loading: np.ndarray) 
     """Means per token: times in milliseconds, tokens per second."""
     tpot = compute + float(waiting.mean()) + float(loading.mean())
     waited = {"io_ms" if run.serial else "stall_ms": float(waiting.mean())}
-    return {"tpot_ms": tpot, "tok_s": 1000 / tpot, "compute_ms": compute, **waited, "mgmt_ms": float(loading.mean())}
+    speed = {"tok_s": 1000 / tpot} if tpot else {}
+    return {"tpot_ms": tpot, **speed, "compute_ms": compute, **waited, "mgmt_ms": float(loading.mean())}
 
 
 def measured(run: Run, names: Iterable[str]) -> dict[str, float]:

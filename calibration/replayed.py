@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -26,6 +26,7 @@ from simulator.replay import replay
 from traces.importers import registry as importers
 from traces.importers.contract import Options
 from traces.schema import Geometry, Header, Request, Trace, memory_trace
+from traces.store import open_trace
 from traces.weight_formats import BITS_PER_WEIGHT
 
 MS = 1e6  #: nanoseconds
@@ -57,7 +58,10 @@ def model_routing_of(folder: Path, run: Run) -> Path | None:
 
 def _present(folder: Path, named: str) -> Path | None:
     path = folder / named
-    return path if named and path.exists() else None
+    try:
+        return path if named and path.exists() else None
+    except ValueError:  # a zero byte
+        return None
 
 
 def replayed(platform: Platform, run: Run, routing: Path) -> Replayed:
@@ -78,9 +82,9 @@ def _settings(run: Run) -> dict[str, str]:
         raise RefusalError(f"policy {run.cell.text('policy')!r} has no replay")
     scope = "per_layer" if run.cell.text("cache_scope").startswith("per layer") else "global"
     if memory := run.cell.amount("cache_mib"):
-        return {"eviction": eviction, "capacity": f"{memory:g}MiB", "scope": scope}
+        return {"eviction": eviction, "capacity": f"{memory:.6f}MiB", "scope": scope}
     if slots := run.cell.amount("cache_slots"):
-        return {"eviction": eviction, "capacity": f"{slots:g}experts", "scope": scope}
+        return {"eviction": eviction, "capacity": f"{slots:.0f}experts", "scope": scope}
     raise RefusalError("its cache's size is not said")
 
 
@@ -91,18 +95,31 @@ def _trace(routing: Path, run: Run) -> Trace:
 
 @cache
 def _requests(routing: Path, sizes: Sizes) -> tuple[Header, Sequence[Request]]:
-    """The file's rows with the sizes of the run; a folder of evidence names one file for several runs."""
-    per_layer = round(sizes.expert_bytes)
-    given = Geometry(layers=sizes.layers, experts=sizes.experts, k=sizes.k, expert_bytes=(per_layer,) * sizes.layers)
-    foreign = importers.read(routing, Options(geometry=given))
-    header = foreign.header
+    """The rows of a trace, or of another tool's file, with the sizes of the run; several runs may name one file."""
+    header, rows = _stored(routing) if is_trace(routing) else _foreign(routing, sizes)
     found = header.geometry
     if (found.layers, found.k) != (sizes.layers, sizes.k):
-        raise ConfigError(
-            f"{routing}: {found.layers} layers of {found.k} experts; its run has {sizes.layers} of {sizes.k}"
-        )
-    requests = list(islice(foreign.requests, 1))
+        ours, theirs = (f"{each.layers} layers with {each.k} experts per token" for each in (found, sizes))
+        raise ConfigError(f"{routing} has {ours}, and the run {theirs}; give the run's k (--k, or column k)")
+    requests = list(islice(rows, 1))
     return header.model_copy(update={"geometry": _sized(found, sizes)}), requests
+
+
+def _stored(path: Path) -> tuple[Header, Iterator[Request]]:
+    trace = open_trace(path)
+    return trace.header, (trace.request(index) for index in range(trace.requests))
+
+
+def _foreign(path: Path, sizes: Sizes) -> tuple[Header, Iterator[Request]]:
+    each = (round(sizes.expert_bytes),) * sizes.layers
+    given = Geometry(layers=sizes.layers, experts=sizes.experts, k=sizes.k, expert_bytes=each)
+    foreign = importers.read(path, Options(geometry=given))
+    return foreign.header, iter(foreign.requests)
+
+
+def is_trace(path: Path) -> bool:
+    """Whether this is a trace of ours, and no file of another tool."""
+    return path.is_dir() and (path / "zarr.json").exists()
 
 
 def _sized(geometry: Geometry, sizes: Sizes) -> Geometry:
@@ -127,7 +144,7 @@ def _compared(result: Result, run: Run, sizes: Sequence[int]) -> Replayed:
     tokens = _tokens(result.events, passes, sizes)
     columns = {
         "tpot_ms": tpot,
-        "tok_s": 1000 / tpot,
+        **({"tok_s": 1000 / tpot} if tpot else {}),
         "tpot_median_ms": float(np.median(tokens.wall_ms)),
         "compute_ms": (total("dense_ns") + total("expert_ns")) / passes / MS,
         "io_ms" if run.serial else "stall_ms": total("stall_ns") / passes / MS,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
+from itertools import product
+from math import nan
 from pathlib import Path
 
+from calibration.columns import FILES, File, amounts, needed
 from simulator.errors import ConfigError
 from traces.documents import content
 from traces.spelling import hint
 
 MOST_COLUMNS = 1024
+#: A decimal number; Python takes more for one: nan, infinity, 1_000, digits of other scripts.
+NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 SHOWN = 60  #: characters of a cell that an error quotes
 
 
@@ -23,34 +28,41 @@ class Line:
     file: Path
     number: int  #: of its line, from 1
     cells: Mapping[str, str]
+    kind: File = "cells"
 
     def text(self, column: str) -> str:
-        """The cell, empty where the file has no such column."""
+        """The cell, empty where the file has no such column. Raises KeyError for a column that is not declared."""
+        assert FILES[self.kind][column]  # or docs/logs.md does not have it
         return self.cells.get(column, "")
 
     def amount(self, column: str) -> float | None:
-        """A number of at least 0, None where the cell is empty. Raises ConfigError naming the line."""
-        written = self.text(column)
+        """A number in the column's range, None where the cell is empty. Raises ConfigError naming the line."""
+        written, allowed = self.text(column), FILES[self.kind][column].range
+        assert allowed is not None  # or it is a column of text
         if not written:
             return None
-        try:
-            value = float(written)
-        except ValueError:
-            value = -1.0
-        if value < 0 or not isfinite(value):
-            said = f"{self.file} line {self.number}: {column} is {written[:SHOWN]!r}"
-            raise ConfigError(f"{said}; expected a number of at least 0, or nothing")
-        return value
+        value = float(written) if NUMBER.fullmatch(written) else nan
+        if not allowed.least <= value <= allowed.most or (allowed.whole and value != int(value)):
+            raise ConfigError(f"{self.where}: {column} is {written[:SHOWN]!r}; expected {allowed}, or nothing")
+        return abs(value)  # no negative zero
+
+    @property
+    def where(self) -> str:
+        """File and line, for errors."""
+        return f"{self.file} line {self.number}" if self.number else str(self.file)
 
 
-def read_lines(file: Path, needed: tuple[str, ...]) -> list[Line]:
-    """Every row; lines that begin with # are remarks. Raises ConfigError naming the line or the column."""
+def read_lines(file: Path, kind: File) -> list[Line]:
+    """Every row of a file of that kind; lines that begin with # are remarks. Raises ConfigError naming the line."""
     written = _text(file).splitlines()
     kept = [(number, line) for number, line in enumerate(written, 1) if line.strip() and not line.startswith("#")]
     if not kept:
         raise ConfigError(f"{file}: no rows; expected a line of column names and a line per row")
-    columns = _columns(file, *kept[0], needed)
-    return [_line(file, number, line, columns) for number, line in kept[1:]]
+    columns = _columns(file, *kept[0], needed(kind))
+    lines = [_line(file, number, line, columns, kind) for number, line in kept[1:]]
+    for line, column in product(lines, amounts(kind)):
+        line.amount(column)
+    return lines
 
 
 def _text(file: Path) -> str:
@@ -62,21 +74,21 @@ def _text(file: Path) -> str:
         raise ConfigError(f"{file}: not UTF-8 text; expected CSV") from None
 
 
-def _columns(file: Path, number: int, line: str, needed: tuple[str, ...]) -> list[str]:
+def _columns(file: Path, number: int, line: str, wanted: tuple[str, ...]) -> list[str]:
     columns = _cells(file, number, line)
     if len(columns) > MOST_COLUMNS:
         raise ConfigError(f"{file} line {number}: {len(columns):,} columns; expected at most {MOST_COLUMNS:,}")
-    for name in needed:
+    for name in wanted:
         if name not in columns:
             raise ConfigError(f"{file} line {number}: no column {name!r}: {hint(name, columns)}")
     return columns
 
 
-def _line(file: Path, number: int, line: str, columns: list[str]) -> Line:
+def _line(file: Path, number: int, line: str, columns: list[str], kind: File) -> Line:
     cells = _cells(file, number, line)
     if len(cells) != len(columns):
         raise ConfigError(f"{file} line {number}: {len(cells)} cells; expected {len(columns)}, as in the first line")
-    return Line(file, number, dict(zip(columns, cells, strict=True)))
+    return Line(file, number, dict(zip(columns, cells, strict=True)), kind)
 
 
 def _cells(file: Path, number: int, line: str) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from calibration.columns import CELLS
 from calibration.folder import Evidence
 from calibration.refusal import RefusalError
 from calibration.rows import Line
@@ -63,12 +64,15 @@ class Run:
     def mean(self, column: str) -> float | None:
         """Milliseconds per token of a column, from the log where there is one, else as published."""
         rows = getattr(self.series, column, None)
-        return self.cell.amount(column) if rows is None else float(rows.mean())
+        return self._published(column) if rows is None else float(rows.mean())
 
     def median(self, column: str) -> float | None:
         """The same of the median token."""
         rows = getattr(self.series, column, None)
-        return self.cell.amount(column) if rows is None else float(np.median(rows))
+        return self._published(column) if rows is None else float(np.median(rows))
+
+    def _published(self, column: str) -> float | None:
+        return self.cell.amount(column) if column in CELLS else None  # or only logs have it
 
 
 def run_of(evidence: Evidence, cell: Line) -> Run:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from calibration.columns import needed
 from calibration.rows import Line, read_lines
 from simulator.errors import ConfigError
 
-NEEDED = ("wall_ms", "read_bytes")
+NEEDED = needed("tokens")
 PARTS = ("compute_ms", "io_ms", "stall_ms", "mgmt_ms", "majflt")
 
 
@@ -44,7 +45,7 @@ class Series:
 
 def read_series(file: Path) -> Series:
     """The log of a file. Raises ConfigError naming the line."""
-    lines = read_lines(file, NEEDED)
+    lines = read_lines(file, "tokens")
     if not lines:
         raise ConfigError(f"{file}: no tokens; expected a row for each")
     needed = [_column(lines, name) for name in NEEDED]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from calibration.refusal import RefusalError
 from calibration.rows import Line
+from simulator.errors import ConfigError
 from simulator.platform import MIB
 from traces.geometry import KnownModel, known
 from traces.schema import Geometry, TraceError
@@ -40,6 +41,8 @@ def sizes_of(cell: Line, model: Line | None) -> Sizes:
     layers = _whole(cell, "moe_layers", geometry and geometry.layers)
     experts = _whole(cell, "experts", geometry and geometry.experts)
     k = _whole(cell, "k", geometry and geometry.k)
+    if k > experts:
+        raise ConfigError(f"{cell.where}: k is {k}; expected at most the {experts} experts of a layer")
     each = _expert_bytes(cell, geometry)
     dense, said = _dense(cell, model, like, layers * experts * each, each)
     return Sizes(layers, experts, k, each, dense, said, named_in(cell.text("quant")) or "")

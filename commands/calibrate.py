@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from commands.groups import Typed, grouped
+from commands.log_options import OfLogs, logged
 from commands.terminal import STDOUT, say, show, show_json
 
 if TYPE_CHECKING:
@@ -21,19 +22,11 @@ if TYPE_CHECKING:
     from traces.schema import Geometry
 
 
-class OfLogs(NamedTuple):
-    """What per-token logs do not say of themselves; a folder says it in cells.csv."""
+class OfFit(NamedTuple):
+    """How a platform is fitted to logs."""
 
-    model: Annotated[str | None, typer.Option(help="Of LOGs: a known model; `moereplay models` lists them.")] = None
-    memory: Annotated[str | None, typer.Option(help="Of LOGs: the expert cache, as 4000MiB; 0 if off.")] = None
-    k: Annotated[int | None, typer.Option(min=1, help="Of LOGs: experts per token; the model's own unsaid.")] = None
-    lanes: Annotated[int, typer.Option(min=1, help="Of LOGs: reads at once.")] = 4
-    serial: Annotated[bool, typer.Option("--serial", help="Of LOGs: the engine reads, then computes.")] = False
-    quant: Annotated[str, typer.Option(help="Of LOGs: weight format of the file.")] = "Q4_K_M"
-    dense: Annotated[str | None, typer.Option(help="Of LOGs: what a token reads beside experts, as 1816MiB.")] = None
-    device: Annotated[str, typer.Option(help="Of LOGs: what the machine is called.")] = "this machine"
-    hold_out: Annotated[float, typer.Option(min=0, max=0.9, help="Of LOGs: share of tokens, the last.")] = 0.3
-    trace: Annotated[Path | None, typer.Option(help="Of one LOG: its routing, another tool's file.")] = None
+    device: Annotated[str, typer.Option(help="Name of the machine.")] = "this machine"
+    hold_out: Annotated[float, typer.Option(min=0, max=0.9, help="Logs: share of tokens held out, the last.")] = 0.3
 
 
 class Here(NamedTuple):
@@ -67,6 +60,7 @@ def calibrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     logs: OfLogs,
+    fitting: OfFit,
     here: Here,
     typed: Typed,
 ) -> None:
@@ -86,8 +80,8 @@ def calibrate(
     if here.slow_tier:
         if sources or fit:
             raise ConfigError("--slow-tier measures this machine and reads no logs; leave the sources and --fit out")
-        _refuse(typed & {"base", *OfLogs._fields} - OF_BOTH, "means nothing beside --slow-tier")
-        _measure_here(here, here.slow_tier, logs, out, as_json)
+        _refuse(typed & {"base", *OfLogs._fields, *OfFit._fields} - OF_BOTH, "means nothing beside --slow-tier")
+        _measure_here(here, here.slow_tier, (logs.model, fitting.device), out, as_json)
         return
     _refuse(typed & {*Here._fields}, "means nothing without --slow-tier")
     if not sources:
@@ -98,9 +92,9 @@ def calibrate(
     if sources[0].is_dir():
         if len(sources) > 1 or not fit:
             raise ConfigError("one folder and at least one --fit PATTERN are needed; or name per-token logs")
-        _refuse(typed & {*OfLogs._fields}, "is of LOGs and means nothing beside a folder")
+        _refuse(typed & {*OfLogs._fields, *OfFit._fields}, "is of LOGs and means nothing beside a folder")
     machine = platform(base)
-    found, held, more = _of_folder(sources[0], fit or [], machine) if fit else _of_logs(sources, logs, machine)
+    found, held, more = _of_folder(sources[0], fit or [], machine) if fit else _of_logs(sources, logs, fitting, machine)
     if out:
         _write(out, as_toml(found.platform), found.warnings)
     if out == STDOUT:
@@ -121,8 +115,8 @@ def _refuse(ignored: AbstractSet[str], why: str) -> None:
         raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
 
 
-def _measure_here(here: Here, slow_tier: str, about: OfLogs, out: Path | None, as_json: bool) -> None:
-    """Calibrate this machine by runs of its own."""
+def _measure_here(here: Here, slow_tier: str, of: tuple[str | None, str], out: Path | None, as_json: bool) -> None:
+    """Calibrate this machine by runs of its own; `of` is the model and the device."""
     from tempfile import TemporaryDirectory
 
     from commands.offloading import slow_tier_of
@@ -132,8 +126,9 @@ def _measure_here(here: Here, slow_tier: str, about: OfLogs, out: Path | None, a
     from tracegen.requirements import require_torch
 
     require_torch()
-    device = "cpu" if about.device == OfLogs().device else about.device
-    throttle, geometry = throttle_named(here.throttle), _measured_geometry(about.model, here.layers)
+    model, named = of
+    device = "cpu" if named == OfFit().device else named
+    throttle, geometry = throttle_named(here.throttle), _measured_geometry(model, here.layers)
     require_place(slow_tier_named(slow_tier), device)
     from tracegen.offload.calibration import RUNS, about_of, bench_of, calibrate, document
     from tracegen.offload.device import compute_on, described
@@ -209,25 +204,27 @@ def _of_folder(folder: Path, globs: list[str], base: Platform) -> tuple[Fitted, 
     return found, held, {"left_out": refused}
 
 
-def _of_logs(files: list[Path], about: OfLogs, base: Platform) -> tuple[Fitted, list[Prediction], dict[str, object]]:
+def _of_logs(
+    files: list[Path], about: OfLogs, fitting: OfFit, base: Platform
+) -> tuple[Fitted, list[Prediction], dict[str, object]]:
     """Fitted on the first tokens of logs; the others predicted, and the routing of a log replayed."""
+    from analysis.tables import counted
     from calibration.fitting import fit, prediction
-    from calibration.logs import Logged, runs_of_logs, split
+    from calibration.logs import runs_of_logs, split
     from simulator.errors import ConfigError
 
-    if about.model is None or about.memory is None:
-        raise ConfigError("logs need --model and --memory; a folder needs --fit PATTERN")
     if about.trace and len(files) > 1:
         raise ConfigError("--trace is the routing of one log; name that log alone")
-    said = Logged(about.model, about.memory, *about[2:8])
+    said = logged(about, files, fitting.device)
     runs = runs_of_logs(files, said)
-    first, last = split(runs, about.hold_out)
-    method = f"{len(files)} logs of {about.model} at {about.memory}, the last {about.hold_out:.0%} of tokens held out"
+    first, last = split(runs, fitting.hold_out)
+    budgets, logs = ", ".join(dict.fromkeys(each.memory for each in said)), counted(len(files), "log")
+    method = f"{logs} of {about.model} at {budgets}, the last {fitting.hold_out:.0%} of tokens held out"
     found = fit(first, base, method)
     held = [prediction(found.platform, run, "held_out") for run in last]
     if about.trace is None:
         return found, held, {}
-    return found, held, {"replay": _replay(found.platform, runs[0], about.trace)}
+    return found, held, {"replay": _replay(found.platform, runs[0], about.trace[0])}
 
 
 def _replay(machine: Platform, run: Run, routing: Path) -> dict[str, object]:

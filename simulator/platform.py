@@ -6,6 +6,7 @@ Without calibration compute is a roofline: max(2 * params * tokens / FLOP/s, byt
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
@@ -17,6 +18,7 @@ from simulator.capacity import check_readable
 from simulator.errors import ConfigError
 from simulator.rates import MILLION, MOST_NS, NS, bounded, by_tokens, ceiling, ceilings, curve, exact, half_even, longer
 from traces.frozen import Sparse
+from traces.schema import canonical
 from traces.weight_formats import check_format
 
 MIB = 1 << 20
@@ -226,7 +228,7 @@ class Loading(Sparse):
 class Calibration(Sparse):
     """Where measured figures come from. Nothing here changes a replay."""
 
-    later: ClassVar = frozenset({"slow_tier", "throttle_bytes_per_s"})
+    later: ClassVar = frozenset({"slow_tier", "throttle_bytes_per_s", "digest"})
 
     device: str
     method: str = ""
@@ -235,12 +237,14 @@ class Calibration(Sparse):
     mape: float | None = Field(default=None, ge=0)  #: of the time per token; `method` says over which runs
     slow_tier: str = ""  #: what experts were read from: disk, disk:buffered or pinned
     throttle_bytes_per_s: float | None = Field(default=None, gt=0, le=MOST_RATE)  #: of that slow tier, if it had one
+    digest: str = Field(default="", max_length=64)  #: of the platform's figures and of the rest (`Platform.seal`)
 
     def in_one_line(self) -> str:
-        """Of which machine, by which runs, how far off, from when."""
+        """Of which machine, by which runs, how far off, from when, and whether a digest holds the figures."""
         error = None if self.mape is None else f"mean error {self.mape:.1%}"
         runs = f"{self.cells} runs" if self.cells else None
-        return ", ".join(filter(None, (self.device, runs, error, self.date)))
+        unverified = None if self.digest else "figures unverified (no digest)"
+        return ", ".join(filter(None, (self.device, runs, error, self.date, unverified)))
 
 
 #: The figures of a link that its times are made from.
@@ -299,6 +303,22 @@ class Platform(Sparse):
         """Whether a price depends on the model's KV cache or on the format of its weights."""
         of = self.compute
         return of.kv_bytes_per_s is not None or (isinstance(of, Roofline) and bool(of.formats))
+
+    @property
+    def seal(self) -> str:
+        """Digest of the figures with what the calibration says of them."""
+        about = self.calibration.model_dump(mode="json", exclude={"digest"}) if self.calibration else None
+        return hashlib.sha256(canonical([self.figures(), about])).hexdigest()[:16]
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether figures, or what is said of them, are not those that a calibration has written."""
+        return self.calibration is not None and self.calibration.digest not in ("", self.seal)
+
+    @property
+    def calibrated(self) -> Calibration | None:
+        """The calibration that its figures are of; None if it has none, or they were edited since."""
+        return None if self.is_edited else self.calibration
 
     def document(self) -> dict[str, Any]:
         """What its file says, defaults filled in but for later figures: `link` where there is one, else `links`."""

@@ -162,6 +162,16 @@ def _with_rows(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 # written
 
 
+def sealed(machine: Platform) -> Platform:
+    """The machine as its file is read, with the digest of its figures in `[calibration]`.
+
+    Raises ConfigError for figures that no file may have.
+    """
+    read = _valid(from_toml(as_toml(machine)), machine.name)
+    assert read.calibration is not None  # or there is nothing to seal
+    return read.model_copy(update={"calibration": read.calibration.model_copy(update={"digest": read.seal})})
+
+
 def as_toml(machine: Platform) -> str:
     """The platform as a file that can be edited and given back."""
     return "\n".join(_lines(machine.document(), "")) + "\n"

@@ -47,7 +47,7 @@ class Plan:
     @property
     def warning(self) -> str | None:
         """What a reader should know of the capacity: below one token's demand, above everything, above the memory."""
-        said = (self.capacity_warning, self._shortage(), self._unknown_cache(), self._no_dense_part())
+        said = (self.capacity_warning, self._shortage(), self._unknown_cache(), self._no_dense_part(), self._edited())
         return "; ".join(filter(None, said)) or None
 
     @property
@@ -55,6 +55,13 @@ class Plan:
         """The part of `warning` that holds on any machine."""
         geometry, tiers = self.layout.geometry, self.layout.tiers
         return cliff(self.capacity, geometry, tiers[-1]) or surplus(self.capacity, geometry, tiers)
+
+    def _edited(self) -> str | None:
+        """That the figures are not those of the platform's calibration, if so."""
+        if not self.machine.is_edited or self.machine.calibration is None:
+            return None
+        of = self.machine.calibration.device
+        return f"{self.machine.name} is not called calibrated: its file was edited after the calibration of {of}"
 
     def _shortage(self) -> str | None:
         """That the machine's memory does not hold all this, if so."""
@@ -209,7 +216,7 @@ def _about(ready: Plan) -> Row:
 
 def _seconds(ready: Plan) -> Row:
     """Whether its times are of measured prices, and of which; without the dense part they are an estimate."""
-    about = ready.machine.calibration if ready.times_everything else None
+    about = ready.machine.calibrated if ready.times_everything else None
     return {"seconds": "calibrated" if about else "estimate", "calibration": about.in_one_line() if about else None}
 
 

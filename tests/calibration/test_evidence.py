@@ -154,10 +154,10 @@ WRONG = {
     "cell,device\n": "no column 'model'",
     "": "no rows",
     'cell,device,model\n"a,b,c\n': "line 2: ",
-    "cell,device,model,k\na,d,m,four\n": "line 2: k is 'four'; expected a number of at least 0",
+    "cell,device,model,k\na,d,m,four\n": "line 2: k is 'four'; expected a whole number",
     "cell,device,model,k\na,d,m,-1\n": "line 2: k is '-1'",
     "cell,device,model,k\na,d,m,inf\n": "line 2: k is 'inf'",
-    "cell,device,model,hit_pct\na,d,m,100.5\n": "line 2: hit_pct is '100.5'; expected percent, from 0 to 100",
+    "cell,device,model,hit_pct\na,d,m,100.5\n": "line 2: hit_pct is '100.5'; expected a number from 0 to 100",
     "cell,device,model\na,d,m\n# b\na,d,m\n": "line 4: cell 'a' again, as on line 2",
     "cell,device,model\n": "no cells",
 }
@@ -204,7 +204,7 @@ def test_any_bytes_are_rows_or_one_line_of_complaint(tmp_path_factory, text):
     file = tmp_path_factory.mktemp("any") / "any.csv"
     file.write_bytes(text)
     try:
-        lines = read_lines(file, ())
+        lines = read_lines(file, "cells")
     except ConfigError as wrong:
         assert str(wrong).startswith(str(file)) and "\n" not in str(wrong)
     else:

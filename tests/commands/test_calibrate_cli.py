@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from calibration.report import warning_lines
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
-from tests.kit.evidence_folder import made, route
+from tests.kit.evidence_folder import made, route, row
 from tests.kit.recordings import FOLDER
 
 FIT = ("--fit", "made-off*", "--fit", "made-half*", "--fit", "made-two-lanes")
@@ -119,8 +120,48 @@ LOGGED = ("--model", "olmoe", "--memory", "100MiB", "--k", 4)
 ERRORS = {
     ("calibrate", "{folder}"): "one folder and at least one --fit PATTERN are needed",
     ("calibrate", "{folder}", "--fit", "nothing*"): "--fit 'nothing*' matches no cell of",
-    ("calibrate", "{log}"): "logs need --model and --memory",
-    ("calibrate", "{log}", "--model", "olmoe", "--memory", "much"): "--memory 'much' is no size; write 4000MiB",
+    ("calibrate", "{log}"): "missing model: logs need --model",
+    ("calibrate", "{log}", "--model", "olmoe"): "missing memory: logs need --memory",
+    ("calibrate", "{log}", "--model", "olmoe", "--memory", "much"): "invalid --memory 'much': expected a size such as",
+    ("calibrate", "{log}", "--model", "olmoe", "--memory", "9999999999999TB"): "invalid --memory '9999999999999TB'",
+    ("calibrate", "{log}", *("--memory", "1GiB") * 2, "--model", "olmoe"): "--memory is given 2 times for 1 logs",
+    ("calibrate", "{log}", "--model", "olmoe", "--memory", "0", "--lanes", 99999): "expected a whole number from 1 to",
+    ("evidence", "{log}"): "missing calibration: logs need --calibration FILE",
+    ("evidence", "{log}", "--fit", "made*"): "--fit cannot be combined with logs",
+    ("evidence", "{log}", "--calibration", "phone-ufs4"): "platform phone-ufs4 has no [calibration]",
+    ("evidence", "{log}", "--calibration", "{desk}"): "missing model: logs need --model",
+    ("evidence", "{log}", "--calibration", "{desk}", "--model", "olmoe"): "missing memory: logs need --memory",
+    (
+        "evidence",
+        "{log}",
+        "--calibration",
+        "{desk}",
+        *("--model", "olmoe", "--memory", "1GiB", "--trace", "none.csv"),
+    ): ("--trace none.csv: No such file"),
+    (
+        "evidence",
+        "{log}",
+        "--calibration",
+        "{desk}",
+        *("--model", "olmoe", "--memory", "1GiB", "--trace", "miniature.x"),
+    ): ("--trace miniature.x: No such file"),
+    (
+        "evidence",
+        "{log}",
+        "--calibration",
+        "{desk}",
+        *("--model", "olmoe", "--memory", "1GiB", "--k", 4, "--trace", "{prompts}"),
+    ): "its routing has no decoded",
+    (
+        "evidence",
+        "{folder}",
+        "--calibration",
+        "{desk}",
+        "--memory",
+        "1GiB",
+    ): "--memory is of logs and cannot be combined",
+    ("evidence", "{folder}", "{log}", "--calibration", "{desk}"): "one folder, or logs, are predicted at a time",
+    ("evidence", "none.csv", "--calibration", "{desk}"): "cannot read none.csv: No such file",
     (
         "calibrate",
         "{log}",
@@ -166,6 +207,7 @@ ERRORS = {
     ("evidence", "{folder}"): "give either --calibration FILE or --fit PATTERN",
     ("evidence", "{folder}", "--calibration", "phone-ufs4"): "platform phone-ufs4 has no [calibration]",
     ("evidence", "{folder}/tokens", "--fit", "made*"): "cells.csv: No such file or directory",
+    ("evidence", "{folder}", "--fit", "made*", "--calibration", "{desk}"): "give either --calibration FILE or --fit",
 }
 
 
@@ -174,10 +216,94 @@ def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, words, said):
     cached = tmp_path / "cached.csv"
     cached.write_text("wall_ms,read_bytes,compute_ms,stall_ms\n" + "31,0,30,1\n" * 40)
     prompts = route(tmp_path / "prompts.csv", 16, "")
-    places = {"folder": folder, "log": folder / "tokens" / "made-half.csv", "cached": cached, "prompts": prompts}
+    desk = tmp_path / "desk.toml"
+    desk.write_text('name = "desk"\nbase = "phone-ufs4"\n[calibration]\ndevice = "desk"\n')
+    places = {
+        "folder": folder,
+        "desk": desk,
+        "log": folder / "tokens" / "made-half.csv",
+        "cached": cached,
+        "prompts": prompts,
+    }
     ended = moereplay(*(str(word).format(**places) for word in words))
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
-    assert said in ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("compiling ")]
+    assert (ended.returncode, ended.stdout, len(lines)) == (2, "", 1), ended.stderr
+    assert said in lines[0]
+
+
+# ---------------------------------------------------------------- one run beside its prediction
+
+
+@pytest.fixture(scope="module")
+def mine(folder, tmp_path_factory) -> dict[str, Path]:
+    """A calibration, a trace of 12 decoded tokens of OLMoE, and two logs that read what a replay of it reads."""
+    place = tmp_path_factory.mktemp("mine")
+    document("calibrate", folder, *FIT, "--out", place / "desk.toml")
+    made = ("--model", "olmoe-1b-7b", "--requests", 1, "--prompt-tokens", 0, "--decode-tokens", 12)
+    assert moereplay("synthesise", *made, "--out", place / "t.zarr").returncode == 0
+    (place / "a.csv").write_text("wall_ms,read_bytes\n" + "400,200000000\n" * 12)
+    (place / "b.csv").write_text("wall_ms,read_bytes\n" + "300,100000000\n" * 12)
+    return {"desk": place / "desk.toml", "trace": place / "t.zarr", "a": place / "a.csv", "b": place / "b.csv"}
+
+
+def test_a_log_is_predicted_by_the_replay_of_its_routing(mine):
+    about = ("--calibration", mine["desk"], "--model", "olmoe-1b-7b", "--trace", mine["trace"], "--dense", "500MiB")
+    found = document("evidence", mine["a"], mine["b"], *about, "--memory", "400MiB", "--memory", "1500MiB")
+    small, large = found["cells"]
+    assert small["basis"] == large["basis"] == "replay" and small["device"] == "desk"
+    assert small["measured"]["tpot_ms"] == 400 and large["measured"]["read_mib_per_token"] == pytest.approx(
+        95.4, rel=0.01
+    )
+    assert small["predicted"]["hit_pct"] < large["predicted"]["hit_pct"]  # each has its own memory
+    assert small["error"]["tpot_ms"] == pytest.approx(small["predicted"]["tpot_ms"] / 400 - 1, rel=1e-3)
+    shown = moereplay("evidence", mine["a"], *about, "--memory", "400MiB").stdout
+    for words in ("time per token, mean", "hits, %", "read per token, MiB", "predicted", "measured", "points"):
+        assert words in unfolded(shown)
+
+
+def test_without_its_routing_the_time_of_a_log_is_predicted_from_its_bytes(mine):
+    about = ("--calibration", mine["desk"], "--model", "olmoe-1b-7b", "--memory", "1GiB", "--dense", "500MiB")
+    found = document("evidence", mine["a"], *about)["cells"][0]
+    assert found["basis"] == "published" and "hit_pct" not in found["predicted"]
+    assert "add --trace" in unfolded(moereplay("evidence", mine["a"], *about).stdout)
+
+
+def test_logs_of_several_budgets_are_calibrated_together(mine, tmp_path):
+    about = ("--model", "olmoe-1b-7b", "--dense", "500MiB", "--memory", "400MiB", "--memory", "1500MiB")
+    printed = document("calibrate", mine["a"], mine["b"], *about, "--hold-out", 0, "--out", tmp_path / "two.toml")
+    assert "2 logs of olmoe-1b-7b at 400MiB, 1500MiB" in printed["method"]
+
+
+def test_a_calibration_that_was_edited_is_named_and_not_called_calibrated(mine, folder, tmp_path):
+    text, edited = mine["desk"].read_text(), tmp_path / "edited.toml"
+    assert "digest = " in text
+    edited.write_text(re.sub(r"(?m)^ns_per_mib = \d+", "ns_per_mib = 7", text))
+    ended = moereplay("evidence", folder, "--calibration", edited)
+    assert ended.returncode == 0 and "was edited after its calibration" in unfolded(ended.stderr)
+    about = document("replay", "miniature", "--capacity", "25%", "--platform", edited)["about"]
+    assert (about["seconds"], about["calibration"]) == ("estimate", None)
+    assert "edited after the calibration of desk" in about["warning"]
+
+
+ABSURD = {"experts": "1e308", "k": "9" * 20, "moe_layers": "1e-308", "tpot_median_ms": "1e-308", "lanes": "2.5"}
+
+
+@pytest.mark.parametrize(("column", "value"), ABSURD.items())
+def test_absurd_numbers_in_a_row_are_refused_by_both(mine, tmp_path, column, value):
+    folder = made(tmp_path / "made", more=[row("absurd", tpot_ms=9, hit_pct=50, **{column: value})])
+    for words in (("calibrate", folder, *FIT), ("evidence", folder, "--calibration", mine["desk"], "--json")):
+        ended = moereplay(*words)
+        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
+        assert f"{column} is {value!r}; expected a " in ended.stderr and "cells.csv line 9" in ended.stderr
+
+
+def test_figures_that_no_machine_has_are_no_platform(tmp_path):
+    """In range each, and together a rate beyond any: nothing is written."""
+    (tmp_path / "log.csv").write_text("wall_ms,read_bytes,compute_ms,stall_ms\n" + "1,4e18,1e-9,1e-9\n" * 12)
+    out = tmp_path / "out.toml"
+    ended = moereplay("calibrate", tmp_path / "log.csv", *LOGGED, "--out", out)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert not out.exists()
 
 
 @pytest.mark.skipif(not (PUBLISHED / "cells.csv").exists(), reason="other people's measured runs are not here")

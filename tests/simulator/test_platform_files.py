@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from simulator.errors import ConfigError
-from simulator.platform import Contention, Link, Measured, Platform
-from simulator.platform_files import as_toml, platform, presets
+from simulator.platform import Calibration, Contention, Link, Measured, Platform
+from simulator.platform_files import as_toml, platform, presets, sealed
 from traces.schema import Geometry
 
 TINY = Geometry(layers=2, experts=4, k=2, expert_bytes=(1000, 3000), expert_bits=16, dense_params=50, head_params=70)
@@ -221,6 +221,45 @@ def test_a_file_that_extends_itself_is_refused_by_its_chain(tmp_path: Path) -> N
 def test_what_is_wrong_with_a_base_is_said(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         platform(extending(tmp_path, text))
+
+
+def calibrated(folder: Path, change: tuple[str, str] = ("", "")) -> Platform:
+    """A platform with a sealed calibration, read from a file in which one text was replaced by another."""
+    about = Calibration(device="desk", cells=3, mape=0.05)
+    machine = Platform(name="m", links=(Link(bytes_per_s=2.5e9),), compute=Measured(expert_ns=7), calibration=about)
+    text = as_toml(sealed(machine))
+    assert change[0] in text
+    (folder / "m.toml").write_text(text.replace(*change))
+    return platform(str(folder / "m.toml"))
+
+
+def test_a_sealed_calibration_is_kept_by_its_file(tmp_path: Path) -> None:
+    found = calibrated(tmp_path)
+    assert found.calibrated is not None and not found.is_edited
+    assert found.calibrated.in_one_line() == "desk, 3 runs, mean error 5.0%"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [("2500000000.0", "2600000000.0"), ("expert_ns = 7", "expert_ns = 8"), ("mape = 0.05", "mape = 0.01"),
+     ("cells = 3", "cells = 30"), ('device = "desk"', 'device = "farm"'), ('digest = "', 'digest = "0')],
+)  # fmt: skip
+def test_a_platform_that_was_edited_after_its_calibration_is_not_called_calibrated(
+    change: tuple[str, str], tmp_path: Path
+) -> None:
+    found = calibrated(tmp_path, change)
+    assert found.is_edited and found.calibrated is None
+
+
+def test_names_and_remarks_may_be_edited(tmp_path: Path) -> None:
+    assert calibrated(tmp_path, ('name = "m"', 'name = "mine"')).calibrated is not None
+
+
+def test_a_calibration_without_a_digest_says_so(tmp_path: Path) -> None:
+    digest = sealed(calibrated(tmp_path)).calibration
+    assert digest is not None
+    found = calibrated(tmp_path, (f'digest = "{digest.digest}"\n', ""))
+    assert found.calibrated is not None and "no digest" in found.calibrated.in_one_line()
 
 
 @pytest.mark.parametrize("machine", presets(), ids=lambda machine: machine.name)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from calibration.columns import FILES
+from calibration.columns import markdown as columns
 from policies import NAMES, catalogue
 from policies.grammar import parse
 from policies.table import explain, markdown, rows
@@ -21,6 +23,11 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 def between(page: str, mark: str) -> str:
     """The text that a generated table occupies."""
     return (ROOT / page).read_text().split(f"<!-- {mark}:")[1].split("-->\n", 1)[1].split("<!-- end -->")[0].strip()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_tables_of_logs_have_every_column_that_is_read(file):
+    assert between("docs/logs.md", file) == columns(file), "run `make tables`"
 
 
 def test_the_table_of_policies_is_what_the_command_prints():

@@ -14,7 +14,7 @@ import torch
 
 from simulator.config import ReplayConfig, configure
 from simulator.platform import Calibration, Measured
-from simulator.platform_files import as_toml
+from simulator.platform_files import as_toml, sealed
 from tracegen.offload.bench import Bench, SlowTiers, check_measurable, replayed
 from tracegen.offload.durations import Durations
 from tracegen.offload.fit import Figure, Fitted, figure_of, fit
@@ -95,7 +95,7 @@ def calibrate(
     known = found.platform.model_copy(update={"calibration": about.model_copy(update={"cells": 4, "mape": own})})
     figures = found.figures | _named(tokens, by_format(bench, geometry))
     figures |= link_figures(bench.slow[geometry.expert_bytes])
-    return Calibrated(found._replace(platform=known), figures, own, errors)
+    return Calibrated(found._replace(platform=sealed(known)), figures, own, errors)
 
 
 def _curved(found: Fitted, tokens: dict[str, dict[int, Figure]]) -> Fitted:

@@ -10,7 +10,7 @@ from policies.contract import PolicyError
 from results.checks import How, Side, side_of
 from simulator.config import ReplayConfig
 from simulator.errors import ConfigError
-from simulator.platform import Calibration
+from simulator.platform import Calibration, Platform
 from simulator.platform_files import platform
 from simulator.replay import Plan
 from sweeps.checks import Run
@@ -55,7 +55,7 @@ class Measuring:
         """Raises ConfigError, with the command to run, for a platform that is no calibration of this machine."""
         free_memory(self.device)  # or there is no such device
         for name in sorted(set(platforms)):
-            if reason := mismatch(platform(name).calibration, self._here):
+            if reason := mismatch(platform(name), self._here):
                 raise ConfigError(f"platform {name} {reason}; a check needs this machine's: {self._command(model)}")
 
     @property
@@ -75,7 +75,7 @@ class Measuring:
             ready = check_measurable(part, config)
         except (ConfigError, PolicyError) as error:
             return str(error)
-        if reason := mismatch(ready.machine.calibration, self._here):
+        if reason := mismatch(ready.machine, self._here):
             return f"platform {config.platform} {reason}"
         needed, free = self._memory(part, ready), free_memory(self.device)
         if needed > free:
@@ -115,10 +115,13 @@ class Measuring:
         return self._parts[trace.digest]
 
 
-def mismatch(said: Calibration | None, here: Calibration) -> str | None:
+def mismatch(machine: Platform, here: Calibration) -> str | None:
     """Why figures are not of this device, slow tier and throttle; None if they are."""
+    said = machine.calibration
     if said is None:
         return "has no [calibration]"
+    if machine.is_edited:
+        return f"was edited after its calibration on {said.device!r}"
     if said.device != here.device:
         return f"was calibrated on {said.device!r}, and this machine is {here.device!r}"
     if said.slow_tier != here.slow_tier:

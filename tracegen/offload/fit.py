@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from simulator.platform import Calibration, Contention, Link, Loading, Measured, Platform, Points
+from simulator.platform_files import sealed
 from tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
 
 TRIM = 0.02
@@ -55,7 +56,7 @@ def fit(runs: Sequence[Durations], about: Calibration, throttle: float | None) -
     figures |= _on_cpu([each for run in runs for each in run.on_cpu])
     figures |= {f"expert.{size}_bytes_ns": each for size, each in by_size.items()}
     values = {name: each.value for name, each in figures.items()}
-    return Fitted(_platform(values, by_size, about, throttle), figures, tuple(warnings))
+    return Fitted(sealed(_platform(values, by_size, about, throttle)), figures, tuple(warnings))
 
 
 def _platform(

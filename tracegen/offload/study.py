@@ -17,7 +17,7 @@ from typing import NamedTuple
 from policies.contract import Costs
 from simulator.config import KINDS, ReplayConfig
 from simulator.platform import Calibration
-from simulator.platform_files import as_toml
+from simulator.platform_files import as_toml, sealed
 from simulator.replay import plan as replay_plan
 from tracegen.offload.bench import Bench, Ran, replayed
 from tracegen.offload.durations import Durations
@@ -130,7 +130,7 @@ def _fitted(plan: Plan, kind: Kind, runs: Sequence[Durations]) -> Fitted:
         return found
     said = "cpu: it has computed no miss, and is priced as the accelerator; calibrate with more tokens"
     platform = found.platform.model_copy(update={"cpu": found.platform.compute})
-    return found._replace(platform=platform, warnings=(*found.warnings, said))
+    return found._replace(platform=sealed(platform), warnings=(*found.warnings, said))
 
 
 def _uses_cpu(config: ReplayConfig) -> bool:
