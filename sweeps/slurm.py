@@ -105,6 +105,4 @@ def last_line(text: str) -> str:
     begins = [at for at, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     after = lines[begins[-1] + 1 :] if begins else []
     raised = next((line for line in after if re.match(r"[A-Za-z_][\w.]*(:|$)", line)), None)
-    return raised or next(
-        (line.strip() for line in reversed(lines) if re.search(r"\w", line)), "it ended without a word"
-    )
+    return raised or next((line.strip() for line in reversed(lines) if re.search(r"\w", line)), "no message")

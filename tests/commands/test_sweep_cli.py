@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -61,6 +62,23 @@ def test_a_finished_sweep_says_what_it_is_and_does_nothing_twice(folder):
     assert (code, out) == (0, "")
     assert "18 configurations and 3 bounds on 1 trace, 21 already stored" in said
     assert sorted(folder.glob("out/part-*")) == before
+
+
+@pytest.mark.parametrize("table", ["configurations", "layers", "bounds"])
+def test_a_damaged_part_is_named_and_not_called_stored(folder, tmp_path, table):
+    """It is found before the night that a sweep takes. Once it is removed, the same command completes the sweep."""
+    out = tmp_path / "out"
+    shutil.copytree(folder / "out", out)
+    file = next(out.glob(f"part-*/{table}.parquet"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+    code, _, said = moereplay("sweep", "run", folder / "experiment.toml", "--out", out)
+    assert code == 2 and f"{file.parent.name}/{table}.parquet is damaged" in said and "stored" not in said
+    shutil.rmtree(file.parent)
+    code, _, said = moereplay("sweep", "run", folder / "experiment.toml", "--out", out, *SLOWLY)
+    assert code == 0, said
+    assert merged(tmp_path / "a", out) == merged(tmp_path / "b", folder / "out")
 
 
 def test_a_part_names_where_it_comes_from(folder):

@@ -24,7 +24,7 @@ from sweeps.folder_store import Folder
 from sweeps.jobs import open_traces
 from sweeps.ray_cluster import RayExecutor, pack, place
 from sweeps.run import execute, planned
-from sweeps.slurm import options_of
+from sweeps.slurm import last_line, options_of
 from sweeps.store import Place
 from sweeps.tune import Search, check, tune
 from tests.kit.command import in_python
@@ -151,6 +151,48 @@ def test_a_trace_behind_a_url_is_fetched_once_and_is_the_same(folder, tmp_path, 
     assert (kept / "more").exists()
     with pytest.raises(ConfigError, match=r"cannot fetch|holds nothing"):
         planned(folder / "experiment.toml", [f'traces=["{url}-nope"]'])
+
+
+def test_jobs_find_our_packages_in_a_folder_that_has_such_names(tmp_path, monkeypatch, capsys):
+    """The recipe itself makes `results`; a policy file imports from moereplay in the job."""
+    pytest.importorskip("submitit")
+    for name in ("results", "traces", "analysis"):
+        (tmp_path / name).mkdir()
+    for name in ("policies.py", "signal.py", "random.py"):
+        (tmp_path / name).write_text("raise SystemExit('a file of the user was imported')\n")
+    (tmp_path / "mine.py").write_text(
+        "from moereplay.contract import Eviction\n\n\ndef key(now, experts, copies, own, y):\n    return y\n\n\n"
+        "POLICY = Eviction(name='jobs_own', summary='evict one', source='none', key=key)\n"
+    )
+    store_trace(tmp_path / "tiny.zarr")
+    text = 'traces = ["tiny.zarr"]\npolicy_files = ["mine.py"]\n[grid]\neviction = ["jobs_own", "lru"]\n'
+    (tmp_path / "e.toml").write_text(text + 'capacity = ["50%"]\n')
+    monkeypatch.chdir(tmp_path)
+    options = {"workers": 1, "engine": "reference"}
+    slurm = ["cluster=local", "timeout_min=5"]
+    sweep_run(tmp_path / "e.toml", "results", executor="slurm", nodes=1, slurm=slurm, **options)
+    assert "3 replays, 0 error rows" in capsys.readouterr().err
+    sweep_run(tmp_path / "e.toml", "more", **options)
+    assert merged(tmp_path / "a", tmp_path / "results") == merged(tmp_path / "b", tmp_path / "more")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "failed with trace:\n----\nTraceback (most recent call last):\n  File x\nValueError: no\n\n--\nsee a.out",
+            "ValueError: no",
+        ),
+        (
+            "Traceback (most recent call last):\n  a\nx.y.KeyError: 1\nTraceback (most recent call last):\n  b\nExit\n",
+            "Exit",
+        ),
+        ("Job has no output\n  - /logs/7_log.out\n -\n", "- /logs/7_log.out"),
+        ("---\n - ", "no message"),
+    ],
+)
+def test_a_failed_job_is_reported_by_its_exception(text, line):
+    assert last_line(text) == line
 
 
 def test_options_of_slurm_are_submitits():
