@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from traces.faults import first_fault
 from traces.geometry import MODELS
+from traces.importers import folders
 from traces.importers.sources import digest_of
 from traces.schema import (
     LEAST_BITS,
@@ -111,6 +112,7 @@ class Origin:
     revision: str = ""
     decoding: str = ""
     synthetic: str = ""  #: how a generator made the routing, where the file says so
+    beside: tuple[Path, ...] = ()  #: files of a folder that describe the others, and were read too
 
 
 def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str]) -> Header:
@@ -118,7 +120,9 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
 
     Sizes: `--expert-bytes`, else the file's, else the model's. Raises TraceError if there are none, or if the model
     asked for contradicts the file; only k may differ, as it can be set at run time, and then the file's is taken.
+    Files of a folder that were not read are noted; a set of files that says how many there are is complete.
     """
+    folders.refuse_missing(origin.source, origin.files)
     if shape.highest_id < 0:
         raise TraceError(f"{origin.source}: every id is -1, not routed; expected experts")
     base = options.geometry or shape.stated
@@ -133,7 +137,8 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     if options.renumbers:
         fields["experts"] = shape.highest_id + 1
     geometry = _geometry(fields, origin.source)
-    told = [*notes, *_size_notes(shape, base, bits, geometry, options), *_text_notes(origin, options)]
+    beside = folders.notes(origin.source, origin.files, origin.beside)
+    told = [*notes, *_size_notes(shape, base, bits, geometry, options), *_text_notes(origin, options), *beside]
     return Header(geometry=geometry, provenance=_provenance(origin, options, told))
 
 
