@@ -36,6 +36,9 @@ class Reading(NamedTuple):
         str | None,
         typer.Option(help="Its own names: token=pos,layer=moe_layer,experts=topk,request=id,...; counts=MODEL."),
     ] = None
+    where: Annotated[
+        str | None, typer.Option(help="With --columns: only rows with this value, KEY=VALUE (event_type=routing).")
+    ] = None
     prompt_length: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None
     chunk: Annotated[int | None, typer.Option(help="Tokens after which the recorder cleared its context.")] = None
     shape: Annotated[
@@ -126,6 +129,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
             prompt_length=reading.prompt_length,
             chunk=reading.chunk,
             columns=mapping.named(reading.columns) if reading.columns is not None else None,
+            where=mapping.where(reading.where) if reading.where is not None else None,
             shape=_shape(reading.shape),
             ids=_ids(reading.ids),
             real_experts=reading.real_experts,

@@ -132,8 +132,9 @@ def test_columns_that_cannot_be_read_are_refused(text: str) -> None:
 
 
 def test_plain_formats_say_how_columns_are_named(tmp_path: Path) -> None:
-    for name, text in (("a.csv", rows()), ("a.jsonl", '{"pos": 0}\n')):
-        assert "name the file's own with --columns token=NAME" in refusal(written(tmp_path / name, text))
+    row = '{"pos": 0, "moe_layer": 0, "topk": [1]}\n'
+    for name, text in (("a.csv", rows()), ("a.jsonl", row), ("a.json", f"[{row}]")):
+        assert "--columns token=pos,layer=moe_layer,experts=topk" in refusal(written(tmp_path / name, text))
 
 
 def test_columns_of_other_formats_are_refused(tmp_path: Path) -> None:

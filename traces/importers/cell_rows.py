@@ -46,7 +46,7 @@ class CellRows:
         _refuse_crowd(sheet, request, token, layer)
         return Rows(
             sheet.file,
-            sheet.first + np.arange(len(token)),
+            np.asarray(sheet.numbers),
             request,
             token,
             layer,

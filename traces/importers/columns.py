@@ -1,16 +1,18 @@
-"""Tables with columns of any names: CSV, TSV, JSON lines or Parquet, with a row per token and layer, or per expert.
+"""Tables with columns of any names: CSV, TSV, JSON or Parquet, with a row per token and layer, or per expert.
 
 `--columns token=pos,layer=moe_layer,experts=topk` says which columns are read; those that it leaves out go by the names
 of their fields: request, token, layer, experts (or expert_0, expert_1, ...), weights and phase. Experts stand in one
 cell as a list, `[3, 17]`, `3 17` or `3;17`, in several columns, or one on each row, ranks in the order of rows.
 Requests may be called by any text. Without a column of them a request begins where the token's number falls back.
-Layers may have any numbers: they are taken in ascending order. `phase` is 0 or 1, or prompt, prefill, decode or
-generated.
+Layers may have any numbers, which are taken in ascending order, or names as /model/layers.3/moe. Keys of objects within
+a row of JSON are named with dots, and `--where KEY=VALUE` takes some of the rows, as of events of many kinds. An object
+on the first line that has other keys than the lines after it, and comments before a CSV, are left out. `phase` is 0 or
+1, or prompt, prefill, decode or generated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from traces.importers.cell_rows import CellRows
 from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
 from traces.importers.numbering import renumbering
 from traces.importers.rows import Rows, Seen, requests_in, streamed
-from traces.importers.sheet import PARQUET, SUFFIXES, Sheet, sheets
+from traces.importers.sheet import PARQUET, SUFFIXES, Sheet, header_lines, sheets
 from traces.importers.text import suffix_of
 from traces.schema import TraceError
 
@@ -39,28 +41,41 @@ def read(path: Path, options: Options) -> Foreign:
     """Requests by number, or by first appearance. Raises TraceError naming the row that cannot be read."""
     if not path.is_file() or suffix_of(path) not in SUFFIXES:
         raise TraceError(f"{path}: expected a file ending in {', '.join(SUFFIXES)}")
+    return read_as(path, options, options.columns or {}, IMPORTER.name)
+
+
+def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], name: str, said: str = "") -> Foreign:
+    """Read a file whose columns are known, for the importer called `name`, which notes what is `said`."""
     columns: mapping.Columns = {}
 
     def choose(found: tuple[str, ...]) -> list[str]:
-        columns.update(mapping.chosen(path, found, options.columns or {}))
+        columns.update(mapping.chosen(path, found, asked))
         return list(dict.fromkeys(name for names in columns.values() for name in names))
 
+    skip = 0 if options.where else header_lines(path, choose)
+
+    def rows_of() -> Iterator[Sheet]:
+        return sheets(path, choose, skip, options.where)
+
     cells, again = CellRows(columns), partial(_renumbered, columns)
-    seen = Seen(map(cells.rows, sheets(path, choose)))
+    seen = Seen(map(cells.rows, rows_of()))
     cells.check(seen.k)
     if cells.numbers is not None:
         seen.renumber(cells.numbers)
 
     def found() -> Iterator[Rows]:
-        return streamed(path, again(sheets(path, choose), cells.numbers), seen)
+        return streamed(path, again(rows_of(), cells.numbers), seen)
 
     k = rank_rows.width_of(found(), "row" if suffix_of(path) == PARQUET else "line") if seen.k == 1 else seen.k
     rows = (rank_rows.gathered(each, k) for each in found()) if k > seen.k else found()
     shape = shape_of(len(seen.layers), k, seen.highest, options)
-    said = [*cells.said(len(seen.ends.last)), *renumbering(seen.layers), *([rank_rows.SAID] if k > seen.k else [])]
-    notes = [assumed([*mapping.words(columns), *said, cells.width(k)], shape, options)]
+    how = [*cells.said(len(seen.ends.last)), *renumbering(seen.layers), *([rank_rows.SAID] if k > seen.k else [])]
+    notes = [assumed([*mapping.words(columns), *how, cells.width(k)], shape, options), *([said] if said else [])]
+    notes += [f"the first {skip} lines describe the others: left out"] if skip > 1 else []
+    notes += ["line 1 describes the others: left out"] if skip == 1 else []
+    notes += [f"only rows with {options.where[0]} = {options.where[1]} are read"] if options.where else []
     notes += [] if seen.phased else [UNNAMED]
-    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)
+    header = header_for(shape, options, Origin(name, path, [path]), notes)
     return Foreign(header, requests_in(rows, header.geometry, options))
 
 
@@ -73,7 +88,7 @@ def _renumbered(columns: mapping.Columns, found: Iterable[Sheet], numbers: np.nd
 IMPORTER = Importer(
     name="columns",
     summary="tables with columns of any names, which `--columns` says",
-    formats="FILE.tsv or FILE.parquet, and with --columns FILE.csv or FILE.jsonl, with token, layer, experts",
+    formats="FILE.tsv or FILE.parquet, and with --columns FILE.csv, .jsonl or .json, with token, layer, experts",
     sniff=sniff,
     read=read,
     columns=True,

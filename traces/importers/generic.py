@@ -27,7 +27,8 @@ import numpy as np
 
 from traces.importers import dynande, responses, token_lines
 from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
-from traces.importers.rows import FIX, NEEDED, Rows, Seen, from_jsonl, from_table, requests_in, streamed
+from traces.importers.rows import FIX, KEYS, NEEDED, Rows, Seen, from_jsonl, from_table, requests_in, streamed
+from traces.importers.sheet import header_lines
 from traces.importers.table import tables
 from traces.importers.text import blocks, start_of, suffix_of
 from traces.schema import Geometry, TraceError
@@ -54,15 +55,23 @@ def read(path: Path, options: Options) -> Foreign:
     _, lines = next(blocks(path), (1, [""]))
     said = _metadata(path, lines[0])
     stated = said.geometry if said else None
-    skip, experts = (1, stated.experts) if stated else (0, None)
+    skip, experts = (1, stated.experts) if stated else (_header(path), None)
     if next(blocks(path, skip), None) is None:
         raise TraceError(f"{path}: no rows; expected a line per request, token and layer")
     seen = Seen(_pieces(path, skip, experts))
-    notes = [] if seen.phased else ["no phase recorded: every token counts as decoded"]
+    notes = ["line 1 describes the others: left out"] if skip and not stated else []
+    notes += [] if seen.phased else ["no phase recorded: every token counts as decoded"]
     shape = _shape(path, seen, stated)
     origin = Origin(IMPORTER.name, path, [path], said and said.model, synthetic=said.synthetic if said else "")
     header = header_for(shape, options, origin, notes)
     return Foreign(header, requests_in(streamed(path, _pieces(path, skip, experts), seen), header.geometry, options))
+
+
+def _header(path: Path) -> int:
+    """1 if the first of JSON lines has not the keys that the second has."""
+    if suffix_of(path) == ".csv":
+        return 0
+    return header_lines(path, lambda keys: ("experts",) if {*KEYS, "experts"} <= {*keys} else ())
 
 
 def _pieces(path: Path, skip: int, experts: int | None) -> Iterator[Rows]:

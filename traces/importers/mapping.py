@@ -34,6 +34,14 @@ def named(text: str) -> Columns:
     return found
 
 
+def where(text: str) -> tuple[str, str]:
+    """A column and its value as typed: `event_type=routing`. Raises TraceError."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not key or not equals:
+        raise TraceError(f"invalid --where {shown(text)!r}: expected KEY=VALUE, such as event_type=routing")
+    return key, value
+
+
 def chosen(file: Path, found: tuple[str, ...], asked: Mapping[str, tuple[str, ...]]) -> Columns:
     """The columns of each field that the file has. Raises TraceError for one that was named, or is needed."""
     mapped: Columns = {field: asked.get(field) or _by_name(field, found) for field in FIELDS}

@@ -91,7 +91,7 @@ def _with_positions(file: Path) -> Iterator[Sheet]:
         for place in zip(sheet.columns[LAYER], sheet.columns[BATCH], strict=True):
             tokens.append(seen[place])
             seen[place] += 1
-        yield replace(sheet, columns=sheet.columns | {POSITION: tokens})
+        yield replace(sheet, columns={**sheet.columns} | {POSITION: tokens})
 
 
 IMPORTER = Importer(

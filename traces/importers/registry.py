@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from traces.importers import NAMES, arrays, sheet
+from traces.importers import NAMES, arrays, recognise, sheet
 from traces.importers.contract import Foreign, Importer, Options
 from traces.importers.remapped import remapped
 from traces.importers.sources import refuse_unreadable
 from traces.importers.text import suffix_of
 from traces.schema import TraceError
 from traces.spelling import hint
+
+COLUMNS, PLAIN = "columns", "generic"  #: importers of named columns, and of the plain formats
 
 
 def names() -> tuple[str, ...]:
@@ -33,14 +35,13 @@ def detect(path: Path) -> Importer:
         importer = load(name)
         if importer.sniff(path):
             return importer
-    plain = "write it as CSV with request,token,layer,expert_0,... (docs/trace-format.md)"
-    raise TraceError(f"{path}: no importer recognises it; name one with --format, of {', '.join(NAMES)}; or {plain}")
+    raise TraceError(recognise.explain(path))
 
 
 def _of_columns(path: Path, options: Options) -> Importer | None:
     """The importer that takes the columns that a user names, if it reads such files."""
-    suffix = suffix_of(path) if options.columns and path.is_file() else None
-    name = "columns" if suffix in sheet.SUFFIXES else "arrays" if suffix in arrays.SUFFIXES else None
+    suffix = suffix_of(path) if (options.columns or options.where) and path.is_file() else None
+    name = COLUMNS if suffix in sheet.SUFFIXES else "arrays" if suffix in arrays.SUFFIXES else None
     return load(name) if name else None
 
 
@@ -54,6 +55,12 @@ def read(path: Path, options: Options, format: str | None = None) -> Foreign:
     """Header and lazily read requests of a foreign trace, by the importer named or detected. Raises TraceError."""
     refuse_unreadable(path)
     importer = load(format) if format else _of_columns(path, options) or detect(path)
+    if importer.name == PLAIN and format is None and recognise.lacks_fields(path):
+        raise TraceError(recognise.explain(path))
+    if options.where and importer.name != COLUMNS:
+        raise TraceError(
+            f"{path}: --where requires --columns, of a CSV or JSON; importer {importer.name} reads all rows"
+        )
     if options.columns and not importer.columns:
         raise TraceError(f"{path}: --columns means nothing to importer {importer.name}; leave it out")
     if options.shape and not importer.flat:

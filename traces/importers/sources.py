@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from traces.importers.archive import names_in_zip
+from traces.importers.magic import refuse_known
 from traces.importers.text import suffix_of
 from traces.schema import TraceError
 
@@ -14,6 +15,9 @@ PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 TORCH_SUFFIXES = (".pt", ".pth")
 TORCH_DOCUMENT = "/data.pkl"  #: how the name of the pickle in a torch archive ends, which `torch_file.py` reads as data
 OLD_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  #: a pickled number with which files before torch 1.6 begin
+
+
+DATA = (".npz", ".npy", ".json", ".jsonl", ".csv", ".tsv", ".parquet", *TORCH_SUFFIXES)  #: checked in folders
 
 
 def files_of(path: Path, suffix: str) -> list[Path]:
@@ -37,7 +41,7 @@ def refuse_unreadable(path: Path) -> None:
 
 
 def _checked_in(folder: Path) -> list[Path]:
-    return [file for suffix in (".npz", ".json", *TORCH_SUFFIXES) for file in files_of(folder, suffix)]
+    return [file for each in (folder, folder / "data") for suffix in DATA for file in files_of(each, suffix)]
 
 
 def _refuse_file(file: Path) -> None:
@@ -45,6 +49,7 @@ def _refuse_file(file: Path) -> None:
         start = stream.read(len(OLD_TORCH))
     if not start:
         raise TraceError(f"{file}: the file is empty; expected a trace, so download or record it again")
+    refuse_known(file)
     names = names_in_zip(file)
     if file.suffix in TORCH_SUFFIXES and any(name.endswith(TORCH_DOCUMENT) for name in names or ()):
         return
