@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.tables import counted
-from results.labels import ESTIMATE, assumptions, with_routing
+from results.labels import assumptions, seconds_in_words, with_routing
 from results.result import Result
 from results.settings import EXPERTS, POLICIES, SETTINGS
 from traces.schema import Trace
@@ -25,6 +25,7 @@ def heading(trace: Trace, results: Sequence[Result]) -> list[str]:
         *simulated(trace, label),
         *settings(results),
         *_seconds(results),
+        *dict.fromkeys(filter(None, (result.about.get("assumed") for result in results))),
     ]
     return [*lines, *([OPEN_LOOP] if "open-loop" in label else []), ""]
 
@@ -55,9 +56,7 @@ def _seconds(results: Sequence[Result]) -> list[str]:
     """What the times of the platforms rest on, those alike in one line."""
     platforms: dict[str, dict[str, None]] = {}
     for result in results:
-        about = result.about
-        of = f"calibrated, {about.get('calibration')}" if about.get("seconds") == "calibrated" else ESTIMATE
-        platforms.setdefault(of, {})[result.config["platform"]] = None
+        platforms.setdefault(seconds_in_words(result.about), {})[result.config["platform"]] = None
     return [f"seconds of {', '.join(names)}: {of}" for of, names in platforms.items()]
 
 
@@ -90,4 +89,4 @@ def _each_side_buffer(results: Sequence[Result]) -> list[str]:
 def _echo(results: Sequence[Result], names: Sequence[str]) -> str:
     """Each setting with all its values."""
     values = {name: list(dict.fromkeys(str(result.config[name]) for result in results)) for name in names}
-    return "; ".join(f"{name} {', '.join(each)}" for name, each in values.items())
+    return "; ".join(f"{name} {', '.join(each)}" for name, each in values.items() if each != [""])

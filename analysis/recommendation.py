@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.tables import Share, table
-from results.labels import ESTIMATE, assumptions, with_routing
+from results.labels import assumptions, seconds_in_words, with_routing
 from traces.amounts import percent, size
 
 Document = Mapping[str, Any]
@@ -23,6 +23,7 @@ def lines(said: Document) -> list[str]:
         *assumptions([said["synthetic"] or ""]),
         "",
         *_memory(said),
+        *([said["dense_assumed"]] if said.get("dense_assumed") else []),
         *(f"warning: {each}" for each in said["warnings"]),
         *_best(said),
         *_second(said),
@@ -43,9 +44,8 @@ def lines(said: Document) -> list[str]:
 
 
 def _heading(said: Document) -> str:
-    rest = f"calibrated, {said['calibration']}" if said["calibration"] else ESTIMATE
     label = with_routing("SIMULATED", said["synthetic"] or "")
-    return f"{label}: {said['trace']['model']} on {said['platform']}; seconds: {rest}"
+    return f"{label}: {said['trace']['model']} on {said['platform']}; seconds: {seconds_in_words(said)}"
 
 
 def _memory(said: Document) -> list[str]:

@@ -19,7 +19,6 @@ from typing import NamedTuple
 from analysis.tables import console, table
 from simulator.config import ReplayConfig, configure
 from simulator.memory import CONTEXT, divided
-from simulator.platform_files import platform
 from sweeps.recommend import Answer, Question, chosen, search
 from sweeps.runner import Runner, fastest_first
 from sweeps.space import can_replay
@@ -37,7 +36,7 @@ class Case(NamedTuple):
     def question(self, passes: str) -> Question:
         """With settings at their defaults, the scope searched."""
         trace = open_trace(bundled(Path(self.trace)))
-        memory = divided(trace, platform(self.machine), self.memory, CONTEXT)
+        memory = divided(trace, self.memory, CONTEXT)
         return Question(trace, memory, {"platform": self.machine, "passes": passes})
 
 

@@ -14,6 +14,7 @@ from calibration.runs import Run
 from simulator.errors import ConfigError
 from simulator.platform import Calibration, Platform
 from simulator.platform_files import sealed
+from traces.geometry import recognised
 
 #: A run whose mean token takes so much more than its median one has outliers that no price describes.
 OUTLIERS = 1.15
@@ -45,7 +46,7 @@ def fit(runs: Sequence[Run], base: Platform, method: str) -> Fitted:
     warnings: list[str] = []
     machine, figures = _fitted(runs, base, warnings)
     warnings += _warnings(runs)
-    about = Calibration(device=runs[0].device, method=method, date=_date(runs), cells=len(runs))
+    about = Calibration(device=runs[0].device, method=method, date=_date(runs), cells=len(runs), models=models_of(runs))
     lanes = max(run.lanes or machine.links[0].depth for run in runs)
     links = tuple(link.model_copy(update={"depth": lanes}) for link in machine.links)
     known = {"name": runs[0].device, "summary": _summary(runs), "source": "", "links": links, "calibration": about}
@@ -54,6 +55,16 @@ def fit(runs: Sequence[Run], base: Platform, method: str) -> Fitted:
     error = summary(found.on_itself)["mape"]
     known["calibration"] = about.model_copy(update={"mape": error})
     return Fitted(sealed(machine.model_copy(update=known)), figures, tuple(runs), tuple(warnings))
+
+
+def models_of(runs: Sequence[Run]) -> dict[str, float]:
+    """Return the models of runs by name, with the mean bytes that each reads beside its experts, 0 if not known."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        name = run.cell.text("model")
+        like = recognised(name)
+        found.setdefault(like.name if like else name, []).append(run.sizes.dense_bytes or 0)
+    return {name: round(sum(sizes) / len(sizes)) for name, sizes in sorted(found.items()) if name}
 
 
 def _check(runs: Sequence[Run], base: Platform) -> None:

@@ -23,6 +23,7 @@ from simulator.errors import ConfigError
 from simulator.platform import Platform
 from simulator.platform_files import as_toml
 from simulator.replay import replay
+from traces.dense import NOT_STORED
 from traces.importers import registry as importers
 from traces.importers.contract import Options
 from traces.schema import Geometry, Header, Request, Trace, memory_trace
@@ -128,7 +129,7 @@ def _sized(geometry: Geometry, sizes: Sizes) -> Geometry:
     dense = round((sizes.dense_bytes or 0) * 8 / BITS / geometry.layers)
     bits = BITS_PER_WEIGHT.get(sizes.weight_format, BITS)
     stored = {"dense_params": dense, "head_params": 0, "dense_bits": BITS, "weight_format": sizes.weight_format}
-    return geometry.model_copy(update=stored | {"expert_params": round(mean * 8 / bits)})
+    return geometry.model_copy(update=NOT_STORED | stored | {"expert_params": round(mean * 8 / bits)})
 
 
 def _compared(result: Result, run: Run, sizes: Sequence[int]) -> Replayed:

@@ -124,6 +124,7 @@ def _measure_here(here: Here, slow_tier: str, of: tuple[str | None, str], out: P
     from simulator.platform_files import as_toml
     from tracegen.offload.named import require_place, slow_tier_named, throttle_named
     from tracegen.requirements import require_torch
+    from traces.geometry import known
 
     require_torch()
     model, named = of
@@ -138,7 +139,7 @@ def _measure_here(here: Here, slow_tier: str, of: tuple[str | None, str], out: P
     with TemporaryDirectory() as folder, slow_tier_of(slow_tier, device, geometry, [geometry.expert_bits]) as slow:
         bench = bench_of(geometry, slow, device)
         with progress(RUNS, "real runs") as done:
-            said = about_of(described(device), kind_of(slow_tier), throttle)
+            said = about_of(described(device), kind_of(slow_tier), throttle, known(model or ""))
             found = calibrate(bench, geometry, said, Path(folder), done)
     if out:
         _write(out, as_toml(found.fitted.platform), found.fitted.warnings)

@@ -26,6 +26,8 @@ class Placement(NamedTuple):
     capacity: Annotated[str, typer.Option(help="Of experts in fast memory: 25%, 8GB, 32/layer.")] = ""
     vram: Annotated[str, typer.Option(help="All of a GPU's memory instead: 24GB, divided as `recommend` does.")] = ""
     platform: Annotated[str, typer.Option(help="Its machine, for --vram.")] = ""
+    dense: options.Dense = ""
+    dense_bits: options.DenseBits = ""
     profile: Annotated[Path | None, typer.Option(help="JSON list of [layer, expert], best first; else by use.")] = None
     dense_layers: Annotated[int | None, typer.Option(min=0, help="Layers before the first with experts.")] = None
 
@@ -124,8 +126,12 @@ def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
     if placement.platform and not placement.vram:
         raise ConfigError("--platform means something beside --vram only; leave it out")
     if placement.vram:
-        machine = platform(placement.platform or configure().platform)
-        return divided(trace, machine, placement.vram, CONTEXT).cache_bytes
+        platform(placement.platform or configure().platform)  # raises ConfigError for an unknown one
+        stored = (placement.dense, placement.dense_bits)
+        configure(dense=placement.dense, dense_bits=placement.dense_bits)
+        return divided(trace, placement.vram, CONTEXT, "", *stored).cache_bytes
+    if placement.dense or placement.dense_bits:
+        raise ConfigError("--dense and --dense-bits require --vram")
     if not placement.capacity:
         return None
     sizes = trace.geometry.expert_bytes

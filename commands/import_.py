@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
+from commands import options
 from commands.groups import grouped
 from commands.interrupt import keeping, left_of
 from commands.options import complaint
@@ -25,7 +26,9 @@ class Sizes(NamedTuple):
     expert_bytes: Annotated[
         str | None, typer.Option(help="Of one expert: bytes, 600MB or 1.5GiB; or one per layer, with `/`.")
     ] = None
-    expert_bits: Annotated[float | None, typer.Option(help="Precision of those bytes.")] = None
+    expert_bits: Annotated[str, typer.Option(help="Precision of those bytes: 4.85, or a format, Q4_K_M.")] = ""
+    dense: options.Dense = ""
+    dense_bits: options.DenseBits = ""
 
 
 class Reading(NamedTuple):
@@ -86,7 +89,7 @@ def import_(
 def _trace_of(source: Path, out: Path, settings: Options, format: str | None, limit: int | None, resume: bool) -> None:
     """Write the trace, and say what was assumed. Raises TraceError."""
     from traces.importers import registry as importers
-    from traces.importers.contract import ASSUMED, size_line
+    from traces.importers.contract import ASSUMED, dense_line, size_line
     from traces.schema import RowError, TraceError
     from traces.validator import examine
     from traces.writer import write_trace
@@ -98,7 +101,8 @@ def _trace_of(source: Path, out: Path, settings: Options, format: str | None, li
             trace = write_trace(out, foreign.header, requests, resume=resume)
         except RowError as error:
             raise TraceError(f"{source}: {error}") from error
-    for note in (*foreign.notes, size_line(trace.geometry)):
+    sizes = size_line(trace.geometry), dense_line(trace.geometry, trace.header.provenance.model)
+    for note in (*foreign.notes, *sizes):
         say(note if note.startswith(ASSUMED) else f"note: {note}")
     for finding in examine(trace):
         if finding.level != "ok":
@@ -125,7 +129,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
             model=named.name if named else None,
             geometry=named.geometry if named else None,
             expert_bytes=_sizes(sizes.expert_bytes),
-            expert_bits=sizes.expert_bits,
+            **options.stored(sizes.expert_bits, sizes.dense, sizes.dense_bits),
             prompt_length=reading.prompt_length,
             chunk=reading.chunk,
             columns=mapping.named(reading.columns) if reading.columns is not None else None,

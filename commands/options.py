@@ -47,6 +47,34 @@ PolicyFiles = Annotated[
 Engine = Annotated[str, typer.Option(help="compiled, reference: the same results, one fast, one readable.")]
 
 
+Dense = Annotated[str, typer.Option(help="Bytes of all weights that are no routed expert, as stored: 1816MiB.")]
+DenseBits = Annotated[str, typer.Option(help="Instead of --dense: bits per weight of these, or their format: Q8_0.")]
+
+
+def stored(expert_bits: str, dense: str, dense_bits: str) -> dict[str, Any]:
+    """Return the fields of importers' `Options` for how weights are stored. Raises ConfigError."""
+    from simulator.capacity import dense_size
+    from simulator.errors import ConfigError
+    from traces.dense import check_dense_bits
+    from traces.weight_formats import check_format, is_number
+
+    if dense and dense_bits:
+        raise ConfigError("--dense cannot be combined with --dense-bits")
+    try:
+        if dense_bits:
+            check_dense_bits(dense_bits)
+        named = bool(expert_bits) and not is_number(expert_bits)
+        return {
+            "expert_bits": float(expert_bits) if expert_bits and not named else None,
+            "weight_format": check_format(expert_bits) if named else "",
+            "dense_bytes": dense_size(dense) if dense else None,
+            "dense_bits": dense_bits,
+        }
+    except ValueError as wrong:
+        option = "" if str(wrong).startswith("invalid --dense") else "invalid --expert-bits: "
+        raise ConfigError(f"{option}{wrong}") from None
+
+
 def named_experts(option: str, path: Path | None) -> Any:
     """What `--warm` or `--profile` names. Raises ConfigError if the file holds no JSON."""
     from simulator.errors import ConfigError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -13,6 +13,8 @@ from commands.settings import OfRecommendation
 from commands.terminal import say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from simulator.memory import Memory
     from traces.schema import Trace
 
@@ -51,7 +53,7 @@ def recommend(
     opened = open_trace(trace)
     base = {name: value for name, value in settings.values.items() if name != "scope" or name in settings.typed}
     base["platform"] = _machine(str(base["platform"]), given)
-    divided = _divided(opened, base["platform"], given)
+    divided = _divided(opened, base, given)
     question = Question(opened, divided, base, target_tokens_per_s, min_mass_kept)
     with progress(most_replays(question), "replays, at most") as advance:
         say_when_compiling()
@@ -85,7 +87,7 @@ def _machine(name: str, given: Given) -> str:
     return f"{name}:tiers.0.capacity={size_of(given.ram, 'ram')}B"
 
 
-def _divided(trace: Trace, machine: str, given: Given) -> Memory:
+def _divided(trace: Trace, base: Mapping[str, Any], given: Given) -> Memory:
     """The fast memory, divided. Raises ConfigError unless one of both is given, and where --ram holds too little."""
     from simulator.errors import ConfigError
     from simulator.memory import CONTEXT, divided, size_of
@@ -94,11 +96,12 @@ def _divided(trace: Trace, machine: str, given: Given) -> Memory:
 
     if bool(given.memory) == bool(given.vram):
         raise ConfigError("give the memory that experts are cached in: --memory 4GB, or --vram 24GB --ram 64GB")
-    described, needed = platform(machine), everything(trace.geometry)
+    described, needed = platform(base["platform"]), everything(trace.geometry)
     if given.ram and not described.tiers and size_of(given.ram, "ram") < needed:
         raise ConfigError(
             f"--ram {given.ram} does not hold all experts, {needed / 1e9:.4g} GB; describe a machine with a disk below "
             "it (docs/platforms.md, [[tiers]])"
         )
     context = CONTEXT if given.positions is None else given.positions
-    return divided(trace, described, given.memory or given.vram, context, given.runtime)
+    total = given.memory or given.vram
+    return divided(trace, total, context, given.runtime, base["dense"], base["dense_bits"])

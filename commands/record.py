@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands import model_options
+from commands import model_options, options
 from commands.groups import grouped
 from commands.interrupt import keeping, left_of
 from commands.meter import Meter
 from commands.model_options import NEW_TOKENS, WINDOW, Placement
-from commands.options import NewTrace, complaint
+from commands.options import NewTrace, complaint, stored
 from commands.terminal import say, say_wrote
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Kept(NamedTuple):
         bool, typer.Option("--logits/--no-logits", help="Router logits; policies that route need them.")
     ] = True
     seed: Annotated[int, typer.Option(min=0, help="Of sampling and --shuffle.")] = 0
+    dense: options.Dense = ""
+    dense_bits: options.DenseBits = ""
 
 
 @grouped
@@ -142,7 +144,10 @@ def _plan(source: Source, sampling: Sampling, kept: Kept) -> Plan:
         decoding = None if source.text else Decoding(max_new_tokens=new, **drawn)
     except ValidationError as error:
         raise RecordError(complaint(error)) from None
-    return Plan(decoding=decoding, prompt_tokens=source.prompt_tokens, **kept._asdict())
+    others = {name: value for name, value in kept._asdict().items() if name not in ("dense", "dense_bits")}
+    dense = stored("", kept.dense, kept.dense_bits)
+    others |= {name: dense[name] for name in ("dense_bytes", "dense_bits")}
+    return Plan(decoding=decoding, prompt_tokens=source.prompt_tokens, **others)
 
 
 def _texts(source: Source, seed: int) -> Any:

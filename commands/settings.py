@@ -93,7 +93,19 @@ LiveSettings = Annotated[Given, offered(LIVE)]
 #: Of policy sets, which have settings of their own: what is not typed is empty.
 ListedSettings = Annotated[Given, offered((each for each in LIVE if each.listed), blank=True)]
 #: What a recommendation does not choose.
-GIVEN = ("platform", "contract", "scope", "passes", "reset", "prefetch_at", "prefetch_admission", "lookahead", "seed")
+GIVEN = (
+    "platform",
+    "contract",
+    "scope",
+    "passes",
+    "reset",
+    "prefetch_at",
+    "prefetch_admission",
+    "lookahead",
+    "dense",
+    "dense_bits",
+    "seed",
+)
 OfRecommendation = Annotated[Given, offered((each for each in SETTINGS if each.name in GIVEN), preset=False)]
 OfBounds = Annotated[Given, offered((each for each in SETTINGS if each.name in OF_BOUNDS), preset=False)]
 CurveSettings = Annotated[Given, offered((each for each in SETTINGS if each.name in OF_CURVES), preset=False)]

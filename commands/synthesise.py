@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from commands import options
 from commands.groups import grouped
 from commands.interrupt import keeping
 from commands.options import NewTrace, complaint
-from commands.terminal import say_wrote
+from commands.terminal import say, say_wrote
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from traces.schema import Geometry
 
 MARKOV_REUSE = 0.31  #: of a trained miniature with OLMoE's topology
@@ -31,8 +34,10 @@ def synthesise(
     out: NewTrace,
     model: Annotated[str, typer.Option(help="Known model that gives the geometry.")] = "olmoe-1b-7b",
     expert_bits: Annotated[
-        float | None, typer.Option(help="Precision at which the experts are stored; as published unsaid.")
-    ] = None,
+        str, typer.Option(help="Precision of the experts: 4.85, or a format, Q4_K_M; default: as published.")
+    ] = "",
+    dense: options.Dense = "",
+    dense_bits: options.DenseBits = "",
     kind: Annotated[str, typer.Option(help="zipf | markov | phases | cyclic.")] = "markov",
     length: Length,
     reuse: Annotated[
@@ -47,16 +52,17 @@ def synthesise(
     from pydantic import ValidationError
 
     from simulator.errors import ConfigError
-    from traces.geometry import as_known, known
+    from traces.importers.contract import dense_line
     from traces.synthetic import Synthetic
     from traces.synthetic import synthesise as make
     from traces.writer import write_trace
 
+    geometry = _stored(model, options.stored(expert_bits, dense, dense_bits))
     try:
         settings = Synthetic.model_validate(
             {
                 "kind": kind,
-                "geometry": as_known(_stored(known(model).geometry, expert_bits), model),
+                "geometry": geometry,
                 **length._asdict(),
                 "seed": seed,
                 "exponent": exponent,
@@ -73,8 +79,19 @@ def synthesise(
         made = make(settings)
         requests = map(made.request, range(made.requests))
         trace = write_trace(out, made.header, requests, made.router_bias, resumable=False)
+    say(f"note: {dense_line(trace.geometry, model)}")
     say_wrote(out, trace)
 
 
-def _stored(geometry: Geometry, bits: float | None) -> Geometry:
-    return geometry if bits is None else geometry.stored_at(bits)
+def _stored(model: str, stored: Mapping[str, Any]) -> Geometry:
+    """The geometry of a known model with its weights stored as options say. Raises TraceError."""
+    from traces.dense import with_stored
+    from traces.geometry import as_known, known
+    from traces.weight_formats import BITS_PER_WEIGHT
+
+    geometry, named = known(model).geometry, stored["weight_format"]
+    if bits := stored["expert_bits"] or BITS_PER_WEIGHT.get(named):
+        geometry = geometry.stored_at(bits)
+    if named:
+        geometry = geometry.model_copy(update={"weight_format": named})
+    return with_stored(as_known(geometry, model), model, stored["dense_bytes"], stored["dense_bits"], named)

@@ -29,3 +29,10 @@ def assumptions(routings: Iterable[str]) -> list[str]:
     if not made:
         return []
     return [f"routing is synthetic ({' / '.join(made)}): hit rates are an assumption"]
+
+
+def seconds_in_words(about: Mapping[str, Any], calibrated: str = "calibrated, ") -> str:
+    """Return what the seconds of a result rest on, from its `about`; `calibrated` comes before the calibration."""
+    if about.get("seconds") == "calibrated":
+        return f"{calibrated}{about.get('calibration')}"
+    return f"an estimate, {about['uncalibrated']}" if about.get("uncalibrated") else ESTIMATE

@@ -91,9 +91,19 @@ def seconds_of(frame: pl.DataFrame) -> str:
         return ESTIMATE
     calibrations = frame.select(pl.col("about").struct.field("calibration")).to_series()
     known = ", ".join(sorted(set(calibrations.drop_nulls())))
+    other = _estimate(frame)
     if calibrations.null_count() and known:
-        return f"calibrated in part ({known}), else {ESTIMATE}"
-    return f"calibrated ({known})" if known else ESTIMATE
+        return f"calibrated in part ({known}), else {other}"
+    return f"calibrated ({known})" if known else other
+
+
+def _estimate(frame: pl.DataFrame) -> str:
+    """What seconds that are not calibrated are called, with the reason if they are all of a calibrated platform."""
+    if "uncalibrated" not in fields_of(frame.schema["about"]):
+        return ESTIMATE
+    of = frame.filter(pl.col("about").struct.field("calibration").is_null())
+    reasons = set(of.select(pl.col("about").struct.field("uncalibrated")).to_series())
+    return f"an estimate, {', '.join(sorted(reasons))}" if reasons and None not in reasons else ESTIMATE
 
 
 def fields(frame: pl.DataFrame) -> list[str]:

@@ -34,8 +34,12 @@ DTYPES: Columns = {
     "pairs": pl.List(pl.List(pl.Int64)),
 }
 #: What a reader must know of a result beside its configuration; `calibration` is null where seconds are an estimate,
-#: `synthetic` where the routing was recorded.
-_TEXTS = ("label", "seconds", "calibration", "trace", "model", "capacity_forms", "warning", "synthetic")
+#: `synthetic` where the routing was recorded; `uncalibrated` says why they are although the platform is calibrated,
+#: `assumed` what is assumed of dense weights.
+_TEXTS = (
+    *("label", "seconds", "calibration", "trace", "model", "capacity_forms", "warning", "synthetic"),
+    *("uncalibrated", "assumed"),
+)
 FACTS: Columns = dict.fromkeys(_TEXTS, pl.String) | {
     "semantics": pl.Int64,
     "capacity_bytes": pl.Int64,

@@ -70,6 +70,20 @@ SETTINGS = (
     ),
     Setting("warm", (), "JSON list of [layer, expert] resident at the start.", kind=EXPERTS, listed=False),
     Setting("profile", (), "JSON list of [layer, expert], best first, for profile=given.", kind=EXPERTS, listed=False),
+    Setting(
+        "dense",
+        "",
+        "Bytes of all weights that are no routed expert, as stored, embedding included: 1816MiB, 11.4GB.",
+        listed=False,
+        added=True,
+    ),
+    Setting(
+        "dense_bits",
+        "",
+        "Instead of --dense: bits of each of these weights, or their format: 4.85, Q8_0, Q4_K_M.",
+        listed=False,
+        added=True,
+    ),
     Setting("seed", 0, "For policies that draw, and for sampling by a live model.", kind=WHOLE, listed=False),
 )
 NAMES = tuple(each.name for each in SETTINGS)
@@ -78,7 +92,7 @@ LISTED = tuple(each.name for each in SETTINGS if each.listed)
 #: Settings that a curve of misses depends on, in the order of its columns.
 OF_CURVES = ("scope", "contract", "passes", "reset")
 #: Settings that `moereplay bounds` takes, in the order of its columns.
-OF_BOUNDS = ("capacity", "eviction", "miss", "platform", "contract", "scope", "passes", "reset")
+OF_BOUNDS = ("capacity", "eviction", "miss", "platform", "contract", "scope", "passes", "reset", "dense", "dense_bits")
 
 
 def setting_kinds() -> dict[str, str]:
@@ -102,7 +116,7 @@ def markdown() -> str:
 
 
 def _shown(default: str | int | tuple[()]) -> str:
-    return "none" if default == () else f"`{default}`"
+    return "none" if default in ((), "") else f"`{default}`"
 
 
 def _listed(setting: Setting) -> str:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from simulator.errors import ConfigError
+from traces.schema import MOST_BYTES as MOST_OF_TRACE
 from traces.schema import Geometry
+from traces.spelling import whole
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -112,6 +114,14 @@ def parse_size(text: str) -> Fraction | None:
     """`600MB` or `1.5GiB` in bytes, exactly; None for anything else, numbers without a unit among it."""
     match = re.fullmatch(rf"{NUMBER}\s*({'|'.join(UNITS)})", text) if len(text) <= LONGEST else None
     return Fraction(match[1]) * UNITS[match[2]] if match else None
+
+
+def dense_size(text: str) -> int:
+    """Return the bytes of `--dense`, as 1816MiB or a whole number. Raises ValueError."""
+    size = whole(text) or parse_size(text)
+    if not size or size > MOST_OF_TRACE:
+        raise ValueError(f"invalid --dense {text[:LONGEST]!r}: expected a size such as 1816MiB, 11.4GB or 1904214016")
+    return int(size)
 
 
 def _all_bytes(sizes: tuple[int, ...], geometry: Geometry) -> int:

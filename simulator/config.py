@@ -6,17 +6,18 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
 from policies.grammar import Chosen, parse
 from policies.precisions import at_most
 from results.settings import KINDS, older
-from simulator.capacity import check_readable
+from simulator.capacity import check_readable, dense_size
 from simulator.errors import ConfigError
 from simulator.origin import FUTURE, Origin
 from simulator.platform_files import platform
 from simulator.times import Times
+from traces.dense import check_dense_bits
 from traces.faults import first_fault
 from traces.passes import parse_passes
 from traces.schema import Frozen, Trace, TraceError, canonical
@@ -44,6 +45,8 @@ class ReplayConfig(Frozen):
     lookahead: Literal["recorded", "shuffled_tokens", "shuffled_experts"] = "recorded"
     warm: tuple[tuple[int, int], ...] = ()
     profile: tuple[tuple[int, int], ...] = ()
+    dense: str = ""
+    dense_bits: str = ""
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     @field_validator("capacity")
@@ -63,6 +66,26 @@ class ReplayConfig(Frozen):
     def _reset(cls, text: str) -> str:
         parse_reset(text)
         return text
+
+    @field_validator("dense")
+    @classmethod
+    def _dense(cls, text: str) -> str:
+        if text:
+            dense_size(text)
+        return text
+
+    @field_validator("dense_bits")
+    @classmethod
+    def _dense_bits(cls, text: str) -> str:
+        if text:
+            check_dense_bits(text)
+        return text
+
+    @model_validator(mode="after")
+    def _one_dense(self) -> ReplayConfig:
+        if self.dense and self.dense_bits:
+            raise ValueError("--dense cannot be combined with --dense-bits")
+        return self
 
     def policy_set(self) -> PolicySet:
         """The four policies, parsed. Raises PolicyError."""

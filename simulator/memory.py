@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.capacity import parse_size
+from simulator.capacity import dense_size, parse_size
 from simulator.errors import ConfigError
-from simulator.platform import Platform
-from simulator.times import times_of
+from traces.dense import assumption, dense_of, recorded, resolved, with_bits, with_bytes
 from traces.geometry import as_known
-from traces.schema import Trace, shown
+from traces.schema import Geometry, Trace, TraceError, shown
 
 CONTEXT = 4096  #: positions in the KV cache, assumed where nobody says
 RUNTIME = 500_000_000  #: bytes, assumed where nobody says: buffers, the engine's code, an accelerator's context
@@ -19,7 +18,7 @@ class Memory(NamedTuple):
     """A fast memory, divided; all in bytes."""
 
     total_bytes: int
-    dense_bytes: int  #: weights of everything that is no routed expert, without an embedding table apart
+    dense_bytes: int  #: weights of everything that is no routed expert; `traces/dense.py` says which are counted
     kv_bytes: int
     runtime_bytes: int
 
@@ -29,21 +28,36 @@ class Memory(NamedTuple):
         return max(0, self.total_bytes - self.dense_bytes - self.kv_bytes - self.runtime_bytes)
 
 
-def divided(trace: Trace, machine: Platform, total: str, context: int, runtime: str = "") -> Memory:
+def sized(geometry: Geometry, model: str, dense: str = "", dense_bits: str = "") -> Geometry:
+    """Return the geometry of the model so called, with the bytes of its dense weights as far as they are stated.
+
+    `dense` and `dense_bits` are the settings of those names; they win over what a trace says. Raises ConfigError.
+    """
+    try:
+        if dense_bits:
+            geometry = with_bits(geometry, model, dense_bits)
+        return resolved(with_bytes(geometry, dense_size(dense)) if dense else geometry, model)
+    except (TraceError, ValueError) as wrong:
+        raise ConfigError(str(wrong)) from None
+
+
+def divided(trace: Trace, total: str, context: int, runtime: str = "", dense: str = "", dense_bits: str = "") -> Memory:
     """The memory `total` of a machine that runs the trace's model with `context` positions in its KV cache.
 
     Raises ConfigError for what is no amount of bytes, and where not one expert fits, with what is missing.
     """
-    geometry = as_known(trace.geometry, trace.header.provenance.model)
-    dense = times_of(machine, geometry, (geometry.expert_bytes,)).dense_bytes
+    about = trace.header.provenance
+    geometry = sized(as_known(trace.geometry, about.model), about.model, dense, dense_bits)
+    dense_bytes = dense_of(geometry).resident
     taken = size_of(runtime, "runtime") if runtime else RUNTIME
-    found = Memory(size_of(total, "memory"), dense, geometry.kv_bytes * context, taken)
+    found = Memory(size_of(total, "memory"), dense_bytes, geometry.kv_bytes * context, taken)
     largest = max(geometry.expert_bytes)
     if found.cache_bytes < largest:
+        said = assumption(geometry, recorded(about))
         lacking = found.dense_bytes + found.kv_bytes + found.runtime_bytes + largest - found.total_bytes
         raise ConfigError(
             f"{total} hold {_spelled(found)} and no expert of {largest:,} bytes: {lacking / 1e9:.4g} GB are missing; "
-            "give more memory, a shorter --context, or fewer bits per weight"
+            f"give more memory, a shorter --context, or fewer bits per weight{f' ({said})' if said else ''}"
         )
     return found
 

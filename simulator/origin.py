@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from traces.dense import recorded
 from traces.schema import Geometry, Trace
 from traces.synthetic import synthetic
 
@@ -21,6 +22,7 @@ class Origin:
     model: str
     live: bool = False
     synthetic: str = ""  #: how a generator made the routing; empty for recorded routing
+    recorded: bool = False  #: whether the model itself ran, so that its dense weights were measured
 
 
 def origin_of(trace: Trace) -> Origin:
@@ -32,4 +34,5 @@ def origin_of(trace: Trace) -> Origin:
         digest=trace.digest,
         model=trace.header.provenance.model,
         synthetic=synthetic(trace.header.provenance),
+        recorded=recorded(trace.header.provenance),
     )

@@ -228,7 +228,7 @@ class Loading(Sparse):
 class Calibration(Sparse):
     """Where measured figures come from. Nothing here changes a replay."""
 
-    later: ClassVar = frozenset({"slow_tier", "throttle_bytes_per_s", "digest"})
+    later: ClassVar = frozenset({"slow_tier", "throttle_bytes_per_s", "digest", "models"})
 
     device: str
     method: str = ""
@@ -238,6 +238,8 @@ class Calibration(Sparse):
     slow_tier: str = ""  #: what experts were read from: disk, disk:buffered or pinned
     throttle_bytes_per_s: float | None = Field(default=None, gt=0, le=MOST_RATE)  #: of that slow tier, if it had one
     digest: str = Field(default="", max_length=64)  #: of the platform's figures and of the rest (`Platform.seal`)
+    #: Models of the runs, with the bytes of dense weights that each of their tokens read; 0 where these are not known.
+    models: dict[str, Annotated[float, Field(ge=0, le=2**60)]] = Field(default_factory=dict)
 
     def in_one_line(self) -> str:
         """Of which machine, by which runs, how far off, from when, and whether a digest holds the figures."""

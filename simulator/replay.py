@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from policies.contract import PolicyError
@@ -13,18 +14,22 @@ from simulator.capacity import Capacity, cliff, parse_capacity, surplus
 from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
 from simulator.errors import ConfigError
 from simulator.interface import CopyLayout, FinishedRun, RunSpec
+from simulator.memory import sized
 from simulator.oracle import check_profile
 from simulator.origin import Origin, origin_of
 from simulator.platform import Measured, Platform
 from simulator.platform_files import platform
 from simulator.source import Source, TraceSource
 from simulator.times import Times, times_of
-from traces.geometry import as_known
-from traces.schema import Geometry, Trace
+from traces.dense import assumption
+from traces.geometry import as_known, recognised
+from traces.schema import Geometry, Provenance, Trace
 from traces.spelling import hint
 
 #: The first is the default. Both give the same bytes; the reference is the specification.
 ENGINES = ("compiled", "reference")
+NEAR = 0.05  #: a model whose dense bytes differ by more is not the one that a calibration was fitted on
+UNNAMED = Provenance().model  #: what a trace calls a model that has no name
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Plan:
     def _shortage(self) -> str | None:
         """That the machine's memory does not hold all this, if so."""
         side = _side_bytes(self.chosen, self.layout.tiers)
-        parts = {"the cache": self.capacity.total, "side buffers": side, "dense weights": self._times.dense_bytes}
+        parts = {"the cache": self.capacity.total, "side buffers": side, "dense weights": self._times.dense.resident}
         if self.machine.memory_bytes is None or sum(parts.values()) <= self.machine.memory_bytes:
             return None
         spelled = ", ".join(f"{size / 1e9:.4g} GB of {name}" for name, size in parts.items() if size)
@@ -90,14 +95,32 @@ class Plan:
         if self.times_everything:
             return None
         return (
-            "dense layers take no time: the trace does not say what its model has beside routed experts; "
-            "import it with --model"
+            "dense layers take no time, unless --dense says how many bytes they have: the trace does not say what its "
+            "model has beside routed experts; import it with --model"
         )
 
     @property
     def times_everything(self) -> bool:
         """Whether the dense part has a time: it is measured, or its weights are known."""
-        return isinstance(self.machine.compute, Measured) or self._times.dense_bytes > 0
+        return isinstance(self.machine.compute, Measured) or self._times.dense.read > 0
+
+    @property
+    def uncalibrated(self) -> str | None:
+        """Why a calibrated machine's times are not calibrated for this model; None if they are, or it is not."""
+        about = self.machine.calibrated
+        if about is None:
+            return None
+        if not self.times_everything:
+            return "not calibrated for this trace: its dense weights are not known; say --dense"
+        name = "" if self.origin.synthetic or self.origin.model == UNNAMED else self.origin.model
+        model = recognised(name)
+        return _unlike(about.models, model.name if model else name, self._times.dense.read)
+
+    @property
+    def assumed_of_dense(self) -> str | None:
+        """What is assumed of the dense weights' bytes, if times or a warning depend on them."""
+        unused = isinstance(self.machine.compute, Measured) and self.machine.memory_bytes is None
+        return None if unused else assumption(self.layout.geometry, self.origin.recorded or self.origin.live)
 
     @property
     def _times(self) -> Times:
@@ -132,6 +155,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     _check_warm(config, capacity, tiers[0])
     lower = _lower_tiers(machine, origin.geometry, tiers, chosen)
     geometry = as_known(origin.geometry, origin.model) if machine.asks_of_the_model else origin.geometry
+    geometry = sized(geometry, origin.model, config.dense, config.dense_bits)
     return Plan(origin, config, chosen, machine, capacity, CopyLayout(geometry, tiers), lower)
 
 
@@ -189,7 +213,8 @@ def report_measured(ran: FinishedRun, ready: Plan) -> Result:
     """`report` of a run on real threads: nothing in it is the platform's."""
     result = report(ran, ready)
     label = with_routing("LIVE, measured" if ready.origin.live else "MEASURED", ready.origin.synthetic)
-    seconds = {"seconds": "measured", "calibration": None, "warning": ready.capacity_warning}
+    seconds: Row = {"seconds": "measured", "calibration": None, "uncalibrated": None, "assumed": None}
+    seconds |= {"warning": ready.capacity_warning}
     config = result.config | {"platform": "this machine"}
     return replace(result, config=config, about=result.about | {"label": label, **seconds})
 
@@ -216,8 +241,26 @@ def _about(ready: Plan) -> Row:
 
 def _seconds(ready: Plan) -> Row:
     """Whether its times are of measured prices, and of which; without the dense part they are an estimate."""
-    about = ready.machine.calibrated if ready.times_everything else None
-    return {"seconds": "calibrated" if about else "estimate", "calibration": about.in_one_line() if about else None}
+    about, wrong = ready.machine.calibrated, ready.uncalibrated
+    line = about.in_one_line() if about and wrong is None else None
+    seconds = "estimate" if line is None else "calibrated"
+    return {"seconds": seconds, "calibration": line, "uncalibrated": wrong, "assumed": ready.assumed_of_dense}
+
+
+def _unlike(models: Mapping[str, float], name: str, dense: int) -> str | None:
+    """Why figures fitted on `models`, with bytes of dense weights each, are not of this one; None if they are.
+
+    A model without a name is judged by its bytes alone, and bytes of 0 are not known.
+    """
+    if not models:
+        return None
+    if name and name not in models:
+        return f"not calibrated for this model: {name}, fitted with {', '.join(models)}"
+    fitted = [models[name]] if name else list(models.values())
+    if any(not size or not dense or abs(dense / size - 1) <= NEAR for size in fitted):
+        return None
+    sizes = ", ".join(f"{size / 1e9:.3g} GB" for size in fitted)
+    return f"not calibrated for this model: dense {dense / 1e9:.3g} GB, fitted with {sizes}"
 
 
 def _label(ready: Plan) -> str:

@@ -10,6 +10,7 @@ from simulator.errors import ConfigError
 from simulator.homes import homes
 from simulator.platform import Contention, Measured, Platform, Roofline
 from simulator.rates import MILLION, bounded, ceiling, exact, half_even, ns_per_byte
+from traces.dense import Dense, dense_of, params_of
 from traces.schema import Geometry
 
 
@@ -34,10 +35,15 @@ class Times:
         return same and self._tiers == tiers and self._platform == platform
 
     @cached_property
-    def _params(self) -> int:
-        bits = exact(self._geometry.expert_bits)
-        stored = half_even(self._geometry.expert_bytes[0] * 8 * bits.denominator, bits.numerator)
-        return self._geometry.expert_params or stored
+    def _params(self) -> tuple[int, ...]:
+        """Weights of an expert of each layer, which its bytes tell where the model's are not known."""
+        known, bits = self._geometry.expert_params, exact(self._geometry.expert_bits)
+        sizes = self._geometry.expert_bytes
+        return tuple(known or half_even(size * 8 * bits.denominator, bits.numerator) for size in sizes)
+
+    @cached_property
+    def _dense_params(self) -> tuple[tuple[int, ...], int]:
+        return params_of(self._geometry)
 
     @property
     def _layers(self) -> range:
@@ -55,16 +61,10 @@ class Times:
         cpu = [max(1, self.cpu_ns(layer, 0, 1)) for layer in self._layers] if self._platform.cpu else [0]
         return Costs(*(sum(times) // len(times) for times in (load, compute, cpu)))
 
-    @property
-    def dense_bytes(self) -> int:
-        """Weights that are always resident, as far as they are known."""
-        known = (self._geometry.dense_params or 0) * self._geometry.layers + (self._geometry.head_params or 0)
-        return self._stored(known)
-
-    def _stored(self, params: int) -> int:
-        """Bytes of so many weights that are not of routed experts, rounded up."""
-        bits = exact(self._geometry.dense_bits)
-        return ceiling(params * bits.numerator, 8 * bits.denominator)
+    @cached_property
+    def dense(self) -> Dense:
+        """Bytes of the weights that are no routed expert, as far as they are known."""
+        return dense_of(self._geometry)
 
     # links
 
@@ -116,14 +116,16 @@ class Times:
         compute, gate_ns = self._platform.compute, self._platform.loading.gate_ns
         if isinstance(compute, Measured):
             return compute.dense(tokens, self._share(contended)) + gate_ns
-        return self._dense("dense", compute, self._geometry.dense_params, tokens, self._share(contended)) + gate_ns
+        key = ("dense", self.dense.layers[layer], 0, tokens, self._share(contended))
+        return self._once(key, compute, self._dense_params[0][layer]) + gate_ns
 
     def pass_ns(self, tokens: int, contended: bool = False) -> int:
         """Embedding, head and dense layers; charged before layer 0."""
         compute = self._platform.compute
         if isinstance(compute, Measured):
             return compute.once(self._share(contended))
-        return self._dense("pass", compute, self._geometry.head_params, tokens, self._share(contended))
+        key = ("pass", self.dense.head, 0, tokens, self._share(contended))
+        return self._once(key, compute, self._dense_params[1])
 
     def kv_ns(self, context: int, contended: bool = False) -> int:
         """One layer's part of reading the KV cache of so many positions, rounded up."""
@@ -176,11 +178,7 @@ class Times:
         if isinstance(compute, Measured):
             return compute.expert(tokens, size, share)
         key, weights = (what, size, precision, tokens, share), self.weight_format(precision)
-        return self._once(key, compute, self._params, weights)
-
-    def _dense(self, what: str, compute: Roofline, params: int | None, tokens: int, share: float) -> int:
-        key = (what, self._stored(params or 0), 0, tokens, share)
-        return self._once(key, compute, params or 0)
+        return self._once(key, compute, self._params[layer], weights)
 
     def _once(self, key: tuple[str, int, int, int, float], compute: Roofline, params: int, weights: str = "") -> int:
         """Of a key (what, bytes, precision, tokens, share of the rate), worked out the first time."""

@@ -33,6 +33,8 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "second": answer.second and _found(answer.second) | {"differs": list(differing(best, answer.second))},
         "seconds": _about(best)["seconds"],
         "calibration": _about(best)["calibration"],
+        "uncalibrated": _about(best)["uncalibrated"],
+        "dense_assumed": _about(best)["assumed"],
         "searched": {
             "axes": answer.space.axes(),
             "combinations": answer.space.combinations,

@@ -38,6 +38,8 @@ class Plan(Frozen):
     look_ahead: int = Field(default=2, ge=0)
     logits: bool = True
     seed: int = Field(default=0, ge=0)
+    dense_bytes: int | None = None  #: of all weights that are no routed expert, if the trace is to state others
+    dense_bits: str = ""  #: instead: bits per weight of these, or a format
 
     @property
     def words(self) -> str:

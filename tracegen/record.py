@@ -27,6 +27,7 @@ from tracegen.plan import Plan, partial_of
 from tracegen.selfcheck import check
 from tracegen.steps import Stepper
 from tracegen.tokens import Room, Work
+from traces.dense import with_stored
 from traces.schema import Header, Provenance, Request, Trace
 from traces.writer import TraceWriter
 
@@ -98,7 +99,8 @@ def header_of(loaded: Loaded, modules: MoeModules, work: Work, plan: Plan) -> He
             **{package: version(package) for package in ("torch", "transformers", "moereplay")},
         },
     )
-    return Header(geometry=modules.geometry, provenance=provenance, lookahead_depth=plan.look_ahead)
+    geometry = with_stored(modules.geometry, loaded.name, plan.dense_bytes, plan.dense_bits)
+    return Header(geometry=geometry, provenance=provenance, lookahead_depth=plan.look_ahead)
 
 
 class _Recorder:

@@ -23,6 +23,7 @@ class Sizes(NamedTuple):
     expert_params: int
     dense_params: int  #: per MoE layer, on average: all but the routed experts
     head_params: int  #: used by every token outside the MoE layers: head, last norm, dense layers
+    dense_bits: float  #: per parameter of these two
 
 
 def measure(model: PreTrainedModel, experts: list[nn.Module], layers: list[nn.Module], count: int) -> Sizes:
@@ -33,12 +34,14 @@ def measure(model: PreTrainedModel, experts: list[nn.Module], layers: list[nn.Mo
     held = [_experts(each, count, at) for at, each in enumerate(experts)]
     sizes, params = ([sum(map(size, each)) // count for each in held] for size in (_bytes, _numbers))
     moe = sum(_params(layer) for layer in layers)
+    dense = _params(model) - count * sum(params) - _embedding(model)
     return Sizes(
         expert_bytes=tuple(sizes),
         expert_bits=8 * sum(sizes) / sum(params),
         expert_params=sum(params) // len(params),
         dense_params=(moe - count * sum(params)) // len(layers),
         head_params=_params(model) - moe - _embedding(model),
+        dense_bits=_dense_bits(model, count * sum(sizes), dense),
     )
 
 
@@ -66,6 +69,12 @@ def _numbers(tensor: Tensor) -> int:
 
 def _params(module: nn.Module) -> int:
     return sum(map(_numbers, module.parameters()))
+
+
+def _dense_bits(model: PreTrainedModel, experts: int, params: int) -> float:
+    """Bits per weight of what is no routed expert, an embedding table apart left out; 16 where there is nothing."""
+    embedding = _embedding(model) and sum(map(_bytes, model.get_input_embeddings().parameters()))
+    return 8 * (sum(map(_bytes, model.parameters())) - experts - embedding) / params if params else 16.0
 
 
 def _embedding(model: PreTrainedModel) -> int:

@@ -151,3 +151,8 @@ def _too_deep() -> DocumentError:
 
 def _too_long() -> DocumentError:
     return DocumentError("an integer of more than 300 digits")
+
+
+def canonical(document: object) -> bytes:
+    """The one JSON spelling of a document, for hashing."""
+    return json_text(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()

@@ -8,12 +8,14 @@ other tensors below 0.1 % of a layer are left out. `note` says what was not read
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from pathlib import Path
 
 from pydantic import Field
 
 from traces.schema import Frozen, Geometry, Router, TraceError
+from traces.weight_formats import without_format
 
 
 class Published(Frozen):
@@ -204,11 +206,10 @@ class ModelNumbers(Frozen):
 
 def known(name: str) -> KnownModel:
     """The model of that name, alias or Hugging Face id, whatever the case. Raises TraceError with a near one."""
-    spellings = {spelling: model for model in MODELS.values() for spelling in _spellings(model)}
-    if name.lower() in spellings:
-        return spellings[name.lower()]
-    near = difflib.get_close_matches(name.lower(), spellings, n=1)
-    hint = f"did you mean {spellings[near[0]].name}?" if near else "`moereplay models` lists those that are."
+    if name.lower() in BY_SPELLING:
+        return BY_SPELLING[name.lower()]
+    near = difflib.get_close_matches(name.lower(), BY_SPELLING, n=1)
+    hint = f"did you mean {BY_SPELLING[near[0]].name}?" if near else "`moereplay models` lists those that are."
     raise TraceError(f"no model {name!r} is known: {hint}")
 
 
@@ -224,6 +225,27 @@ def as_known(geometry: Geometry, name: str) -> Geometry:
     named = model.published.format if geometry.expert_bits == model.published.bits else ""
     learnt = {"kv_bytes": geometry.kv_bytes or model.kv_bytes, "weight_format": geometry.weight_format or named}
     return geometry.model_copy(update=learnt)
+
+
+def recognised(name: str, geometry: Geometry | None = None) -> KnownModel | None:
+    """Return the known model that a model's or weight file's name means, None if there is none.
+
+    `google_gemma-4-26B-A4B-it-Q4_K_M.gguf` is gemma-4-26b-a4b: the ending, the part of several, the weight format and
+    the publisher before `_` are no part of the name. With `geometry`, layers and experts must agree.
+    """
+    file = name.replace("\\", "/").rpartition("/")[2]
+    stem = re.sub(r"(-\d{5}-of-\d{5})?(\.gguf|\.safetensors)?$", "", file, flags=re.IGNORECASE)
+    plain = without_format(stem)
+    for spelling in (name, stem, plain, plain.partition("_")[2]):
+        model = BY_SPELLING.get(spelling.lower())
+        agrees = geometry is None or (model and _shape(model.geometry) == _shape(geometry))
+        if model and agrees:
+            return model
+    return None
+
+
+def _shape(geometry: Geometry) -> tuple[int, int]:
+    return geometry.layers, geometry.experts
 
 
 def _spellings(model: KnownModel) -> set[str]:
@@ -254,3 +276,4 @@ def _known(name: str, numbers: ModelNumbers) -> KnownModel:
 
 
 MODELS: dict[str, KnownModel] = _read(Path(__file__).with_name("models.toml"))
+BY_SPELLING = {spelling: model for model in MODELS.values() for spelling in _spellings(model)}

@@ -1,7 +1,6 @@
 """What a trace is: geometry, router, header, the rows of a request, and the trace itself.
 
 A trace has a flat token axis; requests are ranges of it. Shapes below use T tokens, L MoE layers, E experts, k active.
-Nothing here touches a disk: `traces/store.py` does.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from traces.documents import json_text
+from traces.documents import canonical
 from traces.frozen import Frozen, Sparse
 from traces.texts import Name, Notes, Text, escaped
 from traces.weight_formats import check_format
@@ -96,7 +95,9 @@ class Router(Frozen):
 class Geometry(Sparse):
     """Sizes of a model's MoE part; bytes are of one expert, per MoE layer, at the stored precision."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"dense_bits", "weight_format", "kv_bytes"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        ["dense_bits", "dense_stated", "dense_bytes", "dense_layer_bytes", "head_bytes", "weight_format", "kv_bytes"]
+    )
 
     layers: int = Field(ge=1)
     experts: int = Field(ge=1)
@@ -110,6 +111,10 @@ class Geometry(Sparse):
     shared_experts: int = Field(default=0, ge=0)
     router: Router = Router()
     dense_bits: float = 16  #: per weight of everything that is no routed expert
+    dense_stated: bool = False  #: whether a file or the user said `dense_bits`, so that 16 is no assumption
+    dense_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: of all these weights as stored; 0: not stated
+    dense_layer_bytes: tuple[int, ...] = ()  #: (L,) of those inside each MoE layer as stored; empty: not stated
+    head_bytes: int | None = Field(default=None, ge=0, le=MOST_BYTES)  #: of those that a token reads outside the layers
     weight_format: str = ""  #: of the experts, as `traces.weight_formats` names it
     kv_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)  #: of KV cache that one position adds, all layers together
 
@@ -125,9 +130,9 @@ class Geometry(Sparse):
                 raise ValueError(f"{shown(getattr(self, name))} {name}; a trace holds at most {most:,}")
         if self.k > self.experts:
             raise ValueError(f"k = {shown(self.k)} exceeds experts = {self.experts}")
-        check_bits(self.expert_bits)
-        check_bits(self.dense_bits)
-        for name, sizes in (("expert_bytes", self.expert_bytes), *self.bytes_by_bits.items()):
+        check_bits(self.expert_bits, self.dense_bits)
+        dense = {"dense_layer_bytes": self.dense_layer_bytes or self.expert_bytes}
+        for name, sizes in ({"expert_bytes": self.expert_bytes} | dense | self.bytes_by_bits).items():
             if len(sizes) != self.layers:
                 raise ValueError(f"bytes ({name}) has {len(sizes)} entries for {self.layers} layers")
             if min(sizes) < 1:
@@ -367,10 +372,10 @@ def _place(first: int, at: tuple[int, ...]) -> str:
     return f" (token {first + token}{layer})"
 
 
-def check_bits(bits: float) -> None:
-    """Raises ValueError for what is no precision of an expert, NaN among them."""
-    if not LEAST_BITS <= bits <= MOST_BITS:
-        raise ValueError(f"{shown(bits)} bits are no precision; expected {LEAST_BITS:g} to {MOST_BITS:g}")
+def check_bits(*precisions: float) -> None:
+    """Raises ValueError for what is no precision of weights, NaN among them."""
+    if wrong := [bits for bits in precisions if not LEAST_BITS <= bits <= MOST_BITS]:
+        raise ValueError(f"{shown(wrong[0])} bits are no precision; expected {LEAST_BITS:g} to {MOST_BITS:g}")
 
 
 def shown(value: object, most: int = 60) -> str:
@@ -393,8 +398,3 @@ def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarra
     hashes = {name: hashlib.sha256(rows.tobytes()).hexdigest() for name, rows in content.items()}
     digest = hashlib.sha256(canonical([header.model_dump(mode="json"), hashes])).hexdigest()
     return Trace(header, offsets, prompts, arrays, digest, router_bias=router_bias)
-
-
-def canonical(document: object) -> bytes:
-    """The one JSON spelling of a document, for hashing."""
-    return json_text(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()

@@ -41,6 +41,8 @@ MIXTURES = {
     "Q2_K": 3.35,
 }
 BITS_PER_WEIGHT = BLOCKS | MIXTURES
+OF_EXPERTS = ("MXFP4", "NVFP4")  #: formats that models use for their experts and nothing else
+HEAD_BITS = 6.5625  #: of Q6_K's block
 _NAMED = re.compile(rf"(?<![a-z0-9])({'|'.join(sorted(BITS_PER_WEIGHT, key=len, reverse=True))})(?![a-z0-9])", re.I)
 
 
@@ -48,6 +50,34 @@ def named_in(text: str) -> str | None:
     """The weight format that a model's or file's name ends its description with, as in `gemma-4-26B-Q4_K_M.gguf`."""
     found = _NAMED.findall(text)
     return found[-1].upper() if found else None
+
+
+def without_format(stem: str) -> str:
+    """Return a file's name without the weight format and its variants at the end: `-Q4_K_M`, `.UD-Q4_K_XL`, `-bf16`."""
+    return re.sub(r"[-._](UD[-_])?(I?Q\d\w*|(BF|F|FP)(16|32)|FP8|F8_E4M3|MXFP4(_MOE)?|NVFP4)$", "", stem, flags=re.I)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number of bits, such as 4.85, and no name."""
+    return re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?", text) is not None
+
+
+def bits_of(text: str) -> float:
+    """Return the bits per weight of `4.85`, or of a format by name. Raises ValueError."""
+    return float(text) if is_number(text) else BITS_PER_WEIGHT[check_format(text)]
+
+
+def dense_bits_of(name: str, layer_params: int, head_params: int) -> float | None:
+    """Return the mean bits of dense weights in a file of that format; None for formats of experts alone.
+
+    llama.cpp stores the head of a file below Q6_K in Q6_K (src/llama-quant.cpp); other dense weights are taken to have
+    the mean of the format. MXFP4 and NVFP4 checkpoints keep their dense weights in 16 bits.
+    """
+    if name in OF_EXPERTS:
+        return None
+    bits = BITS_PER_WEIGHT[name]
+    total = layer_params + head_params
+    return (layer_params * bits + head_params * max(bits, HEAD_BITS)) / total if total else bits
 
 
 def check_format(name: str) -> str:

@@ -30,6 +30,7 @@ def cautions(
         *_incomplete(material),
         *_of_rows(material),
         *machines.estimates(platforms),
+        *machines.dense_weights(material),
         *_samples(cases),
         *_untimed(cases),
         *material.remarks,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import polars as pl
+
 from analysis.report.material import Material
 from analysis.tables import cell
-from results.labels import ESTIMATE
+from results.labels import seconds_in_words
 from results.read import fields, runs
+from results.schema import fields_of
 
 
 def machines(material: Material) -> list[dict[str, Any]]:
@@ -32,15 +35,26 @@ def _seconds(material: Material) -> dict[str, str]:
     platforms = runs(material.frame)["platform"].to_list()
     found: dict[str, str] = {}
     for name, about in sorted(zip(platforms, material.frame["about"].to_list(), strict=True), key=lambda each: each[0]):
-        calibrated = about.get("seconds") == "calibrated"
-        found[name] = f"calibrated: {about.get('calibration')}" if calibrated else ESTIMATE
+        found[name] = seconds_in_words(about, "calibrated: ")
     return found
 
 
 def estimates(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """The platforms whose seconds nobody has measured."""
-    names = [each["name"] for each in found if each["seconds"] == ESTIMATE]
-    return [f"seconds of {', '.join(names)}: {ESTIMATE}; hit rates and bytes are counted"] if names else []
+    named: dict[str, list[str]] = {}
+    for each in found:
+        if not each["seconds"].startswith("calibrated"):
+            named.setdefault(each["seconds"], []).append(each["name"])
+    said = "hit rates and bytes are counted"
+    return [f"seconds of {', '.join(names)}: {seconds}; {said}" for seconds, names in named.items()]
+
+
+def dense_weights(material: Material) -> list[str]:
+    """What the results assume of the bytes of dense weights, each once."""
+    if "assumed" not in fields_of(material.frame.schema.get("about")):
+        return []
+    said = material.frame.select(pl.col("about").struct.field("assumed")).to_series().drop_nulls()
+    return sorted(set(said))
 
 
 def _flat(figures: Any, inside: str = "") -> Iterator[tuple[str, str]]:

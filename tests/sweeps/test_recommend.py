@@ -13,7 +13,6 @@ from analysis.recommendation import lines, with_intervals
 from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
 from simulator.memory import RUNTIME, Memory, divided
-from simulator.platform_files import platform
 from sweeps.recommend import SHARES, WORTH, Answer, Question, most_replays, search
 from sweeps.recommendation import document
 from sweeps.runner import Runner
@@ -40,17 +39,17 @@ def question_of(trace: Trace, experts: int, **more: Any) -> Question:
 
 
 def test_the_memory_is_divided():
-    found = divided(trace_of(), platform("phone-ufs4"), "1GB", context=100)
+    found = divided(trace_of(), "1GB", context=100)
     assert found == Memory(10**9, 2 * (3 * 1_000 + 500), 700, RUNTIME)
     assert found.cache_bytes == 10**9 - 7_000 - 700 - RUNTIME
-    assert divided(trace_of(), platform("phone-ufs4"), "20MB", 0, "1MB").cache_bytes == 19_000_000 - 7_000
+    assert divided(trace_of(), "20MB", 0, "1MB").cache_bytes == 19_000_000 - 7_000
 
 
 def test_a_memory_that_holds_no_expert_says_what_is_missing():
     with pytest.raises(ConfigError, match=r"no expert of 1,000,000 bytes: 0\.001007 GB are missing"):
-        divided(trace_of(), platform("phone-ufs4"), "500MB", 0)
+        divided(trace_of(), "500MB", 0)
     with pytest.raises(ConfigError, match="--memory 'much' is no size; write for example 8GB"):
-        divided(trace_of(), platform("phone-ufs4"), "much", 0)
+        divided(trace_of(), "much", 0)
 
 
 def test_the_space_is_what_can_be_used_without_changing_the_output():

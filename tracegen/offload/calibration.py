@@ -20,6 +20,8 @@ from tracegen.offload.durations import Durations
 from tracegen.offload.fit import Figure, Fitted, figure_of, fit
 from tracegen.offload.kernels import TOKENS, by_format, by_tokens, in_times
 from tracegen.offload.slow_tier import SlowTier
+from traces.dense import dense_of
+from traces.geometry import KnownModel
 from traces.schema import Geometry, Trace
 from traces.synthetic import Synthetic, synthesise
 
@@ -69,10 +71,12 @@ def trace_of(geometry: Geometry, seed: int) -> Trace:
     return synthesise(made)
 
 
-def about_of(device: str, slow_tier: str, throttle: float | None) -> Calibration:
+def about_of(device: str, slow_tier: str, throttle: float | None, model: KnownModel | None = None) -> Calibration:
     """What a calibration of today says of itself; `slow_tier` is disk, disk:buffered or pinned."""
     method, today = "moereplay calibrate --slow-tier", datetime.date.today().isoformat()
-    return Calibration(device=device, method=method, date=today, slow_tier=slow_tier, throttle_bytes_per_s=throttle)
+    models = {model.name: float(dense_of(model.geometry).read)} if model else {}
+    about = Calibration(device=device, method=method, date=today, slow_tier=slow_tier, models=models)
+    return about.model_copy(update={"throttle_bytes_per_s": throttle})
 
 
 def calibrate(

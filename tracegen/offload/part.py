@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.errors import ConfigError
+from traces.dense import resolved
 from traces.schema import Geometry, Request, Trace, memory_trace
 
 PER_LAYER = ("weights", "logits", "residency")
@@ -41,6 +42,7 @@ def _cut(rows: np.ndarray | None, first: int, last: int, layers: int) -> np.ndar
 def shallow(geometry: Geometry, layers: int) -> Geometry:
     """The geometry of the first layers."""
     others = {bits: sizes[:layers] for bits, sizes in geometry.bytes_by_bits.items()}
-    return geometry.model_copy(
-        update={"layers": layers, "expert_bytes": geometry.expert_bytes[:layers], "bytes_by_bits": others}
-    )
+    cut = {"layers": layers, "expert_bytes": geometry.expert_bytes[:layers], "bytes_by_bits": others}
+    if (whole := resolved(geometry, "")).head_bytes is not None:
+        cut |= {"dense_layer_bytes": whole.dense_layer_bytes[:layers], "head_bytes": whole.head_bytes, "dense_bytes": 0}
+    return geometry.model_copy(update=cut)

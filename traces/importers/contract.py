@@ -10,13 +10,15 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
+from traces.dense import check_dense_bits, in_words, with_params, with_stored
 from traces.faults import first_fault
-from traces.geometry import MODELS
+from traces.geometry import MODELS, recognised
 from traces.importers import folders
 from traces.importers.sources import digest_of
 from traces.schema import (
     LEAST_BITS,
     MOST_BITS,
+    MOST_BYTES,
     Frozen,
     Geometry,
     Header,
@@ -29,6 +31,7 @@ from traces.schema import (
 from traces.texts import MOST_NAME, changed, settled
 from traces.weight_formats import BITS_PER_WEIGHT, named_in
 
+SAME_FORMAT, NEAR_FORMAT = 0.003, 0.25  #: bits of a block format are exact, those of a mixture differ by model
 ASSUMED = "assumed: "  #: how a note begins that says how a file was read
 
 
@@ -39,6 +42,9 @@ class Options(Frozen):
     geometry: Geometry | None = None  #: sizes of that model
     expert_bytes: tuple[int, ...] | int | None = None  #: bytes of one expert, for all layers or per layer
     expert_bits: float | None = None  #: precision of those bytes
+    weight_format: str = ""  #: of experts and, but for formats of experts alone, of dense weights
+    dense_bytes: int | None = Field(default=None, ge=1, le=MOST_BYTES)  #: of all that is no routed expert, as stored
+    dense_bits: str = ""  #: instead: bits per weight of these, or a format
     prompt_length: int | None = Field(default=None, ge=0)  #: prompt tokens of every request, at most its length
     chunk: int | None = Field(default=None, ge=1)  #: tokens after which the recorder cleared its context
     columns: dict[str, tuple[str, ...]] | None = None  #: the file's names for fields, see `mapping`
@@ -58,6 +64,13 @@ class Options(Frozen):
         if bits is not None:
             check_bits(bits)
         return bits
+
+    @field_validator("dense_bits")
+    @classmethod
+    def _is_bits(cls, text: str) -> str:
+        if text:
+            check_dense_bits(text)
+        return text
 
 
 @dataclass(frozen=True)
@@ -97,6 +110,7 @@ class Shape:
     expert_bytes: tuple[int, ...] | None = None
     stated: Geometry | None = None  #: a whole geometry carried by the file
     router: Router | None = None  #: used when nothing else names one
+    dense_bytes: tuple[int, ...] | None = None  #: of everything else inside each MoE layer, as stored
 
     def __str__(self) -> str:
         return f"{self.layers} layers, {self.k} of {self.experts or f'at least {self.highest_id + 1}'} experts"
@@ -129,7 +143,7 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     base = options.geometry or shape.stated
     if base is not None:
         _check_agreement(shape, base, options, origin.source)
-    named = _named_bits(base, origin)
+    named = _named_bits(base, options, origin)
     sizes = _sizes(shape, base, options, named, origin.source)
     bits = _bits(shape, base, options, named, sizes)
     fields: dict[str, object] = base.model_dump() if base else {"router": shape.router or Router()}
@@ -137,7 +151,9 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     fields["experts"] = shape.experts or (base.experts if base else shape.highest_id + 1)
     if options.renumbers:
         fields["experts"] = shape.highest_id + 1
-    geometry = _geometry(fields, origin.source)
+    stored = options.weight_format or (named_in(origin.model or "") or named_in(origin.source.name) or "")
+    fields["weight_format"] = _format(stored, bits, sizes, options, origin) or fields.get("weight_format", "")
+    geometry = _dense(_geometry(fields, origin.source), shape, options, origin, stored)
     beside = folders.notes(origin.source, origin.files, origin.beside)
     told = [*notes, *_size_notes(shape, base, bits, geometry, options), *_text_notes(origin, options), *beside]
     return Header(geometry=geometry, provenance=_provenance(origin, options, told))
@@ -157,10 +173,10 @@ def _check_agreement(shape: Shape, base: Geometry, options: Options, source: Pat
     raise TraceError(f"{source} has {shape}, but {model} has {theirs}; {fix}")
 
 
-def _named_bits(base: Geometry | None, origin: Origin) -> float | None:
+def _named_bits(base: Geometry | None, options: Options, origin: Origin) -> float | None:
     """The weight format that the file or its model is named after; the model's own figure of so many whole bits."""
-    named = named_in(origin.model or "") or named_in(origin.source.name)
-    if named is None:
+    named = options.weight_format or named_in(origin.model or "") or named_in(origin.source.name)
+    if not named:
         return None
     bits = BITS_PER_WEIGHT[named]
     return int(bits) if base and int(bits) in base.bytes_by_bits else bits
@@ -212,6 +228,42 @@ def _geometry(fields: dict[str, object], source: Path) -> Geometry:
         return Geometry.model_validate(fields)
     except ValidationError as wrong:
         raise TraceError(f"{source}: {first_fault(wrong)}; check the sizes given") from wrong
+
+
+def _format(stored: str, bits: float | None, sizes: tuple[int, ...], options: Options, origin: Origin) -> str:
+    """The format of the experts: as said, or as the file's or model's name says where their bits are near it.
+
+    A model whose experts have the bits of its own checkpoint's format keeps that one: files named Q4_K_M hold MXFP4.
+    """
+    if options.weight_format or not stored or bits is None:
+        return options.weight_format
+    like = recognised(options.model or origin.model or "")
+    if like and like.geometry.expert_params:
+        exact = sum(sizes) / len(sizes) * 8 / like.geometry.expert_params
+        if abs(exact / BITS_PER_WEIGHT[like.published.format] - 1) < SAME_FORMAT:
+            return like.published.format
+    return stored if abs(bits / BITS_PER_WEIGHT[stored] - 1) < NEAR_FORMAT else ""
+
+
+def _dense(geometry: Geometry, shape: Shape, options: Options, origin: Origin, stored: str) -> Geometry:
+    """The geometry with what options, the file or the weight format say of dense weights.
+
+    Raises TraceError for bits where the weights are not known.
+    """
+    name = options.model or origin.model or ""
+    known = with_params(geometry, name)
+    if shape.dense_bytes:
+        known = known.model_copy(update={"dense_layer_bytes": shape.dense_bytes})
+    if not (options.dense_bytes or options.dense_bits) and (
+        shape.dense_bytes or known.dense_stated or known.dense_bytes
+    ):
+        return known
+    return with_stored(known, name or "the model", options.dense_bytes, options.dense_bits, stored)
+
+
+def dense_line(geometry: Geometry, model: str) -> str:
+    """What every import says of the dense weights, which are read for every token."""
+    return f"{in_words(geometry, model)}; --dense or --dense-bits change that"
 
 
 def _size_notes(

@@ -1,4 +1,6 @@
-"""BigMoeOnEdge `# route_trace v1`: a preamble with the bytes of one expert per layer, then a line per routed expert.
+"""BigMoeOnEdge `# route_trace v1`: a preamble with the bytes of one expert and of dense weights per layer, then rows.
+
+A row is a routed expert.
 
 Columns are read by name: `turn,phase,step,layer,slot,expert` are needed, `weight`, `residency`, `dropped` may follow.
 A turn is a request, `step` the absolute position, phase 0 its prompt. Layers are the model's own numbers; those
@@ -30,18 +32,19 @@ FLAG = Values("iu", 0, 1)
 MOST_PREAMBLE = MOST_LAYERS + 64  #: lines
 LONGEST_FACTS = 8_192  #: characters of the line that names the model
 DIGITS = r"(\d{1,18})\b"
-SIZES = f"# layer={DIGITS} expert_bytes={DIGITS}"
+SIZES = f"# layer={DIGITS} expert_bytes={DIGITS}(?: dense_bytes={DIGITS})?"
 FEWEST_ROUTED = 16  #: of so many cells at least one has a row
 
 
 @dataclass(frozen=True)
 class Preamble:
-    """The static facts of a run; `expert_bytes` by the model's layer number."""
+    """The static facts of a run; bytes by the model's layer number."""
 
     model: str
     experts: int
     k: int
     expert_bytes: dict[int, int]
+    dense_bytes: dict[int, int]  #: of everything else in the layer; without those that do not say it
 
 
 def sniff(path: Path) -> bool:
@@ -107,7 +110,9 @@ def _preamble(path: Path, lines: list[str]) -> Preamble:
         raise TraceError(f"{path} line 2: expected '# model=... arch=... n_layer=... n_expert=... n_expert_used=...'")
     # the recorder writes its own absolute path
     model = PurePath(facts[1]).name
-    return Preamble(model, int(facts[2]), int(facts[3]), {int(layer): int(size) for layer, size in sizes})
+    experts = {int(layer): int(size) for layer, size, _ in sizes}
+    dense = {int(layer): int(size) for layer, _, size in sizes if size}
+    return Preamble(model, int(facts[2]), int(facts[3]), experts, dense)
 
 
 def _refuse_silent_layers(preamble: Preamble, layers: np.ndarray, path: Path) -> None:
@@ -121,8 +126,18 @@ def _shape(preamble: Preamble, seen: _Seen, path: Path) -> Shape:
         raise TraceError(
             f"{path}: {seen.slots} slots per token; expected {preamble.k}, the n_expert_used of the preamble"
         )
-    sizes = tuple(preamble.expert_bytes.get(layer, 0) for layer in seen.layers.tolist())
-    return Shape(len(sizes), seen.slots, seen.highest, preamble.experts, sizes if all(sizes) else None)
+    layers = seen.layers.tolist()
+    sizes = tuple(preamble.expert_bytes.get(layer, 0) for layer in layers)
+    dense = [preamble.dense_bytes.get(layer, 0) for layer in layers]
+    dense[0] += sum(size for layer, size in preamble.dense_bytes.items() if layer not in layers)  # read once as well
+    return Shape(
+        layers=len(sizes),
+        k=seen.slots,
+        highest_id=seen.highest,
+        experts=preamble.experts,
+        expert_bytes=sizes if all(sizes) else None,
+        dense_bytes=tuple(dense) if all(dense) else None,
+    )
 
 
 def _notes(seen: _Seen, silent_layers: int) -> list[str]:

@@ -1,0 +1,192 @@
+"""Dense weights, all that are no routed expert: how many bytes a token reads of them, and how many lie in memory.
+
+A model's bytes are, in this order: what the user says; what the trace's file says; the parameters of the model at the
+bits that are said; these parameters at 16 bits, which is an assumption. What is said as a whole (`dense_bytes`) holds
+an embedding table apart from the head: it lies in memory, and a token reads one row of it. What is derived from
+parameters is without that table, which engines leave in slow memory.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+from typing import NamedTuple
+
+from traces.geometry import recognised
+from traces.schema import Geometry, Provenance, TraceError, check_bits
+from traces.weight_formats import BITS_PER_WEIGHT, OF_EXPERTS, bits_of, check_format, dense_bits_of, is_number
+
+OPTIONS = "say --dense or --dense-bits"
+
+
+class Dense(NamedTuple):
+    """Dense weights of a model as stored, in bytes."""
+
+    layers: tuple[int, ...]  #: (L,) that a token reads inside each MoE layer
+    head: int  #: that it reads outside of them
+    resident: int  #: that lie in memory
+
+    @property
+    def read(self) -> int:
+        """Bytes that every token reads."""
+        return sum(self.layers) + self.head
+
+
+def check_dense_bits(text: str) -> float:
+    """Return the bits of `4.85`, or of a format by name. Raises ValueError."""
+    try:
+        bits = bits_of(text)
+        check_bits(bits)
+    except ValueError as wrong:
+        expected = f"expected 0.1 to 64, or a weight format; {wrong}"
+        raise ValueError(f"invalid --dense-bits {text[:40]!r}: {expected}") from None
+    return bits
+
+
+def with_bits(geometry: Geometry, model: str, text: str) -> Geometry:
+    """Return the geometry with its dense weights at the bits of `4.85`, or as files of a format have them.
+
+    Raises TraceError where the model's dense weights are not known, and for what is no number of bits.
+    """
+    known = with_params(geometry, model)
+    try:
+        bits = check_dense_bits(text)
+    except ValueError as wrong:
+        raise TraceError(str(wrong)) from None
+    if known.dense_params is None:
+        raise TraceError(
+            f"--dense-bits {text}: the dense weights of {model} are not known; give their bytes with --dense"
+        )
+    if not is_number(text):
+        layers = known.dense_params * known.layers
+        bits = dense_bits_of(check_format(text), layers, known.head_params or 0) or bits
+    return known.model_copy(update=NOT_STORED | {"dense_bits": bits, "dense_stated": True})
+
+
+#: What a geometry says of stored dense bytes if nobody has counted them.
+NOT_STORED: dict[str, object] = {"dense_bytes": 0, "dense_layer_bytes": (), "head_bytes": None}
+
+
+def with_stored(geometry: Geometry, model: str, size: int | None, bits: str, weight_format: str = "") -> Geometry:
+    """Return the geometry of the model with its dense weights as stated: bytes, bits, or as files of a format.
+
+    What nobody states stays as it is. Raises TraceError for bits where the model's dense weights are not known.
+    """
+    if size:
+        return with_bytes(geometry, size)
+    if bits:
+        return with_bits(geometry, model, bits)
+    whole = with_params(geometry, model)
+    if not weight_format or weight_format in OF_EXPERTS or whole.dense_params is None:
+        return geometry
+    return with_bits(whole, model, weight_format)
+
+
+def with_bytes(geometry: Geometry, size: int) -> Geometry:
+    """Return the geometry with so many bytes of dense weights in all, an embedding table among them."""
+    return geometry.model_copy(update={"dense_bytes": size, "head_bytes": None})
+
+
+def with_params(geometry: Geometry, model: str) -> Geometry:
+    """Return the geometry with the dense parameters of the known model that is called so, if it lacks them."""
+    like = recognised(model, geometry) if geometry.dense_params is None else None
+    if like is None:
+        return geometry
+    known = {name: getattr(like.geometry, name) for name in ("dense_params", "head_params")}
+    return geometry.model_copy(update=known)
+
+
+def resolved(geometry: Geometry, model: str) -> Geometry:
+    """Return the geometry with bytes of every layer and of the head, where bytes are stated; else as it is.
+
+    Known layers keep what is stated of them, the rest is the head's and the embedding's in proportion to their
+    weights. Of a whole alone every part has its share of the weights, or every layer the same if these are not known.
+    """
+    if geometry.head_bytes is not None or not (geometry.dense_bytes or geometry.dense_layer_bytes):
+        return geometry
+    known = with_params(geometry, model)
+    like = recognised(model, geometry)
+    layer, head, table = known.dense_params or 0, known.head_params or 0, like.embedding_params if like else 0
+    stated, total = geometry.dense_layer_bytes, geometry.dense_bytes
+    if stated and not total:
+        found, rest = stated, round(head * sum(stated) / (layer * known.layers)) if layer else 0
+    elif stated and total >= sum(stated):
+        found, rest = stated, _share(total - sum(stated), head, head + table)
+    elif stated:
+        found, rest = tuple(each * total // sum(stated) for each in stated), 0
+    else:
+        inside = _share(total, layer * known.layers, layer * known.layers + head + table)
+        found = _split(inside, known.layers)
+        rest = _share(total - inside, head, head + table) if layer else 0
+    return known.model_copy(update={"dense_layer_bytes": found, "head_bytes": rest})
+
+
+def _share(total: int, part: int, whole: int) -> int:
+    """So much of a total; all of it where nothing is known."""
+    return round(total * part / whole) if whole else total
+
+
+def _split(total: int, parts: int) -> tuple[int, ...]:
+    """Nearly equal parts whose sum is the total."""
+    return tuple(total // parts + (at < total % parts) for at in range(parts))
+
+
+def dense_of(geometry: Geometry) -> Dense:
+    """Return the bytes of the dense weights, 0 where nothing is known of them."""
+    known = resolved(geometry, "")
+    if known.head_bytes is not None:
+        read = sum(known.dense_layer_bytes) + known.head_bytes
+        return Dense(known.dense_layer_bytes, known.head_bytes, max(known.dense_bytes, read))
+    layer, head = geometry.dense_params or 0, geometry.head_params or 0
+    bytes_each = Fraction(str(geometry.dense_bits)) / 8  # the decimal that was given, not the double next to it
+    sizes = [ceil(params * bytes_each) for params in (layer, head, layer * geometry.layers + head)]
+    return Dense((sizes[0],) * geometry.layers, sizes[1], sizes[2])
+
+
+def params_of(geometry: Geometry) -> tuple[tuple[int, ...], int]:
+    """Return the dense weights of each layer and those outside, which bytes tell where the model is not known."""
+    dense = dense_of(geometry)
+    bits = BITS_PER_WEIGHT.get(geometry.weight_format, geometry.expert_bits)
+    if geometry.dense_params is None:
+        return tuple(round(size * 8 / bits) for size in dense.layers), round(dense.head * 8 / bits)
+    return (geometry.dense_params,) * geometry.layers, geometry.head_params or round(dense.head * 8 / bits)
+
+
+def in_words(geometry: Geometry, model: str) -> str:
+    """Return how many bytes the dense weights have, and where that is from."""
+    known = resolved(with_params(geometry, model), model)
+    dense = dense_of(known)
+    size = f"{dense.resident / 1e9:.4g} GB"
+    if geometry.dense_bytes:
+        return f"dense weights have {size} as stated, of which a token reads {dense.read / 1e9:.4g}"
+    if geometry.dense_layer_bytes:
+        head = "with those outside the layers at the same bits" if dense.head else "without those outside the layers"
+        return f"dense weights have {size}: as the file states them by layer, {head}"
+    if not dense.resident:
+        return "dense weights are not known and count as nothing"
+    how = "" if geometry.dense_stated or geometry.dense_bits != ASSUMED_BITS else ", which is assumed"
+    return f"dense weights have {size} at {geometry.dense_bits:.4g} bits{how}"
+
+
+def recorded(provenance: Provenance) -> bool:
+    """Whether the model itself ran for the trace, so that its geometry was measured."""
+    return bool(provenance.dtype) and not provenance.importer
+
+
+def assumption(geometry: Geometry, recorded: bool = False) -> str | None:
+    """Return in words what is assumed of the dense weights' bytes, None if they are stated or nothing is known.
+
+    `recorded`: the model itself was there and held them in 16 bits.
+    """
+    dense = dense_of(geometry)
+    size = f"{dense.resident / 1e9:.4g} GB"
+    if geometry.head_bytes is not None:
+        if geometry.dense_bytes or geometry.head_bytes:
+            return None
+        return f"dense weights outside the MoE layers are not counted, the file states {size} inside them; say --dense"
+    if not dense.resident or geometry.dense_stated or geometry.dense_bits != ASSUMED_BITS or recorded:
+        return None
+    return f"dense weights assumed at 16 bits: {size}; {OPTIONS}"
+
+
+ASSUMED_BITS = 16  #: of dense weights of which nothing is said: the default of `Geometry.dense_bits`
