@@ -7,6 +7,7 @@ larger or smaller, as `RANKED` says.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,19 +22,24 @@ YES, NO, CANT_TELL = "yes", "no", "can't tell"
 #: The chance below which an answer is given: with it two seeds of one policy differ in less than 5 % of cases, as
 #: requests that share a cache are a little less than independent (`make study-coverage`).
 SURE = 0.04
+DECIDED = ("accesses", "hits", "late", "misses")  #: counters of a request that show what policies decided
+PREFILLS = "prefills"  #: 1 for a request that has a time to its first token
 #: The figures that can be compared: the ratio of a request's counters, and the factor of the column.
 PARTS: dict[str, tuple[Ratio, float]] = {
     "hit_rate": (RATIOS["hit_rate"], 1.0),
     "collisions_per_miss": (RATIOS["collisions_per_miss"], 1.0),
     "tpot_ms": (Ratio(("decode_ns",), ("decode_passes",)), 1e-6),
     "tokens_per_s": (Ratio(("decode_passes",), ("decode_ns",)), 1e9),
+    "ttft_mean_ms": (Ratio(("ttft_ns",), (PREFILLS,)), 1e-6),
 }
+#: Columns of a request's row that comparisons read.
+READ = ("request", "start_ns", "end_ns", "ttft_ns", "decode_ns", "decode_passes", *DECIDED, "collisions")
 
 
 class Comparison(NamedTuple):
     """A figure of A less that of B, half its 95 % interval, the chance of a larger one, and whether A beats B.
 
-    `off` and `p` are None where nothing says how sure the difference is.
+    `off` and `p` are None where nothing says how sure the difference is; `p` is corrected where there are several.
     """
 
     difference: float | None
@@ -41,6 +47,25 @@ class Comparison(NamedTuple):
     p: float | None
     answer: str
     requests: int
+    counted: Counted | None = None  #: request by request
+    shared: bool = False  #: whether requests shared passes, so that they are no samples
+
+
+class Counted(NamedTuple):
+    """On how many requests A's figure is above B's, equal and below, and by how much at least and at most."""
+
+    above: int
+    equal: int
+    below: int
+    least: float  #: of the differences
+    most: float
+    least_share: float | None  #: of the differences as shares of B's; None where one of B's is zero
+    most_share: float | None
+
+    @property
+    def requests(self) -> int:
+        """How many requests have the figure under both."""
+        return self.above + self.equal + self.below
 
 
 NOTHING = Comparison(None, None, None, CANT_TELL, 0)  #: no request is known of both
@@ -55,34 +80,105 @@ def compare(rows_a: Rows, rows_b: Rows, figure: str, seed: int = 0) -> Compariso
     pairs = paired(rows_a, rows_b, parts)
     if pairs is None:
         return NOTHING
+    counted = _counted(*pairs, factor)
+    if shares_passes(rows_a) or shares_passes(rows_b):
+        (over, under), (over_b, under_b) = (np.sum(side, axis=0) for side in pairs)
+        less = float(over / under - over_b / under_b) * factor
+        return Comparison(less, None, None, CANT_TELL, len(pairs[0]), counted, shared=True)
     found = difference(*pairs, seed=seed)
     off = None if found.off is None else found.off * factor
-    made = Comparison(found.value * factor, off, found.p, CANT_TELL, found.requests)
+    made = Comparison(found.value * factor, off, found.p, CANT_TELL, found.requests, counted)
     return answered(made, found.p, figure)
 
 
+def shares_passes(rows: Rows) -> bool:
+    """Whether any two requests ran at the same time, as under `batch:N` or a scheduler of passes.
+
+    A pass of several requests is charged to one of them, so that rows of requests are then no samples.
+    """
+    known = sorted((row["start_ns"], row["end_ns"]) for row in rows if row.get("end_ns") is not None)
+    return any(after[0] < before[1] for before, after in pairwise(known))
+
+
+def same_decisions(rows_a: Rows, rows_b: Rows) -> bool:
+    """Whether every request, and there is one, has the same hits, misses and late accesses under both."""
+    ours, theirs = ({row["request"]: [row.get(name) for name in DECIDED] for row in rows} for rows in (rows_a, rows_b))
+    return bool(ours) and ours == theirs
+
+
+def _counted(ours: Pairs, theirs: Pairs, factor: float) -> Counted | None:
+    """Request by request; None where no request has the figure under both."""
+    both = [(a / b, c / d) for (a, b), (c, d) in zip(ours, theirs, strict=True) if b and d]
+    if not both:
+        return None
+    less = [(one - other) * factor for one, other in both]
+    shares = None if any(not other for _, other in both) else [one / other - 1 for one, other in both]
+    above, below = sum(each > 0 for each in less), sum(each < 0 for each in less)
+    ends = (None, None) if shares is None else (min(shares), max(shares))
+    return Counted(above, len(less) - above - below, below, min(less), max(less), *ends)
+
+
+def by_count(made: Comparison, figure: str) -> Comparison:
+    """The comparison of two configurations that can differ in time alone: yes or no where all requests agree.
+
+    Each request's difference is exact, as after a change of the platform, so that there is nothing to test.
+    """
+    counted, answer = made.counted, CANT_TELL
+    if counted is not None and counted.requests in (counted.above, counted.below):
+        answer = YES if (counted.above > 0) == RANKED[figure] else NO
+    return made._replace(p=None, answer=answer)
+
+
 def estimate(rows: Rows, figure: str, seed: int = 0) -> Interval | None:
-    """A figure with its 95 % interval; None where no request has it. Raises ResultError for an unknown figure."""
+    """A figure with its 95 % interval; None where no request has it. Raises ResultError for an unknown figure.
+
+    Requests that shared passes give the figure without an interval.
+    """
     (over, under), factor = _sides(figure), _parts(figure)[1]
-    pairs = [(row[over] or 0, row[under] or 0) for row in rows if row[under]]
+    pairs = [(_part(row, over), _part(row, under)) for row in rows if _part(row, under)]
     if not pairs:
         return None
+    if shares_passes(rows):
+        above, below = np.sum(pairs, axis=0)
+        return Interval(float(above / below) * factor, None, None, len(pairs))
     found = interval(pairs, seed)
     low, high = (None if end is None else end * factor for end in (found.low, found.high))
     return Interval(found.value * factor, low, high, found.requests)
 
 
-def against(one: Rows, others: Sequence[Rows], figure: str, seed: int = 0, picked: bool = False) -> list[Comparison]:
+def against(
+    one: Rows,
+    others: Sequence[Rows],
+    figure: str,
+    seed: int = 0,
+    picked: bool = False,
+    exact: Sequence[bool] = (),
+) -> list[Comparison]:
     """One configuration beside each of the others, corrected for that many comparisons by Holm's method.
 
     `picked` says that the same requests chose it as the best of all: then every pair of configurations counts as
-    compared, as any of them could have been the best.
+    compared, as any of them could have been the best. `exact` names those that can differ in time alone, which are
+    counted and not tested (`by_count`).
     """
     found = [compare(one, rows, figure, seed) for rows in others]
-    known = [each for each in found if each.p is not None]
-    family = (len(known) + 1) * len(known) // 2 if picked else len(known)
-    corrected = iter(holm([each.p or 0.0 for each in known], family))
+    found = [by_count(each, figure) if at < len(exact) and exact[at] else each for at, each in enumerate(found)]
+    tested = [each.p for each in found if each.p is not None]
+    family = pairs_of(len(tested) + 1) if picked else len(tested)
+    corrected = iter(holm(tested, family))
     return [each if each.p is None else answered(each, next(corrected), figure) for each in found]
+
+
+def pairs_of(many: int) -> int:
+    """Return in how many ways two of so many configurations can be compared."""
+    return many * (many - 1) // 2
+
+
+def enough(family: int) -> int:
+    """The fewest requests with which a lead on every one of them is surer than chance among so many comparisons.
+
+    If neither of two is better, each request favours one of them like a coin: all agree with a chance of 2 ** (1 - n).
+    """
+    return next(n for n in count(2) if family * 2.0 ** (1 - n) < SURE)
 
 
 def holm(chances: Sequence[float], family: int | None = None) -> list[float]:
@@ -108,9 +204,14 @@ def paired(rows_a: Rows, rows_b: Rows, parts: Ratio) -> tuple[Pairs, Pairs] | No
     """Numerators and denominators of every request that has any in either; None where there is none of both."""
     (over,), (under,) = parts.over, parts.under
     ours, theirs = ({row["request"]: row for row in rows} for rows in (rows_a, rows_b))
-    shared = [name for name in ours if name in theirs and (ours[name][under] or theirs[name][under])]
-    left, right = ([(rows[name][over] or 0, rows[name][under] or 0) for name in shared] for rows in (ours, theirs))
+    shared = [name for name in ours if name in theirs and (_part(ours[name], under) or _part(theirs[name], under))]
+    left, right = ([(_part(rows[name], over), _part(rows[name], under)) for name in shared] for rows in (ours, theirs))
     return (left, right) if all(sum(under for _, under in side) for side in (left, right)) else None
+
+
+def _part(row: Mapping[str, Any], name: str) -> int:
+    """A counter of a request; what is missing counts nothing."""
+    return int(row.get("ttft_ns") is not None) if name == PREFILLS else row[name] or 0
 
 
 def _parts(figure: str) -> tuple[Ratio, float]:

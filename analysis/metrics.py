@@ -8,12 +8,14 @@ from typing import Any
 
 import polars as pl
 
+from analysis.comparisons import READ
 from analysis.ratios import FORMULAS, RANKED, RATIOS
-from analysis.verdict import Entry, lines
+from analysis.sentences import lines
+from analysis.verdict import Entry
 from results.errors import unknown
 from results.labels import synthetic_of
 from results.read import fields, runs
-from results.settings import POLICIES, SETTINGS
+from results.settings import POLICIES, SETTINGS, bare_names
 
 DEFAULTS = {each.name: each.default for each in SETTINGS}
 #: Said of a table even at their defaults.
@@ -73,15 +75,21 @@ def varying(frame: pl.DataFrame) -> list[str]:
 
 def entries(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[Entry]:
     """The configurations of a frame as `analysis/verdict.py` judges them, by identity."""
-    table = measured(frame).select(*fields(frame), "identity", "tokens_per_s", "tpot_ms", "hit_rate")
+    table = measured(frame).select(*fields(frame), "identity", "capacity_bytes", "tokens_per_s", "tpot_ms", "hit_rate")
+    bare = {kind: bare_names(table[kind].unique().to_list()) for kind in POLICIES}
     rows = table.with_row_index("at").sort("identity").iter_rows(named=True)
-    return [_entry(frame, row, foresees(row)) for row in rows]
-
-
-def _entry(frame: pl.DataFrame, row: Mapping[str, Any], foresees: bool) -> Entry:
-    synthetic = bool(synthetic_of(frame["about"][row["at"]]))
-    kept = partial(samples, frame, row["at"])
-    return Entry(row, row["tokens_per_s"], row["hit_rate"], kept, foresees, synthetic)
+    return [
+        Entry(
+            row | {kind: names[row[kind]] for kind, names in bare.items()},
+            row["tokens_per_s"],
+            row["hit_rate"],
+            partial(samples, frame, row["at"]),
+            foresees(row),
+            bool(synthetic_of(frame["about"][row["at"]])),
+            partial(rows_of, frame, row["at"]),
+        )
+        for row in rows
+    ]
 
 
 def shared(frame: pl.DataFrame) -> str:
@@ -98,8 +106,16 @@ def samples(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
 
     None where a sweep did not keep them, and none of synthetic routing, whose spread is that of its generator.
     """
+    return [] if synthetic_of(frame["about"][at]) else rows_of(frame, at)
+
+
+def rows_of(frame: pl.DataFrame, at: int) -> list[dict[str, Any]]:
+    """Return the rows of requests of a configuration, what comparisons read of them; none where none are kept."""
     kept = frame["per_request"][at]
-    return [] if kept is None or synthetic_of(frame["about"][at]) else kept.to_list()
+    if kept is None or not len(kept):
+        return []
+    rows = kept.struct.unnest()
+    return rows.select(name for name in READ if name in rows.columns).to_dicts()
 
 
 def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFrame:

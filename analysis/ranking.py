@@ -9,9 +9,11 @@ from statistics import mean, median
 from typing import Any
 
 from analysis.ratios import RANKED, RATIOS, quotient
-from analysis.verdict import Entry, lines
+from analysis.sentences import lines
+from analysis.verdict import Entry
 from results.errors import unknown
 from results.labels import synthetic_of
+from results.settings import POLICIES, bare_names
 from results.spent import spent
 
 #: Settings that lead a table.
@@ -40,11 +42,21 @@ def judged(
     """
     table, shown = _sorted(rows, "hit_rate", called)
     made = {row["about"]["identity"]: bool(synthetic_of(row["about"])) for row in rows}
-    requests = {row["about"]["identity"]: [] if synthetic_of(row["about"]) else row["per_request"] for row in rows}
+    every = {row["about"]["identity"]: row["per_request"] for row in rows}
+    requests = {name: [] if made[name] else kept for name, kept in every.items()}
     names = [name for name in shown if len({line[name] for line in table}) > 1]
     kept = [partial(requests.__getitem__, line["identity"]) for line in table]
+    bare = {kind: bare_names({str(line[kind]) for line in table}) for kind in POLICIES}
     entries = [
-        Entry(line, line["tokens_per_s"], line["hit_rate"], its, foresees(line), made[line["identity"]])
+        Entry(
+            line | {kind: known[str(line[kind])] for kind, known in bare.items()},
+            line["tokens_per_s"],
+            line["hit_rate"],
+            its,
+            foresees(line),
+            made[line["identity"]],
+            partial(every.__getitem__, line["identity"]),
+        )
         for line, its in zip(table, kept, strict=True)
     ]
     return lines(entries, names)

@@ -26,7 +26,20 @@ HEADS = {
 }
 SHARES = ("hit_rate", "belady_hit_rate", "compulsory_limit", "collisions_per_miss", *FORECAST.values())
 #: What may be left out, first to go first.
-SPARE = ("id", "limit", "GB lower", "GB", "coll", "tok/s", "belady", "low", "high")
+SPARE = (
+    "id",
+    "half_width",
+    "better_on",
+    "requests",
+    "limit",
+    "GB lower",
+    "GB",
+    "coll",
+    "tok/s",
+    "belady",
+    "low",
+    "high",
+)
 #: What heads mean, each line for a table that has its first.
 LEGEND = {
     "belady": "belady, limit: the most hits of any eviction, of any cache, without prefetch",

@@ -1,9 +1,8 @@
-"""The last lines of a table of replays: which is fastest, which hits most, and what the difference means.
+"""Which of some configurations is best by a figure, what it is compared with, and how sure that is.
 
-What knows the future cannot be used, and is no winner: a line of its own says how far the best of them gets.
-
-Requests are the samples (docs/statistics.md): the winner is compared with every other configuration over the same
-trace, corrected for their number, and those that it does not surely beat are named.
+What knows the future cannot be used, and never wins: it is an upper bound. Requests are the samples
+(docs/statistics.md): the winner is compared with every other configuration over the same trace, corrected for their
+number. Configurations that differ in the platform alone are counted request by request. `sentences.py` words it.
 """
 
 from __future__ import annotations
@@ -12,22 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.bootstrap import FEW, Interval
-from analysis.comparisons import NOTHING, YES, Comparison, against, estimate
+from analysis.bootstrap import Interval
+from analysis.comparisons import NOTHING, YES, Comparison, Counted, against, by_count, compare, estimate, same_decisions
 from analysis.tables import cell
+from results.settings import NAMES
+from traces.amounts import percent, points
 
 #: What two configurations have alike when one of them is called the second: policies are compared, not machines.
 ALIKE = ("model", "trace", "passes", "platform", "capacity")
+#: What policies are given. Where it varies, a best set is named for each: more memory always wins.
+GIVEN = ("model", "trace", "passes", "capacity")
 SHOWN_TIED = 3
-WITH_FUTURE = "with knowledge of the future"
-NO_TPOT = (
-    "no TPOT, no tokens/s where no pass decodes, as of text recorded in one pass:",
-    "  --passes decode:N takes the tokens from position N on as decoded, one per pass",
-)
-NO_TIME = (
-    "no tokens/s where decode passes take no time: they demand no expert, and dense layers take none;",
-    "  `moereplay inspect` shows which tokens are not routed, --model gives dense layers their time",
-)
+
+
+#: Whether the policies of a row know the future, by kind.
+Foresight = Callable[[Mapping[str, Any]], bool]
 
 
 class Entry(NamedTuple):
@@ -39,10 +37,12 @@ class Entry(NamedTuple):
     requests: Callable[[], Sequence[Mapping[str, Any]]]  #: its rows of requests; none where they are not kept
     foresees: bool = False  #: whether a policy of it knows the future
     synthetic: bool = False  #: whether its routing is, so that `requests` has no rows
+    every: Callable[[], Sequence[Mapping[str, Any]]] | None = None  #: its rows of requests, also of synthetic routing
 
-
-def _two_digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """What is counted request by request, and not tested: rows of requests, also of synthetic routing."""
+        return (self.every or self.requests)()
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Figure:
 
     best: str
     name: str  #: of the field of `Entry`
+    called: str  #: in words
+    more_is: str  #: what a configuration that has more of it does on a request
     shown: Callable[[float], str]
     end: Callable[[float], str]  #: an end of an interval
     more: Callable[[float, float], str]  #: a difference beside the second's value
@@ -60,22 +62,28 @@ FIGURES = (
     Figure(
         "fastest",
         "tokens_per_s",
+        "tokens/s",
+        "faster",
         lambda value: f"{cell(value)} tokens/s",
         cell,
-        lambda more, second: f"{_two_digits(100 * more / second)}%" if second else cell(more),
+        lambda more, second: percent(more / second) if second else cell(more),
     ),
     Figure(
         "most hits",
         "hit_rate",
+        "hit rate",
+        "more hits",
         lambda value: f"{100 * value:.2f}%",
         lambda value: f"{100 * min(value, 1):.2f}",
-        lambda more, _: f"{_two_digits(100 * more)} points",
+        lambda more, _: points(more),
     ),
 )
 
 
-#: What is known of a lead: nothing, for want of rows or of a second request or for another reason; or how sure it is.
-NO_ROWS, ONE_REQUEST, UNKNOWN, SURE, LUCK, NOISE = "no rows", "one request", "unknown", "sure", "luck", "noise"
+#: What is known of a lead: nothing, as there are no rows, one request, requests that share passes, or no interval; how
+#: sure it is; or on how many requests, where only the platform differs.
+NO_ROWS, ONE_REQUEST, SHARED, UNKNOWN = "no rows", "one request", "shared", "unknown"
+SURE, LUCK, NOISE, COUNTED = "sure", "luck", "noise", "counted"
 GENERATED = "generated"  #: the routing is synthetic: nothing is known of a lead on a real trace
 
 
@@ -87,6 +95,7 @@ class Lead(NamedTuple):
     off: float | None  #: half the 95 % interval of the difference, where it is known
     requests: int
     certainty: str
+    counted: Counted | None = None  #: where only the platform differs
 
 
 class Rival(NamedTuple):
@@ -94,6 +103,7 @@ class Rival(NamedTuple):
 
     entry: Entry
     beside: Comparison
+    exact: bool = False  #: whether the two can differ in time alone: counted, not tested
 
 
 class Verdict(NamedTuple):
@@ -119,16 +129,32 @@ class Verdict(NamedTuple):
         """None where there is no second."""
         if self.second is None:
             return None
-        beside = next((each.beside for each in self.rivals if each.entry is self.second), NOTHING)
+        rival = next((each for each in self.rivals if each.entry is self.second), None)
+        beside = rival.beside if rival else NOTHING
         below = getattr(self.second, self.figure.name)
         more = self.value - below
-        certainty = GENERATED if self.best.synthetic else _certainty(beside, more)
-        return Lead(more, below, beside.off, beside.requests, certainty)
+        counted = beside.counted if rival and rival.exact else None
+        certainty = COUNTED if counted else GENERATED if self.best.synthetic else _certainty(beside, more)
+        return Lead(more, below, beside.off, beside.requests, certainty, counted)
 
     @property
     def as_good(self) -> list[Entry]:
         """The rivals that the best does not surely beat."""
-        return [each.entry for each in self.rivals if each.beside.answer != YES and each.beside.off is not None]
+        return [
+            each.entry
+            for each in self.rivals
+            if each.beside.answer != YES and (each.beside.off is not None or (each.exact and each.beside.requests))
+        ]
+
+    @property
+    def tested(self) -> list[Rival]:
+        """The rivals that were tested, and not only counted."""
+        return [each for each in self.rivals if each.beside.off is not None and not each.exact]
+
+    @property
+    def samples(self) -> int:
+        """The fewest requests of any test; 0 where there is none."""
+        return min((each.beside.requests for each in self.tested), default=0)
 
     def own(self) -> Interval | None:
         """The interval of the best's own figure; None where no request has it."""
@@ -136,6 +162,8 @@ class Verdict(NamedTuple):
 
 
 def _certainty(beside: Comparison, more: float) -> str:
+    if beside.shared:
+        return SHARED
     if beside.requests < 2:
         return ONE_REQUEST if beside.requests else NO_ROWS
     if beside.off is None:
@@ -147,68 +175,21 @@ def _certainty(beside: Comparison, more: float) -> str:
 
 def verdict(figure: Figure, entries: Sequence[Entry]) -> Verdict | None:
     """The best of these configurations beside the others; None where none has the figure."""
-    known = _ranked(figure, entries)
+    known = ranked(figure, entries)
     if not known:
         return None
-    tied = _tied(figure, known)
+    tied = tied_first(figure, known)
     return Verdict(figure, tied, _rivals(figure, known[0], known), _second(known[0], known))
 
 
-def _ranked(figure: Figure, entries: Sequence[Entry]) -> list[Entry]:
+def ranked(figure: Figure, entries: Sequence[Entry]) -> list[Entry]:
     """Those that have the figure, best first; the order that they came in among equals."""
     known = [entry for entry in entries if getattr(entry, figure.name) is not None]
     return sorted(known, key=lambda entry: -getattr(entry, figure.name))
 
 
-def lines(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """The winner by each figure, where there are several, and what to type where there is no TPOT.
-
-    `names` are the settings by which configurations are called.
-    """
-    said = [line for figure in FIGURES for line in _judged(figure, entries, names)] if len(entries) > 1 else []
-    return [*untimed(entries), *said, *_caution(entries, said)]
-
-
-def untimed(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Why entries have no tokens/s, in lines; nothing if all have."""
-    tpots = [entry.settings.get("tpot_ms") for entry in entries if entry.tokens_per_s is None]
-    return (NO_TPOT if None in tpots else ()) + (NO_TIME if 0 in tpots else ())
-
-
-def _judged(figure: Figure, entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """The best that can be used, and the best that knows the future; none where nothing has the figure."""
-    usable, foreseeing = (
-        _ranked(figure, [entry for entry in entries if entry.foresees is foresees]) for foresees in (False, True)
-    )
-    said = _best(figure, figure.best, usable, names)
-    if not foreseeing:
-        return said
-    if not usable:
-        return _best(figure, f"{figure.best}, {WITH_FUTURE}", foreseeing, names)
-    return [*said, f"  {WITH_FUTURE}: {_named(figure, foreseeing, names)}"]
-
-
-def _best(figure: Figure, title: str, known: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """The winner with its figure, beside the second, and the others that may be as good."""
-    if not known:
-        return []
-    said = f"{title}: {_named(figure, known, names)}"
-    found = None if len(_tied(figure, known)) > 1 else verdict(figure, known)
-    if found is None:
-        return [said]
-    beside = "" if found.lead is None else _compared(found, found.lead, names)
-    return [f"{said}{_range(found)}{beside}", *_as_good(found, names)]
-
-
-def _named(figure: Figure, known: Sequence[Entry], names: Sequence[str]) -> str:
-    """The best of these, or all that tie."""
-    tied, value = _tied(figure, known), figure.shown(getattr(known[0], figure.name))
-    if len(tied) > 1:
-        return f"a tie of {listed(tied, names)}, {value} each"
-    return f"{called(known[0], names)}, {value}"
-
-
-def _tied(figure: Figure, known: Sequence[Entry]) -> list[Entry]:
+def tied_first(figure: Figure, known: Sequence[Entry]) -> list[Entry]:
+    """All that have exactly the figure of the first."""
     return [entry for entry in known if getattr(entry, figure.name) == getattr(known[0], figure.name)]
 
 
@@ -216,34 +197,22 @@ def _rivals(figure: Figure, first: Entry, known: Sequence[Entry]) -> list[Rival]
     """The others that replay the same requests."""
     ours = [first.settings.get(name) for name in ALIKE[:2]]
     others = [each for each in known[1:] if [each.settings.get(name) for name in ALIKE[:2]] == ours]
-    found = against(first.requests(), [each.requests() for each in others], figure.name, picked=True)
-    return [Rival(*pair) for pair in zip(others, found, strict=True)]
+    timed = figure.name == "tokens_per_s"
+    exact = [timed and same_routing(first, each) for each in others]
+    rows = [each.requests() for each in others]
+    found = against(first.requests(), rows, figure.name, picked=True, exact=exact)
+    found = [
+        by_count(compare(first.rows, each.rows, figure.name), figure.name) if counts and first.synthetic else made
+        for each, made, counts in zip(others, found, exact, strict=True)
+    ]
+    return [Rival(*each) for each in zip(others, found, exact, strict=True)]
 
 
-def _range(found: Verdict) -> str:
-    """Where the winner's own figure lies; nothing of few requests."""
-    own, figure = found.own(), found.figure
-    if own is None or own.low is None or own.high is None or own.requests < FEW:
-        return ""
-    return f" ({figure.end(own.low)} to {figure.end(own.high)})"
-
-
-def _as_good(found: Verdict, names: Sequence[str]) -> list[str]:
-    """How many of several others the winner does not surely beat, and the best of those."""
-    alike, many = found.as_good, len(found.rivals)
-    if not alike or many < 2:
-        return []
-    return [f"  can't tell it from {len(alike):,} of {many:,} others: {listed(alike, names)}"]
-
-
-def _caution(entries: Sequence[Entry], said: Sequence[str]) -> list[str]:
-    """What intervals rest on, where there are any."""
-    if not any("±" in line for line in said):
-        return []
-    few = any(0 < len(entry.requests()) < FEW for entry in entries)
-    shared = not all(independent(entry) for entry in entries)
-    words = ["; these share a cache"] * shared + ["; fewer than ten requests: rough"] * few
-    return [f"  ±: 95%, if requests are independent{''.join(words)}"]
+def same_routing(first: Entry, second: Entry) -> bool:
+    """Whether two configurations can differ in time alone: another platform, or equal hits and misses per request."""
+    settings = (*ALIKE[:3], *NAMES)
+    unlike = {name for name in settings if first.settings.get(name) != second.settings.get(name)}
+    return unlike == {"platform"} or same_decisions(first.rows, second.rows)
 
 
 def independent(entry: Entry) -> bool:
@@ -259,26 +228,6 @@ def _second(first: Entry, known: Sequence[Entry]) -> Entry | None:
             if [entry.settings.get(name) for name in alike] == ours:
                 return entry
     return None
-
-
-def _compared(found: Verdict, lead: Lead, names: Sequence[str]) -> str:
-    assert found.second is not None
-    figure, other = found.figure, called(found.second, differing(found.best, found.second, names))
-    said = f", {figure.more(lead.more, lead.below)} more than {other} (second)"
-    if lead.off is None or lead.certainty in UNTOLD:
-        return f"{said}; {UNTOLD[lead.certainty]}"
-    luck = {SURE: "", LUCK: f"which may be luck among {len(found.rivals) + 1:,}: ", NOISE: "which means nothing: "}
-    wide = f"± {figure.more(lead.off, lead.below)} over {lead.requests:,} requests"
-    return f"{said}, {luck[lead.certainty]}{wide}"
-
-
-#: Why nothing is known of a lead.
-UNTOLD = {
-    NO_ROWS: "no telling how sure: `requests = true` keeps requests",
-    ONE_REQUEST: "one request, so no telling how sure",
-    UNKNOWN: "no telling how sure",
-    GENERATED: "no interval, as the routing is synthetic",
-}
 
 
 def differing(first: Entry, second: Entry, names: Sequence[str]) -> list[str]:

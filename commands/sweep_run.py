@@ -72,7 +72,8 @@ def sweep_run(
     _say_plan(sweep, share, jobs)
     if dry_run:
         refused = {refusal.job.key for refusal in sweep.refusals}
-        _say_estimate([job for job in jobs if job.key not in refused], engine, machines.workers)
+        ready = [job for job in jobs if job.key not in refused]
+        _say_estimate(ready, engine, machines.workers, sweep.experiment.keeps_requests)
     elif machines.executor == "slurm" and jobs:
         from policies.files import registered
         from sweeps.slurm import Shards
@@ -173,8 +174,9 @@ def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
         say(f"will be an error row: {job.name}: {reason}")
 
 
-def _say_estimate(jobs: list[Job], engine: str, workers: int) -> None:
+def _say_estimate(jobs: list[Job], engine: str, workers: int, requests: bool) -> None:
     from sweeps.estimate import estimate
+    from traces.amounts import size
 
     if not jobs:
         return
@@ -183,6 +185,8 @@ def _say_estimate(jobs: list[Job], engine: str, workers: int) -> None:
     print(f"time         about {clock(cost.seconds)} with {min(workers, len(jobs))} workers, engine {engine}")
     if cost.process_bytes is not None:
         print(f"memory       about {cost.process_bytes / 2**20:,.0f} MiB per process")
+    if requests:
+        print(f"storage      about {size(cost.request_bytes)} for rows of requests (`requests = false` keeps none)")
 
 
 def _say_ending(standing: Standing) -> None:

@@ -16,9 +16,8 @@ from results.counters import heading_of
 from results.errors import ResultError, unknown
 from results.labels import ESTIMATE, assumptions, synthetic_of
 from results.schema import BOUNDS, fields_of
-from results.settings import KINDS
+from results.settings import KINDS, OF_A_FILE
 
-OF_A_FILE = "@[0-9a-f]+"  #: stands behind the name of a policy of the user's own: which version of its file
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
 #: Fields that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")

@@ -6,6 +6,9 @@ Standard library only, because `moereplay --help` reads this file.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Collection
 from typing import NamedTuple
 
 #: How values are stored: keys of `results.schema.DTYPES`.
@@ -87,12 +90,20 @@ SETTINGS = (
     Setting("seed", 0, "For policies that draw, and for sampling by a live model.", kind=WHOLE, listed=False),
 )
 NAMES = tuple(each.name for each in SETTINGS)
+OF_A_FILE = "@[0-9a-f]+"  #: stands behind the name of a policy of the user's own: which version of its file
 POLICIES = tuple(name for name in NAMES if name in KINDS)  #: in the order of options and headings
 LISTED = tuple(each.name for each in SETTINGS if each.listed)
 #: Settings that a curve of misses depends on, in the order of its columns.
 OF_CURVES = ("scope", "contract", "passes", "reset")
 #: Settings that `moereplay bounds` takes, in the order of its columns.
 OF_BOUNDS = ("capacity", "eviction", "miss", "platform", "contract", "scope", "passes", "reset", "dense", "dense_bits")
+
+
+def bare_names(spelled: Collection[str]) -> dict[str, str]:
+    """Policies by their spelling without the version of a user's file, where no two become alike."""
+    short = {text: re.sub(OF_A_FILE, "", text) for text in spelled}
+    often = Counter(short.values())
+    return {text: name if often[name] == 1 else text for text, name in short.items()}
 
 
 def setting_kinds() -> dict[str, str]:

@@ -11,7 +11,9 @@ from typing import NamedTuple
 from simulator.bounds import count
 from simulator.replay import replay
 from sweeps.batches import opened
+from sweeps.dispatch import BATCHES_PER_SLOT, LEAST_SECONDS
 from sweeps.jobs import Job
+from sweeps.tables import rows_of, to_parquet
 
 
 class Estimate(NamedTuple):
@@ -21,6 +23,7 @@ class Estimate(NamedTuple):
     replay_seconds: float  #: mean over all jobs
     seconds: float  #: of wall time on all workers
     process_bytes: int | None  #: most that this process held at once while sampling; None where nothing says so
+    request_bytes: float  #: that rows of requests take on disk, for all jobs
 
 
 def estimate(jobs: Sequence[Job], engine: str, workers: int) -> Estimate:
@@ -30,7 +33,21 @@ def estimate(jobs: Sequence[Job], engine: str, workers: int) -> Estimate:
     _timed(sample[0], engine)  # derives arrays and compiles; not part of the rate
     rate = sum(_timed(job, engine) for job in sample) / sum(job.work for job in sample)
     total = rate * sum(job.work for job in jobs)
-    return Estimate(len(sample), total / len(jobs), total / min(workers, len(jobs)), _peak())
+    seconds = total / min(workers, len(jobs))
+    parts = min(len(jobs), min(workers, len(jobs)) * (2 * BATCHES_PER_SLOT + seconds / LEAST_SECONDS))
+    return Estimate(len(sample), total / len(jobs), seconds, _peak(), _stored(ordered, engine, parts))
+
+
+def _stored(jobs: Sequence[Job], engine: str, parts: float) -> float:
+    """Bytes of the rows of requests: what each part's file has beside its rows, and those of every configuration."""
+    configurations = [job for job in jobs if job.counted is None]
+    if not configurations:
+        return 0.0
+    sample = list(dict.fromkeys([configurations[0], configurations[len(configurations) // 2], configurations[-1]]))
+    results = [replay(opened(job.trace, job.digest), job.config, engine=engine) for job in sample]
+    rows = [rows_of(job, result, None, True)["requests"] for job, result in zip(sample, results, strict=True)]
+    beside, every = (len(to_parquet("requests", each)) for each in ([], [row for each in rows for row in each]))
+    return beside * parts + (every - beside) / len(sample) * len(configurations)
 
 
 def _peak() -> int | None:

@@ -86,7 +86,7 @@ def notes(sweep: Sweep) -> list[str]:
 
 def left_to_do(sweep: Sweep, out: Place, jobs: Iterable[Job]) -> list[Job]:
     """Jobs without a result in `out`. Raises ConfigError if its parts cannot be read."""
-    done = stored(out.provenances(), sweep.experiment.requests)
+    done = stored(out.provenances(), sweep.experiment.requests is True)
     return [job for job in jobs if job.key not in done]
 
 
@@ -119,6 +119,6 @@ def execute(
     machines = {job.config.platform for job in jobs if job.kind == "configuration"}
     executor = start(out, sweep_provenance(sweep.file.name, sweep.traces, engine, machines, command))
     try:
-        return Dispatcher(jobs, executor, engine, sweep.experiment.requests).run(watch, stopping)
+        return Dispatcher(jobs, executor, engine, sweep.experiment.keeps_requests).run(watch, stopping)
     finally:
         executor.close()

@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from analysis.bootstrap import FEW, Interval
 from analysis.report.cases import Case
+from analysis.sentences import Given, bounds_of, certainty, each_given, of_each
 from analysis.tables import counted
-from analysis.verdict import (
-    GENERATED,
-    LUCK,
-    NO_ROWS,
-    NOISE,
-    ONE_REQUEST,
-    SURE,
-    UNKNOWN,
-    Entry,
-    Verdict,
-    called,
-    differing,
-    listed,
-)
+from analysis.verdict import GIVEN, Entry, Verdict, called, differing, listed
 
 TITLES = {"tokens_per_s": "Fastest", "hit_rate": "Most hits"}
 MORE = {"tokens_per_s": "faster than", "hit_rate": "above"}
-#: Of a lead, by what is known of it.
-UNTOLD = {
-    NO_ROWS: "without rows of requests",
-    ONE_REQUEST: "from one request",
-    UNKNOWN: "from these requests",
-    GENERATED: "from synthetic routing",
-}
-TOLD = {
-    SURE: "{}: more than noise",
-    LUCK: "which may be luck among so many: {}",
-    NOISE: "which cannot be told from noise: {}",
-}
 
 
 def sentences(case: Case) -> list[str]:
@@ -44,7 +21,53 @@ def sentences(case: Case) -> list[str]:
 
 
 def _judged(case: Case, found: Verdict) -> list[str]:
-    return [_best(case, found), *_beside(case, found), *_as_good(case, found), *_bound(case, found)]
+    """The best at each capacity where these vary, or the best of all."""
+    if given := each_given(found.figure, case.usable):
+        said, _ = of_each(found.figure, given, case.names)
+        bounds = bounds_of(found.figure, case.foreseeing, case.names)
+        return [_sentence(line) for line in (*said, *bounds)]
+    return [*_best(case, found), *_beside(case, found), *_as_good(case, found), *_bound(case, found)]
+
+
+def _sentence(line: str) -> str:
+    text = line.strip()
+    return f"{text[0].upper()}{text[1:]}."
+
+
+class Budget(NamedTuple):
+    """A row of the answer: the best at one capacity."""
+
+    capacity: str
+    best: str
+    value: str
+    ends: str  #: of its own interval; empty where there is none
+    second: str
+    lead: str
+    sure: str
+    bound: str  #: what knows the future reaches there
+
+
+def budgets(case: Case) -> list[Budget]:
+    """The best at each capacity by the first figure; none where there is one capacity, or one set at each."""
+    return [_budget(case, each) for each in case.given]
+
+
+def _budget(case: Case, each: Given) -> Budget:
+    found, lead = each.found, each.found.lead
+    figure, names = found.figure, [name for name in case.names if name not in GIVEN] or ["eviction"]
+    own, beyond = found.own(), [given for given in case.bounds_given if given.label == each.label]
+    known = own is not None and own.low is not None and own.high is not None
+    tied = len(found.tied) > 1
+    return Budget(
+        capacity=each.label,
+        best=listed(found.tied, names),
+        value=figure.shown(found.value),
+        ends=f"{figure.end(own.low or 0)} to {figure.end(own.high or 0)}" if own and known else "",
+        second=called(found.second, names) if found.second and not tied else "",
+        lead=figure.more(lead.more, lead.below) if lead and not tied else "",
+        sure=certainty(found, lead) if lead and not tied else "",
+        bound=figure.shown(beyond[0].found.value) if beyond else "",
+    )
 
 
 def _best(case: Case, found: Verdict) -> str:
@@ -62,7 +85,7 @@ def interval_said(found: Verdict) -> str:
     own, end = found.own(), found.figure.end
     if own is None or own.low is None or own.high is None:
         return ""
-    return f" (95% interval {end(own.low)} to {end(own.high)}{roughly(own)})"
+    return f" (95% CI {end(own.low)} to {end(own.high)}{roughly(own)})"
 
 
 def roughly(own: Interval) -> str:
@@ -76,11 +99,8 @@ def _beside(case: Case, found: Verdict) -> list[str]:
     if lead is None or found.second is None or len(found.tied) > 1:
         return []
     other = called(found.second, differing(found.best, found.second, case.names))
-    said = f"It is {found.figure.more(lead.more, lead.below)} {MORE[found.figure.name]} the next, {other}"
-    if lead.off is None or lead.certainty in UNTOLD:
-        return [f"{said}; whether that is noise cannot be told {UNTOLD[lead.certainty]}."]
-    wide = f"± {found.figure.more(lead.off, lead.below)} over {counted(lead.requests, 'request')}"
-    return [f"{said}, {TOLD[lead.certainty].format(wide)}."]
+    more = found.figure.more(lead.more, lead.below)
+    return [f"It is {more} {MORE[found.figure.name]} the next, {other} ({certainty(found, lead)})."]
 
 
 def _as_good(case: Case, found: Verdict) -> list[str]:
@@ -89,7 +109,7 @@ def _as_good(case: Case, found: Verdict) -> list[str]:
     if not alike or many < 2:
         return []
     best = "it" if len(tied) == 1 else "them"
-    return [f"{len(alike):,} of the {many:,} others cannot be told from {best}: {listed(alike, case.names)}."]
+    return [f"{len(alike):,} of the {many:,} others are statistically tied with {best}: {listed(alike, case.names)}."]
 
 
 def _bound(case: Case, found: Verdict) -> list[str]:
@@ -97,7 +117,7 @@ def _bound(case: Case, found: Verdict) -> list[str]:
     if best is None:
         return []
     shown = found.figure.shown(getattr(best, found.figure.name))
-    return [f"With knowledge of the future, which no system has, {case.label(best)} reaches {shown}: a bound."]
+    return [f"Upper bound: {case.label(best)}, which knows the future, reaches {shown}."]
 
 
 def _without(case: Case) -> list[str]:

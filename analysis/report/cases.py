@@ -12,6 +12,7 @@ import polars as pl
 from analysis.comparisons import YES
 from analysis.metrics import entries, measured, varying
 from analysis.report.material import Material
+from analysis.sentences import Given, each_given
 from analysis.verdict import FIGURES, Entry, Verdict, called, independent, verdict
 from results.settings import POLICIES
 
@@ -21,10 +22,10 @@ SHARED = ("model", "trace", "passes", "platform")
 GROUPS = BEST, ALONE, ALIKE, UNSURE, BEHIND, BOUND = (
     "best",
     "the only one",
-    "can't be told from the best",
+    "statistically tied with the best",
     "not compared",
     "behind the best",
-    "bound: knows the future",
+    "upper bound: knows the future",
 )
 
 
@@ -60,17 +61,27 @@ class Case:
         return {name: each.best for name, each in found.items() if each is not None}
 
     @cached_property
+    def given(self) -> list[Given]:
+        """By the first figure, the best at each capacity; none where there is one capacity, or one set at each."""
+        found = each_given(self.verdicts[0].figure, self.usable) if self.verdicts else []
+        return found if any(each.found.second for each in found) else []
+
+    @cached_property
+    def bounds_given(self) -> list[Given]:
+        """By the first figure, the upper bound at each capacity."""
+        return each_given(self.verdicts[0].figure, self.foreseeing) if self.verdicts else []
+
+    @cached_property
     def groups(self) -> dict[str, str]:
-        """Where every configuration stands, by identity; compared by the first verdict."""
+        """Where every configuration stands, by identity; compared by the first verdict, each at its capacity."""
         groups = {identity(entry): BOUND if entry.foresees else UNSURE for entry in self.entries}
-        if not self.verdicts:
-            return groups
-        first = self.verdicts[0]
-        for entry, beside in first.rivals:
-            if beside.off is not None:
-                groups[identity(entry)] = BEHIND if beside.answer == YES else ALIKE
         best = BEST if len(self.usable) > 1 else ALONE
-        return groups | {identity(entry): best for entry in first.tied}
+        for first in [each.found for each in self.given] or self.verdicts[:1]:
+            for rival in first.rivals:
+                if rival.beside.off is not None or rival.exact:
+                    groups[identity(rival.entry)] = BEHIND if rival.beside.answer == YES else ALIKE
+            groups |= {identity(entry): best for entry in first.tied}
+        return groups
 
     @cached_property
     def requests(self) -> int:

@@ -11,8 +11,8 @@ from analysis.heading import OPEN_LOOP, warnings
 from analysis.report import health, machines
 from analysis.report.cases import Case, title
 from analysis.report.material import Material
+from analysis.sentences import untimed
 from analysis.tables import counted
-from analysis.verdict import untimed
 from results.labels import assumptions
 from results.read import label_of, routing_of, runs
 from traces.synthetic import named_synthetic, synthetic

@@ -25,6 +25,7 @@ class Panel(NamedTuple):
 
     title: str
     answer: Sequence[str]
+    budgets: Sequence[answer.Budget]  #: a row per capacity, where several are compared
     runs: Sequence[Run]  #: best first
     figures: Sequence[Figure]
     varies: Sequence[str]  #: settings that have a column in the ranking
@@ -50,6 +51,7 @@ def contents(material: Material) -> Contents:
     data = {
         "question": question(material, found),
         "answer": [sentence for panel in panels for sentence in _named(panel, len(panels) > 1)],
+        "budgets": [each._asdict() | {"case": at} for at, case in enumerate(found) for each in answer.budgets(case)],
         "best": best and _best(best, every),
         "interval": best and interval(best.best, best.figure.name),
         "runs": every,
@@ -63,6 +65,7 @@ def _panel(at: int, case: Case, found: Sequence[Case], every: Sequence[Run], mat
     return Panel(
         title=title(case, found),
         answer=answer.sentences(case),
+        budgets=answer.budgets(case),
         runs=own,
         figures=figures.figures(at, case, own, material),
         varies=case.names,
@@ -71,7 +74,7 @@ def _panel(at: int, case: Case, found: Sequence[Case], every: Sequence[Run], mat
 
 
 def _curves(material: Material) -> Panel:
-    return Panel("", [CURVES_ALONE], [], figures.of_curves(material), (), False)
+    return Panel("", [CURVES_ALONE], [], [], figures.of_curves(material), (), False)
 
 
 def _named(panel: Panel, several: bool) -> list[str]:

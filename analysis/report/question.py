@@ -59,9 +59,17 @@ def _sentence(material: Material, cases: Sequence[Case]) -> str:
     models = dict.fromkeys(str(case.shared["model"]) for case in cases)
     platforms = dict.fromkeys(str(case.shared["platform"]) for case in cases)
     decodes = any(case.verdicts and case.verdicts[0].figure.name == "tokens_per_s" for case in cases)
+    places = ", ".join(platforms)
     asked = "decodes fastest" if decodes else "hits most"
     of = counted(len(material.frame), "cache configuration")
-    return f"Which of {of} {asked} for {', '.join(models)} on {', '.join(platforms)}?"
+    sizes = max((len(case.given) for case in cases), default=0)
+    if sizes:
+        return f"Which policies {_plural(asked)} at each of {sizes} capacities for {', '.join(models)} on {places}?"
+    return f"Which of {of} {asked} for {', '.join(models)} on {places}?"
+
+
+def _plural(asked: str) -> str:
+    return asked.replace("decodes", "decode").replace("hits", "hit")
 
 
 def _trace(material: Material, digest: str) -> dict[str, Any]:

@@ -104,7 +104,16 @@ class Experiment(Frozen):
     exclude: list[dict[str, Scalar | list[Scalar]]] = Field(default=[], description="Combinations to leave out.")
     random: Random | None = Field(default=None, description="Draw some of the combinations.")
     bounds: bool = Field(default=True, description="Count the bound of each hit rate.")
-    requests: bool = Field(default=False, description="Keep a row per request: for paired comparisons and intervals.")
+    requests: bool | None = Field(
+        default=None,
+        description="Keep a row per request, for intervals and comparisons. Default: kept of what is replayed now; "
+        "true also replays what was stored without them; false keeps none.",
+    )
+
+    @property
+    def keeps_requests(self) -> bool:
+        """Whether new results have rows of requests."""
+        return self.requests is not False
 
 
 def json_schema() -> dict[str, Any]:

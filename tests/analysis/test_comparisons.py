@@ -34,6 +34,7 @@ def rows(count: int = 20, seed: int = 0, more_hits: int = 0, slower: float = 1.0
                 "collisions": collisions,
                 "decode_passes": tokens,
                 "decode_ns": int(tokens * 1e6 * noise * slower),
+                "ttft_ns": int(1e7 * noise * slower),
             }
         )
     return made

@@ -1,11 +1,13 @@
-"""The last lines name the winner, what it does not surely beat, and when a difference means nothing."""
+"""The last lines name the winner, what it does not surely beat, and how sure each difference is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.verdict import Entry, lines
+from analysis.comparisons import SURE, enough, pairs_of, shares_passes
+from analysis.sentences import lines
+from analysis.verdict import Entry
 
 NAMES = ["capacity", "eviction"]
 
@@ -13,7 +15,7 @@ NAMES = ["capacity", "eviction"]
 def entry(eviction: str, requests: Sequence[tuple[int, int]], **settings: str) -> Entry:
     """From (decode_ns, hits) of each request, all of 10 decode passes and 100 accesses."""
     rows = [
-        {"request": at, "decode_passes": 10, "decode_ns": ns, "hits": hits, "accesses": 100}
+        {"request": at, "decode_passes": 10, "decode_ns": ns, "hits": hits, "accesses": 100, "misses": 100 - hits}
         for at, (ns, hits) in enumerate(requests)
     ]
     spent = sum(ns for ns, _ in requests)
@@ -27,35 +29,42 @@ def many(eviction: str, hits: int, **settings: str) -> Entry:
     return entry(eviction, [(10**9, hits + 3 * (at % 3 - 1)) for at in range(12)], **settings)
 
 
-def test_a_difference_that_all_requests_share_means_something() -> None:
+def said(found: Sequence[str]) -> str:
+    return " ".join(map(str.strip, found))
+
+
+def test_a_difference_that_all_requests_share_is_significant() -> None:
     fast, slow = entry("fast", [(10**9, 60), (2 * 10**9, 70)]), entry("slow", [(2 * 10**9, 50), (4 * 10**9, 60)])
-    speed, hits, caution = lines([slow, fast], NAMES)
-    assert speed.startswith("fastest: fast at 50%, 6.667 tokens/s, 100% more than slow (second), which means nothing")
-    assert hits == "most hits: fast at 50%, 65.00%, 10 points more than slow (second), ± 0 points over 2 requests"
-    assert caution == "  ±: 95%, if requests are independent; these share a cache; fewer than ten requests: rough"
+    speed, hits, *_, sure, caution = lines([slow, fast], NAMES)
+    assert speed.startswith(
+        "fastest: fast at 50%, 6.667 tokens/s, 100% more than slow (second; not significant: 95% CI ±"
+    )
+    assert hits == "most hits: fast at 50%, 65.00%, 10 points more than slow (second; 95% CI ±0 points, n = 2 requests)"
+    assert sure == "  not sure in tokens/s; sure in hit rate (2 requests)"
+    assert "these share a cache" in caution and "rough" in caution
 
 
-def test_a_difference_within_what_requests_vary_means_nothing() -> None:
+def test_a_difference_within_what_requests_vary_is_not_significant() -> None:
     one = entry("one", [(10**9, 90), (10**9, 10), (10**9, 50)])
     other = entry("other", [(10**9, 10), (10**9, 89), (10**9, 50)])
-    speed, hits, _ = lines([one, other], NAMES)
+    speed, hits, *_ = lines([one, other], NAMES)
     assert speed == "fastest: a tie of one at 50% and other at 50%, 10 tokens/s each"
-    assert "which means nothing: ± " in hits and hits.endswith(" over 3 requests")
+    assert "(second; not significant: 95% CI ±" in hits and hits.endswith(" points, n = 3 requests)")
 
 
 def test_from_ten_requests_on_the_winners_figure_has_a_range() -> None:
     _, hits, caution = lines([many("lru", 60), many("fifo", 40)], NAMES)
     assert hits.startswith("most hits: lru at 50%, 60.00% (58.")
-    assert ") , " not in hits and "), 20 points more than fifo (second), ± 0 points over 12 requests" in hits
+    assert ") , " not in hits and "), 20 points more than fifo (second; 95% CI ±0 points, n = 12 requests)" in hits
     assert "fewer" not in caution
 
 
 def test_those_that_the_winner_does_not_surely_beat_are_named() -> None:
     worse = [many(f"worse_{at}", 20 + at) for at in range(3)]
     alike = [entry(f"alike_{at}", [(10**9, 60 + 9 * ((n + at) % 4 - 1)) for n in range(12)]) for at in range(4)]
-    _, hits, names, _ = lines([*worse, many("best", 66), *alike], NAMES)
-    assert "which means nothing: ± " in hits
-    assert names.startswith("  can't tell it from 4 of 7 others: alike_")
+    _, hits, names, *_ = lines([*worse, many("best", 66), *alike], NAMES)
+    assert "not significant: 95% CI ±" in hits
+    assert names.startswith("  statistically tied with 4 of 7 others: alike_")
     assert names.endswith(" and 1 more") and "worse" not in names
 
 
@@ -64,57 +73,125 @@ def test_what_is_sure_of_two_may_be_luck_of_many() -> None:
     best = entry("best", [(10**9, 60 + at % 2) for at in range(6)])
     second = entry("second", [(10**9, 56 + 4 * (at % 2)) for at in range(6)])
     others = [entry(f"other_{at}", [(10**9, 20 + (at * n) % 7) for n in range(6)]) for at in range(30)]
-    assert "which" not in lines([best, second], NAMES)[1]
-    assert ", which may be luck among 32: ± " in lines([best, second, *others], NAMES)[1]
+    assert "not significant" not in lines([best, second], NAMES)[1]
+    found = lines([best, second, *others], NAMES)
+    assert "not significant after correcting for 32 configurations: 95% CI ±" in found[1]
 
 
-def test_another_trace_is_not_compared() -> None:
-    apart = lines([many("lru", 60), many("fifo", 59), many("lfu", 58, trace="other")], NAMES)[1:]
-    assert apart[0].startswith("most hits: lru at 50%") and "of 2 others" not in " ".join(apart)
+def test_requests_that_can_hardly_decide_are_said_to_be_too_few_with_the_number_that_can() -> None:
+    """Sixteen configurations are 120 pairs: 120 * 2 ** -12 is below the level of an answer, 120 * 2 ** -11 is not."""
+    alike = [entry(f"set_{at}", [(10**9 + at, 50 + (at * n) % 37) for n in (1, 2, 5)]) for at in range(16)]
+    text = said(lines(alike, NAMES))
+    assert "3 requests cannot decide among 16 configurations (120 pairs): record 13 or more" in text
+    assert text.count("cannot decide") == 1 and "sweep compare" in text
+    for family in (1, 3, 120, 5000):
+        assert family * 2.0 ** (1 - enough(family)) < SURE <= family * 2.0 ** (2 - enough(family))
+    assert pairs_of(16) == 120
+    alike = [entry(f"set_{at}", [(10**9 + at, 50 + (at * n) % 37) for n in range(14)]) for at in range(16)]
+    assert "cannot decide" not in said(lines(alike, NAMES))
+
+
+def test_another_platform_is_counted_request_by_request_and_not_tested() -> None:
+    """Requests differ by far more than the platforms; all the same, each is faster on one of them."""
+    spent = [(10**9, 60), (9 * 10**9, 10), (3 * 10**9, 40)]
+    slow = entry("lru", spent, platform="slow")
+    fast = entry("lru", [(int(ns / (1.1 + at / 10)), hits) for at, (ns, hits) in enumerate(spent)], platform="fast")
+    mixed = entry("lru", [(int(ns * (0.5, 0.9, 1.3)[at]), hits) for at, (ns, hits) in enumerate(spent)], platform="mix")
+    speed = lines([slow, fast], ["platform"])[0]
+    assert speed.endswith("platform slow (second; faster on 3 of 3 requests, by 10% to 30%)")
+    assert "faster on 2 of 3 requests, by -23% to 100%" in lines([slow, mixed], ["platform"])[0]
+    assert "significant" not in said(lines([slow, fast], ["platform"]))
+    assert "decide" not in said(lines([slow, fast, mixed], ["platform"]))
+
+
+def test_requests_that_share_passes_have_no_interval() -> None:
+    """Under batch:N every pass is charged to one of its requests."""
+
+    def beside(entry: Entry) -> Entry:
+        rows = [row | {"start_ns": 5 * at, "end_ns": 5 * at + 9} for at, row in enumerate(entry.requests())]
+        assert shares_passes(rows) and not shares_passes([row | {"start_ns": 9 * row["request"]} for row in rows[:1]])
+        return entry._replace(requests=lambda: rows)
+
+    found = said(lines([beside(many("lru", 60)), beside(many("fifo", 40))], NAMES))
+    assert "20 points more than fifo (second; no confidence interval: requests share passes)" in found
+    assert "±" not in found and "CI:" not in found
+
+
+def test_requests_one_after_the_other_share_no_pass() -> None:
+    assert not shares_passes([{"start_ns": 9 * at, "end_ns": 9 * at + 9} for at in range(4)])
+
+
+def test_another_trace_is_another_question() -> None:
+    found = said(lines([many("lru", 60), many("fifo", 59), many("lfu", 58, trace="other")], NAMES))
+    assert "most hits at each trace, " in found and "of 2 others" not in found
 
 
 def test_requests_that_begin_with_an_empty_cache_are_independent() -> None:
     alone = {"reset": "request", "passes": "recorded"}
-    assert lines([many("lru", 60, **alone), many("fifo", 40, **alone)], NAMES)[-1] == (
-        "  ±: 95%, if requests are independent"
-    )
+    found = lines([many("lru", 60, **alone), many("fifo", 40, **alone)], NAMES)
+    assert found[-1] == "  95% CI: if requests are independent"
     batch = {"reset": "request", "passes": "batch:4"}
     assert "these share a cache" in lines([many("lru", 60, **batch), many("fifo", 40, **batch)], NAMES)[-1]
 
 
-def test_the_second_has_the_same_capacity_where_there_is_one() -> None:
+def sized(eviction: str, percent: int, ns: int, hits: int) -> Entry:
+    one = entry(eviction, [(ns, hits)] * 3, capacity=f"{percent}%")
+    return one._replace(settings={**one.settings, "capacity_bytes": percent})
+
+
+def test_the_best_set_is_named_at_each_capacity_and_no_winner_of_all() -> None:
+    sizes = (5, 10, 25, 50, 90)
+    lru = [sized("lru", size, 10**9 - 10**6 * size, size) for size in sizes]
+    arc = [sized("arc", size, 10**9 - 10**6 * size + (10**6 if size < 50 else -(10**6)), size) for size in sizes]
+    best = [sized("belady", size, 10**8, 95)._replace(foresees=True) for size in sizes]
+    found = lines([*arc, *lru, *best], NAMES)
+    assert found[0].startswith("fastest at each capacity, 10.05 tokens/s at 5% to 11 tokens/s at 90%: ")
+    assert found[0].endswith(": lru at 3 of 5 (5% to 25%); arc at 2 of 5 (50%, 90%)")
+    assert "fastest: " not in said(found) and "e-" not in said(found)
+    assert "upper bound (knows the future, not tested): belady, 100 tokens/s at 5% to 100 tokens/s at 90%" in said(
+        found
+    )
+
+
+def test_one_set_at_several_capacities_has_its_ends_and_no_winner() -> None:
+    found = lines([sized("lru", size, 10**9 // size, size) for size in (50, 5)], ["capacity"])
+    assert found[:2] == [
+        "tokens/s: 50 tokens/s at 5% to 500 tokens/s at 50% (lru)",
+        "hit rate: 5.00% at 5% to 50.00% at 50% (lru)",
+    ]
+
+
+def test_the_second_has_the_same_platform_where_there_is_one() -> None:
     large, other = entry("lru", [(10**9, 90)]), entry("fifo", [(3 * 10**9, 40)])
-    small = entry("lru", [(2 * 10**9, 80)], capacity="5%")
-    speed, _ = lines([small, large, other], NAMES)
-    assert speed.endswith("more than fifo (second); one request, so no telling how sure")
-    assert "100% more than capacity 5% (second)" in lines([small, large], ["capacity"])[0]
+    small = entry("lru", [(2 * 10**9, 80)], platform="small")
+    speed, *_ = lines([small, large, other], NAMES)
+    assert speed.endswith("more than fifo (second; no confidence interval: one request)")
 
 
 def test_requests_that_a_sweep_did_not_keep_are_asked_for() -> None:
     kept, left_out = entry("lru", [(10**9, 90)]), entry("fifo", [(2 * 10**9, 40)])._replace(requests=list)
-    assert lines([kept, left_out], NAMES)[0].endswith("(second); no telling how sure: `requests = true` keeps requests")
+    assert "no confidence interval" in (speed := lines([kept, left_out], NAMES)[0]) and "`requests = true`" in speed
 
 
 def test_without_decode_passes_it_says_what_to_type() -> None:
     assert "--passes decode:N" in lines([entry("lru", [(0, 5)])], NAMES)[1]
 
 
-def test_what_knows_the_future_is_no_winner_but_is_said() -> None:
+def test_what_knows_the_future_is_a_bound_and_is_not_tested() -> None:
     belady = entry("belady", [(10**8, 99), (10**8, 97)])._replace(foresees=True)
     lru, fifo = entry("lru", [(10**9, 60), (10**9, 70)]), entry("fifo", [(2 * 10**9, 50), (2 * 10**9, 60)])
-    speed, best_speed, hits, most_hits, _ = lines([belady, fifo, lru], NAMES)
-    assert speed.startswith("fastest: lru at 50%, 10 tokens/s, 100% more than fifo (second)")
-    assert best_speed == "  with knowledge of the future: belady at 50%, 100 tokens/s"
-    assert hits.startswith("most hits: lru at 50%, 65.00%, 10 points more than fifo (second)")
-    assert most_hits == "  with knowledge of the future: belady at 50%, 98.00%"
+    speed, best_speed, hits, most_hits, *_ = lines([belady, fifo, lru], NAMES)
+    assert speed.startswith("fastest: lru at 50%, 10 tokens/s, 100% more than fifo (second")
+    assert best_speed == "  upper bound (knows the future, not tested): belady at 50%, 100 tokens/s"
+    assert hits.startswith("most hits: lru at 50%, 65.00%, 10 points more than fifo (second")
+    assert most_hits == "  upper bound (knows the future, not tested): belady at 50%, 98.00%"
 
 
-def test_where_all_know_the_future_the_winner_says_so() -> None:
+def test_where_all_know_the_future_the_best_is_a_bound() -> None:
     first, second = (
         entry(name, [(ns, 60)])._replace(foresees=True) for name, ns in (("belady", 10**8), ("pinned", 10**9))
     )
-    speed = lines([second, first], NAMES)[0]
-    assert speed.startswith("fastest, with knowledge of the future: belady at 50%, 100 tokens/s, 900% more than pinned")
+    assert lines([second, first], NAMES)[0] == "upper bound, tokens/s: belady at 50%, 100 tokens/s"
 
 
 def test_what_has_no_speed_says_why() -> None:

@@ -47,7 +47,7 @@ def test_a_refusal_is_folded_to_the_width_that_is_asked_for_and_one_line_in_a_lo
 def test_what_knows_the_future_is_named_as_such_and_no_winner() -> None:
     shown = moereplay(*REPLAY, "--capacity", "25%", "--eviction", "lru,belady", "--passes", "token").stdout
     assert "fastest: lru, " in shown and "most hits: lru, " in shown
-    assert shown.count("  with knowledge of the future: belady, ") == 2
+    assert shown.count("  upper bound (knows the future, not tested): belady, ") == 2
 
 
 @pytest.mark.parametrize(

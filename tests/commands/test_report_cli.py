@@ -77,7 +77,7 @@ def test_its_data_is_that_of_the_results(grid: Path, page: Page) -> None:
     shown = moereplay("sweep", "show", grid, "--json").stdout.splitlines()
     expected = {row["identity"]: row for row in map(json.loads, shown)}
     data = page.script("moereplay-data")
-    assert {"question", "answer", "best", "interval", "runs", "warnings"} == set(data)
+    assert {"question", "answer", "budgets", "best", "interval", "runs", "warnings"} == set(data)
     assert {run["identity"] for run in data["runs"]} == expected.keys()
     for run in data["runs"]:
         row = expected[run["identity"]]
@@ -93,11 +93,11 @@ def test_what_knows_the_future_is_a_bound_and_never_best(page: Page) -> None:
     fastest = max(data["runs"], key=lambda run: run["figures"]["tokens_per_s"])
     assert fastest["config"]["eviction"] == "belady" and best["config"]["eviction"] != "belady"
     assert {run["group"] for run in data["runs"] if run["config"]["eviction"] == "belady"} == {
-        "bound: knows the future"
+        "upper bound: knows the future"
     }
-    assert [run["group"] for run in data["runs"]][-2:] == ["bound: knows the future"] * 2
+    assert [run["group"] for run in data["runs"]][-2:] == ["upper bound: knows the future"] * 2
     assert data["interval"] == best["interval"]["tokens_per_s"]
-    assert data["answer"][0] in page.text and "a bound." in " ".join(data["answer"])
+    assert data["answer"][0] in page.text and "pper bound" in " ".join(data["answer"])
 
 
 def test_every_command_is_one_and_repeats_its_run(page: Page, tmp_path: Path) -> None:

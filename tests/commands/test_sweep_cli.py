@@ -108,7 +108,7 @@ def test_show_ranks_filters_and_groups(folder, capsys):
     assert "SIMULATED: 6 configurations; seconds: an estimate, not calibrated\n" in shown.out
     assert "\nbest tpot_ms first\n" in shown.out
     assert "eviction lru; miss fetch; routing standard; platform a100-5gbps" in unfolded(shown.out)  # what is alike
-    assert "tokens/s" in shown.out
+    assert "fastest at each capacity, " in unfolded(shown.out)
     assert "3 of 6 rows" in shown.err
     sweep_show(str(folder / "out"), group_by="eviction,prefetch", as_json=True)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -123,7 +123,7 @@ def test_show_in_brief_is_the_last_lines(folder, capsys):
     sweep_show(str(folder / "out"), brief=True)
     head, *best = capsys.readouterr().out.splitlines()
     assert head == whole[0] and best == whole[-len(best) :]
-    assert best[0].startswith("fastest: ")
+    assert best[0].startswith("fastest at each capacity, ")
     sweep_show(str(folder / "out"), group_by="eviction", brief=True)
     assert "nothing to compare: one configuration, or means of groups" in capsys.readouterr().out
 
@@ -160,14 +160,16 @@ def test_compare_sets_every_configuration_beside_one(several, capsys):
     assert {row["better"], turned["better"]} in ({"yes", "no"}, {"can't tell"})
     sweep_compare(str(several), row["identity"][:10], by="tpot_ms", as_csv=True)
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head == "identity,eviction,capacity,tpot_ms,difference,±,better" and len(lines) == 3
+    assert head.split(",")[:4] == ["identity", "eviction", "capacity", "tpot_ms"] and len(lines) == 3
+    assert head.split(",")[4:9] == ["difference", "low", "high", "half_width", "p_holm"]
+    assert head.split(",")[9:] == ["better", "requests", "better_on"]
 
 
 def test_compare_shows_a_table_that_fits(several, capsys):
     sweep_compare(str(several), "eviction=lru", where=["capacity=30%"])
     shown = capsys.readouterr().out
-    assert shown.startswith("SIMULATED: 1 configuration beside eviction=lru, better by hit_rate?")
-    assert " points" in shown and max(map(len, shown.splitlines())) <= 80
+    assert "is eviction=lru better by hit_rate (differences in points) than each of these?" in unfolded(shown)
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -185,9 +187,43 @@ def test_compare_refuses_what_is_not_one_configuration(several, one, options, sa
         sweep_compare(str(several), one, **options)
 
 
-def test_compare_needs_the_rows_of_requests(folder):
+def test_requests_are_kept_unless_the_experiment_says_otherwise(folder, tmp_path, capsys):
+    """What was stored without them stays as it is, unless the experiment asks for them."""
+    file, out = folder / "experiment.toml", tmp_path / "out"
+    sweep_run(file, str(out), workers=1, changes=["requests=false"])
+    assert not list(out.glob("part-*/requests.parquet"))
     with pytest.raises(ResultError, match="requests = true"):
-        sweep_compare(str(folder / "out"), "lru", where=["prefetch=none", "capacity=20%"])
+        sweep_compare(str(out), "lru", where=["prefetch=none", "capacity=20%"])
+    capsys.readouterr()
+    sweep_run(file, str(out), workers=1)
+    assert "21 already stored" in capsys.readouterr().err
+    sweep_run(file, str(out), workers=1, changes=["requests=true"])
+    assert "3 already stored" in capsys.readouterr().err
+    sweep_compare(str(out), "lru", where=["prefetch=none", "capacity=20%"], as_csv=True)
+    assert merged(tmp_path / "a", out) == merged(tmp_path / "b", folder / "out")
+
+
+def test_compare_takes_a_users_policy_without_the_version_of_its_file(tmp_path, capsys):
+    """As --where does; of two versions it asks which."""
+    store_trace(tmp_path / "t.zarr", requests=3, prompt_tokens=2, decode_tokens=8)
+    for times in (2, 3):
+        text = (
+            "from policies.contract import Eviction, expert_of\n"
+            "def key(now, experts, copies, own, y):\n"
+            f"    return experts[expert_of(now, y)]['last_use'] * {times}\n"
+            "POLICY = Eviction(name='mine', summary='s', source='s', key=key, reads=frozenset())\n"
+        )
+        (tmp_path / "mine.py").write_text(text)
+        code, _, said = moereplay(
+            *("replay", tmp_path / "t.zarr", "--policy-file", tmp_path / "mine.py", "--engine", "reference"),
+            *("--eviction", "lru,mine", "--capacity", "40%", "--passes", "token", "--out", tmp_path / "out"),
+        )
+        assert code == 0, said
+        if times == 2:
+            sweep_compare(str(tmp_path / "out"), "mine")
+            assert "is mine better by hit_rate" in unfolded(capsys.readouterr().out)
+    with pytest.raises(ResultError, match="mine is there in 2 versions; give one: mine@"):
+        sweep_compare(str(tmp_path / "out"), "mine")
 
 
 def test_merge_and_plot_take_the_folder(folder, tmp_path, capsys):
