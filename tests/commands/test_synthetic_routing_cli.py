@@ -69,7 +69,7 @@ def test_every_table_says_it_and_has_no_interval(trace: Path, results: Path):
     for shown in (said("sweep", "show", results), said("sweep", "compare", results, "lru")):
         assert SAID in shown and re.search(r"± ?\d", shown) is None
     (row,) = [json.loads(line) for line in said("sweep", "compare", results, "lru", "--json").splitlines()]
-    assert row["±"] is None and row["better"] == "can't tell" and row["difference"]
+    assert row["half_width"] is None and row["better"] == "can't tell" and row["difference"]
     for verb in (("curve", trace, "--eviction", "lru"), ("bounds", trace, "--capacity", "25%")):
         assert SAID in said(*verb)
 
