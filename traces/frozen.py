@@ -9,10 +9,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     SerializerFunctionWrapHandler,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_serializer,
 )
+
+from traces.faults import first_fault
 
 
 class Frozen(BaseModel):
@@ -70,3 +73,25 @@ class Sparse(Frozen):
         defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
         unsaid = {name for name, default in defaults.items() if getattr(self, name) == default}
         return {name: value for name, value in whole(self).items() if name not in unsaid}
+
+
+class _OneLine(type(BaseModel)):
+    """Classes whose constructor raises one of our errors; what is validated inside other models raises pydantic's."""
+
+    refused_as: type[Exception]
+
+    def __call__(cls, *given: Any, **named: Any) -> Any:
+        try:
+            return super().__call__(*given, **named)
+        except ValidationError as wrong:
+            raise cls.refused_as(f"{cls.__name__}: {first_fault(wrong)}") from None
+
+
+#: Unpacked, so that type checkers go on reading the constructor's arguments from the fields.
+_METACLASS: dict[str, Any] = {"metaclass": _OneLine}
+
+
+class Public(Sparse, **_METACLASS):
+    """A model that users construct: a wrong value is the error `refused_as`, in one line."""
+
+    refused_as: ClassVar[type[Exception]] = ValueError

@@ -17,8 +17,9 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from traces.documents import canonical
-from traces.frozen import Frozen, Sparse
-from traces.texts import Name, Notes, Text, escaped
+from traces.frozen import Frozen as Frozen
+from traces.frozen import Public
+from traces.texts import Name, Notes, Text, shown
 from traces.weight_formats import check_format
 
 FORMAT_VERSION = 1
@@ -78,12 +79,13 @@ class RowError(TraceError):
     """Rows of a request that no trace may hold; the message names the request, and not the file they come from."""
 
 
-class Router(Frozen):
+class Router(Public):
     """How logits become a choice and weights (`traces/routers.py`); every constant the rule needs.
 
     The correction bias of routers that have one is an array of the trace, `router_bias` (L, E), not an attribute.
     """
 
+    refused_as: ClassVar[type[Exception]] = TraceError
     family: Literal["softmax_topk", "topk_softmax", "sparsemixer", "softmax_groups", "sigmoid_groups"] = "softmax_topk"
     renormalise: bool = False
     scale: float = 1.0
@@ -92,9 +94,10 @@ class Router(Frozen):
     jitter: float = Field(default=0.0, ge=0)
 
 
-class Geometry(Sparse):
+class Geometry(Public):
     """Sizes of a model's MoE part; bytes are of one expert, per MoE layer, at the stored precision."""
 
+    refused_as: ClassVar[type[Exception]] = TraceError
     later: ClassVar[frozenset[str]] = frozenset(
         ["dense_bits", "dense_stated", "dense_bytes", "dense_layer_bytes", "head_bytes", "weight_format", "kv_bytes"]
     )
@@ -165,11 +168,13 @@ class Geometry(Sparse):
         return self.model_copy(update={"expert_bytes": self.bytes_at(bits), "expert_bits": bits})
 
 
-class Provenance(Sparse):
+class Provenance(Public):
     """Where the rows come from. Free text where a tool has no better; `traces/texts.py` settles every text.
 
     Nothing here changes a replay, but for a known model's name where a platform prices what the geometry does not say.
     """
+
+    refused_as: ClassVar[type[Exception]] = TraceError
 
     model: Name = "unknown"
     revision: Name = ""
@@ -187,9 +192,10 @@ class Provenance(Sparse):
     later: ClassVar[frozenset[str]] = frozenset({"synthetic"})
 
 
-class Header(Frozen):
+class Header(Public):
     """Everything about a trace that is not an array."""
 
+    refused_as: ClassVar[type[Exception]] = TraceError
     geometry: Geometry
     provenance: Provenance = Provenance()
     lookahead_depth: int = Field(default=0, ge=0)
@@ -376,14 +382,6 @@ def check_bits(*precisions: float) -> None:
     """Raises ValueError for what is no precision of weights, NaN among them."""
     if wrong := [bits for bits in precisions if not LEAST_BITS <= bits <= MOST_BITS]:
         raise ValueError(f"{shown(wrong[0])} bits are no precision; expected {LEAST_BITS:g} to {MOST_BITS:g}")
-
-
-def shown(value: object, most: int = 60) -> str:
-    """An untrusted value in an error: one line, of so many characters."""
-    try:
-        return escaped(str(value)[:most])
-    except (ValueError, RecursionError):  # an integer of thousands of digits, lists within lists
-        return f"a {type(value).__name__} too long to show"
 
 
 def memory_trace(header: Header, requests: list[Request], router_bias: np.ndarray | None = None) -> Trace:

@@ -42,6 +42,14 @@ def escaped_document(document: Any) -> Any:
     return escaped(document) if isinstance(document, str) else document
 
 
+def shown(value: object, most: int = 60) -> str:
+    """An untrusted value in an error: one line, of so many characters."""
+    try:
+        return escaped(str(value)[:most])
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists within lists
+        return f"a {type(value).__name__} too long to show"
+
+
 def settled(text: str, most: int = MOST_TEXT) -> str:
     """Return the text as a header keeps it: one printable line of at most `most` characters, valid UTF-8.
 

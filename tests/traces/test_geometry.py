@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from pydantic import ValidationError
 
 from tests.kit.recordings import FOLDER, needs_recording
 from traces.geometry import MODELS, Attention, LatentAttention, Mamba2, as_known, known
-from traces.schema import Geometry, TraceError
+from traces.schema import Geometry, Header, Provenance, Router, TraceError
 
 GIB = 2**30
 
@@ -203,3 +204,19 @@ def test_bits_are_the_decimals_that_they_are_written_as(size: int, stored: float
     # 1,000,000 x 4.85 / 16 and 1001 / 1.001 are whole; 1.001 x 1000 in doubles is 1000.9999999999999
     geometry = Geometry(layers=1, experts=1, k=1, expert_bytes=(size,), expert_bits=stored)
     assert geometry.bytes_at(bits) == (scaled,)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Geometry(layers=1, experts=4, k=9, expert_bytes=(1,)), "k = 9 exceeds experts = 4"),
+        (lambda: Geometry(layers=0, experts=4, k=1, expert_bytes=()), "layers: expected at least 1 (got 0)"),
+        (lambda: Router(family="x"), "family: "),  # pyright: ignore[reportArgumentType]
+        (lambda: Provenance(models="a"), "models: "),  # pyright: ignore[reportCallIssue]
+        (lambda: Header(geometry=3), "geometry: expected a table (got 3)"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_what_a_user_constructs_is_refused_in_one_line(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(TraceError, match=re.escape(said)) as refused:
+        make()
+    assert "\n" not in str(refused.value) and "pydantic" not in str(refused.value)
