@@ -17,6 +17,7 @@ from tests.kit.command import moereplay_here as moereplay
 from tests.kit.documented import Command, parse
 from tests.kit.pages import Page
 from traces.store import open_trace
+from traces.texts import settled
 from traces.writer import write_trace
 
 HOSTILE = "</script><script>alert(1)</script><!--\"'><img src=//evil.example/x onerror=alert(2)>&lt;b\u2028"
@@ -134,7 +135,7 @@ def test_names_of_files_can_neither_end_a_script_nor_begin_an_element(tmp_path: 
     check_form(page)
     check_scripts(page)
     data = page.script("moereplay-data")
-    assert data["runs"][0]["about"]["model"] == HOSTILE and HOSTILE.split("\u2028")[0] in page.text
+    assert data["runs"][0]["about"]["model"] == settled(HOSTILE) and HOSTILE.split("\u2028")[0] in page.text
     assert str(tmp_path) not in (tmp_path / "page.html").read_text("utf-8")  # folders are nobody else's business
 
 
