@@ -162,8 +162,8 @@ def test_an_invalid_request_is_refused_and_adds_nothing(tmp_path, spoil, message
     [
         ({"experts": 32_768}, "32768 experts; a trace holds at most 32,767"),
         ({"layers": 4_097, "expert_bytes": (1,) * 4_097}, "4097 layers; a trace holds at most 4,096"),
-        ({"expert_bits": float("nan")}, "nan bits are no precision; expected 0.1 to 64"),
-        ({"expert_bits": float("inf")}, "inf bits are no precision"),
+        ({"expert_bits": float("nan")}, "finite number"),
+        ({"expert_bits": float("inf")}, "finite number"),
         ({"expert_bytes": (1 << 57, 1, 1)}, r"are more than 2\*\*60 for all experts"),
         ({"expert_bytes": (1 << 57, 1, 10**5000)}, "a int too long to show"),
     ],
