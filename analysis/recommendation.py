@@ -26,6 +26,8 @@ def lines(said: Document) -> list[str]:
         *([said["dense_assumed"]] if said.get("dense_assumed") else []),
         *(f"warning: {each}" for each in said["warnings"]),
         *_best(said),
+        *_start(said),
+        *_engines(said),
         *_second(said),
         _prefetch(said),
         *_cpu(said),
@@ -63,7 +65,7 @@ def _room(said: Document) -> str:
     """How many experts, the same count wherever it is printed."""
     flags = said["flags"]
     of_mean = " of mean size" if flags["unequal"] else ""
-    return f"{flags['slots']:,}{of_mean}, {flags['slots_per_layer']} of each layer"
+    return f"{flags['slots']:,} experts{of_mean}, {flags['slots_per_layer']} of each layer"
 
 
 def _best(said: Document) -> list[str]:
@@ -72,6 +74,35 @@ def _best(said: Document) -> list[str]:
     basis = "" if said["calibration"] else ", an estimate"
     sure = "synthetic routing, so without an interval" if said["synthetic"] else _sure(best)
     return [f"use: {named}: {_speed(best['tokens_per_s'])} ({sure}{basis}), hit rate {Share(best['hit_rate'])}"]
+
+
+STARTS = {
+    "layers": "it begins with the experts of whole layers, the last ones first, as many as fit",
+    "used": "it begins with the experts that the first half of the trace's tokens used most, as many as fit",
+}
+
+
+def _start(said: Document) -> list[str]:
+    """How the cache of the best set begins, and what it does from an empty one."""
+    text, cold = STARTS.get(said["best"]["start"]), said["from_empty"]
+    if text is None:
+        return []
+    empty = f"; from an empty cache {_speed(cold['tokens_per_s'])}, hit rate {Share(cold['hit_rate'])}" if cold else ""
+    return [f"cache: {text} (--warm){empty}"]
+
+
+def _engines(said: Document) -> list[str]:
+    """Which engine has the best set, and the best that an engine has."""
+    best, known = said["best"], said["best_known"]
+    if best["engines"]:
+        return [f"engines that have this set: {', '.join(best['engines'])}"]
+    none = "engines: none is known that has this set"
+    if not known:
+        return [none]
+    named = ", ".join(f"{kind} {known['config'][kind]}" for kind in KINDS)
+    less = percent(known["tokens_per_s"] / best["tokens_per_s"] - 1, signed=True)
+    what = f"{_speed(known['tokens_per_s'])} ({less}), hit rate {Share(known['hit_rate'])}"
+    return [f"{none}; best that one has: {', '.join(known['engines'])}: {what}: {named}"]
 
 
 def _sure(best: Document) -> str:
@@ -124,6 +155,8 @@ def _target(said: Document) -> list[str]:
     if wanted is None:
         return []
     if smallest is None:
+        if said["searched"]["cut"]:
+            return [f"target: {_speed(wanted)}: the search ended before this was known; --budget none searches on"]
         return [f"target: {_speed(wanted)} are not reached with every expert in fast memory"]
     return [f"target: {_speed(wanted)} need {size(smallest['memory_bytes'])} of memory"]
 
@@ -149,7 +182,9 @@ def _searched(said: Document) -> str:
     each = ", ".join(f"{len(values)} of {axis}" for axis, values in searched["axes"].items())
     few = searched["screened_on"]
     how = f", most of {few} requests, the best sets of all" if few else ""
-    return f"searched: {searched['combinations']:,} lossless sets ({each}), with {searched['replayed']:,} replays{how}"
+    cut = f"; it ended early, of at most {searched['at_most']:,}: --budget none tries all" if searched["cut"] else ""
+    many = f"{searched['combinations']:,} lossless sets ({each}), with {searched['replayed']:,} replays"
+    return f"searched: {many}{how}{cut}"
 
 
 def _row(point: Document, said: Document) -> dict[str, object]:

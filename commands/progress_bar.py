@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -42,3 +43,31 @@ def _lines(total: int, what: str) -> Callable[..., None]:
         line.show(lambda: f"{done}/{total} {what}", last=done == total)
 
     return advance
+
+
+@contextmanager
+def searching(most: int, seconds: float | None) -> Iterator[Callable[[int, float], None]]:
+    """Yields a function to call with a number of replays done and the most tokens/s so far."""
+    from traces.amounts import digits
+
+    begun, done, first, line = 0.0, 0, 0, StatusLine()
+
+    def advance(replays: int, fastest: float) -> None:
+        nonlocal begun, done, first
+        if not done:  # the first replays may have to be compiled
+            begun, first = time.monotonic(), replays
+        done += replays
+        line.show(lambda: f"{done:,} of at most {most:,} replays, {_left()}best so far {digits(fastest, 4)} tokens/s")
+
+    def _left() -> str:
+        spent = time.monotonic() - begun
+        if done == first:
+            return ""
+        whole = spent * max(0, most - done) / (done - first)
+        left = whole if seconds is None else min(whole, max(0.0, seconds - spent))
+        return f"about {left:.0f} s left; " if left < 100 else f"about {left / 60:.0f} min left; "
+
+    try:
+        yield advance
+    finally:
+        line.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -10,7 +13,7 @@ from commands import options
 from commands.cores import CORES
 from commands.groups import grouped
 from commands.settings import OfRecommendation
-from commands.terminal import say_when_compiling, show, show_json
+from commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +34,14 @@ class Given(NamedTuple):
     runtime: Annotated[str, typer.Option(help="What the engine itself takes; default 500MB, assumed.")] = ""
 
 
+class Search(NamedTuple):
+    """How long the search takes, and where its sets go."""
+
+    budget: Annotated[str, typer.Option(help="Time to search: 60s, 5m; none searches all.")] = "60s"
+    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES
+    out: Annotated[Path | None, typer.Option(help="New folder for the lists of experts that the answer names.")] = None
+
+
 @grouped
 def recommend(
     trace: options.TracePath,
@@ -39,31 +50,81 @@ def recommend(
     given: Given,
     target_tokens_per_s: Annotated[float | None, typer.Option(min=0, help="The smallest memory for this.")] = None,
     min_mass_kept: Annotated[float, typer.Option(min=0, max=1, help="Of sets that may change the output.")] = 0.99,
-    workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES,
+    search: Search,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Say which lossless policies to use in a memory, how fast that is, and what more of it would buy. SIMULATED."""
     from analysis.recommendation import lines, with_intervals
-    from commands.progress_bar import progress
-    from sweeps.recommend import Question, most_replays, search
+    from commands.interrupt import INTERRUPTED, interruptible
+    from commands.progress_bar import searching
+    from sweeps.recommend import Question, most_replays
+    from sweeps.recommend import search as find
     from sweeps.recommendation import document
+    from sweeps.runner import Budget
     from traces.bundled import name_of
     from traces.store import open_trace
 
+    seconds = _seconds(search.budget)
+    _check_new(search.out)
     opened = open_trace(trace)
     base = {name: value for name, value in settings.values.items() if name != "scope" or name in settings.typed}
     base["platform"] = _machine(str(base["platform"]), given)
     divided = _divided(opened, base, given)
     question = Question(opened, divided, base, target_tokens_per_s, min_mass_kept)
-    with progress(most_replays(question), "replays, at most") as advance:
+    most = most_replays(question)
+    with interruptible() as interrupted, searching(most, seconds) as advance:
         say_when_compiling()
-        answer = search(question, workers, advance)
+        answer = find(question, search.workers, advance, Budget(seconds, interrupted))
+        stopped = interrupted()
     rows = {each.result.about["identity"]: each.result.per_request for each in (answer.best, answer.second) if each}
     said = with_intervals(document(question, answer, name_of(trace)), rows) | {"assumed": _assumed(given)}
     if as_json:
         show_json(said)
+    else:
+        show(*lines(said))
+    _write_lists(search.out, answer.best.config.model_dump(mode="json"))
+    if stopped:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _seconds(text: str) -> float | None:
+    """Seconds of `90`, `60s` or `5m`, None for `none`. Raises ConfigError."""
+    from simulator.errors import ConfigError
+
+    if text == "none":
+        return None
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(s|m|min|h|)", text)
+    seconds = float(found[1]) * {"m": 60, "min": 60, "h": 3600}.get(found[2], 1) if found else 0.0
+    if not seconds:
+        raise ConfigError(f"invalid --budget {text[:40]!r}: expected a time such as 60s or 5m, or none")
+    return seconds
+
+
+def _check_new(out: Path | None) -> None:
+    """Raises ConfigError before anything is replayed where the folder is there already."""
+    from simulator.errors import ConfigError
+
+    if out is not None and (out.exists() or out.is_symlink()):
+        raise ConfigError(f"{out} exists; choose another --out or remove it")
+
+
+def _write_lists(out: Path | None, config: Mapping[str, Any]) -> None:
+    """The lists of experts that the command of the best set reads. Raises ConfigError where the disk refuses."""
+    from results.repeat import files
+    from simulator.errors import ConfigError
+
+    lists = files(config)
+    if out is None:
+        if lists:
+            say(f"--out FOLDER writes {' and '.join(lists)}, which that command reads")
         return
-    show(*lines(said))
+    try:
+        out.mkdir(parents=True)
+        for name, pairs in lists.items():
+            (out / name).write_text(json.dumps(pairs))
+    except OSError as refused:
+        raise ConfigError(f"cannot write {out}: {refused.strerror or refused}; choose another --out") from None
+    say(f"wrote {', '.join(str(out / name) for name in lists) or f'{out}: the answer needs no list of experts'}")
 
 
 def _assumed(given: Given) -> dict[str, int]:

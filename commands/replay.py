@@ -124,11 +124,13 @@ def _kept_in(out: Path | None) -> str:
 def _document(trace: Trace, config: ReplayConfig, outcome: Outcome, engine: str) -> dict[str, object]:
     """What `--json` prints: the result, what is derived from it, and what is to be said of that."""
     from analysis.metrics import figures_of
+    from results.idle import idle
     from results.write import to_frame
     from simulator.remarks import remarks
 
     result, bound = outcome
-    derived = {"metrics": figures_of(to_frame([result], [bound])), "remarks": remarks(trace, [config], engine)}
+    said = [*remarks(trace, [config], engine), *idle([result.to_json()])]
+    derived = {"metrics": figures_of(to_frame([result], [bound])), "remarks": said}
     return result.to_json() | derived
 
 
@@ -144,6 +146,7 @@ def _report(
     from analysis.ranking import best_of_each, judged, ranking
     from analysis.short import drawn
     from policies.grammar import foresight
+    from results.idle import idle
     from simulator.remarks import remarks
 
     results = [result for result, _ in outcomes]
@@ -154,7 +157,13 @@ def _report(
         _print_plain(shown, printed.csv)
         return
     table = [{name: value for name, value in row.items() if name != "identity"} for row in shown]
-    show(*heading(trace, results), *drawn(table), *remarks(trace, configs, engine), *judged(rows, called, foresight()))
+    show(
+        *heading(trace, results),
+        *drawn(table),
+        *remarks(trace, configs, engine),
+        *idle(rows),
+        *judged(rows, called, foresight()),
+    )
     if len(shown) < len(rows):
         say(f"{len(shown):,} of {len(rows):,} rows; --top 0 for all")
 

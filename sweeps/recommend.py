@@ -1,8 +1,10 @@
 """Which policies, how much memory, how fast: a search over the lossless space of a trace on a machine.
 
-The space is searched by rounds: every eviction alone, the best of them with every prefetch and every way with a miss,
-then every eviction with the best of those. A long trace is searched on some of its requests, and the best sets are
-replayed on all of them. `docs/recommend.md` says how near that comes to trying everything.
+The space is searched from a full cache (`sweeps/starts.py`), by rounds, the most promising sets first: those of engines
+and what stays where it is placed; every eviction alone; the best of them with every prefetch and every way with a miss;
+then every eviction with the best of those. A budget ends it early, with the best set so far. A long trace is searched
+on some of its requests, and the best sets are replayed on all of them. `docs/recommend.md` says how near that comes to
+trying everything.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from typing import Any
 from simulator.config import ReplayConfig, configure
 from simulator.memory import Memory
 from simulator.replay import plan
-from sweeps.runner import Runner, Tried, fastest_first
-from sweeps.space import ALL_FIT, LOSSY, Space, can_replay, lossy_of, space_of
+from sweeps.engine_sets import engines_of, known_sets
+from sweeps.runner import Budget, Runner, Tried, fastest_first
+from sweeps.space import ALL_FIT, LOSSY, Space, can_replay, is_lossless, lossy_of, space_of
+from sweeps.starts import EMPTY, LAYERS, STATIC, USED, start_of, started
 from traces.sample import sampled
 from traces.schema import Geometry, Trace
 
@@ -28,6 +32,11 @@ SHARES = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  #: of the cache, in the cur
 RECALLS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 WORTH = 0.01  #: a smaller gain is none
 SMALLEST = 12  #: steps of the search for the smallest memory
+START = "start"  #: how the cache begins, beside the settings that a search chooses
+#: Evictions to try first, as they lead most often.
+FIRST = ("least_stale", "lru", "shielded_score", "lfu_decay", "arc")
+#: Of the budget, when each part of a search ends; the rest is for what more the answer says.
+ROUNDS_END, FINALS_END, CURVE_END = 0.55, 0.7, 0.9
 
 Settings = Mapping[str, Any]
 
@@ -65,12 +74,15 @@ class Answer:
     screened_on: int | None  #: requests on which the space was searched, None for all
     best: Tried
     second: Tried | None
-    without_prefetch: Tried
-    fetching: Tried  #: the best set that fetches every miss
+    without_prefetch: Tried | None
+    fetching: Tried | None  #: the best set that fetches every miss
+    from_empty: Tried | None  #: the best set with a cache that begins empty
+    known: Tried | None  #: the best set that an engine is known to have
     curve: tuple[Tried, ...]  #: in less and in more memory, rising: the fastest of the leading sets
     recall_that_pays: float | None  #: of a predictor, where nothing is prefetched in the best set; None if none pays
     lossy: tuple[Tried, ...]  #: that keep the asked mass, fastest first
     smallest: Tried | None  #: the best set in the least memory that reaches the target
+    cut: bool = False  #: whether the budget ended the search
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,11 @@ class Runners:
     def replayed(self) -> int:
         """Replays of either kind."""
         return len(self.whole.known) + (0 if self.few is self.whole else len(self.few.known))
+
+    @property
+    def cut(self) -> bool:
+        """Whether the budget kept either from a replay."""
+        return self.few.cut or self.whole.cut
 
     def fastest(self, sets: Iterable[ReplayConfig]) -> list[Tried]:
         """Of those that can be replayed the one that is fastest on some requests, replayed on all; none of none."""
@@ -100,53 +117,98 @@ def most_replays(question: Question) -> int:
     """How many replays a search takes, or a few less."""
     space = question.space()
     alone = len(space.scope) * len(space.eviction)
-    rounds = 3 * alone + KEPT * len(space.prefetch) * len(space.miss)
+    placed = len(known_sets()) + 2 * len(space.miss)
+    rounds = placed + 3 * alone + KEPT * len(space.prefetch) * len(space.miss)
     target = SMALLEST + 1 if question.target_tokens_per_s is not None else 0
-    return rounds + 3 * FINALISTS + 3 * LEADING * (len(SHARES) + len(RECALLS)) + len(LOSSY) + target
+    return rounds + 1 + 4 * FINALISTS + 3 * LEADING * (len(SHARES) + len(RECALLS)) + len(LOSSY) + target
 
 
-def search(question: Question, workers: int = 1, advance: Callable[[], None] = lambda: None) -> Answer:
-    """Raises ConfigError or PolicyError where the given settings cannot be replayed, or nothing decodes."""
-    run = _runners(question, workers, advance)
+def search(
+    question: Question,
+    workers: int = 1,
+    advance: Callable[[int, float], None] = lambda replays, fastest: None,
+    budget: Budget | None = None,
+) -> Answer:
+    """Search, and answer with what was found when the budget ended: with none, the answer is the same every time.
+
+    Raises ConfigError or PolicyError where the given settings cannot be replayed, or nothing decodes."""
+    budget = budget or Budget()
+    run = _runners(question, workers, advance, budget)
     base, space = question.at(question.memory.cache_bytes), question.space()
     plan(question.trace, configure(**base))  # says what is wrong with settings that no policy can be replayed under
-    ranking = fastest_first(run.whole.tried(_finalists(fastest_first(_rounds(run.few, base, space)))))
+    budget.share = ROUNDS_END
+    found = fastest_first(_rounds(run.few, base, space))
+    budget.share = FINALS_END
+    ranking = fastest_first(run.whole.tried(_finalists(found), least=1))
     best, others = ranking[0], _kinds(ranking)[0]
+    budget.share = CURVE_END
+    curve = tuple(_curve(run, question, ranking))
+    budget.share = 1.0
     searched = best.config.prefetch == "none" and not question.all_fit
     return Answer(
         space=space,
         screened_on=None if run.few is run.whole else run.few.trace.requests,
         best=best,
         second=others[0] if others else None,
-        without_prefetch=next(each for each in ranking if each.config.prefetch == "none"),
-        fetching=next(each for each in ranking if each.config.miss == "fetch"),
-        curve=tuple(_curve(run, question, ranking)),
+        without_prefetch=next((each for each in ranking if each.config.prefetch == "none"), None),
+        fetching=next((each for each in ranking if each.config.miss == "fetch"), None),
+        from_empty=_from_empty(run.whole, best),
+        known=next((each for each in ranking if is_known(question.trace, each)), None),
+        curve=curve,
         recall_that_pays=_recall(run, base, space, best) if searched else None,
         lossy=tuple(_lossy(run, question, best)),
         smallest=_smallest(run.whole, question, best),
         replayed=run.replayed,
+        cut=run.cut,
     )
 
 
-def _runners(question: Question, workers: int, advance: Callable[[], None]) -> Runners:
-    whole = Runner(question.trace, workers, advance)
+def is_known(trace: Trace, tried: Tried) -> bool:
+    """Return whether an engine is known to have the set."""
+    return bool(engines_of(tried.config, start_of(tried.config, trace.geometry)))
+
+
+def _from_empty(run: Runner, best: Tried) -> Tried | None:
+    config = started(run.trace, best.config, EMPTY)
+    tried = run.tried([config]) if config else []
+    return tried[0] if tried else None
+
+
+def _runners(question: Question, workers: int, advance: Callable[[int, float], None], budget: Budget) -> Runners:
+    whole = Runner(question.trace, workers, advance, budget=budget)
     few = sampled(question.trace, SCREENED)
-    return Runners(whole if few is question.trace else Runner(few, workers, advance), whole)
+    return Runners(whole if few is question.trace else Runner(few, workers, advance, budget=budget), whole)
 
 
 def _rounds(run: Runner, base: Settings, space: Space) -> list[Tried]:
+    if space is ALL_FIT:
+        return run.tried(_valid(run.trace, base, _caches(space)), least=1)
     caches = _caches(space)
-    alone = run.tried(_valid(run.trace, base, caches))
-    ahead = [{name: chosen(each)[name] for name in ("scope", "eviction")} for each in fastest_first(alone)[:KEPT]]
+    placed = run.tried(_valid(run.trace, base, _placements(space)), least=1)
+    alone = run.tried(_valid(run.trace, base, caches), least=0 if placed else 1)
+    leaders = fastest_first(alone or placed)[:KEPT]
+    ahead = [{name: chosen(each)[name] for name in ("scope", "eviction")} for each in leaders]
     pairs = [{"prefetch": prefetch, "miss": miss} for prefetch, miss in product(space.prefetch, space.miss)]
-    tried = [*alone, *run.tried(_valid(run.trace, base, ({**cache, **pair} for cache, pair in product(ahead, pairs))))]
-    leading = chosen(fastest_first(tried)[0])
+    second = ({**cache, **pair} for cache, pair in product(ahead, pairs))
+    tried = [*placed, *alone, *run.tried(_valid(run.trace, base, second))]
+    leading = chosen(fastest_first([each for each in tried if each.config.eviction != STATIC] or tried)[0])
     last = run.tried(_valid(run.trace, base, ({**leading, **cache} for cache in caches)))
     return list({each.config: each for each in (*tried, *last)}.values())
 
 
 def _caches(space: Space) -> list[dict[str, str]]:
-    return [{"scope": scope, "eviction": name} for scope, name in product(space.scope, space.eviction)]
+    evictions = sorted(space.eviction, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    return [{"scope": scope, "eviction": name} for name, scope in product(evictions, space.scope)]
+
+
+def _placements(space: Space) -> list[dict[str, str]]:
+    """Sets of engines that change no output, then whole layers and much used experts that stay, with every miss."""
+    known = [each.change | {START: each.start} for each in known_sets()]
+    lossless = [each for each in known if all(is_lossless(kind, each[kind]) for kind in ("prefetch", "miss"))]
+    still = {"eviction": STATIC, "prefetch": "none", "scope": "global"}
+    stays = [still | {"miss": miss, START: start} for start, miss in product((LAYERS, USED), space.miss)]
+    allowed = [each for each in lossless if each["scope"] in space.scope]
+    return [*allowed, *(stays if "global" in space.scope else ())]
 
 
 def _kinds(ranking: Sequence[Tried]) -> Sequence[list[Tried]]:
@@ -159,25 +221,36 @@ def _kinds(ranking: Sequence[Tried]) -> Sequence[list[Tried]]:
     )
 
 
+def _of_engines(ranking: Sequence[Tried]) -> list[Tried]:
+    """Those that an engine has; whether whole layers stay is not looked at, as either kind is searched."""
+    return [each for each in ranking if any(engines_of(each.config, start) for start in (LAYERS, USED))]
+
+
 def _finalists(ranking: Sequence[Tried], count: int = FINALISTS) -> list[ReplayConfig]:
     """The fastest, and half as many of each kind that the answer compares with."""
-    parts = (ranking[:count], *(kind[: count // 2] for kind in _kinds(ranking)))
+    kinds = (*_kinds(ranking), _of_engines(ranking)) if ranking else ()
+    parts = (ranking[:count], *(kind[: count // 2] for kind in kinds))
     return list(dict.fromkeys(each.config for part in parts for each in part))
 
 
 def _each(base: Settings, change: Settings) -> ReplayConfig:
-    return configure(**{**base, **change})
+    return configure(**{name: value for name, value in {**base, **change}.items() if name != START})
 
 
 def _valid(trace: Trace, base: Settings, changes: Iterable[Settings]) -> list[ReplayConfig]:
     """Without combinations that the memory cannot hold: buffers in a pool of one layer."""
-    configs = (_each(base, change) for change in changes)
-    return [config for config in configs if can_replay(trace, config)]
+    configs = (started(trace, _each(base, change), change.get(START, USED)) for change in changes)
+    return list(dict.fromkeys(config for config in configs if config is not None and can_replay(trace, config)))
 
 
 def chosen(tried: Tried) -> dict[str, str]:
     """What the search has chosen, by the names of settings."""
     return {kind: getattr(tried.config, kind) for kind in ("eviction", "prefetch", "miss", "scope")}
+
+
+def _rebuilt(trace: Trace, tried: Tried) -> dict[str, str]:
+    """What to make the set of again in another memory: what was chosen, and how its cache begins."""
+    return chosen(tried) | {START: start_of(tried.config, trace.geometry)}
 
 
 def _curve(run: Runners, question: Question, ranking: Sequence[Tried]) -> list[Tried]:
@@ -189,12 +262,21 @@ def _curve(run: Runners, question: Question, ranking: Sequence[Tried]) -> list[T
     return [
         each
         for size in sorted(sizes)
-        for each in (at_best if size == question.memory.cache_bytes else run.fastest(_resized(leading, size)))
+        for each in (at_best if size == question.memory.cache_bytes else run.fastest(_resized(question, leading, size)))
     ]
 
 
-def _resized(sets: Iterable[ReplayConfig], size: int) -> list[ReplayConfig]:
-    return [config.model_copy(update={"capacity": f"{size}B"}) for config in sets]
+def _resized(question: Question, sets: Iterable[ReplayConfig], size: int) -> list[ReplayConfig]:
+    """The sets in a cache of that many bytes, filled anew."""
+    made = [
+        started(
+            question.trace,
+            config.model_copy(update={"capacity": f"{size}B", "warm": ()}),
+            start_of(config, question.trace.geometry),
+        )
+        for config in sets
+    ]
+    return [config for config in made if config is not None]
 
 
 def _size(question: Question, best: Tried, size: float) -> int:
@@ -221,9 +303,10 @@ def _oracle(recall: float) -> str:
 
 def _lossy(run: Runners, question: Question, best: Tried) -> list[Tried]:
     base = {**question.at(question.memory.cache_bytes), **chosen(best)}
-    promising = [
-        each for each in fastest_first(run.few.tried(lossy_of(question.trace, base))) if _keeps(question, each)
-    ]
+    start = start_of(best.config, question.trace.geometry)
+    made = (started(question.trace, config, start) for config in lossy_of(question.trace, base))
+    promising = fastest_first(run.few.tried(config for config in made if config is not None))
+    promising = [each for each in promising if _keeps(question, each)]
     tried = fastest_first(run.whole.tried(each.config for each in promising[:LEADING]))
     kept = [each for each in tried if _keeps(question, each)]
     return [each for each in kept if each.tokens_per_s > (1 + WORTH) * best.tokens_per_s]
@@ -242,6 +325,8 @@ def _smallest(run: Runner, question: Question, best: Tried) -> Tried | None:
     if found is None or found.tokens_per_s < question.target_tokens_per_s:
         return None
     for _ in range(SMALLEST):
+        if run.cut:
+            break
         middle = (low + high) // 2
         tried = _at(run, question, best, middle)
         if tried is None or tried.tokens_per_s < question.target_tokens_per_s:
@@ -253,8 +338,8 @@ def _smallest(run: Runner, question: Question, best: Tried) -> Tried | None:
 
 def _at(run: Runner, question: Question, best: Tried, size: int) -> Tried | None:
     """None where the size is too small for the set."""
-    configs = _valid(run.trace, question.at(size), [chosen(best)])
-    return run.tried(configs)[0] if configs else None
+    tried = run.tried(_valid(run.trace, question.at(size), [_rebuilt(run.trace, best)]))
+    return tried[0] if tried else None
 
 
 def differing(first: Tried, second: Tried) -> Sequence[str]:

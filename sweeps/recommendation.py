@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from results.idle import idle
 from results.labels import synthetic_of
 from results.repeat import command
 from simulator.memory import kv_bytes_of
 from simulator.platform_files import platform
 from sweeps.engine_flags import Held, flags
-from sweeps.recommend import WORTH, Answer, Question, chosen, differing, everything
+from sweeps.engine_sets import engines_of
+from sweeps.recommend import WORTH, Answer, Question, chosen, differing, everything, most_replays
 from sweeps.runner import Tried
 from sweeps.space import bits_of
+from sweeps.starts import compulsory_limit, start_of
 from traces.amounts import percent
 
 Document = dict[str, Any]
+FITS = "every expert fits, so that each is loaded once"
+UNSEARCHED = "the search ended before that was known; --budget none searches on"
+SHORT = 0.95  #: of hits: a trace that allows fewer from an empty cache is short
+SHORT_TRACE = (
+    "short trace: a cache that begins empty hits at most {} (compulsory limit), whatever its size; every set here "
+    "begins with a full cache, as after long service"
+)
 ONE = "one request only: how far another one would differ cannot be known"
 NO_DENSE = "not compared, as the bytes of dense weights are unknown and take no time here; --dense gives them"
 UNSIZED = "no memory is counted for {}: neither the trace nor its model's name says how much; take it off --memory"
@@ -29,7 +39,10 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
         "synthetic": synthetic_of(_about(best)) or None,
         "platform": best.config.platform,
         "memory": question.memory._asdict() | {"cache_bytes": question.memory.cache_bytes},
-        "best": _found(best) | {"command": command(best.config.model_dump(mode="json"), trace_name)},
+        "best": _leader(question, best, trace_name),
+        "from_empty": answer.from_empty and _found(answer.from_empty),
+        "best_known": answer.known and _leader(question, answer.known, trace_name),
+        "compulsory_limit": compulsory_limit(question.trace, best.config.passes),
         "second": answer.second and _found(answer.second) | {"differs": list(differing(best, answer.second))},
         "seconds": _about(best)["seconds"],
         "calibration": _about(best)["calibration"],
@@ -40,6 +53,8 @@ def document(question: Question, answer: Answer, trace_name: str) -> Document:
             "combinations": answer.space.combinations,
             "replayed": answer.replayed,
             "screened_on": answer.screened_on,
+            "at_most": most_replays(question),
+            "cut": answer.cut,
         },
         "memory_curve": [_point(question, each) for each in answer.curve],
         "all_fit": question.all_fit,
@@ -69,6 +84,16 @@ def _found(tried: Tried) -> Document:
     }
 
 
+def _leader(question: Question, tried: Tried, trace_name: str) -> Document:
+    """A set that is named first: how its cache begins, which engines have it, and how to replay it."""
+    start = start_of(tried.config, question.trace.geometry)
+    return _found(tried) | {
+        "start": start,
+        "engines": engines_of(tried.config, start),
+        "command": command(tried.config.model_dump(mode="json"), trace_name),
+    }
+
+
 def _point(question: Question, tried: Tried) -> Document:
     size = _about(tried)["capacity_bytes"]
     total = question.memory.total_bytes - question.memory.cache_bytes + size
@@ -83,13 +108,16 @@ def _point(question: Question, tried: Tried) -> Document:
 
 def _prefetch(question: Question, answer: Answer) -> Document:
     best, without = answer.best, answer.without_prefetch
-    if question.all_fit:
-        return {"pays": False, "gain": 0.0, "reason": "every expert fits, so that each is loaded once"}
+    if question.all_fit or without is None:
+        reason = FITS if question.all_fit else UNSEARCHED
+        return {"pays": False, "gain": 0.0, "reason": reason}
     gain = best.tokens_per_s / without.tokens_per_s - 1
     if best.config.prefetch != "none":
         pays = gain > WORTH
         than = "than the best set without" + ("" if pays else ", which is next to nothing")
         return {"pays": pays, "gain": gain, "reason": f"{best.config.prefetch}: {percent(gain)} more tokens/s {than}"}
+    if answer.recall_that_pays is None and answer.cut:
+        return {"pays": False, "gain": 0.0, "reason": UNSEARCHED}
     if answer.recall_that_pays is None:
         return {"pays": False, "gain": 0.0, "reason": "not even with every expert of the next layer predicted"}
     recall = answer.recall_that_pays
@@ -101,6 +129,8 @@ def _cpu(answer: Answer) -> Document:
     """Whether misses are better computed on the CPU than fetched; `pays` is null where the machine has none."""
     if answer.space.miss == ("fetch",):
         return {"pays": None, "gain": 0.0, "reason": "the machine has no CPU beside what computes, or none is needed"}
+    if answer.fetching is None:
+        return {"pays": None, "gain": 0.0, "reason": UNSEARCHED}
     best, gain = answer.best, answer.best.tokens_per_s / answer.fetching.tokens_per_s - 1
     if best.config.miss == "fetch":
         return {"pays": False, "gain": 0.0, "reason": "to fetch every miss is faster than to compute any on the CPU"}
@@ -138,5 +168,8 @@ def _warnings(question: Question, best: Tried) -> list[str]:
     about, trace = _about(best), question.trace
     sizes = {"dense weights": question.memory.dense_bytes, "the KV cache": kv_bytes_of(trace)}
     unsized = [UNSIZED.format(what) for what, size in sizes.items() if not size]
+    limit = compulsory_limit(trace, best.config.passes)
+    short = [SHORT_TRACE.format(f"{100 * limit:.1f}%")] if limit < SHORT and best.config.warm else []
+    short += idle([best.result.to_json()])
     open_loop = [about["label"]] if "open-loop" in about["label"] else []
-    return [*unsized, *filter(None, [about["warning"]]), *open_loop, *([ONE] if trace.requests == 1 else [])]
+    return [*unsized, *short, *filter(None, [about["warning"]]), *open_loop, *([ONE] if trace.requests == 1 else [])]

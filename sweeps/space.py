@@ -80,11 +80,12 @@ def bits_of(policies: Mapping[str, str]) -> float | None:
 
 def _usable(trace: Trace, base: Mapping[str, object], kind: str) -> Iterable[str]:
     for text in (*policies.NAMES[kind], *MORE.get(kind, ())):
-        if _is_lossless(kind, text) and _planned(trace, {**base, kind: text}) is not None:
+        if is_lossless(kind, text) and _planned(trace, {**base, kind: text}) is not None:
             yield text
 
 
-def _is_lossless(kind: str, text: str) -> bool:
+def is_lossless(kind: str, text: str) -> bool:
+    """Return whether a policy changes no output, needs no knowledge of the future and no memory beside the cache."""
     try:
         chosen = parse(kind, text)
     except PolicyError:

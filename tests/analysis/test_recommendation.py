@@ -16,6 +16,7 @@ GB = 10**9
 def said_of(**more: Any) -> dict[str, Any]:
     """A document with only what sentences are made of."""
     best = {"config": CONFIG, "cache_bytes": 8 * GB - 28, "tokens_per_s": 40.0, "hit_rate": 0.5, "command": "moereplay"}
+    best |= {"start": "used", "engines": []}
     here = {"memory_bytes": 10 * GB, "cache_bytes": 8 * GB - 28, "tokens_per_s": 40.0, "hit_rate": 0.5}
     near = here | {"cache_bytes": 8 * GB - 56}
     above = here | {"cache_bytes": 16 * GB, "tokens_per_s": 132.0}
@@ -29,6 +30,8 @@ def said_of(**more: Any) -> dict[str, Any]:
         | {"cache_bytes": 8 * GB},
         "best": best,
         "second": None,
+        "from_empty": None,
+        "best_known": None,
         "all_fit": False,
         "prefetch": {"pays": False, "gain": 0.0, "reason": "none"},
         "cpu": {"pays": None, "gain": 0.0, "reason": ""},
@@ -36,7 +39,8 @@ def said_of(**more: Any) -> dict[str, Any]:
         "smallest_memory_for_target": None,
         "lossy": [],
         "lossy_left_out": "",
-        "searched": {"axes": {"eviction": ["lru"]}, "combinations": 1, "replayed": 1, "screened_on": None},
+        "searched": {"axes": {"eviction": ["lru"]}, "combinations": 1, "replayed": 1, "screened_on": None}
+        | {"at_most": 9, "cut": False},
         "memory_curve": [near, here, above],
         "flags": {"cache_mib": 7629, "slots": 3084, "slots_per_layer": 65, "unequal": True},
         "warnings": ["beware of this"],
@@ -52,7 +56,7 @@ def test_numbers_have_no_exponents_and_sizes_next_to_each_other_are_one():
 
 def test_one_count_of_experts_is_printed_everywhere():
     text = "\n".join(lines(said_of()))
-    assert text.count("3,084 of mean size, 65 of each layer") == 2
+    assert text.count("3,084 experts of mean size, 65 of each layer") == 2
 
 
 def test_warnings_stand_above_the_answer():
@@ -69,3 +73,25 @@ def test_what_a_lossy_set_costs_in_quality_is_never_passed_over(gain):
     text = "\n".join(lines(said_of(lossy=[lossy])))
     assert "every expert at 2 bits instead of 4; what that costs in quality is not known here" in text
     assert re.search(r"\de[+-]\d", text) is None
+
+
+def test_a_set_that_no_engine_has_is_marked_and_the_best_of_engines_stands_beside_it():
+    known = {
+        "config": CONFIG | {"miss": "cpu"},
+        "tokens_per_s": 30.0,
+        "hit_rate": 0.4,
+        "engines": ["llama.cpp --n-cpu-moe"],
+    }
+    text = "\n".join(lines(said_of(best_known=known)))
+    assert (
+        "engines: none is known that has this set; best that one has: llama.cpp --n-cpu-moe: 30 tokens/s (-25%)" in text
+    )
+    best = said_of()["best"] | {"engines": ["preset imp"]}
+    assert "engines that have this set: preset imp" in "\n".join(lines(said_of(best=best)))
+
+
+def test_a_search_that_ended_early_says_so_and_does_not_answer_what_it_has_not_tried():
+    searched = said_of()["searched"] | {"cut": True}
+    text = "\n".join(lines(said_of(searched=searched, target_tokens_per_s=99.0)))
+    assert "it ended early, of at most 9: --budget none tries all" in text
+    assert "not reached" not in text and "the search ended before this was known" in text

@@ -1,0 +1,44 @@
+"""What counters show of a cache or a tier that does next to nothing, in sentences for whoever reads the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from traces.amounts import percent
+
+LEAST = 0.05  #: of the bytes that lower tiers must catch to be worth a replay without a remark
+
+Rows = Mapping[str, Any]  #: a result as `Result.to_json` gives it, or a row of a frame of results
+
+
+def idle(rows: Iterable[Rows]) -> list[str]:
+    """Return one line for each cache that stays empty and each platform whose lower tiers are nearly useless."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        config, totals = row["config"], row["totals"]
+        if _is_never_filled(config, totals):
+            found.setdefault(EMPTY, {})[f"miss {config['miss']}"] = None
+        caught = _caught(totals)
+        if caught is not None and caught < LEAST:
+            text = USELESS.format(percent(max(caught, 0.0)))
+            found.setdefault(text, {})[f"{config['platform']} at {config['capacity']}"] = None
+    return [f"{', '.join(names)}: {text}" for text, names in found.items()]
+
+
+EMPTY = "nothing is ever loaded, so that a cache that starts empty stays empty; --warm FILE fills it at the start"
+USELESS = (
+    "lower tiers catch {} of the bytes that the cache loads: a lower tier includes the experts of the cache above it, "
+    "so that it helps only as far as it is larger"
+)
+
+
+def _is_never_filled(config: Mapping[str, Any], totals: Mapping[str, Any]) -> bool:
+    loaded = (totals["bytes_demand"] or 0) + (totals["bytes_prefetch"] or 0)
+    return not config.get("warm") and not loaded and bool(totals["misses"])
+
+
+def _caught(totals: Mapping[str, Any]) -> float | None:
+    """The share of the cache's loads that no tier below had to read first; None without such a tier, or loads."""
+    loaded, lower = totals["bytes_demand"] + totals["bytes_prefetch"], totals.get("bytes_lower")
+    return 1 - lower / loaded if lower and loaded else None
