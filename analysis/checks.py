@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -13,6 +15,8 @@ from results.settings import NAMES
 
 #: Column of a results frame: the check of a configuration, null where there is none.
 COLUMN = "check"
+MOST_VALUES = 12  #: of an axis that are listed
+KINDS_OF_LOOP = ("closed-loop", "open-loop")
 _FIGURES = ("hit_rate", "ttft_ms", "tpot_ms")
 _SIDES = ("checked", "replayed")
 FIELDS: dict[str, Any] = {
@@ -63,9 +67,54 @@ def in_short(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def summary(checks: Sequence[Check], total: int) -> list[str]:
-    """A line for each way in which some of `total` configurations were checked."""
-    return [_line(how, [check for check in checks if check.how == how], total) for how in _ways(checks)]
+class Candidate(NamedTuple):
+    """A configuration of a sweep, which may have been checked."""
+
+    identity: str
+    settings: Mapping[str, str]
+    open_loop: bool
+
+
+def candidates_of(frame: pl.DataFrame) -> list[Candidate]:
+    """Every configuration of a frame of results."""
+    abouts, configs = (frame[name].to_list() for name in ("about", "config"))
+    return [
+        Candidate(
+            about["identity"],
+            {name: str(value) for name, value in config.items() if name in NAMES} | {"trace": about["trace"][:12]},
+            "open-loop" in about["label"],
+        )
+        for about, config in zip(abouts, configs, strict=True)
+    ]
+
+
+def summary(checks: Sequence[Check], candidates: Sequence[Candidate]) -> list[str]:
+    """Return a line for each way in which some of these were checked, and one of which values were and were not."""
+    known = {each.identity: each for each in candidates}
+    ours = [check for check in checks if check.identity in known]
+    lines = [_line(how, [check for check in ours if check.how == how], candidates) for how in _ways(ours)]
+    return [*lines, *(_coverage({check.identity for check in ours}, candidates) if ours else [])]
+
+
+def _coverage(checked: AbstractSet[str], candidates: Sequence[Candidate]) -> list[str]:
+    """Of each value of each axis how many configurations were checked, and which values were not at all."""
+    axes = {name: Counter(each.settings.get(name, "") for each in candidates) for name in candidates[0].settings}
+    seen = {
+        name: Counter(each.settings.get(name, "") for each in candidates if each.identity in checked)
+        for name, values in axes.items()
+        if len(values) > 1
+    }
+    said = [
+        f"{name} " + ", ".join(f"{value} {seen[name][value]} of {total}" for value, total in sorted(axes[name].items()))
+        for name in seen
+        if len(axes[name]) <= MOST_VALUES
+    ]
+    never = [f"{name}={value}" for name in seen for value in sorted(axes[name]) if not seen[name][value]]
+    named = ", ".join(never[:MOST_VALUES]) + (
+        f" and {len(never) - MOST_VALUES} more" if len(never) > MOST_VALUES else ""
+    )
+    lines = [f"checked of each value: {'; '.join(said)}"] if said else []
+    return [*lines, *([f"not checked: no configuration with {named}"] if never else [])]
 
 
 def caption(frame: pl.DataFrame, figure: str) -> str:
@@ -75,7 +124,16 @@ def caption(frame: pl.DataFrame, figure: str) -> str:
     ways = set(frame[COLUMN].struct.field("way").drop_nulls())
     how = " or ".join(word for way, word in (("measured", "measured"), ("live", "run live")) if way in ways)
     count = len(ringed(frame, figure))
-    return f"Ringed: {count} of {len(frame)} configurations, which were {how} on a part of the trace, where {off}."
+    said = f"Ringed: {count} of {len(frame)} configurations, which were {how} on a part of the trace, where {off}."
+    return f"{said} No open-loop configuration was checked." if _no_open_loop(frame, figure) else said
+
+
+def _no_open_loop(frame: pl.DataFrame, figure: str) -> bool:
+    """Whether some configurations are open-loop and none of those was checked."""
+    known = set(ringed(frame, figure))
+    labels = {about["identity"]: about.get("label") or "" for about in frame["about"].to_list()}
+    open_loop = {identity for identity, label in labels.items() if "open-loop" in label}
+    return bool(open_loop) and not open_loop & known
 
 
 def error_of(frame: pl.DataFrame, figure: str) -> str:
@@ -123,7 +181,27 @@ def _row(check: Check) -> dict[str, Any]:
     }
 
 
-def _line(how: How, checks: Sequence[Check], total: int) -> str:
+def _line(how: How, checks: Sequence[Check], candidates: Sequence[Candidate]) -> str:
+    """The errors of one way, apart for closed-loop and open-loop sets where there are both."""
+    by_kind = {
+        is_open: {each.identity for each in candidates if each.open_loop is is_open} for is_open in (False, True)
+    }
+    said = []
+    for of, word in zip(by_kind.values(), KINDS_OF_LOOP, strict=True):
+        own = [check for check in checks if check.identity in of]
+        if not all(by_kind.values()):
+            said += _errors(own) if own else []
+        elif own:
+            said.append(f"{word}, {len(own)} of {len(of):,}: {'; '.join(_errors(own))}")
+        else:
+            said.append(f"{word}, none of {len(of):,}: their error is not known")
+    if how.way == "measured":
+        said.append(f"load {fmean(check.load for check in checks):.1f} on average")
+    return f"checked: {len(checks)} of {len(candidates):,} configurations {in_words(how)}: {'; '.join(said)}"
+
+
+def _errors(checks: Sequence[Check]) -> list[str]:
+    """How far the replays of these are off, in words."""
     errors = [(check.error, check) for check in checks if check.error is not None]
     hits = [abs(check.hit_rate_error) for check in checks if check.hit_rate_error is not None]
     said = []
@@ -137,9 +215,7 @@ def _line(how: How, checks: Sequence[Check], total: int) -> str:
         )
     if hits:
         said.append(f"hit rate off by {_points(max(hits))} at most")
-    if how.way == "measured":
-        said.append(f"load {fmean(check.load for check in checks):.1f} on average")
-    return f"checked: {len(checks)} of {total:,} configurations {in_words(how)}: {'; '.join(said)}"
+    return said
 
 
 def in_words(how: How) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from analysis.checks import Candidate
     from sweeps.checks import Checker, Chosen
     from sweeps.checks import Checks as Kept
     from sweeps.jobs import Job
@@ -142,11 +143,18 @@ def checked(
         left = kept.left(found.jobs)
         with progress(len(left), "checks") as done:
             kept.run(left, done, stopping)
-        for line in summary(kept.found(jobs), len(jobs)):
+        for line in summary(kept.found(jobs), [_candidate(job) for job in jobs]):
             say(line)
         if stopping():
             say(f"stopped: {what}")
             raise typer.Exit(INTERRUPTED)
+
+
+def _candidate(job: Job) -> Candidate:
+    from analysis.checks import Candidate
+
+    settings = {name: str(value) for name, value in job.config.model_dump(mode="json").items()}
+    return Candidate(job.identity, settings | {"trace": job.digest[:12]}, job.config.policy_set().open_loop)
 
 
 def _say_skipped(found: Chosen) -> None:

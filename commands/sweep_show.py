@@ -86,7 +86,7 @@ def _failed(folder: Path) -> _Page:
 
 def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen: Foreseen) -> _Page:
     from analysis import forecasts
-    from analysis.checks import columns, summary
+    from analysis.checks import candidates_of, columns, summary
     from analysis.metrics import grouped as means
     from analysis.metrics import judged, ranked, shared
     from analysis.tables import counted
@@ -102,7 +102,7 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
         rows=means(frame, group_by.split(","), by) if group_by else forecasts.columns(columns(ranking, found), frame),
         heading=[heading, *routing_of(frame), shared(frame), *said, f"best {by} first"],
         brief=[heading, *routing_of(frame)],
-        checked=summary([each for each in found if each.identity in set(ranking["identity"])], len(frame)),
+        checked=summary(found, candidates_of(frame)),
         best=[] if group_by else judged(frame, foresight()),
     )
 

@@ -5,11 +5,14 @@ What runs is a `Checker`: `tracegen.offload.checks` measures, `tracegen.live.che
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from results import checks as stored
 from results.checks import Check, How, Side, path_of
@@ -45,17 +48,59 @@ class Chosen(NamedTuple):
 
 
 def chosen(jobs: Sequence[Job], every: int, refusal: Callable[[Job], str | None]) -> Chosen:
-    """Of every `every` jobs in turn, the first that can be checked; where none can, none."""
+    """Choose one of every `every` jobs, so that each value of each axis is checked in proportion to its jobs.
+
+    Open-loop sets come first, as their error is the least known. Next is always the job whose values have been checked
+    too seldom so far; the hash of its identity decides among equals. A smaller `every` adds to what a larger one checks.
+    """
+    left = sorted(jobs, key=lambda job: hashlib.sha256(job.identity.encode()).digest())
+    draw = _Draw(left)
     found: list[Job] = []
     skipped: list[Refusal] = []
-    for begin in range(0, len(jobs), every):
-        for job in jobs[begin : begin + every]:
-            reason = refusal(job)
-            if reason is None:
-                found.append(job)
-                break
-            skipped.append(Refusal(job, reason))
+    while len(found) * every < len(jobs) and (at := draw.next()) is not None:
+        reason = refusal(left[at])
+        if reason is None:
+            found.append(left[at])
+        else:
+            skipped.append(Refusal(left[at], reason))
+        draw.take(at, reason is None)
     return Chosen(found, skipped)
+
+
+class _Draw:
+    """Jobs that are drawn one after the other, balanced over their axes."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._open = np.array([job.config.policy_set().open_loop for job in jobs], bool)
+        values = [
+            [*(str(getattr(job.config, name)) for name in type(job.config).model_fields), job.digest, str(is_open)]
+            for job, is_open in zip(jobs, self._open, strict=True)
+        ]
+        axes = [axis for axis in zip(*values, strict=True) if len(set(axis)) > 1]
+        self._codes = [np.unique(np.array(axis), return_inverse=True)[1] for axis in axes]  #: per axis, (jobs,)
+        self._shares = [np.bincount(codes) for codes in self._codes]  #: per axis, jobs of each value
+        self._counts = [np.zeros_like(shares) for shares in self._shares]  #: of those, checked
+        self._left, self._checked = np.ones(len(jobs), bool), 0
+
+    def next(self) -> int | None:
+        """Return the job whose values are furthest below their share; None if none is left."""
+        among = self._left
+        if not self._checked and (among & self._open).any():
+            among = among & self._open
+        if not among.any():
+            return None
+        lacking = np.zeros(len(self._left), np.int64)
+        for codes, shares, counts in zip(self._codes, self._shares, self._counts, strict=True):
+            lacking += (shares * (self._checked + 1) - counts * len(self._left))[codes]
+        return int(np.where(among, lacking, np.iinfo(np.int64).min).argmax())
+
+    def take(self, at: int, is_checked: bool) -> None:
+        """Take a job out; if it is checked, its values are that much nearer to their share."""
+        self._left[at] = False
+        if is_checked:
+            self._checked += 1
+            for codes, counts in zip(self._codes, self._counts, strict=True):
+                counts[codes[at]] += 1
 
 
 class Checks:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.bootstrap import FEW
-from analysis.checks import summary
+from analysis.checks import candidates_of, summary
 from analysis.heading import OPEN_LOOP, warnings
 from analysis.report import health, machines
 from analysis.report.cases import Case, title
@@ -35,7 +35,7 @@ def cautions(
         *_untimed(cases),
         *material.remarks,
         *health.cautions([dict(each) for each in traces]),
-        *summary(material.checks, len(material.frame)),
+        *([] if material.frame.is_empty() else summary(material.checks, candidates_of(material.frame))),
     ]
     return list(dict.fromkeys(said))
 

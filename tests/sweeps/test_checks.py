@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from analysis.checks import COLUMN, caption, columns, error_of, in_short, ringed, summary, with_checks
+from analysis.checks import COLUMN, Candidate, caption, columns, error_of, in_short, ringed, summary, with_checks
 from results.checks import Check, How, Side, load, path_of, write
 from results.errors import ResultError
-from simulator.config import ReplayConfig
+from simulator.config import ReplayConfig, configure
 from simulator.errors import ConfigError
 from sweeps.checks import Checks, Run, chosen
 from sweeps.jobs import Job
@@ -66,19 +67,57 @@ def named(jobs: Sequence[Job]) -> list[str]:
     return [job.identity for job in jobs]
 
 
-@pytest.mark.parametrize(("every", "first"), [(1, list(range(18))), (5, [0, 5, 10, 15]), (18, [0]), (100, [0])])
-def test_of_every_n_in_order_the_first_is_checked(jobs, every, first):
-    assert named(chosen(jobs, every, lambda job: None).jobs) == [jobs[at].identity for at in first]
+@pytest.mark.parametrize(("every", "count"), [(1, 18), (5, 4), (18, 1), (100, 1)])
+def test_of_every_n_one_is_checked_and_the_choice_is_the_same_each_time(jobs, every, count):
+    found = named(chosen(jobs, every, lambda job: None).jobs)
+    assert len(set(found)) == len(found) == count
+    assert named(chosen(jobs[::-1], every, lambda job: None).jobs) == found  # whatever the order of the axes
+    assert named(chosen(jobs, 1, lambda job: None).jobs)[:count] == found  # a smaller N adds to it
 
 
-def test_one_that_cannot_be_checked_is_skipped_and_the_next_is_taken(jobs):
-    found = chosen(jobs, 6, lambda job: "no" if job.config.eviction != "least_stale" else None)
-    assert all(job.config.eviction == "least_stale" for job in found.jobs)
-    places = [jobs.index(job) for job in found.jobs]
-    assert [place // 6 for place in places] == [0, 1, 2]
-    assert [(jobs.index(job), reason) for job, reason in found.skipped] == [
-        (at, "no") for place in places for at in range(place // 6 * 6, place)
+def jobs_of(**axes: Sequence[str]) -> list[Job]:
+    """Every combination, as jobs of one trace, the last axis fastest."""
+    configs = [configure(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+    return [
+        Job("configuration", f"{at:016x}", None, Path("t.zarr"), "f" * 64, config, 1)
+        for at, config in enumerate(configs)
     ]
+
+
+GRIDS = [
+    {"routing": ["standard", "cache_prior"], "eviction": ["lru", "lfu", "fifo"], "capacity": ["25%", "50%"]},
+    {"capacity": ["25%", "50%"], "routing": ["standard", "cache_prior"], "eviction": ["lru", "lfu"]},
+    {
+        "eviction": ["lru", "lfu", "fifo", "sieve"],
+        "miss": ["fetch", "substitute"],
+        "contract": ["atomic", "sequential"],
+    },
+    {"eviction": ["lru", "lfu"], "scope": ["global", "per_layer"], "capacity": ["10%", "20%", "30%", "40%", "50%"]},
+]
+
+
+@pytest.mark.parametrize("axes", GRIDS, ids="-".join)
+@pytest.mark.parametrize("every", [2, 3, 4, 6])
+def test_every_value_of_every_axis_is_checked_in_proportion(axes, every):
+    """Also where N divides the inner axes of the grid, whose first configuration would be the same each time."""
+    jobs = jobs_of(**axes)
+    found = chosen(jobs, every, lambda job: None).jobs
+    for name, values in axes.items():
+        counts = [sum(getattr(job.config, name) == value for job in found) for value in values]
+        assert max(counts) - min(counts) <= 1, (name, counts)
+
+
+@pytest.mark.parametrize("axes", GRIDS[:3], ids="-".join)
+def test_open_loop_sets_are_checked_first(axes):
+    jobs = jobs_of(**axes)
+    (first,) = chosen(jobs, len(jobs), lambda job: None).jobs
+    assert first.config.policy_set().open_loop
+
+
+def test_one_that_cannot_be_checked_is_skipped_and_another_is_taken(jobs):
+    found = chosen(jobs, 6, lambda job: "no" if job.config.eviction != "least_stale" else None)
+    assert len(found.jobs) == 3 and all(job.config.eviction == "least_stale" for job in found.jobs)
+    assert all(reason == "no" and job.config.eviction != "least_stale" for job, reason in found.skipped)
     nothing = chosen(jobs, 6, lambda job: "no")
     assert (nothing.jobs, len(nothing.skipped)) == ([], 18)
 
@@ -88,7 +127,8 @@ def test_a_search_checks_its_pareto_set_first_and_then_others(sweep, jobs, tmp_p
     front = [jobs[7], jobs[2]]
     others = [job for job in jobs if job not in front]
     found = kept.chosen_of_search(front, jobs, 4)
-    assert named(found.jobs) == named([*front, *others[::4]])
+    assert named(found.jobs) == named([*chosen(front, 1, lambda job: None).jobs, *kept.chosen(others, 4).jobs])
+    assert {*named(found.jobs)[:2]} == {*named(front)} and len(found.jobs) == 6
 
 
 def test_what_is_checked_is_not_run_again(sweep, jobs, tmp_path):
@@ -171,15 +211,42 @@ def test_checks_in_other_ways_lie_beside_each_other(jobs, tmp_path):
 
 def test_the_summary_has_mean_worst_and_hit_rates(jobs):
     checks = [a_check(jobs[0], side(2.0, 0.5), side(2.2, 0.5)), a_check(jobs[5], side(2.0, 0.5), side(1.6, 0.53))]
-    (line,) = summary(checks, 18)
+    line, covered, *_ = summary(checks, candidates(jobs))
+    assert covered.startswith("checked of each value: ") and f"{jobs[0].config.eviction} " in covered
     assert line.startswith("checked: 2 of 18 configurations measured on desk (pinned; 4 tokens of 2 layers each): ")
     assert "replayed TPOT -5.0% (mean), mean |error| 15.0%, worst -20.0% (" in line
     assert f"eviction {jobs[5].config.eviction}" in line and "hit rate off by 3.0 points at most" in line
     live = HOW.model_copy(update={"way": "live", "model": "tiny"})
     prompts = a_check(jobs[1], side(None, ttft_ms=4.0), side(None, ttft_ms=5.0), live)
-    lines = summary([*checks, prompts], 18)
+    lines = summary([*checks, prompts], candidates(jobs))
     assert "run live, tiny on desk, time emulated" in lines[1] and "replayed TTFT +25.0% (mean)" in lines[1]
-    assert summary([], 18) == []
+    assert summary([], candidates(jobs)) == []
+
+
+def candidates(jobs: Sequence[Job]) -> list[Candidate]:
+    return [
+        Candidate(
+            job.identity,
+            {"eviction": job.config.eviction, "capacity": job.config.capacity},
+            job.config.policy_set().open_loop,
+        )
+        for job in jobs
+    ]
+
+
+def test_an_error_of_closed_loop_sets_does_not_stand_for_open_loop_ones():
+    jobs = jobs_of(routing=["standard", "cache_prior"], eviction=["lru", "lfu"])
+    standard, other = jobs[0], jobs[2]
+    known = [each._replace(settings={**each.settings, "routing": job.config.routing}) for each, job in
+             zip(candidates(jobs), jobs, strict=True)]  # fmt: skip
+    closed = a_check(standard, side(2.0), side(2.0))
+    line, covered, missing = summary([closed], known)
+    assert "closed-loop, 1 of 2: replayed TPOT +0.0%" in line
+    assert "open-loop, none of 2: their error is not known" in line
+    assert "routing cache_prior 0 of 2, standard 1 of 2" in covered
+    assert missing == "not checked: no configuration with eviction=lfu, routing=cache_prior"
+    both, *_ = summary([closed, a_check(other, side(2.0), side(3.0))], known)
+    assert "closed-loop, 1 of 2: replayed TPOT +0.0%" in both and "open-loop, 1 of 2: replayed TPOT +50.0%" in both
 
 
 def test_columns_are_null_where_nothing_was_checked(jobs):
