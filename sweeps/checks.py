@@ -51,7 +51,7 @@ def chosen(jobs: Sequence[Job], every: int, refusal: Callable[[Job], str | None]
     """Choose one of every `every` jobs, so that each value of each axis is checked in proportion to its jobs.
 
     Open-loop sets come first, as their error is the least known. Next is always the job whose values have been checked
-    too seldom so far; the hash of its identity decides among equals. A smaller `every` adds to what a larger one checks.
+    too seldom so far; the hash of its identity decides among equals. A smaller `every` adds to the choice.
     """
     left = sorted(jobs, key=lambda job: hashlib.sha256(job.identity.encode()).digest())
     draw = _Draw(left)

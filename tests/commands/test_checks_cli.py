@@ -210,7 +210,7 @@ def test_live_checks_skip_what_reads_the_future(tmp_path):
     assert recorded.returncode == 0, recorded.stderr
     file = tmp_path / "live.toml"
     file.write_text(LIVE)
-    words = ("--out", tmp_path / "out", "--workers", 1, "--every", 2, "--live", "miniature", "--device", "cpu")
+    words = ("--out", tmp_path / "out", "--workers", 1, "--every", 1, "--live", "miniature", "--device", "cpu")
     ended = moereplay("sweep", "run", file, *words)
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"not checked: .*eviction=belady\): eviction belady needs the future", ended.stderr)
