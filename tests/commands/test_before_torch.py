@@ -182,7 +182,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         (f"{CALIBRATE} --nope", "No such option"),
         ("calibrate none", "cannot read none"),
         ("calibrate .", "one folder and at least one --fit PATTERN"),
-        ("calibrate text.txt", "logs need --model and --memory"),
+        ("calibrate text.txt", "logs need --model"),
     ],
     "sweep run --every": [
         ("sweep run none.toml --every 1 --slow-tier pinned", "none.toml"),
