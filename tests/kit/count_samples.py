@@ -158,6 +158,21 @@ def write_models(file: Path) -> None:
     np.savez(file, **named)  # type: ignore[arg-type]
 
 
+def write_map(file: Path) -> None:
+    """All counts in one document, of layers 1 to 3."""
+    file.write_text(json.dumps({"layers": {str(FIRST + at): {"hits": row} for at, row in enumerate(COUNTS.tolist())}}))
+
+
+def write_maps(file: Path) -> None:
+    """The counts of two domains, which add up."""
+    first = COUNTS // 2
+    lines = [
+        {"domain": name, "layers": {str(FIRST + at): {"hits": row} for at, row in enumerate(part.tolist())}}
+        for name, part in (("code", first), ("law", COUNTS - first))
+    ]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
 @dataclass(frozen=True)
 class CountSample:
     """One form's sample; its counts are COUNTS, of these layers."""
@@ -199,6 +214,8 @@ ALL = [
     ),
     CountSample("activation_matrix", "counts.npy", write_array, ("axes are (layer, expert)",)),
     CountSample("hot_cache", "hot.json", write_hot_cache, (NUMBERED,)),
+    CountSample("activation_map", "map.json", write_map, (NUMBERED,)),
+    CountSample("activation_map", "map.jsonl", write_maps, ("the sum of 2 maps, of code, law", NUMBERED)),
     CountSample("count_table", "ranks", write_ranks, ("the sum of 2 files", "experts = the highest id + 1", NUMBERED)),
     CountSample("count_archive", "counts.npz", write_archive, ("counts of counts, an array",)),
     CountSample(

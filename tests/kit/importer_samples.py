@@ -3,8 +3,8 @@
 `python -m tests.kit.importer_samples` writes tests/samples/; a test holds the files there to what this module writes.
 Every number follows from request, token, layer and rank by formulas (`importer_formulas.py`), so that a reader can work
 out each byte. `importer_recorders.py` and `importer_loggers.py` write what recorders and loggers write,
-`importer_engines.py` what inference engines do, `importer_research.py` what research code does, this file what anybody
-may.
+`importer_engines.py` what inference engines do, `importer_research.py` what research code does, `importer_public.py`
+what was found published, this file what anybody may.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from tests.kit.importer_formulas import (
     weights,
 )
 from tests.kit.importer_loggers import ALL as LOGGERS
+from tests.kit.importer_public import ALL as PUBLIC
 from tests.kit.importer_recorders import (
     TURNS,
     chunks,
@@ -304,6 +305,7 @@ ALL = [
         ),
     ),
     *LOGGERS,
+    *PUBLIC,
 ]
 
 

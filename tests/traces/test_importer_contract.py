@@ -29,7 +29,7 @@ from traces.store import open_trace, verify
 CUTS = 40  #: truncations of one file
 PACKED_CUTS = 10
 TEXTS = [sample for sample in ALL if sample.path.suffix in (".csv", ".tsv", ".jsonl", ".json", ".log", ".txt")]
-FOLDERS = [sample for sample in ALL if sample.path.is_dir() and sample.importer != "gptoss_npz"]
+FOLDERS = [sample for sample in ALL if sample.path.is_dir() and sample.importer not in ("gptoss_npz", "layer_files")]
 
 ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")  #: utf-16 and utf-32 write a mark, -le none
 PACKERS: dict[str, Callable[[bytes, str], bytes]] = {
@@ -137,6 +137,7 @@ def test_a_sample_becomes_a_trace_on_the_command_line(sample: Sample, tmp_path: 
     sizes = ["--expert-bytes", "/".join(map(str, sample.expert_bytes))] if sample.options.expert_bytes else []
     own = [f"{field}={'+'.join(names)}" for field, names in (sample.options.columns or {}).items()]
     columns = ["--columns", ",".join(own)] if own else []
+    columns += ["--shape", "{}x{}".format(*sample.options.shape)] if sample.options.shape else []
     outcome = CliRunner().invoke(entry.application(), [*command, *sizes, *columns])
     assert outcome.exit_code == 0, outcome.output
     trace = open_trace(tmp_path / "a.zarr")

@@ -4,7 +4,8 @@
     0 1 3 9:0.3812 17:0.3011
     1 0 4 22:0.5120 3:0.1820
 
-`call` counts MoE layers as they are computed, `row` the tokens of one call. Experts stand in rank order with the gate
+`call` counts MoE layers as they are computed, `row` the tokens of one call; a call of no rows takes a number and writes
+no line. Experts stand in rank order with the gate
 weights that the layer applies, to four digits. A new pass begins where the layer does not ascend; tokens and requests
 follow from the passes (`forward_passes.py`). Layers are the model's own numbers.
 """
@@ -31,6 +32,7 @@ LINE = re.compile(rf"(\d{{1,15}}) (\d{{1,15}}) (\d{{1,6}})((?: {CHOICE})+)\s*", 
 START = re.compile(rf"\d{{1,15}} \d{{1,15}} \d{{1,6}} {CHOICE}( |\r?\n)".encode())
 LONGEST_START = 128  #: bytes
 FORM = "`call row layer id:gate id:gate ...` on every line"
+LISTED = 4  #: numbers that a note lists
 DIGITS = "gate weights have four digits, as the recorder writes them"
 
 
@@ -43,21 +45,45 @@ def read(path: Path, options: Options) -> Foreign:
     """A request per prompt and what was decoded after it. Raises TraceError naming the line that is wrong."""
     if not sniff(path):
         raise TraceError(f"{path}: does not begin with numbers as 0 0 3 17:0.4120; expected {FORM}")
-    seen = Seen(_pieces(path))
+    empty = _Empty()
+    seen = Seen(_pieces(path, empty))
     shape = seen.shape(options)
     begun = f"{len(seen.ends.last):,} requests, each a prompt (calls of several rows) and its decode steps"
     said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers)]
-    notes = [assumed(said, shape, options), DIGITS]
+    notes = [assumed(said, shape, options), DIGITS, *empty.said()]
     header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)
     return Foreign(header, requests_in(streamed(path, _pieces(path), seen), header.geometry, options))
 
 
-def _pieces(path: Path) -> Iterator[Rows]:
-    for columns in by_pass(_blocks(path)):
+class _Empty:
+    """Numbers of calls that no line has."""
+
+    def __init__(self) -> None:
+        self._found: list[int] = []
+        self._count, self._last = 0, -1
+
+    def add(self, call: np.ndarray) -> None:
+        """Look at the calls (N,) of the lines that come next."""
+        before = np.concatenate([[self._last if self._last >= 0 else call[0]], call[:-1]])
+        for at in np.flatnonzero(call - before > 1).tolist():
+            self._count += int(call[at] - before[at] - 1)
+            self._found += range(int(before[at]) + 1, int(min(call[at], before[at] + 1 + LISTED)))
+        self._last = int(call[-1])
+
+    def said(self) -> list[str]:
+        """What is said of them."""
+        if not self._count:
+            return []
+        listed = ", ".join(map(str, self._found[:LISTED])) + (", ..." if self._count > LISTED else "")
+        return [f"{self._count:,} calls ({listed}) have no lines: taken as calls of no rows"]
+
+
+def _pieces(path: Path, empty: _Empty | None = None) -> Iterator[Rows]:
+    for columns in by_pass(_blocks(path, empty)):
         yield Rows(path, **{name: values for name, values in columns.items() if name != "run"})
 
 
-def _blocks(path: Path) -> Iterator[Columns]:
+def _blocks(path: Path, empty: _Empty | None) -> Iterator[Columns]:
     """Some lines at a time: their numbers, call as `run`, layer, experts and weights (N, k)."""
     k, before = 0, np.zeros((0, 2), np.int64)
     for number, lines in blocks(path, ended=True):
@@ -73,6 +99,8 @@ def _blocks(path: Path) -> Iterator[Columns]:
         _check(path, number, experts, ids_below(None), "expert")
         _check(path, number, weights, VALUES["weights"], "gate")
         _check_rows(path, number - len(before), np.concatenate([before, places[:, :2]]))
+        if empty:
+            empty.add(places[:, 0])
         before, at = places[-1:, :2], number + np.arange(len(lines))
         yield {"lines": at, "run": places[:, 0], "layer": places[:, 2], "experts": experts, "weights": weights}
 
@@ -95,16 +123,17 @@ def _check(path: Path, first: int, values: np.ndarray, allowed: Values, name: st
 
 
 def _check_rows(path: Path, first: int, places: np.ndarray) -> None:
-    """Raises TraceError naming the line whose call or row (N, 2) is not the next one."""
+    """Raises TraceError naming the line whose row (N, 2) is not the next one, or whose call is an earlier one."""
     call, row = places.T
     step = np.diff(call, prepend=call[0] - 1)
     expected = np.where(step == 0, np.concatenate([[0], row[:-1] + 1]), 0)
     if first > 1:
         expected[0] = row[0]  # it has been held to the line before it
-    wrong = np.flatnonzero((step < 0) | (step > 1) | (row != expected))
+    wrong = np.flatnonzero((step < 0) | (row != expected))
     if len(wrong):
         at = wrong[0]
-        fix = f"expected row {expected[at]}, and calls one after the other: does the file hold two runs?"
+        fix = f"expected row {expected[at]}" if row[at] != expected[at] else "expected a later call than before"
+        fix += ": does the file hold two runs?"
         raise TraceError(f"{path} line {first + at}: call {call[at]}, row {row[at]}; {fix}")
 
 

@@ -301,12 +301,12 @@ def shape_of(layers: int, k: int, highest: int, options: Options) -> Shape:
     return Shape(layers, k, highest, None if options.geometry or highest < 0 else highest + 1)
 
 
-def assumed(said: list[str], shape: Shape, options: Options) -> str:
-    """The note that says how a file without a header of its own was read."""
+def assumed(said: list[str], shape: Shape, options: Options, basis: str = "the largest id + 1") -> str:
+    """The note that says how a file without a header of its own was read; `basis` of its number of experts."""
     said = [*said, f"layers 0..{shape.layers - 1}"]
     if options.renumbers:
         return "; ".join([f"{ASSUMED}{said[0]}", *said[1:]])
-    experts = f"{shape.experts} as the largest id + 1"
+    experts = f"{shape.experts} as {basis}"
     if options.geometry:
         experts = f"{options.geometry.experts} as {'--model says' if options.model else 'the geometry given has'}"
     return "; ".join([f"{ASSUMED}{said[0]}", *said[1:], f"experts = {experts}"])

@@ -4,9 +4,12 @@
     {"dataset": "humaneval", "problem_id": 0, "layer": 3, "token_idx": 0, "experts": [6, 5], "gating_probs": [0.7, 0.3]}
     {"type": "route", "req_id": "a", "token_idx": 0, "layer": 3, "topk_ids": [17, 3], "topk_weights": [0.7, 0.3]}
 
-The last may follow a line {"type": "meta", "model_id": ...}. A request begins with another id of it, and where a
-layer's token falls back: loggers within an engine count each forward pass from 0. Such logs begin with the engine's
-warm-up pass, thousands of tokens that route alike; it is left out.
+    {"p": 0, "t": 0, "l": 3, "e": [17, 3], "s": [0.5, 0.3], "ph": "prefill"}
+
+The third may follow a line {"type": "meta", "model_id": ...}, the last one follows {"model_name": ..., "num_experts":
+...}, as the package moe-policylang 1.15.0 writes them (integrations/trace_recorder.py). A request begins with another
+id of it, and where a layer's token falls back: loggers within an engine count each forward pass from 0. Such logs begin
+with the engine's warm-up pass, thousands of tokens that route alike; it is left out.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ from traces.importers.cell_rows import CellRows
 from traces.importers.columns import UNNAMED
 from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
 from traces.importers.numbering import Restarts, renumbering
-from traces.importers.rows import Rows, Seen, requests_in, streamed
+from traces.importers.rows import Rows, Seen, fits, requests_in, streamed
 from traces.importers.sheet import sheets
+from traces.importers.table import ids_below
 from traces.importers.text import blocks, parse_json, suffix_of
 from traces.schema import MOST_LAYERS, TraceError, shown
 
@@ -63,6 +67,11 @@ FORMS = (
         {"token": "token_idx", "layer": "layer", "experts": "topk_ids"},
         {"weights": "topk_weights", "request": "req_id"},
     ),
+    Form(
+        "moe-policylang, whose weights are the softmax of the chosen as it is",
+        {"token": "t", "layer": "l", "experts": "e"},
+        {"weights": "s", "request": "p", "phase": "ph"},
+    ),
 )
 
 
@@ -92,8 +101,16 @@ def read(path: Path, options: Options) -> Foreign:
         seen = Seen(_pieces(path, CellRows(columns), columns, skip, warm=True))
     shape = seen.shape(options)
     begun = f"written by {form.writer}, {len(seen.ends.last):,} requests"
-    notes = [assumed([begun, *numbered, cells.width(seen.k)], shape, options), UNNAMED, *warm]
-    model = meta.get("model_id") if meta else None
+    count = meta.get("num_experts") if meta else None
+    if fits(count, ids_below(None)._replace(least=seen.highest + 1)):
+        shape = replace(shape, experts=count)
+    basis = "line 1 says" if shape.experts == count else "the largest id + 1"
+    notes = [
+        assumed([begun, *numbered, cells.width(seen.k)], shape, options, basis),
+        *([] if seen.phased else [UNNAMED]),
+        *warm,
+    ]
+    model = meta.get("model_id", meta.get("model_name")) if meta else None
     origin = Origin(IMPORTER.name, path, [path], model=shown(model) if model else None)
     header = header_for(shape, options, origin, notes)
     found = streamed(path, _pieces(path, CellRows(columns), columns, skip, warm=bool(warm)), seen)
@@ -116,8 +133,9 @@ def _form(path: Path) -> tuple[Form | None, tuple[str, ...], dict[str, Any] | No
     """Whose names the first line of a token has, its keys, and the line before it that describes the run."""
     lines = list(islice((line for _, found in blocks(path) for line in found), 2)) or [""]
     first = _object(lines[0], f"{path} line 1")
-    meta = first if first.get("type") == "meta" else None
-    keys = tuple(_object(lines[1], f"{path} line 2") if meta and len(lines) > 1 else first)
+    meta = first if first.get("type") == "meta" or {"model_name", "num_experts"} <= set(first) else None
+    row = _object(lines[1], f"{path} line 2") if meta and len(lines) > 1 else first
+    keys = tuple(key for key, value in row.items() if value is not None)
     return next((form for form in FORMS if set(form.needed.values()) <= set(keys)), None), keys, meta
 
 
@@ -164,8 +182,8 @@ def _warm_up(path: Path, columns: mapping.Columns, skip: int, seen: Seen) -> lis
 
 IMPORTER = Importer(
     name="named_jsonl",
-    summary="loggers with a JSON line per token and layer: lattice, speculative-moe, loggers of vLLM",
-    formats="FILE.jsonl with layer_idx, token_idx, selected_ids; layer, token_idx, experts, gating_probs; or topk_ids",
+    summary="loggers with a JSON line per token and layer: lattice, speculative-moe, vLLM's, moe-policylang",
+    formats="FILE.jsonl with layer_idx, token_idx, selected_ids; layer, token_idx, experts or topk_ids; or t, l, e",
     sniff=sniff,
     read=read,
 )

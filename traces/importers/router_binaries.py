@@ -1,0 +1,185 @@
+"""Binary traces that patched builds of llama.cpp write, by their magic numbers; both little-endian.
+
+`MBLT` (mbolt): int32 version 1, int32 experts, then records of int32 layer, k, tokens and tokens * k ids, a layer of a
+pass each, in the order of computation. The last layer of a prompt's pass is computed for its last token alone.
+
+`RTRACE01` (fitz-tec's llama-router-trace): int32 experts, int32 version 0, then records of int32 token, int32 layer
+and a float32 for each expert, the softmax of its logits. Their logarithms are the logits but for a constant, which no
+softmax router sees; they are kept, and the experts follow by the router of `--model`, or are the largest k of
+`--shape LAYERSxK`.
+
+Sources: the packages mbolt 0.1.0 (mbolt/trace.py) and fitz-tec 0.1.1 (fitz_tec/tools/_trace_format.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from traces.importers.by_request import Columns, joined
+from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
+from traces.importers.forward_passes import by_pass
+from traces.importers.logits import Choice, choice_for
+from traces.importers.numbering import Restarts, renumbering
+from traces.importers.rows import Rows, Seen, requests_in, streamed
+from traces.routers import choice_scores, choose, weigh
+from traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, check_values
+
+MBOLT, FITZ = b"MBLT", b"RTRACE01"
+MBOLT_HEAD, FITZ_HEAD = struct.Struct("<4sii"), struct.Struct("<8sii")
+RECORD = struct.Struct("<iii")
+ROWS = 1 << 14  #: read at a time
+RECORDS = 1 << 10  #: read at a time, of mbolt
+FORM = "int32 layer, k, tokens, then tokens * k ids"
+LEAST = np.finfo(np.float32).tiny  #: a probability of 0 is taken for this one
+SOFTMAX = ("softmax_topk", "topk_softmax", "softmax_groups")
+
+
+def sniff(path: Path) -> bool:
+    """A file that begins with one of the magic numbers."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        start = stream.read(len(FITZ))
+    return start.startswith(MBOLT) or start == FITZ
+
+
+def read(path: Path, options: Options) -> Foreign:
+    """Requests that follow from passes or tokens. Raises TraceError naming the byte that is wrong."""
+    if not sniff(path):
+        raise TraceError(f"{path}: does not begin with MBLT or RTRACE01; expected a trace of mbolt or fitz-tec")
+    with path.open("rb") as stream:
+        is_fitz = stream.read(len(FITZ)) == FITZ
+    return _of_fitz(path, options) if is_fitz else _of_mbolt(path, options)
+
+
+def _head(path: Path, form: struct.Struct, version_at: int, version: int) -> int:
+    """The number of experts. Raises TraceError for a header that is cut off, or of another version."""
+    with path.open("rb") as stream:
+        head = stream.read(form.size)
+    if len(head) < form.size:
+        raise TraceError(f"{path}: cut off inside its header; record it again")
+    fields = form.unpack(head)
+    if fields[version_at] != version:
+        raise TraceError(f"{path}: version {fields[version_at]}; expected {version}, the one that is known")
+    experts = fields[3 - version_at]
+    if not 1 <= experts <= MOST_EXPERTS:
+        raise TraceError(f"{path}: {experts:,} experts; expected 1 to {MOST_EXPERTS:,}")
+    return experts
+
+
+# ---------------------------------------------------------------- mbolt
+
+
+def _of_mbolt(path: Path, options: Options) -> Foreign:
+    experts = _head(path, MBOLT_HEAD, 1, 1)
+    seen = Seen(_mbolt_rows(path, experts))
+    shape = Shape(len(seen.layers), seen.k, seen.highest, experts)
+    begun = f"{len(seen.ends.last):,} requests, each a prompt (passes of several tokens) and its decode steps"
+    said = ["one sequence at a time, not a batch", begun, *renumbering(seen.layers), f"k = {seen.k}"]
+    notes = [assumed(said, shape, options, "its header says")]
+    header = header_for(shape, options, Origin(IMPORTER.name, path, [path]), notes)
+    found = streamed(path, _mbolt_rows(path, experts), seen)
+    return Foreign(header, requests_in(found, header.geometry, options, pruned=True))
+
+
+def _mbolt_rows(path: Path, experts: int) -> Iterator[Rows]:
+    for columns in by_pass(_mbolt_blocks(path, experts)):
+        yield Rows(path, **{name: values for name, values in columns.items() if name != "run"})
+
+
+def _mbolt_blocks(path: Path, experts: int) -> Iterator[Columns]:
+    """The rows of some records at a time."""
+    waiting: list[Columns] = []
+    for record in _mbolt_records(path, experts):
+        waiting.append(record)
+        if len(waiting) == RECORDS:
+            yield joined(waiting)
+            waiting = []
+    if waiting:
+        yield joined(waiting)
+
+
+def _mbolt_records(path: Path, experts: int) -> Iterator[Columns]:
+    """The rows of one record after the other; `lines` are the numbers of the records."""
+    size, at, k, number = path.stat().st_size, MBOLT_HEAD.size, 0, 0
+    with path.open("rb") as stream:
+        stream.seek(at)
+        while head := stream.read(RECORD.size):
+            layer, width, tokens = RECORD.unpack(head.ljust(RECORD.size, b"\xff"))
+            fine = 0 <= layer < MOST_LAYERS and 0 < width <= MOST_EXPERTS and k in (0, width) and tokens > 0
+            if not fine or tokens * width * 4 > size - at - RECORD.size:
+                wrong = f"record {number} at byte {at:,} is cut off or wrong"
+                raise TraceError(f"{path}: {wrong}; expected {FORM}")
+            ids = np.frombuffer(stream.read(tokens * width * 4), "<i4").reshape(tokens, width).astype(np.int64)
+            check_values(ids, "chosen", f"{path}: record {number} at byte {at:,}")
+            if ids.max() >= experts:
+                raise TraceError(f"{path}: record {number} has id {ids.max()}; expected less than {experts}")
+            full = np.full(tokens, number)
+            yield {"lines": full, "run": full, "layer": np.full(tokens, layer), "experts": ids}
+            k, number, at = width, number + 1, at + RECORD.size + ids.size * 4
+    if not number:
+        raise TraceError(f"{path}: no records; expected {FORM}")
+
+
+# ---------------------------------------------------------------- fitz-tec
+
+
+def _of_fitz(path: Path, options: Options) -> Foreign:
+    experts = _head(path, FITZ_HEAD, 2, 0)
+    if options.geometry is None and options.shape is None:
+        raise TraceError(f"{path}: it does not say how many experts a token has; add --model NAME, or --shape LAYERSxK")
+    choice = choice_for(options, str(path), options.shape[1] if options.shape else None)
+    if choice.router.family not in SOFTMAX:
+        raise TraceError(f"{path}: it has the softmax of all logits; a router {choice.router.family} needs the logits")
+    seen = Seen(_fitz_rows(path, experts, choice))
+    shape = Shape(len(seen.layers), seen.k, experts - 1, experts, router=choice.router)
+    said = [f"{len(seen.ends.last):,} requests, a new one where the token falls back", *renumbering(seen.layers)]
+    kept = "logits are the logarithms of the recorded softmax: equal but for a constant per token and layer"
+    unknown = "no phase recorded: every token counts as decoded"
+    header = header_for(
+        shape,
+        options,
+        Origin(IMPORTER.name, path, [path]),
+        [assumed(said, shape, options, "its header says"), choice.note, kept, unknown],
+    )
+    return Foreign(
+        header, requests_in(streamed(path, _fitz_rows(path, experts, choice), seen), header.geometry, options)
+    )
+
+
+def _fitz_rows(path: Path, experts: int, choice: Choice) -> Iterator[Rows]:
+    record = np.dtype([("token", "<i4"), ("layer", "<i4"), ("shares", "<f4", (experts,))])
+    count, rest = divmod(path.stat().st_size - FITZ_HEAD.size, record.itemsize)
+    if rest or not count:
+        wrong = f"{rest} bytes after record {count:,}" if rest else "no records"
+        raise TraceError(f"{path}: {wrong}; expected whole records of {record.itemsize:,} bytes: was it cut off?")
+    restarts = Restarts()
+    for first in range(0, count, ROWS):
+        found = np.fromfile(path, record, min(ROWS, count - first), offset=FITZ_HEAD.size + first * record.itemsize)
+        token, layer = found["token"].astype(np.int64), found["layer"].astype(np.int64)
+        shares = found["shares"]
+        wrong = np.flatnonzero(
+            (token < 0) | (layer < 0) | (layer >= MOST_LAYERS) | ~((shares >= 0) & (shares <= 1)).all(1)
+        )
+        if len(wrong):
+            expected = "expected token, layer and probabilities of 0 to 1"
+            raise TraceError(f"{path}: record {first + wrong[0]}: {expected}; record it again")
+        logits = np.log(np.maximum(shares, LEAST))
+        ids = choose(choice_scores(choice.router, logits), choice.k).astype(np.int64)
+        numbers = first + np.arange(len(found))
+        weights = weigh(choice.router, logits, ids) if choice.weighs else None
+        yield Rows(path, numbers, restarts.add(token, layer), token, layer, ids, weights, logits)
+
+
+IMPORTER = Importer(
+    name="router_binaries",
+    summary="mbolt's MBLT: ids of every pass; fitz-tec's RTRACE01: the softmax over all experts, kept as logits",
+    formats="a file that begins with MBLT, or with RTRACE01 (and --model, or --shape LAYERSxK, as it has no k)",
+    sniff=sniff,
+    read=read,
+    flat=True,
+)
