@@ -78,6 +78,7 @@ def _best(said: Document) -> list[str]:
 
 STARTS = {
     "layers": "it begins with the experts of whole layers, the last ones first, as many as fit",
+    "any": "it begins with arbitrary experts of all layers, as many as fit",
     "used": "it begins with the experts that the first half of the trace's tokens used most, as many as fit",
 }
 

@@ -22,7 +22,7 @@ from simulator.memory import CONTEXT, divided
 from sweeps.recommend import Answer, Question, chosen, search
 from sweeps.runner import Runner, fastest_first
 from sweeps.space import can_replay
-from sweeps.starts import USED, started
+from sweeps.starts import filling, started
 from traces.bundled import bundled
 from traces.store import open_trace
 
@@ -75,7 +75,7 @@ def candidates(question: Question, answer: Answer) -> list[ReplayConfig]:
     """Every combination of the axes that the trace, the machine and the memory allow."""
     base, axes = question.at(question.memory.cache_bytes), answer.space.axes()
     every = (configure(**base, **dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
-    full = (started(question.trace, config, USED) for config in every)
+    full = (started(question.trace, config, filling(question.trace, config.passes)) for config in every)
     return [config for config in full if config is not None and can_replay(question.trace, config)]
 
 

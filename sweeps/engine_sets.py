@@ -27,7 +27,7 @@ class Known(NamedTuple):
         """Whether that is the set of a configuration; what stays is told apart by what it is."""
         placed = self.change["eviction"] == STATIC
         return all(getattr(config, name) == text for name, text in self.change.items()) and (
-            not placed or start == self.start
+            not placed or (start == LAYERS) == (self.start == LAYERS)
         )
 
 

@@ -20,7 +20,7 @@ from simulator.replay import plan
 from sweeps.engine_sets import engines_of, known_sets
 from sweeps.runner import Budget, Runner, Tried, fastest_first
 from sweeps.space import ALL_FIT, LOSSY, Space, can_replay, is_lossless, lossy_of, space_of
-from sweeps.starts import EMPTY, LAYERS, STATIC, USED, start_of, started
+from sweeps.starts import EMPTY, LAYERS, STATIC, USED, filling, start_of, started
 from traces.sample import sampled
 from traces.schema import Geometry, Trace
 
@@ -165,7 +165,7 @@ def search(
 
 def is_known(trace: Trace, tried: Tried) -> bool:
     """Return whether an engine is known to have the set."""
-    return bool(engines_of(tried.config, start_of(tried.config, trace.geometry)))
+    return bool(engines_of(tried.config, start_of(trace, tried.config)))
 
 
 def _from_empty(run: Runner, best: Tried) -> Tried | None:
@@ -239,7 +239,7 @@ def _each(base: Settings, change: Settings) -> ReplayConfig:
 
 def _valid(trace: Trace, base: Settings, changes: Iterable[Settings]) -> list[ReplayConfig]:
     """Without combinations that the memory cannot hold: buffers in a pool of one layer."""
-    configs = (started(trace, _each(base, change), change.get(START, USED)) for change in changes)
+    configs = (_started(trace, _each(base, change), change.get(START, USED)) for change in changes)
     return list(dict.fromkeys(config for config in configs if config is not None and can_replay(trace, config)))
 
 
@@ -248,9 +248,14 @@ def chosen(tried: Tried) -> dict[str, str]:
     return {kind: getattr(tried.config, kind) for kind in ("eviction", "prefetch", "miss", "scope")}
 
 
+def _started(trace: Trace, config: ReplayConfig, start: str) -> ReplayConfig | None:
+    """The configuration with a full cache; a short trace makes no profile to fill it by."""
+    return started(trace, config, filling(trace, config.passes) if start == USED else start)
+
+
 def _rebuilt(trace: Trace, tried: Tried) -> dict[str, str]:
     """What to make the set of again in another memory: what was chosen, and how its cache begins."""
-    return chosen(tried) | {START: start_of(tried.config, trace.geometry)}
+    return chosen(tried) | {START: start_of(trace, tried.config)}
 
 
 def _curve(run: Runners, question: Question, ranking: Sequence[Tried]) -> list[Tried]:
@@ -272,7 +277,7 @@ def _resized(question: Question, sets: Iterable[ReplayConfig], size: int) -> lis
         started(
             question.trace,
             config.model_copy(update={"capacity": f"{size}B", "warm": ()}),
-            start_of(config, question.trace.geometry),
+            start_of(question.trace, config),
         )
         for config in sets
     ]
@@ -303,7 +308,7 @@ def _oracle(recall: float) -> str:
 
 def _lossy(run: Runners, question: Question, best: Tried) -> list[Tried]:
     base = {**question.at(question.memory.cache_bytes), **chosen(best)}
-    start = start_of(best.config, question.trace.geometry)
+    start = start_of(question.trace, best.config)
     made = (started(question.trace, config, start) for config in lossy_of(question.trace, base))
     promising = fastest_first(run.few.tried(config for config in made if config is not None))
     promising = [each for each in promising if _keeps(question, each)]

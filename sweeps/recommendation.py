@@ -15,16 +15,15 @@ from sweeps.engine_sets import engines_of
 from sweeps.recommend import WORTH, Answer, Question, chosen, differing, everything, most_replays
 from sweeps.runner import Tried
 from sweeps.space import bits_of
-from sweeps.starts import compulsory_limit, start_of
+from sweeps.starts import SHORT, compulsory_limit, start_of
 from traces.amounts import percent
 
 Document = dict[str, Any]
 FITS = "every expert fits, so that each is loaded once"
 UNSEARCHED = "the search ended before that was known; --budget none searches on"
-SHORT = 0.95  #: of hits: a trace that allows fewer from an empty cache is short
 SHORT_TRACE = (
-    "short trace: a cache that begins empty hits at most {} (compulsory limit), whatever its size; every set here "
-    "begins with a full cache, as after long service"
+    "short trace: a cache that begins empty hits at most {} (compulsory limit), whatever its size, and "
+    "makes no profile; every set here begins with a full cache, of whole layers or of arbitrary experts"
 )
 ONE = "one request only: how far another one would differ cannot be known"
 NO_DENSE = "not compared, as the bytes of dense weights are unknown and take no time here; --dense gives them"
@@ -86,7 +85,7 @@ def _found(tried: Tried) -> Document:
 
 def _leader(question: Question, tried: Tried, trace_name: str) -> Document:
     """A set that is named first: how its cache begins, which engines have it, and how to replay it."""
-    start = start_of(tried.config, question.trace.geometry)
+    start = start_of(question.trace, tried.config)
     return _found(tried) | {
         "start": start,
         "engines": engines_of(tried.config, start),

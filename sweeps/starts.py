@@ -3,7 +3,8 @@
 Decoding at a steady rate is what a recommendation is asked about, and a recording is short: its first uses, which any
 cache misses that begins empty, may be most of its misses. So sets are searched from a full cache: of whole layers,
 counted from the last one, as engines without a profile keep them; or of the experts that the first half of the trace's
-tokens used most per byte.
+tokens used most per byte. A short trace makes no profile: filled by its own uses, a cache would know which experts are
+to come. There arbitrary experts of all layers stand for what other requests left.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from simulator.errors import ConfigError
 from simulator.replay import plan
 from traces.blocks import token_blocks
 from traces.demand import NEVER, demand_of
-from traces.schema import Geometry, Trace
+from traces.schema import Trace
 from traces.shared import shared
 
-EMPTY, LAYERS, USED = "empty", "layers", "used"
+EMPTY, LAYERS, USED, ANY = "empty", "layers", "used", "any"
+SHORT = 0.95  #: of hits: a trace that allows fewer from an empty cache is short
 STATIC = "static:profile=given"  #: what is there from the start stays
 GIVEN = "profile=given"
 
@@ -34,7 +36,7 @@ def started(trace: Trace, config: ReplayConfig, start: str) -> ReplayConfig | No
 
     A policy that is fitted to a given profile gets the order of filling, or of whole layers what they hold.
     """
-    order = order_of(trace, LAYERS if start == LAYERS else USED)
+    order = order_of(trace, USED if start == EMPTY else start)
     empty = config.model_copy(update={"warm": (), "profile": order if GIVEN in config.eviction else ()})
     if start == EMPTY:
         return empty
@@ -49,12 +51,17 @@ def started(trace: Trace, config: ReplayConfig, start: str) -> ReplayConfig | No
     return empty.model_copy(update={"warm": warm, "profile": profile})
 
 
-def start_of(config: ReplayConfig, geometry: Geometry) -> str:
+def filling(trace: Trace, passes: str) -> str:
+    """Return what fills the cache of a set that places no whole layers: ANY for a short trace."""
+    return USED if compulsory_limit(trace, passes) >= SHORT else ANY
+
+
+def start_of(trace: Trace, config: ReplayConfig) -> str:
     """Return how the cache of a configuration begins: whole layers are those of which every expert is there."""
     if not config.warm:
         return EMPTY
     layers = {layer for layer, _ in config.warm}
-    return LAYERS if len(layers) * geometry.experts == len(config.warm) else USED
+    return LAYERS if len(layers) * trace.geometry.experts == len(config.warm) else filling(trace, config.passes)
 
 
 def order_of(trace: Trace, start: str) -> Experts:
@@ -73,6 +80,11 @@ def _order(trace: Trace, start: str) -> Experts:
     pairs = [(layer, expert) for layer in reversed(range(geometry.layers)) for expert in range(geometry.experts)]
     if start == LAYERS:
         return tuple(pairs)
+    if start == ANY:
+        drawn = np.random.default_rng(0).permuted(np.tile(np.arange(geometry.experts), (geometry.layers, 1)), axis=1)
+        return tuple(
+            (layer, int(drawn[layer, at])) for at in range(geometry.experts) for layer in range(geometry.layers)
+        )
     worth = _first_uses(trace) / np.array(geometry.expert_bytes)[:, None]
     return tuple(sorted(pairs, key=lambda pair: -worth[pair]))  # of equals, the later layer first
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis.recommendation import lines, with_intervals
@@ -17,10 +18,10 @@ from sweeps.recommend import SHARES, WORTH, Answer, Question, most_replays, sear
 from sweeps.recommendation import document
 from sweeps.runner import Budget, Runner
 from sweeps.space import Space, bits_of, can_replay, lossy_of, space_of
-from sweeps.starts import EMPTY, LAYERS, STATIC, USED, compulsory_limit, start_of, started
+from sweeps.starts import ANY, EMPTY, LAYERS, STATIC, USED, compulsory_limit, filling, start_of, started
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
-from traces.schema import Geometry, Trace
+from traces.schema import Geometry, Header, Request, Trace, memory_trace
 from traces.synthetic import Synthetic, synthesise
 
 SIZE = 1_000_000
@@ -90,7 +91,7 @@ def configs(question: Question, space: Space) -> list[ReplayConfig]:
         configure(**base, **dict(zip(space.axes(), values, strict=True)))
         for values in itertools.product(*space.axes().values())
     )
-    full = [started(question.trace, config, USED) for config in every]
+    full = [started(question.trace, config, filling(question.trace, config.passes)) for config in every]
     return [config for config in full if config is not None and can_replay(question.trace, config)]
 
 
@@ -128,7 +129,7 @@ def gain(question: Question, answer: Answer, recall: float) -> float:
     base = {**question.at(question.memory.cache_bytes), "prefetch": f"oracle:recall={recall}:precision={recall}"}
     caches = itertools.product(answer.space.eviction, answer.space.scope)
     cold = (configure(**base, eviction=name, scope=scope) for name, scope in caches)
-    full = (started(question.trace, config, USED) for config in cold)
+    full = (started(question.trace, config, filling(question.trace, config.passes)) for config in cold)
     tried = Runner(question.trace).tried(config for config in full if config is not None)
     return max(each.tokens_per_s for each in tried) / answer.best.tokens_per_s - 1
 
@@ -220,15 +221,29 @@ def test_main_memory_is_the_tier_above_a_disk(tmp_path: Path):
 def test_starts_fill_the_cache_with_whole_layers_or_with_what_was_used_first():
     trace = trace_of()
     config = configure(capacity=f"{18 * SIZE}B")
-    layers, used = started(trace, config, LAYERS), started(trace, config, USED)
-    assert layers is not None and used is not None
+    layers, used, some = (started(trace, config, start) for start in (LAYERS, USED, ANY))
+    assert layers is not None and used is not None and some is not None
     assert set(layers.warm) == {(layer, expert) for layer in (1, 2) for expert in range(8)}
-    assert len(used.warm) == 18 and [start_of(each, trace.geometry) for each in (layers, used)] == [LAYERS, USED]
+    assert start_of(trace, layers) == LAYERS
+    assert len(used.warm) == len(some.warm) == 18 and set(used.warm) != set(some.warm)
     assert started(trace, configure(capacity=f"{7 * SIZE}B"), LAYERS) is None, "no layer fits"
     cold = started(trace, used, EMPTY)
-    assert cold is not None and cold == config and start_of(cold, trace.geometry) == EMPTY
+    assert cold is not None and cold == config and start_of(trace, cold) == EMPTY
     pooled = started(trace, configure(capacity=f"{18 * SIZE}B", scope="per_layer"), USED)
     assert pooled is not None and len(pooled.warm) == 18 and can_replay(trace, pooled)
+
+
+def test_a_short_trace_makes_no_profile_that_knows_what_is_to_come():
+    """Tokens that share no expert: filled by chance, a cache of half the experts hits half, not all."""
+    geometry = GEOMETRY.model_copy(update={"experts": 64, "expert_bytes": (SIZE, SIZE, 4 * SIZE)})
+    chosen = np.arange(2 * 20).reshape(20, 1, 2).repeat(3, axis=1)
+    trace = memory_trace(Header(geometry=geometry), [Request(chosen.astype(np.int16), 0)])
+    assert compulsory_limit(trace, "token") == 0 and filling(trace, "token") == ANY
+    question = Question(trace, Memory(3 * 64 * SIZE, 0, 0, 0), {"platform": "rtx4090-pcie4", "passes": "token"})
+    answer = search(question)
+    assert 0.3 < answer.best.hit_rate < 0.7
+    said = document(question, answer, "here.zarr")
+    assert any("makes no profile" in each for each in said["warnings"]) and said["lossy"] == []
 
 
 def test_more_memory_buys_what_preloaded_layers_give_however_short_the_trace():
