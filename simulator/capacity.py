@@ -46,12 +46,17 @@ class Capacity:
 
 
 def parse_capacity(
-    text: str, geometry: Geometry, scope: str, tiers: tuple[tuple[int, ...], ...], reserved: int = 0
+    text: str,
+    geometry: Geometry,
+    scope: str,
+    tiers: tuple[tuple[int, ...], ...],
+    reserved: int = 0,
+    per_token: tuple[float, ...] = (),
 ) -> Capacity:
     """The pools of a capacity. Raises ConfigError if unparsable or smaller than the largest expert of a pool.
 
     `tiers[0]` holds the bytes per layer at which experts are cached in this run; `reserved` bytes of the capacity
-    belong to no pool.
+    belong to no pool. `per_token` is how many experts a token has in each layer, where these are not k.
     """
     total = _total(text, geometry)
     if total > MOST_BYTES:
@@ -70,7 +75,7 @@ def parse_capacity(
             raise ConfigError(
                 f"capacity {text} gives {where} {pool:,} bytes{beside}, less than one expert of {size:,}; raise it"
             )
-    return _described(pools, geometry, tiers[0])
+    return _described(pools, geometry, tiers[0], per_token)
 
 
 def check_readable(text: str) -> None:
@@ -78,7 +83,9 @@ def check_readable(text: str) -> None:
     _total(text, ONE_EXPERT)
 
 
-def _described(pools: tuple[int, ...], geometry: Geometry, sizes: tuple[int, ...]) -> Capacity:
+def _described(
+    pools: tuple[int, ...], geometry: Geometry, sizes: tuple[int, ...], per_token: tuple[float, ...]
+) -> Capacity:
     total, stored = sum(pools), _all_bytes(geometry.expert_bytes, geometry)
     mean = _all_bytes(sizes, geometry) / (geometry.layers * geometry.experts)
     return Capacity(
@@ -88,8 +95,19 @@ def _described(pools: tuple[int, ...], geometry: Geometry, sizes: tuple[int, ...
         percent_16=100 * total / _all_bytes(geometry.bytes_at(16), geometry),
         experts=total / mean,
         per_layer=total / mean / geometry.layers,
-        token_cycles=total / (sum(sizes) * geometry.k),
+        token_cycles=total / _token_bytes(geometry, sizes, per_token),
     )
+
+
+def _differs(geometry: Geometry, per_token: tuple[float, ...]) -> bool:
+    return any(count != geometry.k for count in per_token)
+
+
+def _token_bytes(geometry: Geometry, sizes: tuple[int, ...], per_token: tuple[float, ...]) -> float:
+    """What one token demands over all layers."""
+    if not _differs(geometry, per_token):
+        return sum(sizes) * geometry.k
+    return sum(size * count for size, count in zip(sizes, per_token, strict=True))
 
 
 def _total(text: str, geometry: Geometry) -> Fraction:
@@ -138,19 +156,28 @@ def surplus(capacity: Capacity, geometry: Geometry, tiers: tuple[tuple[int, ...]
     return f"capacity is {capacity.total / sum(needed):.4g} times {every}: everything fits and nothing is ever evicted"
 
 
-def cliff(capacity: Capacity, geometry: Geometry, sizes: tuple[int, ...]) -> str | None:
+def cliff(
+    capacity: Capacity, geometry: Geometry, sizes: tuple[int, ...], per_token: tuple[float, ...] = ()
+) -> str | None:
     """The warning for a capacity below one token's demand, or None; `sizes` are the fewest bytes of an expert by layer.
 
-    Between two uses of an expert a token uses k experts of every other layer. A global LRU that has fetched them all
-    still holds it only if they fit beside it, which takes the least where the expert is of the largest layer.
+    Between two uses of an expert a token uses all its experts of every other layer. A global LRU that has fetched them
+    all still holds it only if they fit beside it, which takes the least in the layer whose own experts take most.
     """
     if capacity.token_cycles >= 1:
         return None
     text = "capacity below one token cycle, one token's demand over all layers"
-    least = geometry.k * sum(sizes) - (geometry.k - 1) * max(sizes)
+    counts = per_token if _differs(geometry, per_token) else (geometry.k,) * geometry.layers
+    own = max((count - 1) * size for count, size in zip(counts, sizes, strict=True))
+    least = _token_bytes(geometry, sizes, per_token) - own
+    each = (
+        f"{geometry.k} experts in every layer"
+        if counts[0] == min(counts) == max(counts)
+        else f"{sum(counts):.4g} experts"
+    )
     if len(capacity.pools) == 1 and capacity.total < least:
         text += (
             "; a global LRU that starts cold, fetches every miss and prefetches nothing then hits nothing "
-            f"on one-token passes that use {geometry.k} experts in every layer"
+            f"on one-token passes that use {each}"
         )
     return text

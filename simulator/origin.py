@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from traces.dense import recorded
 from traces.schema import Geometry, Trace
 from traces.synthetic import synthetic
+from traces.usage import experts_per_token
 
 FUTURE = "future"  #: the capability of demand that is known in advance
 
@@ -22,6 +23,7 @@ class Origin:
     model: str
     live: bool = False
     synthetic: str = ""  #: how a generator made the routing; empty for recorded routing
+    per_token: tuple[float, ...] = ()  #: experts of a token in each layer on average; k everywhere if empty
     recorded: bool = False  #: whether the model itself ran, so that its dense weights were measured
 
 
@@ -34,5 +36,6 @@ def origin_of(trace: Trace) -> Origin:
         digest=trace.digest,
         model=trace.header.provenance.model,
         synthetic=synthetic(trace.header.provenance),
+        per_token=experts_per_token(trace),
         recorded=recorded(trace.header.provenance),
     )

@@ -59,7 +59,9 @@ class Plan:
     def capacity_warning(self) -> str | None:
         """The part of `warning` that holds on any machine."""
         geometry, tiers = self.layout.geometry, self.layout.tiers
-        return cliff(self.capacity, geometry, tiers[-1]) or surplus(self.capacity, geometry, tiers)
+        return cliff(self.capacity, geometry, tiers[-1], self.origin.per_token) or surplus(
+            self.capacity, geometry, tiers
+        )
 
     def _edited(self) -> str | None:
         """That the figures are not those of the platform's calibration, if so."""
@@ -148,7 +150,7 @@ def plan_for(origin: Origin, config: ReplayConfig) -> Plan:
     tiers = _tiers(origin.geometry, chosen)
     prefetch, side = chosen.prefetch, _side_bytes(chosen, tiers)
     reserved = side if prefetch.policy.side_inside(prefetch.params) else 0
-    capacity = parse_capacity(config.capacity, origin.geometry, config.scope, tiers, reserved)
+    capacity = parse_capacity(config.capacity, origin.geometry, config.scope, tiers, reserved, origin.per_token)
     check_profile(config, chosen.eviction)
     _check_experts("profile", config.profile, origin.geometry)
     _check_experts("warm", config.warm, origin.geometry)

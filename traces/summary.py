@@ -10,6 +10,7 @@ import numpy as np
 from traces.overlap import shared
 from traces.routers import choice_scores
 from traces.schema import LOOKAHEAD, Geometry, Trace
+from traces.usage import chance_of, experts_per_token
 
 WINDOWS = (8, 64, 512)  #: tokens
 BLOCK_BYTES = 64 * 2**20  #: of the (tokens, L, E) table of uses held at a time
@@ -36,7 +37,7 @@ class Summary:
     prompt_tokens: int
     bytes_of_experts: int
     capabilities: tuple[str, ...]
-    chance: float  #: k / E, the reuse of tokens that have nothing in common
+    chance: float  #: the reuse of tokens that have nothing in common: k / E where all layers have the same k
     layers: tuple[LayerSummary, ...]
 
     @property
@@ -82,7 +83,7 @@ def summarise(trace: Trace) -> Summary:
         prompt_tokens=int(trace.prompt_lengths.sum()),
         bytes_of_experts=sum(geometry.expert_bytes) * geometry.experts,
         capabilities=tuple(sorted(trace.capabilities)),
-        chance=geometry.k / geometry.experts,
+        chance=chance_of(experts_per_token(trace), geometry.experts),
         layers=tuple(_layer(tally, layer) for layer in range(geometry.layers)),
     )
 

@@ -1,4 +1,4 @@
-"""How often a trace chose each expert: what placements and profiles are made of."""
+"""How often a trace chose each expert, and how many experts a token has in each layer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import numpy as np
 
 from traces.blocks import token_blocks
 from traces.schema import Trace
+from traces.shared import shared
+
+LOOKED_AT, PLACES = 1 << 20, 16  #: choices that are looked at for a mean, in so many places of a long trace
 
 
 def uses(trace: Trace) -> np.ndarray:
@@ -17,3 +20,32 @@ def uses(trace: Trace) -> np.ndarray:
         chosen = trace.read("chosen", start, stop).astype(np.int64)
         counts += np.bincount((chosen + first)[chosen >= 0], minlength=len(counts))
     return counts.reshape(layers, experts)
+
+
+def experts_per_token(trace: Trace) -> tuple[float, ...]:
+    """Return the mean experts of a token in each layer, (L,), over tokens that have any there; k where none has.
+
+    A long trace is looked at in some places, evenly apart. Raises TraceError if damaged.
+    """
+    return shared(trace, "experts per token", lambda: _experts_per_token(trace))
+
+
+def chance_of(per_token: tuple[float, ...], experts: int) -> float:
+    """Return what share of a token's experts another one has by chance: k / E where all layers have the same k."""
+    low, high = min(per_token), max(per_token)
+    mean = low if low == high else sum(count * count for count in per_token) / sum(per_token)
+    return mean / experts
+
+
+def _experts_per_token(trace: Trace) -> tuple[float, ...]:
+    layers, k = trace.geometry.layers, trace.geometry.k
+    each = max(1, LOOKED_AT // (layers * k) // PLACES)
+    starts = sorted({(trace.tokens - each) * place // (PLACES - 1) for place in range(PLACES)})
+    if trace.tokens <= each * PLACES:
+        starts, each = [0], trace.tokens
+    choices, tokens = np.zeros((2, layers), np.int64)
+    for start in starts:
+        counts = (trace.read("chosen", start, start + each) >= 0).sum(-1)
+        choices += counts.sum(0)
+        tokens += (counts > 0).sum(0)
+    return tuple(np.where(tokens, choices / np.maximum(tokens, 1), k).tolist())

@@ -17,6 +17,7 @@ from traces.oddities import CENSUS_CHECKS, Finding, Level, census
 from traces.overlap import beginnings, interleaved, overlap, reset_stride, shared
 from traces.routers import choice_scores
 from traces.schema import Geometry, Router, Trace
+from traces.usage import chance_of, experts_per_token
 
 SAMPLE_TOKENS = 20_000
 FEWEST_PER_REQUEST = 64
@@ -50,7 +51,7 @@ class Sample:
     @property
     def chance(self) -> float:
         """Overlap of two rows drawn at random."""
-        return self.geometry.k / self.geometry.experts
+        return chance_of(experts_per_token(self.trace), self.geometry.experts)
 
     def read(self, name: str) -> np.ndarray:
         """The rows of another array for the tokens of the sample."""
