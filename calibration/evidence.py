@@ -15,6 +15,7 @@ from calibration.refusal import RefusalError
 from calibration.replayed import model_routing_of, replayed, routing_of
 from calibration.rows import SHOWN, Line
 from calibration.runs import Run, run_of
+from calibration.sizes import Sizes
 from policies.errors import PolicyError
 from simulator.errors import ConfigError
 from simulator.platform import Platform
@@ -23,6 +24,7 @@ from traces.schema import TraceError
 
 FIT, HELD_OUT = "fit", "held_out"
 OPTION = "--fit"
+SAME_EXPERT = 0.01  #: experts whose bytes differ by less are stored in one way
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def runs_of(evidence: Evidence, cells: Sequence[Line]) -> tuple[list[Run], dict[
 
 def predictions(evidence: Evidence, machines: Machines) -> Iterator[Prediction]:
     """One for every cell, in the order of the file. Raises ConfigError for files that are wrong."""
-    fitted = {cell.text("model") for cell in evidence.cells if machines.role(cell) == FIT}
+    fitted, _ = runs_of(evidence, [cell for cell in evidence.cells if machines.role(cell) == FIT])
     for cell in evidence.cells:
         role = machines.role(cell)
         try:
@@ -120,11 +122,11 @@ def predictions(evidence: Evidence, machines: Machines) -> Iterator[Prediction]:
             yield Prediction(cell.text("cell"), cell.text("device"), role, reason=str(refusal))
 
 
-def _predicted(evidence: Evidence, cell: Line, machines: Machines, role: str, fitted: set[str]) -> Prediction:
+def _predicted(evidence: Evidence, cell: Line, machines: Machines, role: str, fitted: Sequence[Run]) -> Prediction:
     machine = _machine(cell.text("device"), machines)
     run = run_of(evidence, cell)
-    if run.sizes.dense_bytes is None and cell.text("model") not in fitted:
-        raise RefusalError(f"nobody says what {cell.text('model')} reads beside its experts")
+    if run.sizes.dense_bytes is None and role != FIT:
+        _check_like_the_fit(run, fitted)
     published = prediction(machine, run, role)
     if not run.cached:
         return published
@@ -132,6 +134,28 @@ def _predicted(evidence: Evidence, cell: Line, machines: Machines, role: str, fi
         return _by_routing(evidence, machine, run, published)
     except (RefusalError, ConfigError, PolicyError, TraceError) as wrong:
         return replace(published, more={"not_replayed": _reason(evidence, run, wrong)})
+
+
+def _check_like_the_fit(run: Run, fitted: Sequence[Run]) -> None:
+    """Raises RefusalError unless the fit has the run's model with the same experts per token.
+
+    Compute's rate then holds what that model reads beside them; with other experts the share of that differs.
+    """
+    model, sizes = run.cell.text("model"), run.sizes
+    unknown = f"unknown dense bytes per token of {model}"
+    alike = [each.sizes for each in fitted if (each.cell.text("model"), each.device) == (model, run.device)]
+    if not alike:
+        raise RefusalError(f"nobody says what {model} reads beside its experts; give its dense_mib")
+    if sizes.k not in (known := sorted({each.k for each in alike})):
+        said = f"it ran k = {sizes.k}, the calibration was fitted with k = {', '.join(map(str, known))}"
+        raise RefusalError(f"{unknown}: {said}; give its dense_mib")
+    if not any(each.weight_format == sizes.weight_format and _near(each, sizes) for each in alike if each.k == sizes.k):
+        stored = f"{sizes.weight_format or 'no format'}, {sizes.expert_bytes:,.0f} bytes an expert"
+        raise RefusalError(f"{unknown}: it ran with {stored}, the calibration's runs with others; give its dense_mib")
+
+
+def _near(one: Sizes, other: Sizes) -> bool:
+    return abs(one.expert_bytes / other.expert_bytes - 1) <= SAME_EXPERT
 
 
 def _reason(evidence: Evidence, run: Run, wrong: Exception) -> str:

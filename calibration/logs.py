@@ -30,7 +30,7 @@ class Logged(NamedTuple):
     lanes: int
     serial: bool
     quant: str
-    dense: str | None  #: bytes that every token reads, as 1816MiB
+    dense: str | None  #: bytes of all that is no routed expert, as 1816MiB
     device: str
 
 

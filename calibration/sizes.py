@@ -8,12 +8,10 @@ from calibration.refusal import RefusalError
 from calibration.rows import Line
 from simulator.errors import ConfigError
 from simulator.platform import MIB
+from traces.dense import TABLE_BITS, dense_of, resolved, with_bytes
 from traces.geometry import KnownModel, known
 from traces.schema import Geometry, TraceError
 from traces.weight_formats import BITS_PER_WEIGHT, named_in
-
-#: Bits per weight of an embedding table that is left out of what a token reads: Q4_K, which Q4_K_M files use for it.
-EMBEDDING_BITS = 4.5
 
 
 @dataclass(frozen=True)
@@ -83,13 +81,20 @@ def _dense(
     if model and (whole := model.amount("file_bytes")) and whole > all_experts:
         return whole - all_experts - _embedding(like), "the file's bytes without its experts"
     if held := cell.amount("dense_mib"):
-        return held * MIB, "dense_mib"
+        return _read_of(held * MIB, like), "dense_mib"
     if like and like.geometry.dense_params and like.geometry.expert_params:
         weights = like.geometry.dense_params * like.geometry.layers + (like.geometry.head_params or 0)
         return weights * each / like.geometry.expert_params, "its weights, stored as the experts are"
     return None, "not said"
 
 
+def _read_of(held: float, like: KnownModel | None) -> float:
+    """Bytes that a token reads of so many dense ones: all but an embedding table apart from the head."""
+    if like is None:
+        return held
+    return dense_of(resolved(with_bytes(like.geometry, round(held)), like.name)).read
+
+
 def _embedding(like: KnownModel | None) -> float:
     """Bytes of an embedding table apart from the head, of which a token reads one row."""
-    return 0.0 if like is None else like.embedding_params * EMBEDDING_BITS / 8
+    return 0.0 if like is None else like.embedding_params * TABLE_BITS / 8

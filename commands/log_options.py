@@ -26,7 +26,7 @@ class OfLogs(NamedTuple):
     lanes: Annotated[int, typer.Option(min=1, help="Logs: reads at once.")] = 4
     serial: Annotated[bool, typer.Option("--serial", help="Logs: the engine reads, then computes.")] = False
     quant: Annotated[str, typer.Option(help="Logs: weight format of the file.")] = "Q4_K_M"
-    dense: Annotated[str | None, typer.Option(help="Logs: what a token reads beside experts, as 1816MiB.")] = None
+    dense: Annotated[str | None, typer.Option(help="Logs: all that is no routed expert, as stored: 1816MiB.")] = None
     trace: Annotated[
         list[Path] | None,
         typer.Option(help="Logs: their routing, a trace or another tool's file; once, or once per log."),

@@ -16,6 +16,7 @@ from traces.geometry import recognised
 from traces.schema import Geometry, Provenance, TraceError, check_bits
 from traces.weight_formats import BITS_PER_WEIGHT, OF_EXPERTS, bits_of, check_format, dense_bits_of, is_number
 
+TABLE_BITS, QUANTISED = 4.5, 8  #: of an embedding table in Q4_K; files with fewer mean bits than 8 are quantised so
 OPTIONS = "say --dense or --dense-bits"
 
 
@@ -106,24 +107,26 @@ def resolved(geometry: Geometry, model: str) -> Geometry:
         return geometry
     known = with_params(geometry, model)
     like = recognised(model, geometry)
-    layer, head, table = known.dense_params or 0, known.head_params or 0, like.embedding_params if like else 0
+    inside, head = (known.dense_params or 0) * known.layers, known.head_params or 0
     stated, total = geometry.dense_layer_bytes, geometry.dense_bytes
     if stated and not total:
-        found, rest = stated, round(head * sum(stated) / (layer * known.layers)) if layer else 0
-    elif stated and total >= sum(stated):
-        found, rest = stated, _share(total - sum(stated), head, head + table)
-    elif stated:
-        found, rest = tuple(each * total // sum(stated) for each in stated), 0
+        found, rest = stated, round(head * sum(stated) / inside) if inside else 0
+        return known.model_copy(update={"dense_layer_bytes": found, "head_bytes": rest})
+    read = total - _table_bytes(total, inside + head, like.embedding_params if like else 0)
+    if stated:
+        found = stated if read >= sum(stated) else tuple(each * read // sum(stated) for each in stated)
     else:
-        inside = _share(total, layer * known.layers, layer * known.layers + head + table)
-        found = _split(inside, known.layers)
-        rest = _share(total - inside, head, head + table) if layer else 0
-    return known.model_copy(update={"dense_layer_bytes": found, "head_bytes": rest})
+        found = _split(round(read * inside / (inside + head)) if inside else read, known.layers)
+    return known.model_copy(update={"dense_layer_bytes": found, "head_bytes": read - sum(found)})
 
 
-def _share(total: int, part: int, whole: int) -> int:
-    """So much of a total; all of it where nothing is known."""
-    return round(total * part / whole) if whole else total
+def _table_bytes(total: int, read: int, table: int) -> int:
+    """Bytes of an embedding table of so many weights, in `total` bytes with `read` others: at the mean bits of all.
+
+    Quantised files store it in Q4_K, below their mean: the head and small tensors have more bits.
+    """
+    bits = total * 8 / (read + table) if table else 0
+    return round(table * (TABLE_BITS if TABLE_BITS < bits < QUANTISED else bits) / 8)
 
 
 def _split(total: int, parts: int) -> tuple[int, ...]:
@@ -163,7 +166,7 @@ def in_words(geometry: Geometry, model: str) -> str:
         head = "with those outside the layers at the same bits" if dense.head else "without those outside the layers"
         return f"dense weights have {size}: as the file states them by layer, {head}"
     if not dense.resident:
-        return "dense weights are not known and count as nothing"
+        return "dense weights are not known and count as nothing: --dense says how many bytes they have"
     how = "" if geometry.dense_stated or geometry.dense_bits != ASSUMED_BITS else ", which is assumed"
     return f"dense weights have {size} at {geometry.dense_bits:.4g} bits{how}"
 

@@ -53,6 +53,17 @@ def found(folder: Path) -> dict[str, Prediction]:
     return {each.cell: each for each in predictions(evidence, machines)}
 
 
+def test_a_run_with_unknown_dense_bytes_is_predicted_only_where_the_fit_had_its_experts(tmp_path):
+    dark = {"model": "Dark", "dense_mib": "", "tpot_ms": 90, "hit_pct": 50, "quant": "Q4_K_M"}
+    said = {"made-off-dark": {}, "same": {}, "fewer": {"k": K - 1}, "other": {"quant": "Q8_0"}}
+    said |= {"larger": {"expert_bytes_mean": 3 * 2**20}, "known": {"k": K - 1, "dense_mib": 500}}
+    cells = found(made(tmp_path / "made", more=[row(name, **dark | more) for name, more in said.items()]))
+    refused = {name: cells[name].reason for name in said if cells[name].refused}
+    assert set(refused) == {"fewer", "other", "larger"}
+    assert all("Dark" in reason and "dense_mib" in reason for reason in refused.values())
+    assert f"k = {K - 1}" in refused["fewer"] and f"k = {K}" in refused["fewer"] and "Q8_0" in refused["other"]
+
+
 def test_every_cell_is_predicted_or_refused_with_a_reason(folder):
     cells = found(folder)
     assert {name for name, each in cells.items() if each.refused} == set(REFUSED)

@@ -263,7 +263,8 @@ def _dense(geometry: Geometry, shape: Shape, options: Options, origin: Origin, s
 
 def dense_line(geometry: Geometry, model: str) -> str:
     """What every import says of the dense weights, which are read for every token."""
-    return f"{in_words(geometry, model)}; --dense or --dense-bits change that"
+    said = in_words(geometry, model)
+    return said if "--dense" in said else f"{said}; --dense or --dense-bits change that"
 
 
 def _size_notes(
