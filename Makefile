@@ -207,9 +207,9 @@ report-check: .venv/base.stamp  ## pages of `report` in a headless Chromium with
 	@echo "to look at: runs/report-check/looks/"
 
 miniature: .venv/record.stamp  ## train the bundled miniature anew (half an hour on one core) and write its card
-	$(BIN)/python -m tracegen.miniature.train --out $(MINI)
-	$(BIN)/python -m tracegen.miniature.excerpts
-	$(BIN)/python -m tracegen.miniature.card
+	$(BIN)/python -m moereplay.tracegen.miniature.train --out $(MINI)
+	$(BIN)/python -m moereplay.tracegen.miniature.excerpts
+	$(BIN)/python -m moereplay.tracegen.miniature.card
 
 sample: .venv/record.stamp   ## record the bundled trace anew
 	rm -rf $(SAMPLE) $(SAMPLE).derived
@@ -219,20 +219,20 @@ sample: .venv/record.stamp   ## record the bundled trace anew
 tables: .venv/base.stamp     ## write the tables of policies, importers, exporters, hooks, settings and counters into docs/
 	$(BIN)/moereplay policies --markdown > policies.table
 	sed -i -e '/<!-- policies:/,/<!-- end -->/{//!d}' -e '/<!-- policies:/r policies.table' docs/policies-table.md && rm policies.table
-	$(BIN)/python -m results.counters > docs/counters.table
+	$(BIN)/python -m moereplay.results.counters > docs/counters.table
 	sed -i -e '/<!-- counters:/,/<!-- end -->/{//!d}' -e '/<!-- counters:/r docs/counters.table' docs/semantics.md && rm docs/counters.table
-	$(BIN)/python -c 'from traces.importers.registry import markdown; print(markdown())' > importers.table
+	$(BIN)/python -c 'from moereplay.traces.importers.registry import markdown; print(markdown())' > importers.table
 	sed -i -e '/<!-- importers:/,/<!-- end -->/{//!d}' -e '/<!-- importers:/r importers.table' docs/trace-format.md && rm importers.table
-	$(BIN)/python -c 'from traces.profiles.registry import markdown; print(markdown())' > profiles.table
+	$(BIN)/python -c 'from moereplay.traces.profiles.registry import markdown; print(markdown())' > profiles.table
 	sed -i -e '/<!-- profiles:/,/<!-- end -->/{//!d}' -e '/<!-- profiles:/r profiles.table' docs/trace-format.md && rm profiles.table
-	$(BIN)/python -c 'from traces.exporters.registry import markdown; print(markdown())' > exporters.table
+	$(BIN)/python -c 'from moereplay.traces.exporters.registry import markdown; print(markdown())' > exporters.table
 	sed -i -e '/<!-- exporters:/,/<!-- end -->/{//!d}' -e '/<!-- exporters:/r exporters.table' docs/export.md && rm exporters.table
-	$(BIN)/python -c 'from policies.hooks import markdown; print(markdown())' > hooks.table
+	$(BIN)/python -c 'from moereplay.policies.hooks import markdown; print(markdown())' > hooks.table
 	sed -i -e '/<!-- hooks:/,/<!-- end -->/{//!d}' -e '/<!-- hooks:/r hooks.table' docs/policies.md && rm hooks.table
-	$(BIN)/python -c 'from results.settings import markdown; print(markdown())' > settings.table
+	$(BIN)/python -c 'from moereplay.results.settings import markdown; print(markdown())' > settings.table
 	sed -i -e '/<!-- settings:/,/<!-- end -->/{//!d}' -e '/<!-- settings:/r settings.table' docs/settings.md && rm settings.table
 	for file in tokens cells models; do \
-	  $(BIN)/python -c "from calibration.columns import markdown; print(markdown('$$file'))" > $$file.table; \
+	  $(BIN)/python -c "from moereplay.calibration.columns import markdown; print(markdown('$$file'))" > $$file.table; \
 	  sed -i -e "/<!-- $$file:/,/<!-- end -->/{//!d}" -e "/<!-- $$file:/r $$file.table" docs/logs.md && rm $$file.table; \
 	done
 

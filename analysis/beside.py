@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from analysis.comparisons import CANT_TELL, PARTS, SURE, Comparison, against, enough
-from analysis.metrics import entries, measured
-from analysis.ratios import RANKED
-from analysis.sentences import BOUND
-from analysis.tables import counted
-from analysis.verdict import Entry, Foresight, called, same_routing
-from results.errors import ResultError, unknown
-from results.read import fields
-from results.settings import KINDS, OF_A_FILE
-from traces.amounts import percent
+from moereplay.analysis.comparisons import CANT_TELL, PARTS, SURE, Comparison, against, enough
+from moereplay.analysis.metrics import entries, measured
+from moereplay.analysis.ratios import RANKED
+from moereplay.analysis.sentences import BOUND
+from moereplay.analysis.tables import counted
+from moereplay.analysis.verdict import Entry, Foresight, called, same_routing
+from moereplay.results.errors import ResultError, unknown
+from moereplay.results.read import fields
+from moereplay.results.settings import KINDS, OF_A_FILE
+from moereplay.traces.amounts import percent
 
 #: Figures that another platform changes while every request keeps its routing.
 TIMED = ("tpot_ms", "tokens_per_s", "ttft_mean_ms")

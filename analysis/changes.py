@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from analysis.ratios import RATIOS
-from results.errors import ResultError
+from moereplay.analysis.ratios import RATIOS
+from moereplay.results.errors import ResultError
 
 
 class Change(NamedTuple):

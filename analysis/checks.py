@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from results.checks import Check, How
-from results.settings import NAMES
+from moereplay.results.checks import Check, How
+from moereplay.results.settings import NAMES
 
 #: Column of a results frame: the check of a configuration, null where there is none.
 COLUMN = "check"

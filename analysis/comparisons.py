@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.bootstrap import Interval, Pairs, difference, interval
-from analysis.ratios import RANKED, RATIOS, Ratio
-from results.errors import unknown
+from moereplay.analysis.bootstrap import Interval, Pairs, difference, interval
+from moereplay.analysis.ratios import RANKED, RATIOS, Ratio
+from moereplay.results.errors import unknown
 
 Rows = Sequence[Mapping[str, Any]]  #: of requests, each with its number as `request`
 

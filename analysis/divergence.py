@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from results.result import Event, Result
-from traces.passes import Passes, schedule
-from traces.schema import Trace
+from moereplay.results.result import Event, Result
+from moereplay.traces.passes import Passes, schedule
+from moereplay.traces.schema import Trace
 
 #: What may differ between two events, where they are first, then the most telling.
 FIELDS = ("step_pass", "layer", "kind", "expert", "precision", "cause", "t0", "t1")

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from analysis.changes import Change, change_of, policy_of, stored_bits
-from analysis.left_out import Left, best_form, distances, reach_of
-from analysis.quality import Judged, judged
-from analysis.rising import Point, Refusal, Rising, fitted, moved
-from results.errors import ResultError, unknown
-from results.quality import UNMODIFIED
-from results.settings import KINDS
+from moereplay.analysis.changes import Change, change_of, policy_of, stored_bits
+from moereplay.analysis.left_out import Left, best_form, distances, reach_of
+from moereplay.analysis.quality import Judged, judged
+from moereplay.analysis.rising import Point, Refusal, Rising, fitted, moved
+from moereplay.results.errors import ResultError, unknown
+from moereplay.results.quality import UNMODIFIED
+from moereplay.results.settings import KINDS
 
 NLL, KL = "nll", "kl"  #: the measure whose loss is a rise of perplexity, and the one with the least noise
 FEWEST, FEWEST_POLICIES = 9, 3  #: live points, so that an interval of nine in ten has an end; policies among them

@@ -7,12 +7,12 @@ from math import expm1, isinf
 from statistics import median
 from typing import Any, NamedTuple
 
-from analysis.changes import COUNTED, Change
-from analysis.forecast import LARGEST_EXPONENT, NLL, Forecast, middling_error
-from analysis.left_out import Left, best_form, distances, reach_of
-from analysis.rising import Point, distance, fitted
-from analysis.statistics import spearman
-from results.result import Row
+from moereplay.analysis.changes import COUNTED, Change
+from moereplay.analysis.forecast import LARGEST_EXPONENT, NLL, Forecast, middling_error
+from moereplay.analysis.left_out import Left, best_form, distances, reach_of
+from moereplay.analysis.rising import Point, distance, fitted
+from moereplay.analysis.statistics import spearman
+from moereplay.results.result import Row
 
 
 class Coverage(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import exp
 from typing import Any
 
-from analysis.forecast import Forecast
-from analysis.forecast_errors import by_policy, coverage, in_words, points, shown, signal
-from analysis.left_out import LEVEL
-from analysis.tables import cell, table
+from moereplay.analysis.forecast import Forecast
+from moereplay.analysis.forecast_errors import by_policy, coverage, in_words, points, shown, signal
+from moereplay.analysis.left_out import LEVEL
+from moereplay.analysis.tables import cell, table
 
 
 def page(made: Forecast) -> list[str]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import polars as pl
 
-from analysis.forecast import LARGEST_EXPONENT, NLL, Answer, Forecast, forecast
-from analysis.rising import Refusal
-from analysis.short import FORECAST as HEADS
-from analysis.tables import counted
-from results.errors import ResultError
+from moereplay.analysis.forecast import LARGEST_EXPONENT, NLL, Answer, Forecast, forecast
+from moereplay.analysis.rising import Refusal
+from moereplay.analysis.short import FORECAST as HEADS
+from moereplay.analysis.tables import counted
+from moereplay.results.errors import ResultError
 
 #: Column of a results frame: what is forecast of a configuration, or why nothing is.
 COLUMN = "forecast"

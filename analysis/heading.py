@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.tables import counted
-from results.labels import assumptions, seconds_in_words, with_routing
-from results.result import Result
-from results.settings import EXPERTS, POLICIES, SETTINGS
-from traces.schema import Trace
-from traces.synthetic import synthetic
+from moereplay.analysis.tables import counted
+from moereplay.results.labels import assumptions, seconds_in_words, with_routing
+from moereplay.results.result import Result
+from moereplay.results.settings import EXPERTS, POLICIES, SETTINGS
+from moereplay.traces.schema import Trace
+from moereplay.traces.synthetic import synthetic
 
 #: Settings that are echoed beside the policies; capacity has lines of its own, and lists of experts are long.
 OTHERS = [each.name for each in SETTINGS if each.name not in (*POLICIES, "capacity") and each.kind != EXPERTS]

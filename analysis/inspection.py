@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from analysis.tables import table
-from results.labels import assumptions
-from traces.schema import Trace
-from traces.summary import LayerSummary, Summary
-from traces.synthetic import synthetic
-from traces.validator import Finding
+from moereplay.analysis.tables import table
+from moereplay.results.labels import assumptions
+from moereplay.traces.schema import Trace
+from moereplay.traces.summary import LayerSummary, Summary
+from moereplay.traces.synthetic import synthetic
+from moereplay.traces.validator import Finding
 
 
 def document(trace: Trace, summary: Summary, findings: Sequence[Finding]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import ceil, inf
 from typing import NamedTuple
 
-from analysis.rising import Form, Point, Rising, distance, fitted, forms_of
+from moereplay.analysis.rising import Form, Point, Rising, distance, fitted, forms_of
 
 LEVEL = 0.9  #: of losses lie in an interval
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import polars as pl
 
-from analysis.comparisons import READ
-from analysis.ratios import FORMULAS, RANKED, RATIOS
-from analysis.sentences import lines
-from analysis.verdict import Entry
-from results.errors import unknown
-from results.labels import synthetic_of
-from results.read import fields, runs
-from results.settings import POLICIES, SETTINGS, bare_names
+from moereplay.analysis.comparisons import READ
+from moereplay.analysis.ratios import FORMULAS, RANKED, RATIOS
+from moereplay.analysis.sentences import lines
+from moereplay.analysis.verdict import Entry
+from moereplay.results.errors import unknown
+from moereplay.results.labels import synthetic_of
+from moereplay.results.read import fields, runs
+from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 
 DEFAULTS = {each.name: each.default for each in SETTINGS}
 #: Said of a table even at their defaults.

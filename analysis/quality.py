@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from analysis.bootstrap import Pairs, difference
-from analysis.ratios import MISS_RATE, quotient
-from results.quality import UNMODIFIED
-from results.result import Row
-from results.settings import POLICIES
+from moereplay.analysis.bootstrap import Pairs, difference
+from moereplay.analysis.ratios import MISS_RATE, quotient
+from moereplay.results.quality import UNMODIFIED
+from moereplay.results.result import Row
+from moereplay.results.settings import POLICIES
 
 #: Measures that head a task's table, the first that it has; else the first of all.
 LEADING = ("acc_norm", "acc", "exact_match,strict-match", "exact_match", "mc2", "nll", "perplexity")

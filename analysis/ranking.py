@@ -8,13 +8,13 @@ from functools import cmp_to_key, partial
 from statistics import mean, median
 from typing import Any
 
-from analysis.ratios import RANKED, RATIOS, quotient
-from analysis.sentences import lines
-from analysis.verdict import Entry
-from results.errors import unknown
-from results.labels import synthetic_of
-from results.settings import POLICIES, bare_names
-from results.spent import spent
+from moereplay.analysis.ratios import RANKED, RATIOS, quotient
+from moereplay.analysis.sentences import lines
+from moereplay.analysis.verdict import Entry
+from moereplay.results.errors import unknown
+from moereplay.results.labels import synthetic_of
+from moereplay.results.settings import POLICIES, bare_names
+from moereplay.results.spent import spent
 
 #: Settings that lead a table.
 LEADING = ("model", "trace", "eviction", "prefetch", "miss", "routing", "capacity")

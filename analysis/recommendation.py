@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.tables import Share, table
-from results.labels import assumptions, seconds_in_words, with_routing
-from traces.amounts import percent, size
+from moereplay.analysis.tables import Share, table
+from moereplay.results.labels import assumptions, seconds_in_words, with_routing
+from moereplay.traces.amounts import percent, size
 
 Document = Mapping[str, Any]
 KINDS = ("eviction", "prefetch", "miss", "scope")
@@ -216,7 +216,7 @@ def with_intervals(said: Document, rows: Mapping[str, Sequence[Mapping[str, Any]
     Neither is given where the routing is synthetic.
     `rows` are the requests of a result, by its identity.
     """
-    from analysis.comparisons import compare, estimate
+    from moereplay.analysis.comparisons import compare, estimate
 
     if said["synthetic"]:
         return {**said, "best": {**said["best"], "interval": None}}

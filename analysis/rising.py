@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.changes import COUNTED, Change
-from analysis.nonnegative import Array, nonnegative
+from moereplay.analysis.changes import COUNTED, Change
+from moereplay.analysis.nonnegative import Array, nonnegative
 
 POWERS = (1.0, 1.5, 2.0)
 LEAST = 1e-12  #: noise, where examples differ in nothing

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.bootstrap import FEW
-from analysis.comparisons import YES, enough, pairs_of
-from analysis.tables import counted
-from analysis.verdict import (
+from moereplay.analysis.bootstrap import FEW
+from moereplay.analysis.comparisons import YES, enough, pairs_of
+from moereplay.analysis.tables import counted
+from moereplay.analysis.verdict import (
     COUNTED,
     FIGURES,
     GENERATED,
@@ -37,7 +37,7 @@ from analysis.verdict import (
     tied_first,
     verdict,
 )
-from traces.amounts import percent, points
+from moereplay.traces.amounts import percent, points
 
 BOUND = "upper bound"
 NO_TPOT = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.tables import Share, folded, table
+from moereplay.analysis.tables import Share, folded, table
 
 #: Columns of what is forecast.
 FORECAST = {name: f"forecast {name}" for name in ("loss", "low", "high")}

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from analysis.timeline_levels import Levels
-from analysis.timeline_moves import FREE, Machine, Move, copy_of, moves_of
-from analysis.timeline_steps import BUSY, LOOKED_UP, Stall, Step, stalls_of, steps_of
-from results.errors import ResultError
-from results.result import Event, Row
-from results.trace_events import Instant, Item, Slice, Track
-from traces.passes import PREFILL, Passes
+from moereplay.analysis.timeline_levels import Levels
+from moereplay.analysis.timeline_moves import FREE, Machine, Move, copy_of, moves_of
+from moereplay.analysis.timeline_steps import BUSY, LOOKED_UP, Stall, Step, stalls_of, steps_of
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Event, Row
+from moereplay.results.trace_events import Instant, Item, Slice, Track
+from moereplay.traces.passes import PREFILL, Passes
 
 PASSES, COMPUTE, CPU, STALLS, CACHE, LINKS, FILLS, QUEUE = 1, 2, 3, 4, 5, 10, 100, 1000
 NAMES = {PASSES: "passes", COMPUTE: "compute", CPU: "CPU", STALLS: "stalls", CACHE: "cache"}

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from analysis.timeline_moves import Copy, Machine, Move, copy_of
-from analysis.timeline_steps import Step
-from results.trace_events import Level
+from moereplay.analysis.timeline_moves import Copy, Machine, Move, copy_of
+from moereplay.analysis.timeline_steps import Step
+from moereplay.results.trace_events import Level
 
 
 class Held(NamedTuple):

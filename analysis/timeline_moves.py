@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from analysis.timeline_steps import MISSED, Step
-from results.result import Event
+from moereplay.analysis.timeline_steps import MISSED, Step
+from moereplay.results.result import Event
 
 Copy = tuple[int, int, int]  #: layer, expert, precision
 FREE = -1  #: before the first nanosecond

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from results.result import Event
+from moereplay.results.result import Event
 
 MISSED = ("compulsory", "collisions", "capacity")
 LOOKED_UP = ("hits", "late", *MISSED)

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from analysis.divergence import Divergence, first_choice, first_divergence
-from analysis.ratios import RATIOS, quotient
-from results.errors import ResultError
-from results.result import Result, Row
-from results.spent import spent
-from results.validation import LAYER_COUNTERS
-from traces.schema import Frozen, Trace
+from moereplay.analysis.divergence import Divergence, first_choice, first_divergence
+from moereplay.analysis.ratios import RATIOS, quotient
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Result, Row
+from moereplay.results.spent import spent
+from moereplay.results.validation import LAYER_COUNTERS
+from moereplay.traces.schema import Frozen, Trace
 
 TIMES = ("TTFT ms", "TPOT ms")
 

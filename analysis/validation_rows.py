@@ -7,16 +7,16 @@ from collections.abc import Set as AbstractSet
 
 import polars as pl
 
-from analysis.divergence import Divergence
-from analysis.heading import capacities, of_trace
-from analysis.ratios import MISS_RATE
-from analysis.tables import LONG
-from analysis.validation import Comparison, Measure
-from results import validation
-from results.result import Row
-from results.schema import ROWS_VERSION
-from results.settings import POLICIES
-from traces.schema import Trace
+from moereplay.analysis.divergence import Divergence
+from moereplay.analysis.heading import capacities, of_trace
+from moereplay.analysis.ratios import MISS_RATE
+from moereplay.analysis.tables import LONG
+from moereplay.analysis.validation import Comparison, Measure
+from moereplay.results import validation
+from moereplay.results.result import Row
+from moereplay.results.schema import ROWS_VERSION
+from moereplay.results.settings import POLICIES
+from moereplay.traces.schema import Trace
 
 #: Settings that head a table; the others are in the document.
 SHOWN = (*POLICIES, "platform", "contract", "scope")

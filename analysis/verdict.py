@@ -11,11 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.bootstrap import Interval
-from analysis.comparisons import NOTHING, YES, Comparison, Counted, against, by_count, compare, estimate, same_decisions
-from analysis.tables import cell
-from results.settings import NAMES
-from traces.amounts import percent, points
+from moereplay.analysis.bootstrap import Interval
+from moereplay.analysis.comparisons import (
+    NOTHING,
+    YES,
+    Comparison,
+    Counted,
+    against,
+    by_count,
+    compare,
+    estimate,
+    same_decisions,
+)
+from moereplay.analysis.tables import cell
+from moereplay.results.settings import NAMES
+from moereplay.traces.amounts import percent, points
 
 #: What two configurations have alike when one of them is called the second: policies are compared, not machines.
 ALIKE = ("model", "trace", "passes", "platform", "capacity")

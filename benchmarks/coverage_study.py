@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.bootstrap import Pairs, difference, interval, student
-from analysis.comparisons import CANT_TELL, PARTS, Rows, compare
-from analysis.tables import console, table
-from results.result import Row
-from simulator.config import configure
-from simulator.replay import replay
-from traces.documents import json_text
-from traces.schema import Geometry, Trace
-from traces.synthetic import Synthetic, synthesise
+from moereplay.analysis.bootstrap import Pairs, difference, interval, student
+from moereplay.analysis.comparisons import CANT_TELL, PARTS, Rows, compare
+from moereplay.analysis.tables import console, table
+from moereplay.results.result import Row
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.documents import json_text
+from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.synthetic import Synthetic, synthesise
 
 Draw = np.random.Generator
 GRID = 200_000  #: quantiles that the truth is summed over

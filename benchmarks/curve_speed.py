@@ -16,14 +16,14 @@ from tempfile import TemporaryDirectory
 
 import typer
 
-from analysis.tables import console, table
-from simulator.config import configure
-from simulator.curves.curve import curve
-from simulator.replay import replay
-from traces.geometry import known
-from traces.schema import Trace
-from traces.synthetic import Synthetic, synthesise
-from traces.writer import write_trace
+from moereplay.analysis.tables import console, table
+from moereplay.simulator.config import configure
+from moereplay.simulator.curves.curve import curve
+from moereplay.simulator.replay import replay
+from moereplay.traces.geometry import known
+from moereplay.traces.schema import Trace
+from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.writer import write_trace
 
 CURVE = "curve"
 REQUESTS = 8

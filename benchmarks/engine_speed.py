@@ -33,14 +33,13 @@ from replay_servers import bare_tree, in_groups, round_trip, serve
 from rounds import compared, in_turns, machine
 from speed_traces import DEEPSEEK, FULL, OLMOE, ORACLE_GENERAL, QUICK, Made, Size, make
 
-import policies
-import policies.eviction
-from analysis.tables import console, table
-from simulator.config import ReplayConfig, configure
-from simulator.curves.curve import curve
-from simulator.replay import replay
-from traces.documents import json_text
-from traces.schema import Trace
+from moereplay import policies
+from moereplay.analysis.tables import console, table
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.curves.curve import curve
+from moereplay.simulator.replay import replay
+from moereplay.traces.documents import json_text
+from moereplay.traces.schema import Trace
 
 try:
     libcachesim: Any = importlib.import_module("libcachesim")  # its stubs call its readers abstract

@@ -21,15 +21,15 @@ from typing import NamedTuple
 
 import heldout
 
-from analysis.metrics import measured
-from analysis.statistics import spearman
-from analysis.tables import console, table
-from results.write import to_frame
-from simulator.config import ReplayConfig, configure
-from tracegen.checkpoint import Loaded, load
-from tracegen.live.run import LiveRequest, proven, run
-from tracegen.modules import MoeModules
-from traces.documents import json_text
+from moereplay.analysis.metrics import measured
+from moereplay.analysis.statistics import spearman
+from moereplay.analysis.tables import console, table
+from moereplay.results.write import to_frame
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.tracegen.checkpoint import Loaded, load
+from moereplay.tracegen.live.run import LiveRequest, proven, run
+from moereplay.tracegen.modules import MoeModules
+from moereplay.traces.documents import json_text
 
 ROUTING = (
     "cache_prior:lam=0.1",

@@ -24,15 +24,15 @@ from typing import Annotated, Any
 import typer
 from rounds import in_turns, machine
 
-from analysis.tables import console, table
-from simulator.config import configure
-from simulator.replay import replay
-from traces.documents import json_text
-from traces.geometry import known
-from traces.schema import Trace
-from traces.store import open_trace
-from traces.synthetic import Synthetic, synthesise
-from traces.writer import write_trace
+from moereplay.analysis.tables import console, table
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.documents import json_text
+from moereplay.traces.geometry import known
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.writer import write_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "moereplay", "replay", str(ROOT / "traces" / "samples" / "miniature.zarr")]

@@ -11,15 +11,15 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from analysis.changes import Change
-from analysis.forecast import KL, NLL, Answer, Forecast, forecast, points_of
-from analysis.forecast_page import document, page
-from analysis.quality import judged
-from analysis.rising import Point, Refusal, fitted
-from analysis.tables import console, table
-from results.quality import load
-from results.result import Row
-from traces.documents import json_text
+from moereplay.analysis.changes import Change
+from moereplay.analysis.forecast import KL, NLL, Answer, Forecast, forecast, points_of
+from moereplay.analysis.forecast_page import document, page
+from moereplay.analysis.quality import judged
+from moereplay.analysis.rising import Point, Refusal, fitted
+from moereplay.analysis.tables import console, table
+from moereplay.results.quality import load
+from moereplay.results.result import Row
+from moereplay.traces.documents import json_text
 
 
 def main() -> None:

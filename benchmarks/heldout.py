@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tracegen.checkpoint import Loaded
-from tracegen.folder import MINIATURE
+from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.folder import MINIATURE
 
 
 def windows(loaded: Loaded, count: int, length: int) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from analysis.tables import console, table
+from moereplay.analysis.tables import console, table
 
 CONTRACTS, EVICTIONS, CAPACITIES = ("atomic", "sequential"), ("lru", "least_stale", "lfu"), ("10%", "25%", "50%")
 ON_DISK = "25%"  #: the capacity that is run from a disk as well

@@ -21,11 +21,11 @@ import numpy as np
 import typer
 from rounds import machine
 
-from analysis.tables import console, table
-from traces.documents import json_text
-from traces.pieces import Piece
-from traces.schema import Geometry, Header, Provenance
-from traces.writer import TraceWriter
+from moereplay.analysis.tables import console, table
+from moereplay.traces.documents import json_text
+from moereplay.traces.pieces import Piece
+from moereplay.traces.schema import Geometry, Header, Provenance
+from moereplay.traces.writer import TraceWriter
 
 KEEP, EXPONENT = 1 / 3, 0.8
 DRAWS = 1 << 12  #: places of the table that turns a number into an expert
@@ -36,16 +36,16 @@ Row = dict[str, Any]
 
 OPEN = """
 import sys, time
-from traces.store import open_trace
+from moereplay.traces.store import open_trace
 start = time.perf_counter()
 trace = open_trace(sys.argv[1])
 print(time.perf_counter() - start)
 """
 REPLAY = """
 import sys, time
-from simulator.config import configure
-from simulator.replay import replay
-from traces.store import open_trace
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.store import open_trace
 trace = open_trace(sys.argv[1])
 start = time.perf_counter()
 totals = replay(trace, configure(eviction=sys.argv[2], capacity="25%", passes="token")).totals
@@ -53,8 +53,8 @@ print(time.perf_counter() - start, totals["accesses"], totals["hits"], totals["e
 """
 MERGE = """
 import sys, time
-from traces.combine import merged
-from traces.store import open_trace
+from moereplay.traces.combine import merged
+from moereplay.traces.store import open_trace
 start = time.perf_counter()
 merged(sys.argv[2], [open_trace(sys.argv[1])] * 2)
 print(time.perf_counter() - start)

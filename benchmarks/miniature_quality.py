@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from analysis.tables import console, table
-from results.result import Row
-from simulator.config import ReplayConfig, configure
-from simulator.replay import replay
-from tracegen.capture import Reading, watching
-from tracegen.checkpoint import Loaded, load
-from tracegen.live.run import LiveRequest, run
-from tracegen.modules import MoeModules, discover
-from tracegen.nll import nll
-from tracegen.precision.affine import rounded
-from traces.documents import json_text
-from traces.store import open_trace
-from traces.writer import write_trace
+from moereplay.analysis.tables import console, table
+from moereplay.results.result import Row
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.replay import replay
+from moereplay.tracegen.capture import Reading, watching
+from moereplay.tracegen.checkpoint import Loaded, load
+from moereplay.tracegen.live.run import LiveRequest, run
+from moereplay.tracegen.modules import MoeModules, discover
+from moereplay.tracegen.nll import nll
+from moereplay.tracegen.precision.affine import rounded
+from moereplay.traces.documents import json_text
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
 
 WINDOW = 256  #: tokens of a request
 CAPACITIES = ("32/layer", "16/layer")  #: E/2 and E/4

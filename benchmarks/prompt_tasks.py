@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from traces.documents import json_text
+from moereplay.traces.documents import json_text
 
 TASKS = {
     "truthfulqa": """output_type: multiple_choice

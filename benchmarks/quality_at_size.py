@@ -20,19 +20,19 @@ import torch
 from rounds import machine
 from transformers import AutoModelForCausalLM, OlmoeConfig
 
-from analysis.tables import console, table
-from simulator.config import configure
-from simulator.origin import Origin
-from simulator.replay import Plan, plan_for
-from tracegen.checkpoint import Loaded
-from tracegen.live.requests import CAPABILITIES
-from tracegen.live.run import proven
-from tracegen.live.tiers import tiers_of
-from tracegen.modules import MoeModules
-from tracegen.precision import DEFAULT
-from tracegen.quality.session import Session, Subject, alone_because
-from tracegen.quality.texts import Given
-from traces.documents import json_text
+from moereplay.analysis.tables import console, table
+from moereplay.simulator.config import configure
+from moereplay.simulator.origin import Origin
+from moereplay.simulator.replay import Plan, plan_for
+from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.live.requests import CAPABILITIES
+from moereplay.tracegen.live.run import proven
+from moereplay.tracegen.live.tiers import tiers_of
+from moereplay.tracegen.modules import MoeModules
+from moereplay.tracegen.precision import DEFAULT
+from moereplay.tracegen.quality.session import Session, Subject, alone_because
+from moereplay.tracegen.quality.texts import Given
+from moereplay.traces.documents import json_text
 
 VOCABULARY = 50304
 SHAPE: dict[str, Any] = {"intermediate_size": 1024}  #: what OLMoE-1B-7B has otherwise than the configuration's defaults

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from analysis.tables import console, table
-from simulator.config import configure
-from tracegen.checkpoint import Loaded, load
-from tracegen.errors import RecordError
-from tracegen.live.run import LiveRequest, proven, run
-from tracegen.live.tiers import tiers_of
-from tracegen.modules import MoeModules
-from tracegen.precision import NAMES, check_quantiser
-from tracegen.precision.contract import Packed, Quantiser
-from tracegen.precision.libraries import imported
-from tracegen.precision.registry import load as quantiser_of
-from tracegen.precision.torchao_intx import as_theirs
-from traces.documents import json_text
+from moereplay.analysis.tables import console, table
+from moereplay.simulator.config import configure
+from moereplay.tracegen.checkpoint import Loaded, load
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.run import LiveRequest, proven, run
+from moereplay.tracegen.live.tiers import tiers_of
+from moereplay.tracegen.modules import MoeModules
+from moereplay.tracegen.precision import NAMES, check_quantiser
+from moereplay.tracegen.precision.contract import Packed, Quantiser
+from moereplay.tracegen.precision.libraries import imported
+from moereplay.tracegen.precision.registry import load as quantiser_of
+from moereplay.tracegen.precision.torchao_intx import as_theirs
+from moereplay.traces.documents import json_text
 
 BITS = (8, 4, 3, 2)
 HIDDEN, INNER = 2048, 1024  #: of OLMoE

@@ -16,15 +16,15 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.tables import console, table
-from simulator.config import ReplayConfig, configure
-from simulator.memory import CONTEXT, divided
-from sweeps.recommend import Answer, Question, chosen, search
-from sweeps.runner import Runner, fastest_first
-from sweeps.space import can_replay
-from sweeps.starts import filling, started
-from traces.bundled import bundled
-from traces.store import open_trace
+from moereplay.analysis.tables import console, table
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.memory import CONTEXT, divided
+from moereplay.sweeps.recommend import Answer, Question, chosen, search
+from moereplay.sweeps.runner import Runner, fastest_first
+from moereplay.sweeps.space import can_replay
+from moereplay.sweeps.starts import filling, started
+from moereplay.traces.bundled import bundled
+from moereplay.traces.store import open_trace
 
 
 class Case(NamedTuple):

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import typer
 
-from analysis.tables import console, table
-from tracegen.checkpoint import Loaded, load
-from tracegen.decoding import Decoding, continued
-from tracegen.folder import MINIATURE
-from tracegen.prompts import read_prompts
-from tracegen.record import Plan, Progress, record, room_of
-from tracegen.tokens import Work, encode
+from moereplay.analysis.tables import console, table
+from moereplay.tracegen.checkpoint import Loaded, load
+from moereplay.tracegen.decoding import Decoding, continued
+from moereplay.tracegen.folder import MINIATURE
+from moereplay.tracegen.prompts import read_prompts
+from moereplay.tracegen.record import Plan, Progress, record, room_of
+from moereplay.tracegen.tokens import Work, encode
 
 PLAIN = "plain generate()"
 RECORDED = {"recorded, no look-ahead": 0, "recorded, look-ahead 2": 2}

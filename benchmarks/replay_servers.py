@@ -25,9 +25,9 @@ TAKEN_OUT = {
 SERVER = """
 import sys, time
 from pathlib import Path
-from simulator.config import configure
-from simulator.replay import replay
-from traces.store import open_trace
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.store import open_trace
 trace, config = open_trace(Path(sys.argv[1])), configure(capacity="5%", prefetch=sys.argv[2])
 for _ in sys.stdin:
     began = time.perf_counter()

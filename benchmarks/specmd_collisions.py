@@ -16,17 +16,17 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from analysis.tables import console, table
-from simulator.config import configure
-from sweeps.grid import run_grid
-from sweeps.papers.specmd_settings import EVICTIONS, settings
-from sweeps.space import can_replay
-from traces.documents import json_text
-from traces.geometry import known
-from traces.schema import Trace
-from traces.store import open_trace
-from traces.synthetic import Synthetic, synthesise
-from traces.writer import write_trace
+from moereplay.analysis.tables import console, table
+from moereplay.simulator.config import configure
+from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.papers.specmd_settings import EVICTIONS, settings
+from moereplay.sweeps.space import can_replay
+from moereplay.traces.documents import json_text
+from moereplay.traces.geometry import known
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.writer import write_trace
 
 #: The same machine with a link that is never the bottleneck: what the policies do when prefetches always arrive.
 FAST_LINK = """name = "a100-no-wait"

@@ -23,15 +23,15 @@ from typing import NamedTuple
 
 from specmd_table2 import synthetic
 
-from analysis.statistics import spearman
-from analysis.tables import console, table
-from simulator.config import ReplayConfig, configure
-from simulator.preset import preset
-from sweeps.figures import figures_of
-from sweeps.grid import run_grid
-from sweeps.papers.specmd.table_2 import PRESETS, PUBLISHED
-from traces.documents import json_text
-from traces.schema import Trace
+from moereplay.analysis.statistics import spearman
+from moereplay.analysis.tables import console, table
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.preset import preset
+from moereplay.sweeps.figures import figures_of
+from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.papers.specmd.table_2 import PRESETS, PUBLISHED
+from moereplay.traces.documents import json_text
+from moereplay.traces.schema import Trace
 
 #: What is left open, and the values of each.
 OPEN = {

@@ -24,22 +24,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from analysis.metrics import measured
-from analysis.statistics import spearman
-from analysis.tables import console, table
-from results.write import to_frame
-from simulator.config import ReplayConfig, configure
-from simulator.preset import LEAST_STALE, preset
-from sweeps.grid import run_grid
-from sweeps.papers.figure import predictor
-from sweeps.papers.specmd.table_2 import PRESETS, PUBLISHED
-from sweeps.space import can_replay
-from traces.documents import json_text
-from traces.geometry import known
-from traces.schema import Geometry, Trace
-from traces.store import open_trace
-from traces.synthetic import Synthetic, synthesise
-from traces.writer import write_trace
+from moereplay.analysis.metrics import measured
+from moereplay.analysis.statistics import spearman
+from moereplay.analysis.tables import console, table
+from moereplay.results.write import to_frame
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.preset import LEAST_STALE, preset
+from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.papers.figure import predictor
+from moereplay.sweeps.papers.specmd.table_2 import PRESETS, PUBLISHED
+from moereplay.sweeps.space import can_replay
+from moereplay.traces.documents import json_text
+from moereplay.traces.geometry import known
+from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.writer import write_trace
 
 SAMPLE = Path(__file__).parents[1] / "traces" / "samples" / "miniature.zarr"
 MINIATURE, BESIDE = "miniature", "olmoe-1b-7b"

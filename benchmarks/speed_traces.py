@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.geometry import known
-from traces.schema import Trace
-from traces.store import open_trace
-from traces.synthetic import Synthetic, synthesise
-from traces.writer import write_trace
+from moereplay.traces.geometry import known
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.writer import write_trace
 
 #: Recall of look-ahead and reuse of experts, as measured on OLMoE-like models.
 RECALL, REUSE = (0.87,), 0.31

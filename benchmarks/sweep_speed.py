@@ -21,10 +21,10 @@ import typer
 from rounds import in_turns, machine
 from speed_traces import FULL, OLMOE, QUICK, make
 
-from simulator.replay import replay
-from sweeps.jobs import open_traces
-from sweeps.run import planned
-from traces.documents import json_text
+from moereplay.simulator.replay import replay
+from moereplay.sweeps.jobs import open_traces
+from moereplay.sweeps.run import planned
+from moereplay.traces.documents import json_text
 
 ROOT = Path(__file__).parents[1]
 #: 10 x 5 x 4 x 5 configurations.

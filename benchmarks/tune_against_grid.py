@@ -11,16 +11,16 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
-from sweeps.batches import Batch, Headline, compute
-from sweeps.executor import Stored
-from sweeps.experiment.expand import configurations
-from sweeps.experiment.file import read
-from sweeps.figures import FIGURES, Figures
-from sweeps.jobs import job_of, open_traces
-from sweeps.tune import Found, Search, tune
-from traces.schema import Geometry
-from traces.synthetic import Synthetic, synthesise
-from traces.writer import write_trace
+from moereplay.sweeps.batches import Batch, Headline, compute
+from moereplay.sweeps.executor import Stored
+from moereplay.sweeps.experiment.expand import configurations
+from moereplay.sweeps.experiment.file import read
+from moereplay.sweeps.figures import FIGURES, Figures
+from moereplay.sweeps.jobs import job_of, open_traces
+from moereplay.sweeps.tune import Found, Search, tune
+from moereplay.traces.schema import Geometry
+from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.writer import write_trace
 
 GRID = """
 traces = ["trace.zarr"]

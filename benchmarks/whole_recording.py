@@ -14,15 +14,15 @@ from typing import Annotated, Any
 import typer
 from rounds import machine
 
-import policies
-from analysis.tables import console, table
-from policies.contract import PolicyError
-from simulator.config import ReplayConfig, configure
-from simulator.errors import ConfigError
-from simulator.replay import plan, replay
-from traces.documents import json_text
-from traces.schema import Request, Trace, memory_trace
-from traces.store import open_trace
+from moereplay import policies
+from moereplay.analysis.tables import console, table
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import plan, replay
+from moereplay.traces.documents import json_text
+from moereplay.traces.schema import Request, Trace, memory_trace
+from moereplay.traces.store import open_trace
 
 Row = dict[str, Any]
 

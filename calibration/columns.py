@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from traces.schema import MOST_EXPERTS, MOST_LAYERS
+from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS
 
 File = Literal["cells", "models", "tokens"]
 MOST_MS = 1e9  #: of a token, eleven days

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from calibration.figures import Figure, jackknifed
-from calibration.machine import MS, loading_ms
-from calibration.runs import Run
-from calibration.sizes import MIB
-from simulator.platform import Platform, Roofline
-from traces.weight_formats import MIXTURES
+from moereplay.calibration.figures import Figure, jackknifed
+from moereplay.calibration.machine import MS, loading_ms
+from moereplay.calibration.runs import Run
+from moereplay.calibration.sizes import MIB
+from moereplay.simulator.platform import Platform, Roofline
+from moereplay.traces.weight_formats import MIXTURES
 
 FAULTS = 50  #: per token, on average: with fewer, their price drowns in everything else
 

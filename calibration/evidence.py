@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from calibration.fitting import Fitted, fit, prediction
-from calibration.folder import Evidence, within
-from calibration.prediction import REPLAY, Prediction, measured, rounded, summary
-from calibration.refusal import RefusalError
-from calibration.replayed import model_routing_of, replayed, routing_of
-from calibration.rows import SHOWN, Line
-from calibration.runs import Run, run_of
-from calibration.sizes import Sizes
-from policies.errors import PolicyError
-from simulator.errors import ConfigError
-from simulator.platform import Platform
-from simulator.platform_files import platform
-from traces.schema import TraceError
+from moereplay.calibration.fitting import Fitted, fit, prediction
+from moereplay.calibration.folder import Evidence, within
+from moereplay.calibration.prediction import REPLAY, Prediction, measured, rounded, summary
+from moereplay.calibration.refusal import RefusalError
+from moereplay.calibration.replayed import model_routing_of, replayed, routing_of
+from moereplay.calibration.rows import SHOWN, Line
+from moereplay.calibration.runs import Run, run_of
+from moereplay.calibration.sizes import Sizes
+from moereplay.policies.errors import PolicyError
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Platform
+from moereplay.simulator.platform_files import platform
+from moereplay.traces.schema import TraceError
 
 FIT, HELD_OUT = "fit", "held_out"
 OPTION = "--fit"

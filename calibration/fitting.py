@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calibration.compute_fit import fit_compute, fit_faults, fit_loading
-from calibration.figures import Figure
-from calibration.line_fit import fit_line
-from calibration.link_fit import fit_link, waits_of
-from calibration.prediction import PUBLISHED, Prediction, measured, predicted, summary
-from calibration.runs import Run
-from simulator.errors import ConfigError
-from simulator.platform import Calibration, Platform
-from simulator.platform_files import sealed
-from traces.geometry import recognised
+from moereplay.calibration.compute_fit import fit_compute, fit_faults, fit_loading
+from moereplay.calibration.figures import Figure
+from moereplay.calibration.line_fit import fit_line
+from moereplay.calibration.link_fit import fit_link, waits_of
+from moereplay.calibration.prediction import PUBLISHED, Prediction, measured, predicted, summary
+from moereplay.calibration.runs import Run
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Calibration, Platform
+from moereplay.simulator.platform_files import sealed
+from moereplay.traces.geometry import recognised
 
 #: A run whose mean token takes so much more than its median one has outliers that no price describes.
 OUTLIERS = 1.15

@@ -11,10 +11,10 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from calibration.rows import SHOWN, Line, read_lines
-from calibration.series import Series, read_series
-from simulator.errors import ConfigError
-from traces.spelling import hint
+from moereplay.calibration.rows import SHOWN, Line, read_lines
+from moereplay.calibration.series import Series, read_series
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.spelling import hint
 
 CELLS, MODELS = "cells.csv", "models.csv"
 

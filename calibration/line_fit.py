@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibration.figures import Figure, jackknifed
-from calibration.link_fit import with_link
-from calibration.machine import as_run, compute_ms, loading_ms, waiting_ms
-from calibration.runs import Run
-from calibration.search import huber, least
-from simulator.errors import ConfigError
-from simulator.platform import Platform, Roofline
+from moereplay.calibration.figures import Figure, jackknifed
+from moereplay.calibration.link_fit import with_link
+from moereplay.calibration.machine import as_run, compute_ms, loading_ms, waiting_ms
+from moereplay.calibration.runs import Run
+from moereplay.calibration.search import huber, least
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Platform, Roofline
 
 FEWEST = 2  #: runs of different bytes
 GUESSES = ((1e10, 2e9), (1e11, 1e10), (1e12, 2e10))

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.figures import Figure, jackknifed
-from calibration.machine import as_run, waiting_ms
-from calibration.runs import Run
-from calibration.search import huber, least
-from simulator.platform import Platform
+from moereplay.calibration.figures import Figure, jackknifed
+from moereplay.calibration.machine import as_run, waiting_ms
+from moereplay.calibration.runs import Run
+from moereplay.calibration.search import huber, least
+from moereplay.simulator.platform import Platform
 
 PARTS, FEWEST_TOKENS = 4, 40
 #: Bytes of the parts must differ by so much, or the log is one observation.

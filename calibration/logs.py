@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.columns import MOST_MIB
-from calibration.refusal import RefusalError
-from calibration.rows import Line
-from calibration.runs import Run, run_from
-from calibration.series import read_series
-from calibration.sizes import MIB
-from simulator.capacity import parse_size
-from simulator.errors import ConfigError
-from traces.geometry import known
-from traces.weight_formats import check_format
+from moereplay.calibration.columns import MOST_MIB
+from moereplay.calibration.refusal import RefusalError
+from moereplay.calibration.rows import Line
+from moereplay.calibration.runs import Run, run_from
+from moereplay.calibration.series import read_series
+from moereplay.calibration.sizes import MIB
+from moereplay.simulator.capacity import parse_size
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.geometry import known
+from moereplay.traces.weight_formats import check_format
 
 FEWEST_TOKENS = 10
 

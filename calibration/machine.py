@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibration.closed_form import StepPrices, mean_waiting
-from calibration.runs import Run
-from calibration.sizes import Sizes
-from simulator.errors import ConfigError
-from simulator.platform import Platform, Roofline
-from simulator.rates import NS
+from moereplay.calibration.closed_form import StepPrices, mean_waiting
+from moereplay.calibration.runs import Run
+from moereplay.calibration.sizes import Sizes
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Platform, Roofline
+from moereplay.simulator.rates import NS
 
 MS = 1e6  #: nanoseconds
 

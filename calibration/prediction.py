@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from calibration.machine import as_run, compute_ms, loading_ms, waiting_ms
-from calibration.runs import Run
-from calibration.series import Series
-from simulator.platform import Platform
+from moereplay.calibration.machine import as_run, compute_ms, loading_ms, waiting_ms
+from moereplay.calibration.runs import Run
+from moereplay.calibration.series import Series
+from moereplay.simulator.platform import Platform
 
 #: What a run is judged by: the first of these that was measured.
 TIMES = ("tpot_median_ms", "tpot_ms")

@@ -13,22 +13,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibration.machine import as_run
-from calibration.refusal import RefusalError
-from calibration.runs import Run
-from calibration.sizes import MIB, Sizes
-from results.result import Event, Result
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.platform import Platform
-from simulator.platform_files import as_toml
-from simulator.replay import replay
-from traces.dense import NOT_STORED
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.schema import Geometry, Header, Request, Trace, memory_trace
-from traces.store import open_trace
-from traces.weight_formats import BITS_PER_WEIGHT
+from moereplay.calibration.machine import as_run
+from moereplay.calibration.refusal import RefusalError
+from moereplay.calibration.runs import Run
+from moereplay.calibration.sizes import MIB, Sizes
+from moereplay.results.result import Event, Result
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Platform
+from moereplay.simulator.platform_files import as_toml
+from moereplay.simulator.replay import replay
+from moereplay.traces.dense import NOT_STORED
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
 MS = 1e6  #: nanoseconds
 #: What rows call their policy, and what it is here.

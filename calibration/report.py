@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calibration.fitting import Fitted
-from calibration.prediction import TIMES, Prediction, summary
+from moereplay.calibration.fitting import Fitted
+from moereplay.calibration.prediction import TIMES, Prediction, summary
 
 #: Columns of predicted cells that may be left out of a table, first to go first.
 SPARE = ("loading", "waiting", "compute", "time", "basis")

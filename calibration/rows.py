@@ -10,10 +10,10 @@ from itertools import product
 from math import nan
 from pathlib import Path
 
-from calibration.columns import FILES, File, amounts, needed
-from simulator.errors import ConfigError
-from traces.documents import content
-from traces.spelling import hint
+from moereplay.calibration.columns import FILES, File, amounts, needed
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.documents import content
+from moereplay.traces.spelling import hint
 
 MOST_COLUMNS = 1024
 #: A decimal number; Python takes more for one: nan, infinity, 1_000, digits of other scripts.

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.columns import CELLS
-from calibration.folder import Evidence
-from calibration.refusal import RefusalError
-from calibration.rows import Line
-from calibration.series import Series
-from calibration.sizes import MIB, Sizes, sizes_of
-from simulator.errors import ConfigError
+from moereplay.calibration.columns import CELLS
+from moereplay.calibration.folder import Evidence
+from moereplay.calibration.refusal import RefusalError
+from moereplay.calibration.rows import Line
+from moereplay.calibration.series import Series
+from moereplay.calibration.sizes import MIB, Sizes, sizes_of
+from moereplay.simulator.errors import ConfigError
 
 #: What `clean` says of rows whose time means nothing.
 NO_TIME = "hits and bytes only"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.columns import needed
-from calibration.rows import Line, read_lines
-from simulator.errors import ConfigError
+from moereplay.calibration.columns import needed
+from moereplay.calibration.rows import Line, read_lines
+from moereplay.simulator.errors import ConfigError
 
 NEEDED = needed("tokens")
 PARTS = ("compute_ms", "io_ms", "stall_ms", "mgmt_ms", "majflt")

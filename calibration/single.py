@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from calibration.fitting import prediction
-from calibration.prediction import REPLAY, Prediction, measured
-from calibration.refusal import RefusalError
-from calibration.replayed import replayed
-from calibration.runs import Run
-from calibration.sizes import MIB
-from simulator.errors import ConfigError
-from simulator.platform import Platform
+from moereplay.calibration.fitting import prediction
+from moereplay.calibration.prediction import REPLAY, Prediction, measured
+from moereplay.calibration.refusal import RefusalError
+from moereplay.calibration.replayed import replayed
+from moereplay.calibration.runs import Run
+from moereplay.calibration.sizes import MIB
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Platform
 
 ROLE = "held_out"
 #: What is printed of a run: column, words and decimals.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calibration.refusal import RefusalError
-from calibration.rows import Line
-from simulator.errors import ConfigError
-from simulator.platform import MIB
-from traces.dense import TABLE_BITS, dense_of, resolved, with_bytes
-from traces.geometry import KnownModel, known
-from traces.schema import Geometry, TraceError
-from traces.weight_formats import BITS_PER_WEIGHT, named_in
+from moereplay.calibration.refusal import RefusalError
+from moereplay.calibration.rows import Line
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import MIB
+from moereplay.traces.dense import TABLE_BITS, dense_of, resolved, with_bytes
+from moereplay.traces.geometry import KnownModel, known
+from moereplay.traces.schema import Geometry, TraceError
+from moereplay.traces.weight_formats import BITS_PER_WEIGHT, named_in
 
 
 @dataclass(frozen=True)

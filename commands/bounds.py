@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands import options
-from commands.cores import CORES
-from commands.groups import grouped
-from commands.settings import OfBounds
-from commands.terminal import say, say_when_compiling, show, show_json
+from moereplay.commands import options
+from moereplay.commands.cores import CORES
+from moereplay.commands.groups import grouped
+from moereplay.commands.settings import OfBounds
+from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from simulator.config import ReplayConfig
-    from simulator.limits.choices import Freedom
-    from simulator.limits.limits import Limits
-    from sweeps.grid import Outcome
-    from traces.schema import Trace
+    from moereplay.simulator.config import ReplayConfig
+    from moereplay.simulator.limits.choices import Freedom
+    from moereplay.simulator.limits.limits import Limits
+    from moereplay.sweeps.grid import Outcome
+    from moereplay.traces.schema import Trace
 
 TWICE = "2k"  #: what routing may choose among unless it is said
 
@@ -44,10 +44,10 @@ def bounds(
     csv: Annotated[bool, typer.Option("--csv", help="The rows as CSV, all digits.")] = False,
 ) -> None:
     """Say what limits policies: evictions, prefetch, routing; and what their misses are made of. SIMULATED."""
-    from analysis.gap import flat
-    from analysis.tables import csv as as_csv
-    from simulator.errors import ConfigError
-    from traces.store import open_trace
+    from moereplay.analysis.gap import flat
+    from moereplay.analysis.tables import csv as as_csv
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.store import open_trace
 
     if as_json and csv:
         raise ConfigError("--json and --csv are two ways to print; give one")
@@ -64,7 +64,7 @@ def bounds(
 
 def _freedom(trace: Trace, asked: Routing) -> Freedom | None:
     """As asked; unless it is, of twice k where the trace has what that needs."""
-    from simulator.limits.choices import freedom
+    from moereplay.simulator.limits.choices import freedom
 
     if asked.top_m or asked.mass is not None or asked.top_j or "logits" in trace.arrays:
         top_m = asked.top_m or ("" if asked.mass is not None else TWICE)
@@ -74,9 +74,9 @@ def _freedom(trace: Trace, asked: Routing) -> Freedom | None:
 
 def _documents(trace: Trace, configs: list[ReplayConfig], free: Freedom | None, workers: int) -> list[dict[str, Any]]:
     """One for each combination of settings other than the eviction."""
-    from commands.progress_bar import progress
-    from simulator.limits.limits import limits
-    from sweeps.grid import run_grid
+    from moereplay.commands.progress_bar import progress
+    from moereplay.simulator.limits.limits import limits
+    from moereplay.sweeps.grid import run_grid
 
     say_when_compiling()
     with progress(len(configs), "replays") as advance:
@@ -94,7 +94,7 @@ def _documents(trace: Trace, configs: list[ReplayConfig], free: Freedom | None, 
 
 def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays: Sequence[Outcome]) -> dict[str, Any]:
     """Settings, limits, and the policies replayed under them."""
-    from results.settings import OF_BOUNDS
+    from moereplay.results.settings import OF_BOUNDS
 
     least, fixed, routed = found.least, found.fixed, found.routed
     return {
@@ -120,8 +120,8 @@ def _policy(outcome: Outcome, found: Limits) -> dict[str, Any]:
     """A replay beside the limits, and its misses in parts."""
     from dataclasses import asdict
 
-    from analysis.gap import gap_of
-    from policies.grammar import parse
+    from moereplay.analysis.gap import gap_of
+    from moereplay.policies.grammar import parse
 
     result, _ = outcome
     eviction, misses = result.config["eviction"], result.totals["misses"]
@@ -145,8 +145,8 @@ def _speed(passes: int, spent: int) -> float | None:
 
 
 def _report(trace: Trace, documents: Sequence[dict[str, Any]], free: Freedom | None) -> None:
-    from analysis.gap import LEGEND, drawn
-    from analysis.heading import simulated
+    from moereplay.analysis.gap import LEGEND, drawn
+    from moereplay.analysis.heading import simulated
 
     show(*simulated(trace))
     for document in documents:

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands.groups import Typed, grouped
-from commands.log_options import OfLogs, logged
-from commands.terminal import STDOUT, say, show, show_json
+from moereplay.commands.groups import Typed, grouped
+from moereplay.commands.log_options import OfLogs, logged
+from moereplay.commands.terminal import STDOUT, say, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from calibration.fitting import Fitted
-    from calibration.prediction import Prediction
-    from calibration.runs import Run
-    from simulator.platform import Platform
-    from traces.schema import Geometry
+    from moereplay.calibration.fitting import Fitted
+    from moereplay.calibration.prediction import Prediction
+    from moereplay.calibration.runs import Run
+    from moereplay.simulator.platform import Platform
+    from moereplay.traces.schema import Geometry
 
 
 class OfFit(NamedTuple):
@@ -68,10 +68,10 @@ def calibrate(
 
     Without sources and with --slow-tier, this machine is measured.
     """
-    from calibration.report import document
-    from results.outputs import check_output
-    from simulator.errors import ConfigError
-    from simulator.platform_files import as_toml, platform
+    from moereplay.calibration.report import document
+    from moereplay.results.outputs import check_output
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.platform_files import as_toml, platform
 
     if out == STDOUT and as_json:
         raise ConfigError("--out - and --json both write to standard output; leave one of them out")
@@ -109,7 +109,7 @@ def calibrate(
 
 def _refuse(ignored: AbstractSet[str], why: str) -> None:
     """Raises ConfigError naming the first of these options, if there is one."""
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     for name in sorted(ignored):
         raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
@@ -119,21 +119,21 @@ def _measure_here(here: Here, slow_tier: str, of: tuple[str | None, str], out: P
     """Calibrate this machine by runs of its own; `of` is the model and the device."""
     from tempfile import TemporaryDirectory
 
-    from commands.offloading import slow_tier_of
-    from commands.progress_bar import progress
-    from simulator.platform_files import as_toml
-    from tracegen.offload.named import require_place, slow_tier_named, throttle_named
-    from tracegen.requirements import require_torch
-    from traces.geometry import known
+    from moereplay.commands.offloading import slow_tier_of
+    from moereplay.commands.progress_bar import progress
+    from moereplay.simulator.platform_files import as_toml
+    from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
+    from moereplay.tracegen.requirements import require_torch
+    from moereplay.traces.geometry import known
 
     require_torch()
     model, named = of
     device = "cpu" if named == OfFit().device else named
     throttle, geometry = throttle_named(here.throttle), _measured_geometry(model, here.layers)
     require_place(slow_tier_named(slow_tier), device)
-    from tracegen.offload.calibration import RUNS, about_of, bench_of, calibrate, document
-    from tracegen.offload.device import compute_on, described
-    from tracegen.offload.slow_tier import kind_of
+    from moereplay.tracegen.offload.calibration import RUNS, about_of, bench_of, calibrate, document
+    from moereplay.tracegen.offload.device import compute_on, described
+    from moereplay.tracegen.offload.slow_tier import kind_of
 
     compute_on(here.threads)
     with TemporaryDirectory() as folder, slow_tier_of(slow_tier, device, geometry, [geometry.expert_bits]) as slow:
@@ -152,7 +152,7 @@ def _measure_here(here: Here, slow_tier: str, of: tuple[str | None, str], out: P
 
 def _write(out: Path, toml: str, warnings: Sequence[str]) -> None:
     """The platform, into a file, or on standard output, beside which no table has the warnings."""
-    from calibration.report import warning_lines
+    from moereplay.calibration.report import warning_lines
 
     if out == STDOUT:
         for line in warning_lines(warnings):
@@ -164,9 +164,9 @@ def _write(out: Path, toml: str, warnings: Sequence[str]) -> None:
 
 def _measured_geometry(model: str | None, layers: int) -> Geometry:
     """The first layers of a known model. Raises ConfigError or TraceError for none, or for more than it has."""
-    from simulator.errors import ConfigError
-    from tracegen.offload.part import shallow
-    from traces.geometry import known
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.tracegen.offload.part import shallow
+    from moereplay.traces.geometry import known
 
     if model is None:
         raise ConfigError("--slow-tier needs --model, whose sizes are measured; `moereplay models` lists them")
@@ -177,8 +177,8 @@ def _measured_geometry(model: str | None, layers: int) -> Geometry:
 
 
 def _show_here(document: dict[str, Any], as_json: bool) -> None:
-    from analysis.tables import table
-    from calibration.report import figure_row, warning_lines
+    from moereplay.analysis.tables import table
+    from moereplay.calibration.report import figure_row, warning_lines
 
     if as_json:
         show_json(document)
@@ -193,8 +193,8 @@ def _show_here(document: dict[str, Any], as_json: bool) -> None:
 
 def _of_folder(folder: Path, globs: list[str], base: Platform) -> tuple[Fitted, list[Prediction], dict[str, object]]:
     """Fitted on some of a folder's cells; the others of its device, predicted."""
-    from calibration.evidence import HELD_OUT, Machines, fit_of, predictions, runs_of
-    from calibration.folder import read_folder
+    from moereplay.calibration.evidence import HELD_OUT, Machines, fit_of, predictions, runs_of
+    from moereplay.calibration.folder import read_folder
 
     evidence = read_folder(folder)
     runs, refused = runs_of(evidence, evidence.chosen(globs))
@@ -209,10 +209,10 @@ def _of_logs(
     files: list[Path], about: OfLogs, fitting: OfFit, base: Platform
 ) -> tuple[Fitted, list[Prediction], dict[str, object]]:
     """Fitted on the first tokens of logs; the others predicted, and the routing of a log replayed."""
-    from analysis.tables import counted
-    from calibration.fitting import fit, prediction
-    from calibration.logs import runs_of_logs, split
-    from simulator.errors import ConfigError
+    from moereplay.analysis.tables import counted
+    from moereplay.calibration.fitting import fit, prediction
+    from moereplay.calibration.logs import runs_of_logs, split
+    from moereplay.simulator.errors import ConfigError
 
     if about.trace and len(files) > 1:
         raise ConfigError("--trace is the routing of one log; name that log alone")
@@ -230,9 +230,9 @@ def _of_logs(
 
 def _replay(machine: Platform, run: Run, routing: Path) -> dict[str, object]:
     """What a replay of its routing says of a run. Raises ConfigError for routing that cannot be replayed."""
-    from calibration.refusal import RefusalError
-    from calibration.replayed import replayed
-    from simulator.errors import ConfigError
+    from moereplay.calibration.refusal import RefusalError
+    from moereplay.calibration.replayed import replayed
+    from moereplay.simulator.errors import ConfigError
 
     try:
         again = replayed(machine, run, routing)
@@ -242,9 +242,9 @@ def _replay(machine: Platform, run: Run, routing: Path) -> dict[str, object]:
 
 
 def _report(found: Fitted, held: list[Prediction], more: dict[str, object]) -> None:
-    from analysis.tables import table
-    from calibration.report import SPARE, figure_rows, residual_rows, summary_line, warning_lines
-    from traces.documents import json_text
+    from moereplay.analysis.tables import table
+    from moereplay.calibration.report import SPARE, figure_rows, residual_rows, summary_line, warning_lines
+    from moereplay.traces.documents import json_text
 
     show(f"{found.device}: {found.platform.calibration.method}" if found.platform.calibration else found.device)
     show(table(figure_rows(found)), table(residual_rows([*found.on_itself, *held]), spare=SPARE, more="--json"))

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from commands.interrupt import INTERRUPTED, interruptible, keeping
-from commands.terminal import say, say_when_compiling
+from moereplay.commands.interrupt import INTERRUPTED, interruptible, keeping
+from moereplay.commands.terminal import say, say_when_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from analysis.checks import Candidate
-    from sweeps.checks import Checker, Chosen
-    from sweeps.checks import Checks as Kept
-    from sweeps.jobs import Job
-    from traces.schema import Trace
+    from moereplay.analysis.checks import Candidate
+    from moereplay.sweeps.checks import Checker, Chosen
+    from moereplay.sweeps.checks import Checks as Kept
+    from moereplay.sweeps.jobs import Job
+    from moereplay.traces.schema import Trace
 
 MOST_NAMED = 5  #: skipped configurations that are printed in full
 
@@ -56,7 +56,7 @@ def checker_of(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
     way = _way(asked)
     if way is None:
         return None
-    from tracegen.requirements import require_torch
+    from moereplay.tracegen.requirements import require_torch
 
     require_torch()
     found = _running(asked, traces) if way == "live" else _measuring(asked, traces, platforms)
@@ -67,7 +67,7 @@ def checker_of(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
 
 def _way(asked: Checks) -> str | None:
     """slow_tier or live. Raises ConfigError for options that do not go together."""
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     ways = [name for name in BESIDE if getattr(asked, name) is not None]
     given = [name for name in Checks._fields[1:] if getattr(asked, name) not in (None, "")]
@@ -91,14 +91,14 @@ def _option(name: str) -> str:
 
 
 def _measuring(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str]) -> Checker:
-    from commands.offloading import slow_tier_of
-    from tracegen.offload.named import require_place, slow_tier_named, throttle_named
+    from moereplay.commands.offloading import slow_tier_of
+    from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
 
     named, device = asked.slow_tier or "", asked.device or "cpu"
     part = (asked.layers or 4, asked.check_prompt or 0, asked.check_tokens or 16)
     throttle = throttle_named(asked.throttle or "none")
     require_place(slow_tier_named(named), device)
-    from tracegen.offload.checks import Measuring
+    from moereplay.tracegen.offload.checks import Measuring
 
     found = Measuring(
         named, lambda geometry, bits: slow_tier_of(named, device, geometry, bits), device, throttle, *part
@@ -108,14 +108,14 @@ def _measuring(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str])
 
 
 def _running(asked: Checks, traces: Sequence[Trace]) -> Checker:
-    from commands.validate import as_recorded, folder_of, loaded_for
-    from tracegen.placement import check_device
+    from moereplay.commands.validate import as_recorded, folder_of, loaded_for
+    from moereplay.tracegen.placement import check_device
 
     device, named = asked.device or "auto", asked.live or ""
     check_device(device)
     folder = folder_of(traces[0], named)
     stored = {trace.digest: as_recorded(trace, asked.dtype or "", None) | {"device": device} for trace in traces}
-    from tracegen.live.checks import Running
+    from moereplay.tracegen.live.checks import Running
 
     model = folder.name + (f" in {asked.dtype}" if asked.dtype else "")
     return Running(
@@ -130,9 +130,9 @@ def checked(
 
     Raises Exit if it was interrupted.
     """
-    from analysis.checks import summary
-    from commands.progress_bar import progress
-    from sweeps.checks import Checks as Kept
+    from moereplay.analysis.checks import summary
+    from moereplay.commands.progress_bar import progress
+    from moereplay.sweeps.checks import Checks as Kept
 
     say_when_compiling()
     kept = Kept(checker, traces, folder)
@@ -151,7 +151,7 @@ def checked(
 
 
 def _candidate(job: Job) -> Candidate:
-    from analysis.checks import Candidate
+    from moereplay.analysis.checks import Candidate
 
     settings = {name: str(value) for name, value in job.config.model_dump(mode="json").items()}
     return Candidate(job.identity, settings | {"trace": job.digest[:12]}, job.config.policy_set().open_loop)

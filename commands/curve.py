@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands import options
-from commands.cores import CORES
-from commands.groups import grouped
-from commands.interrupt import keeping
-from commands.settings import CurveSettings
-from commands.terminal import say, say_when_compiling, show, show_json
+from moereplay.commands import options
+from moereplay.commands.cores import CORES
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import keeping
+from moereplay.commands.settings import CurveSettings
+from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from simulator.curves.curve import Curve
-    from traces.schema import Trace
+    from moereplay.simulator.curves.curve import Curve
+    from moereplay.traces.schema import Trace
 
 #: Capacities of the table; files and --json hold all.
 SHOWN = ("1%", "2%", "5%", "10%", "25%", "50%", "75%", "100%")
@@ -40,9 +40,9 @@ def curve(
     out: Annotated[Path | None, typer.Option(help="Folder for one Parquet file per curve; plot reads it.")] = None,
 ) -> None:
     """Count misses at every capacity in one pass: LRU and Belady, without prefetch. SIMULATED."""
-    from results.outputs import check_output
-    from simulator.curves.rows import to_row, write_curve
-    from traces.store import open_trace
+    from moereplay.results.outputs import check_output
+    from moereplay.simulator.curves.rows import to_row, write_curve
+    from moereplay.traces.store import open_trace
 
     opened, how = open_trace(trace), settings.lists()
     names = _names(opened, eviction, how, as_json)
@@ -64,8 +64,8 @@ def curve(
 
 def _names(trace: Trace, eviction: str, how: Mapping[str, str], as_json: bool) -> list[str]:
     """The policies to count, checked before the first is. Raises ConfigError or PolicyError."""
-    from simulator.curves.curve import REPLAYED, offered, settings
-    from simulator.errors import ConfigError
+    from moereplay.simulator.curves.curve import REPLAYED, offered, settings
+    from moereplay.simulator.errors import ConfigError
 
     usual = [name for name in REPLAYED if name in offered(trace.geometry, how["scope"])]
     listed = [name.strip() for name in eviction.split(",")] if eviction else usual
@@ -81,8 +81,8 @@ def _names(trace: Trace, eviction: str, how: Mapping[str, str], as_json: bool) -
 
 def _check_replays(machine: str, engine: str) -> None:
     """Raises ConfigError for an unknown machine or engine before anything is counted."""
-    from simulator.platform_files import platform
-    from simulator.replay import check_engine
+    from moereplay.simulator.platform_files import platform
+    from moereplay.simulator.replay import check_engine
 
     check_engine(engine)
     if machine:
@@ -90,9 +90,9 @@ def _check_replays(machine: str, engine: str) -> None:
 
 
 def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
-    from commands.progress_bar import progress
-    from simulator.curves.curve import curve, is_ready
-    from traces.passes import schedule
+    from moereplay.commands.progress_bar import progress
+    from moereplay.simulator.curves.curve import curve, is_ready
+    from moereplay.traces.passes import schedule
 
     if not is_ready(policy):
         say(f"compiling the count of {policy}, once for this version; some seconds")
@@ -103,8 +103,8 @@ def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
 
 def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int) -> Curve:
     """The curve; capacities whose counts depend on times are replayed on the platform, if one is named."""
-    from commands.progress_bar import progress
-    from sweeps.curve_gaps import decide, undecided
+    from moereplay.commands.progress_bar import progress
+    from moereplay.sweeps.curve_gaps import decide, undecided
 
     if not platform or made.decided.all():
         return made
@@ -115,8 +115,8 @@ def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int
 
 def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
     """The capacities of the table that hold an expert, in bytes of all pools, exactly as replays round them."""
-    from simulator.capacity import parse_capacity
-    from simulator.errors import ConfigError
+    from moereplay.simulator.capacity import parse_capacity
+    from moereplay.simulator.errors import ConfigError
 
     known = {}
     for text in SHOWN:
@@ -128,9 +128,9 @@ def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
 
 
 def _report(trace: Trace, curves: list[Curve]) -> None:
-    from analysis.heading import simulated
-    from analysis.tables import table
-    from results.settings import NAMES, OF_CURVES
+    from moereplay.analysis.heading import simulated
+    from moereplay.analysis.tables import table
+    from moereplay.results.settings import NAMES, OF_CURVES
 
     first = curves[0]
     settings = "; ".join(f"{name} {getattr(first.config, name)}" for name in NAMES if name in OF_CURVES)
@@ -145,7 +145,7 @@ def _report(trace: Trace, curves: list[Curve]) -> None:
 
 
 def _line(curves: list[Curve], text: str, size: int) -> dict[str, object]:
-    from analysis.tables import Share
+    from moereplay.analysis.tables import Share
 
     first = curves[0]
     line: dict[str, object] = {"capacity": text, "experts": size * first.experts / first.total_bytes}
@@ -157,7 +157,7 @@ def _line(curves: list[Curve], text: str, size: int) -> dict[str, object]:
 
 
 def _misses(made: Curve, size: int) -> int | None:
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     try:
         return made.misses_at(size)

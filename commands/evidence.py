@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.groups import Typed, grouped
-from commands.log_options import OfLogs, logged, of_each
-from commands.terminal import say, say_when_compiling, show, show_json
+from moereplay.commands.groups import Typed, grouped
+from moereplay.commands.log_options import OfLogs, logged, of_each
+from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
-    from calibration.evidence import Machines
-    from calibration.prediction import Prediction
+    from moereplay.calibration.evidence import Machines
+    from moereplay.calibration.prediction import Prediction
 
 BASE = "phone-ufs4"  #: a device whose experts lie on flash
 
@@ -38,8 +38,8 @@ def evidence(
     typed: Typed,
 ) -> None:
     """Predict measured runs by a calibration of their machine, by replay where their routing is there."""
-    from calibration.evidence import document
-    from simulator.errors import ConfigError
+    from moereplay.calibration.evidence import document
+    from moereplay.simulator.errors import ConfigError
 
     for source in sources:
         if not source.exists():
@@ -66,10 +66,10 @@ def evidence(
 def _of_folder(
     sources: list[Path], calibration: list[str] | None, fit: list[str] | None, base: str | None
 ) -> tuple[list[Prediction], Machines]:
-    from calibration.evidence import from_files, from_fits, predictions
-    from calibration.folder import read_folder
-    from simulator.errors import ConfigError
-    from simulator.platform_files import platform
+    from moereplay.calibration.evidence import from_files, from_fits, predictions
+    from moereplay.calibration.folder import read_folder
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.platform_files import platform
 
     if len(sources) > 1:
         raise ConfigError(f"one folder, or logs, are predicted at a time; {sources[1]} is given beside {sources[0]}")
@@ -83,10 +83,10 @@ def _of_folder(
 
 
 def _of_logs(files: list[Path], calibration: list[str] | None, about: OfLogs) -> tuple[list[Prediction], Machines]:
-    from calibration.evidence import from_files
-    from calibration.logs import runs_of_logs
-    from calibration.single import of_log
-    from simulator.errors import ConfigError
+    from moereplay.calibration.evidence import from_files
+    from moereplay.calibration.logs import runs_of_logs
+    from moereplay.calibration.single import of_log
+    from moereplay.simulator.errors import ConfigError
 
     if not calibration:
         raise ConfigError("missing calibration: logs need --calibration FILE, which `moereplay calibrate` writes")
@@ -107,8 +107,8 @@ def _of_logs(files: list[Path], calibration: list[str] | None, about: OfLogs) ->
 
 
 def _show_folder(found: list[Prediction]) -> None:
-    from analysis.tables import table
-    from calibration.report import SPARE, refusal_rows, residual_rows, summary_line
+    from moereplay.analysis.tables import table
+    from moereplay.calibration.report import SPARE, refusal_rows, residual_rows, summary_line
 
     for rows in filter(None, (residual_rows(found), refusal_rows(found))):
         show(table(rows, spare=SPARE, more="--json"))
@@ -117,8 +117,8 @@ def _show_folder(found: list[Prediction]) -> None:
 
 
 def _show_logs(found: list[Prediction], replayed: bool) -> None:
-    from analysis.tables import table
-    from calibration.single import rows
+    from moereplay.analysis.tables import table
+    from moereplay.calibration.single import rows
 
     show(table([row for each in found for row in rows(each)]))
     show("error: predicted / measured - 1; measured hits follow from the bytes that the log says")

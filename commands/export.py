@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from commands import options
-from commands.groups import grouped
-from commands.interrupt import keeping
-from commands.terminal import say, show, show_json
+from moereplay.commands import options
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import keeping
+from moereplay.commands.terminal import say, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from traces.exporters.contract import Options
-    from traces.exporters.registry import Export
-    from traces.schema import Trace
+    from moereplay.traces.exporters.contract import Options
+    from moereplay.traces.exporters.registry import Export
+    from moereplay.traces.schema import Trace
 
 
 class Placement(NamedTuple):
@@ -55,12 +55,12 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Write a trace, or the placement of experts that it suggests, in another tool's format."""
-    from results.labels import assumptions
-    from simulator.errors import ConfigError
-    from traces.exporters import registry
-    from traces.split import first_requests
-    from traces.store import open_trace
-    from traces.synthetic import synthetic
+    from moereplay.results.labels import assumptions
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.exporters import registry
+    from moereplay.traces.split import first_requests
+    from moereplay.traces.store import open_trace
+    from moereplay.traces.synthetic import synthetic
 
     if listed:
         _list(as_json)
@@ -79,8 +79,8 @@ def export(
 
 
 def _list(as_json: bool) -> None:
-    from analysis.tables import table
-    from traces.exporters.registry import exporters, options
+    from moereplay.analysis.tables import table
+    from moereplay.traces.exporters.registry import exporters, options
 
     found = [
         {"format": each.name, "writes": each.writes, "options": options(each), "what": each.summary}
@@ -97,8 +97,8 @@ def _options(trace: Trace, placement: Placement, stream: Stream, licence: str) -
     """What exporters are given. Raises ConfigError or TraceError."""
     from pydantic import ValidationError
 
-    from simulator.errors import ConfigError
-    from traces.exporters.contract import Options
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.exporters.contract import Options
 
     try:
         return Options(
@@ -115,11 +115,11 @@ def _options(trace: Trace, placement: Placement, stream: Stream, licence: str) -
 
 def _cache_bytes(trace: Trace, placement: Placement) -> int | None:
     """Bytes for experts, of --capacity or --vram. Raises ConfigError."""
-    from simulator.capacity import parse_capacity
-    from simulator.config import configure
-    from simulator.errors import ConfigError
-    from simulator.memory import CONTEXT, divided
-    from simulator.platform_files import platform
+    from moereplay.simulator.capacity import parse_capacity
+    from moereplay.simulator.config import configure
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.memory import CONTEXT, divided
+    from moereplay.simulator.platform_files import platform
 
     if placement.capacity and placement.vram:
         raise ConfigError("--capacity and --vram say the same thing; give one of them")

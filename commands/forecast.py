@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from commands.terminal import show, show_json
+from moereplay.commands.terminal import show, show_json
 
 
 def forecast(
@@ -17,9 +17,9 @@ def forecast(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Fit quality loss by the counters of replays, and say how good that is: signal, errors, coverage. FORECAST."""
-    from analysis.forecast import forecast as made_of
-    from analysis.forecast_page import document, page
-    from results.quality import load
+    from moereplay.analysis.forecast import forecast as made_of
+    from moereplay.analysis.forecast_page import document, page
+    from moereplay.results.quality import load
 
     made = made_of(load(folder), task, measure)
     if as_json:

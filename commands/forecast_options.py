@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     import polars as pl
 
-    from analysis.forecast import Forecast
+    from moereplay.analysis.forecast import Forecast
 
 Quality = Annotated[
     Path | None, typer.Option(help="Folder of `quality --out`: the FORECAST loss of each replay from its live points.")
@@ -31,8 +31,8 @@ class Foreseen(NamedTuple):
 
         Raises ResultError where nothing can be forecast, or nothing is within the largest loss.
         """
-        from analysis.forecasts import refusals, share_of, with_forecasts, within
-        from results.errors import ResultError
+        from moereplay.analysis.forecasts import refusals, share_of, with_forecasts, within
+        from moereplay.results.errors import ResultError
 
         if self.quality is None:
             if self.max_loss is not None:
@@ -48,14 +48,14 @@ class Foreseen(NamedTuple):
 
 def forecast_of(folder: Path) -> Forecast:
     """What the live points of a folder say of perplexity. Raises ResultError."""
-    from analysis.forecasts import of_perplexity
-    from results.quality import load
+    from moereplay.analysis.forecasts import of_perplexity
+    from moereplay.results.quality import load
 
     return of_perplexity(load(folder))
 
 
 def _said(made: Forecast) -> str:
-    from analysis.left_out import LEVEL
+    from moereplay.analysis.left_out import LEVEL
 
     live = f"{len(made.points)} live points of {made.task}"
     return f"FORECAST: rise of perplexity from {live}, {LEVEL:.0%} intervals"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from commands import options
-from commands.groups import grouped
-from commands.interrupt import keeping, left_of
-from commands.options import complaint
-from commands.terminal import say, say_wrote
+from moereplay.commands import options
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import keeping, left_of
+from moereplay.commands.options import complaint
+from moereplay.commands.terminal import say, say_wrote
 
 if TYPE_CHECKING:
-    from traces.importers.contract import Options
+    from moereplay.traces.importers.contract import Options
 
 
 class Sizes(NamedTuple):
@@ -68,10 +68,10 @@ def import_(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted import.")] = False,
 ) -> None:
     """Convert another tool's routing trace; counts of experts become a profile, NAME.json."""
-    from commands.profiles import profile_of
-    from traces.importers.mapping import COUNTS
-    from traces.profiles import registry as profiles
-    from traces.schema import TraceError
+    from moereplay.commands.profiles import profile_of
+    from moereplay.traces.importers.mapping import COUNTS
+    from moereplay.traces.profiles import registry as profiles
+    from moereplay.traces.schema import TraceError
 
     settings = _settings(sizes, reading)
     counts = COUNTS in (settings.columns or {})
@@ -88,11 +88,11 @@ def import_(
 
 def _trace_of(source: Path, out: Path, settings: Options, format: str | None, limit: int | None, resume: bool) -> None:
     """Write the trace, and say what was assumed. Raises TraceError."""
-    from traces.importers import registry as importers
-    from traces.importers.contract import ASSUMED, dense_line, size_line
-    from traces.schema import RowError, TraceError
-    from traces.validator import examine
-    from traces.writer import write_trace
+    from moereplay.traces.importers import registry as importers
+    from moereplay.traces.importers.contract import ASSUMED, dense_line, size_line
+    from moereplay.traces.schema import RowError, TraceError
+    from moereplay.traces.validator import examine
+    from moereplay.traces.writer import write_trace
 
     with keeping(lambda: left_of(out, "imported")):
         foreign = importers.read(source, settings, format)
@@ -114,11 +114,11 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
     """What importers are given. Raises ConfigError or TraceError."""
     from pydantic import ValidationError
 
-    from simulator.errors import ConfigError
-    from traces.geometry import known
-    from traces.importers import mapping
-    from traces.importers.contract import Options
-    from traces.schema import TraceError
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.geometry import known
+    from moereplay.traces.importers import mapping
+    from moereplay.traces.importers.contract import Options
+    from moereplay.traces.schema import TraceError
 
     try:
         named = known(sizes.model) if sizes.model else None
@@ -144,8 +144,8 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
 
 def _shape(text: str | None) -> tuple[int, int] | None:
     """Layers and experts per token as typed, LAYERSxK. Raises ConfigError."""
-    from simulator.errors import ConfigError
-    from traces.spelling import whole
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.spelling import whole
 
     if text is None:
         return None
@@ -158,7 +158,7 @@ def _shape(text: str | None) -> tuple[int, int] | None:
 
 def _ids(text: str) -> Literal["layer", "global"]:
     """How ids are counted, as typed. Raises ConfigError."""
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     if text not in ("layer", "global"):
         raise ConfigError(f"invalid --ids {text[:40]!r}: expected layer or global")
@@ -175,9 +175,9 @@ def _sizes(text: str | None) -> int | tuple[int, ...] | None:
 
 def _size(text: str) -> int:
     """Bytes, with a unit as capacities have it or without."""
-    from simulator.capacity import parse_size
-    from simulator.errors import ConfigError
-    from traces.spelling import whole
+    from moereplay.simulator.capacity import parse_size
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.spelling import whole
 
     size = whole(text) or (parse_size(text) if len(text) < 40 else None)
     if not size or size != int(size):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from commands.options import TracePath
-from commands.terminal import show, show_json
+from moereplay.commands.options import TracePath
+from moereplay.commands.terminal import show, show_json
 
 
 def inspect(
@@ -16,10 +16,10 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Check a trace and summarise its routing: reuse, working set, entropy, look-ahead recall."""
-    from analysis.inspection import document, render
-    from traces.store import open_trace, verify
-    from traces.summary import summarise
-    from traces.validator import examine
+    from moereplay.analysis.inspection import document, render
+    from moereplay.traces.store import open_trace, verify
+    from moereplay.traces.summary import summarise
+    from moereplay.traces.validator import examine
 
     opened = open_trace(trace)
     if full:

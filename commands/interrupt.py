@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from commands.terminal import say
+from moereplay.commands.terminal import say
 
 INTERRUPTED = 130  #: what a shell reports of a program that Ctrl-C has ended
 #: For threads to remove what they have half written, or to come to the end of a step.
@@ -82,7 +82,7 @@ def leave(code: Any) -> NoReturn:
     """End the process even while a thread compiles, which nothing can interrupt."""
     logging.getLogger("asyncio").disabled = True  # it reports reads of zarr's that an interruption has abandoned
     if threading.active_count() > 1:
-        from simulator.threads import end_all
+        from moereplay.simulator.threads import end_all
 
         sys.unraisablehook = lambda unraisable: None  # a thread may be made to end inside a callback of the compiler
         if not end_all(SECONDS_TO_END):

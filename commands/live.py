@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands import model_options
-from commands.groups import grouped
-from commands.interrupt import keeping
-from commands.meter import Meter
-from commands.model_options import NEW_TOKENS, WINDOW, Placement
-from commands.offloading import Offloading, measured_on, real_transfers
-from commands.options import PolicyFiles, check_events, complaint
-from commands.settings import LiveSettings
-from commands.terminal import say, say_wrote, show, show_json
+from moereplay.commands import model_options
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import keeping
+from moereplay.commands.meter import Meter
+from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Placement
+from moereplay.commands.offloading import Offloading, measured_on, real_transfers
+from moereplay.commands.options import PolicyFiles, check_events, complaint
+from moereplay.commands.settings import LiveSettings
+from moereplay.commands.terminal import say, say_wrote, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from commands.settings import Given
-    from simulator.config import ReplayConfig
-    from tracegen.checkpoint import Loaded
-    from tracegen.folder import Folder
-    from tracegen.live.requests import LiveRequest
-    from tracegen.live.run import Live, Prepared
-    from tracegen.live.tiers import Stored
-    from tracegen.plan import Decoding
-    from tracegen.prompts import Prompts
-    from traces.schema import Request, Trace
+    from moereplay.commands.settings import Given
+    from moereplay.simulator.config import ReplayConfig
+    from moereplay.tracegen.checkpoint import Loaded
+    from moereplay.tracegen.folder import Folder
+    from moereplay.tracegen.live.requests import LiveRequest
+    from moereplay.tracegen.live.run import Live, Prepared
+    from moereplay.tracegen.live.tiers import Stored
+    from moereplay.tracegen.plan import Decoding
+    from moereplay.tracegen.prompts import Prompts
+    from moereplay.traces.schema import Request, Trace
 
 #: Options that mean something only beside one of the sources; None or False is "not given".
 BESIDE = {
@@ -102,9 +102,9 @@ def live(
 
     With --slow-tier experts are read from there into a cache of that capacity, and times are MEASURED.
     """
-    from tracegen.folder import check_look_ahead
-    from tracegen.precision import check_quantiser
-    from tracegen.requirements import require_torch
+    from moereplay.tracegen.folder import check_look_ahead
+    from moereplay.tracegen.precision import check_quantiser
+    from moereplay.tracegen.requirements import require_torch
 
     tokens = _checked(model, tokens)
     config = _config(settings)
@@ -130,8 +130,8 @@ def live(
 
 def _checked(model: str, tokens: Tokens) -> Tokens:
     """The one source of tokens. Raises RecordError for none, several, or options of another source."""
-    from tracegen.errors import RecordError
-    from tracegen.folder import MINIATURE
+    from moereplay.tracegen.errors import RecordError
+    from moereplay.tracegen.folder import MINIATURE
 
     sources = [name for name in BESIDE if getattr(tokens, name)]
     if not sources and model == "miniature":
@@ -146,8 +146,8 @@ def _checked(model: str, tokens: Tokens) -> Tokens:
 
 def _config(settings: Given) -> ReplayConfig:
     """The one configuration that the options name."""
-    from simulator.errors import ConfigError
-    from sweeps.grid import expand
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.sweeps.grid import expand
 
     fixed = settings.fixed()
     configs = list(settings.of_presets(fixed).values()) if settings.preset else expand(settings.lists(), fixed)
@@ -166,7 +166,7 @@ class _Input(NamedTuple):
 
 def _read(tokens: Tokens, folder: Folder) -> _Input:
     """What can be refused without the model is refused before it is loaded."""
-    from tracegen.folder import require_tokenizer
+    from moereplay.tracegen.folder import require_tokenizer
 
     read = _Input(folder, _decoding(tokens), _opened(tokens.trace) if tokens.trace else _texts(tokens))
     if not tokens.trace:
@@ -176,9 +176,9 @@ def _read(tokens: Tokens, folder: Folder) -> _Input:
 
 def _check_outputs(config: ReplayConfig, kept: Outcome) -> None:
     """Raises what refuses a configuration, or an output, before anything is read."""
-    from results.outputs import check_output
-    from tracegen.live.requests import check_live
-    from tracegen.plan import refuse_taken
+    from moereplay.results.outputs import check_output
+    from moereplay.tracegen.live.requests import check_live
+    from moereplay.tracegen.plan import refuse_taken
 
     check_live(config)
     if kept.record_to:
@@ -192,8 +192,8 @@ def _decoding(tokens: Tokens) -> Decoding | None:
     """How prompts are continued; None for teacher-forced text."""
     from pydantic import ValidationError
 
-    from tracegen.errors import RecordError
-    from tracegen.plan import Decoding
+    from moereplay.tracegen.errors import RecordError
+    from moereplay.tracegen.plan import Decoding
 
     if not tokens.prompts:
         return None
@@ -206,8 +206,8 @@ def _decoding(tokens: Tokens) -> Decoding | None:
 
 def _opened(path: Path) -> Trace:
     """The trace to run again. Raises RecordError if it holds no tokens."""
-    from tracegen.live.requests import requests_of
-    from traces.store import open_trace
+    from moereplay.tracegen.live.requests import requests_of
+    from moereplay.traces.store import open_trace
 
     opened = open_trace(path)
     requests_of(opened, 1)
@@ -215,7 +215,7 @@ def _opened(path: Path) -> Trace:
 
 
 def _texts(tokens: Tokens) -> Prompts:
-    from tracegen.prompts import read_prompts, read_texts
+    from moereplay.tracegen.prompts import read_prompts, read_texts
 
     if tokens.text:
         return read_texts(tokens.text)
@@ -224,8 +224,12 @@ def _texts(tokens: Tokens) -> Prompts:
 
 def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded, how: Mapping[str, Any]) -> Prepared:
     """The model, checked, with its requests; `how` are further arguments of `prepare`."""
-    from tracegen.live.run import check_same_model, prepare, proven  # torch: after all that can be refused without it
-    from traces.schema import Trace
+    from moereplay.tracegen.live.run import (  # torch: after all that can be refused without it
+        check_same_model,
+        prepare,
+        proven,
+    )
+    from moereplay.traces.schema import Trace
 
     modules = proven(loaded)
     if isinstance(read.source, Trace):
@@ -236,10 +240,10 @@ def _prepared(tokens: Tokens, config: ReplayConfig, read: _Input, loaded: Loaded
 
 def _to_run(tokens: Tokens, source: Trace | Prompts, loaded: Loaded) -> tuple[list[LiveRequest], str]:
     """The requests, and what a trace calls them."""
-    from tracegen.live.requests import LiveRequest, requests_of
-    from tracegen.record import room_of
-    from tracegen.tokens import encode, windows
-    from traces.schema import Trace
+    from moereplay.tracegen.live.requests import LiveRequest, requests_of
+    from moereplay.tracegen.record import room_of
+    from moereplay.tracegen.tokens import encode, windows
+    from moereplay.traces.schema import Trace
 
     room, limit = room_of(loaded), tokens.limit
     if isinstance(source, Trace):
@@ -260,7 +264,7 @@ class _Pace:
         self.meter, self.began = Meter(), time.monotonic()
 
     def passed(self, tokens: int) -> None:
-        from tracegen.record import Progress
+        from moereplay.tracegen.record import Progress
 
         self.tokens += tokens
         self.meter.show(Progress(self.done, self.requests, 0, self.tokens, time.monotonic() - self.began))
@@ -276,7 +280,7 @@ def _run(ready: Prepared, kept: Outcome, run: Callable[..., Live]) -> Live:
 
 
 def _recorded(ready: Prepared, kept: Outcome, pace: _Pace, out: Path, run: Callable[..., Live]) -> Live:
-    from traces.writer import TraceWriter
+    from moereplay.traces.writer import TraceWriter
 
     with TraceWriter.create(out, ready.header, ready.modules.bias, resumable=False) as writer:
         ran = _kept(run, kept, pace, writer.append)
@@ -298,10 +302,10 @@ def _kept(run: Callable[..., Live], kept: Outcome, pace: _Pace, append: Callable
 
 
 def _report(ran: Live, tokens: int) -> None:
-    from analysis.heading import settings
-    from analysis.metrics import measured
-    from analysis.tables import counted, table
-    from results.write import to_frame
+    from moereplay.analysis.heading import settings
+    from moereplay.analysis.metrics import measured
+    from moereplay.analysis.tables import counted, table
+    from moereplay.results.write import to_frame
 
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
     about = ran.result.about
@@ -327,7 +331,7 @@ def _quality(ran: Live) -> dict[str, Any] | None:
 
 
 def _write_events(path: Path, ran: Live) -> None:
-    from results.write import write_events
+    from moereplay.results.write import write_events
 
     write_events(path, ran.result.events)
     say(f"wrote {path}")

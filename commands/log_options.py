@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from calibration.logs import Logged
+    from moereplay.calibration.logs import Logged
 
 Value = TypeVar("Value")
 
@@ -35,8 +35,8 @@ class OfLogs(NamedTuple):
 
 def logged(about: OfLogs, files: Sequence[Path], device: str) -> list[Logged]:
     """Return what is known of each log. Raises ConfigError naming an option that is missing, or given too often."""
-    from calibration.logs import Logged
-    from simulator.errors import ConfigError
+    from moereplay.calibration.logs import Logged
+    from moereplay.simulator.errors import ConfigError
 
     if about.model is None:
         raise ConfigError("missing model: logs need --model NAME; `moereplay models` lists the names")
@@ -48,7 +48,7 @@ def logged(about: OfLogs, files: Sequence[Path], device: str) -> list[Logged]:
 
 def of_each(values: Sequence[Value], files: Sequence[Path], option: str) -> list[Value]:
     """Return one value for every log. Raises ConfigError unless one is given, or as many as there are logs."""
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     if len(values) not in (1, len(files)):
         raise ConfigError(f"{option} is given {len(values)} times for {len(files)} logs; give it once, or once per log")

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands import options
-from commands.groups import grouped
-from commands.interrupt import keeping
-from commands.offloading import slow_tier_of
-from commands.settings import Settings
-from commands.terminal import say, show, show_json
+from moereplay.commands import options
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import keeping
+from moereplay.commands.offloading import slow_tier_of
+from moereplay.commands.settings import Settings
+from moereplay.commands.terminal import say, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from commands.settings import Given
-    from simulator.config import ReplayConfig
-    from simulator.replay import Plan as Ready
-    from tracegen.offload.bench import Bench
-    from tracegen.offload.study import Measurement, Plan
-    from traces.schema import Trace
+    from moereplay.commands.settings import Given
+    from moereplay.simulator.config import ReplayConfig
+    from moereplay.simulator.replay import Plan as Ready
+    from moereplay.tracegen.offload.bench import Bench
+    from moereplay.tracegen.offload.study import Measurement, Plan
+    from moereplay.traces.schema import Trace
 
 PLATFORM = "platform"
 
@@ -63,12 +63,12 @@ def measure(
     out: Annotated[Path | None, typer.Option(help="Folder: the document, platforms, figure.")] = None,
 ) -> None:
     """Run real offloading on this machine under every configuration, in turns with calibrations, beside its replay."""
-    from analysis.figures.measured import check_throttles
-    from results.measured import FILE
-    from results.outputs import check_output
-    from tracegen.offload.named import require_place, slow_tier_named, throttle_named
-    from tracegen.requirements import require_torch
-    from traces.store import open_trace
+    from moereplay.analysis.figures.measured import check_throttles
+    from moereplay.results.measured import FILE
+    from moereplay.results.outputs import check_output
+    from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
+    from moereplay.tracegen.requirements import require_torch
+    from moereplay.traces.store import open_trace
 
     require_torch()
     require_place(slow_tier_named(where.slow_tier), where.device)
@@ -85,7 +85,7 @@ def measure(
     with _folder(out) as folder, _bench(plans, where, max(1, part.prompt)) as bench:
         plan = _plan(configs, throttles, (measured, calibration), (repeat, order_seed))
         with keeping(lambda: _kept(out, runs)), _progress(plan.runs) as done:
-            from tracegen.offload.study import measure as run_all
+            from moereplay.tracegen.offload.study import measure as run_all
 
             for run in run_all(bench, plan, folder, done):
                 runs.append(run)
@@ -99,7 +99,7 @@ def measure(
 
 def _parts(trace: Trace, part: Part) -> tuple[Trace, Trace]:
     """What is measured, and other tokens of the same request for calibrations."""
-    from tracegen.offload.part import tokens_of
+    from moereplay.tracegen.offload.part import tokens_of
 
     first, more = part.prompt + part.tokens, part.prompt + part.calibration_tokens
     calibration = tokens_of(trace, part.layers, first, first + more, part.prompt)
@@ -107,8 +107,8 @@ def _parts(trace: Trace, part: Part) -> tuple[Trace, Trace]:
 
 
 def _configs(settings: Given) -> list[ReplayConfig]:
-    from simulator.errors import ConfigError
-    from sweeps.grid import expand
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.sweeps.grid import expand
 
     if PLATFORM in settings.typed:
         raise ConfigError("--platform: measure runs on this machine and calibrates it; leave the option out")
@@ -129,13 +129,13 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 def _checked(measured: Trace, configs: Sequence[ReplayConfig], where: Where) -> list[Ready]:
     """Everything that can be refused is, before the first run; what needs no torch, before that is imported."""
-    from tracegen.offload.decisions import way_of
-    from tracegen.offload.planned import planned
+    from moereplay.tracegen.offload.decisions import way_of
+    from moereplay.tracegen.offload.planned import planned
 
     plans = [planned(measured, config) for config in configs]
     for ready in plans:
         way_of(ready, where.decisions)
-    from tracegen.offload.bench import check_computable
+    from moereplay.tracegen.offload.bench import check_computable
 
     for ready in plans:
         check_computable(ready)
@@ -144,8 +144,8 @@ def _checked(measured: Trace, configs: Sequence[ReplayConfig], where: Where) -> 
 
 @contextmanager
 def _bench(plans: Sequence[Ready], where: Where, most_tokens: int) -> Iterator[Bench]:
-    from tracegen.offload.bench import Bench, bits_of_all
-    from tracegen.offload.device import compute_on
+    from moereplay.tracegen.offload.bench import Bench, bits_of_all
+    from moereplay.tracegen.offload.device import compute_on
 
     compute_on(where.threads)
     bits = bits_of_all(plans)
@@ -160,14 +160,14 @@ def _plan(
     order: tuple[int, int],
 ) -> Plan:
     """`order` is how often each is run, and the seed."""
-    from tracegen.offload.study import Cell, Plan
+    from moereplay.tracegen.offload.study import Cell, Plan
 
     cells = [Cell(config, throttle) for throttle in throttles for config in configs]
     return Plan(cells, order[0], *parts, this.node() or "this machine", order[1])
 
 
 def _progress(runs: int) -> Any:
-    from commands.progress_bar import progress
+    from moereplay.commands.progress_bar import progress
 
     return progress(runs, "real runs")
 
@@ -180,16 +180,16 @@ def _kept(out: Path | None, runs: Sequence[Measurement]) -> str:
 
 
 def _document(runs: Sequence[Measurement], label: str, device: str) -> dict[str, object]:
-    from tracegen.offload.comparison import run_document, summary
-    from tracegen.offload.device import described
+    from moereplay.tracegen.offload.comparison import run_document, summary
+    from moereplay.tracegen.offload.device import described
 
     about = {"device": described(device), "platform": "calibrated around the runs, by policies and throttle"}
     return {**about, "runs": [run_document(run, label) for run in runs], "summary": summary(runs)}
 
 
 def _report(document: dict[str, object], runs: Sequence[Measurement], as_json: bool) -> None:
-    from analysis.tables import table
-    from tracegen.offload.comparison import LEGEND, SPARE, rows, summary_lines
+    from moereplay.analysis.tables import table
+    from moereplay.tracegen.offload.comparison import LEGEND, SPARE, rows, summary_lines
 
     if as_json:
         show_json(document)
@@ -204,14 +204,14 @@ def _report(document: dict[str, object], runs: Sequence[Measurement], as_json: b
 
 
 def _write(out: Path, document: dict[str, object]) -> None:
-    from results.measured import write
+    from moereplay.results.measured import write
 
     say(f"wrote {write(out, document)}")
 
 
 def _draw(out: Path) -> None:
-    from analysis.figures import draw, save
-    from results.measured import load
+    from moereplay.analysis.figures import draw, save
+    from moereplay.results.measured import load
 
     for path in save(draw("measured", load(out)), out / "measured"):
         say(f"wrote {path}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from commands.status_line import StatusLine
-from commands.terminal import clock, say
+from moereplay.commands.status_line import StatusLine
+from moereplay.commands.terminal import clock, say
 
 if TYPE_CHECKING:
-    from tracegen.record import Progress
+    from moereplay.tracegen.record import Progress
 
 SECONDS_TO_FIRST_LINE = 2
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from commands.terminal import say
+from moereplay.commands.terminal import say
 
 if TYPE_CHECKING:
-    from tracegen.checkpoint import Loaded
-    from tracegen.folder import Folder
+    from moereplay.tracegen.checkpoint import Loaded
+    from moereplay.tracegen.folder import Folder
 
 NEW_TOKENS, WINDOW = 64, 1024
 
@@ -53,8 +53,8 @@ class Placement(NamedTuple):
 
     def located(self, model: str) -> Folder:
         """The checkpoint of `model`, checked as far as torch is not needed. Raises RecordError."""
-        from tracegen.folder import check_revision, located
-        from tracegen.placement import check_device, check_placement
+        from moereplay.tracegen.folder import check_revision, located
+        from moereplay.tracegen.placement import check_device, check_placement
 
         check_device(self.device)
         check_placement(self.dtype, self.device_map, self.quantise)
@@ -64,7 +64,7 @@ class Placement(NamedTuple):
     def loaded(self, model: str, folder: Folder) -> Loaded:
         """The model of that checkpoint. Raises RecordError."""
         say(f"loading {model}")
-        from tracegen.checkpoint import load  # torch takes seconds: the line above comes first
+        from moereplay.tracegen.checkpoint import load  # torch takes seconds: the line above comes first
 
         where = {name: value for name, value in self._asdict().items() if name != "revision"}
         return load(folder, progress=sys.stderr.isatty(), **where)

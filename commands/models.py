@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from commands.terminal import show
+from moereplay.commands.terminal import show
 
 LISTED = ("model", "layers", "experts", "k", "shared", "MiB per expert")
 MORE = "router, context, bytes by precision and sources of one: moereplay models NAME"
@@ -14,8 +14,8 @@ MORE = "router, context, bytes by precision and sources of one: moereplay models
 
 def models(name: Annotated[str | None, typer.Argument(help="Show one model's geometry and sources.")] = None) -> None:
     """List the models whose geometry is known, or show one."""
-    from analysis.tables import table
-    from traces.geometry import MODELS, known
+    from moereplay.analysis.tables import table
+    from moereplay.traces.geometry import MODELS, known
 
     if name:
         print(known(name).model_dump_json(indent=1))

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands.terminal import say
+from moereplay.commands.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from commands.model_options import Placement
-    from commands.settings import Given
-    from simulator.config import ReplayConfig
-    from tracegen.live.offloaded import Transfers
-    from tracegen.live.run import Prepared
-    from tracegen.offload.bench import SlowTiers
-    from tracegen.offload.named import Named
-    from traces.schema import Geometry
+    from moereplay.commands.model_options import Placement
+    from moereplay.commands.settings import Given
+    from moereplay.simulator.config import ReplayConfig
+    from moereplay.tracegen.live.offloaded import Transfers
+    from moereplay.tracegen.live.run import Prepared
+    from moereplay.tracegen.offload.bench import SlowTiers
+    from moereplay.tracegen.offload.named import Named
+    from moereplay.traces.schema import Geometry
 
 
 class Real(NamedTuple):
@@ -46,9 +46,9 @@ class Offloading(NamedTuple):
 
     def checked(self, config: ReplayConfig, settings: Given, placement: Placement) -> Real | None:
         """None without a slow tier. Raises ConfigError for what cannot run with it, or means nothing without."""
-        from simulator.errors import ConfigError
-        from tracegen.live.requests import check_offloadable
-        from tracegen.offload.named import require_place, slow_tier_named, throttle_named
+        from moereplay.simulator.errors import ConfigError
+        from moereplay.tracegen.live.requests import check_offloadable
+        from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
 
         if self.slow_tier is None:
             for name in ("throttle", "threads"):
@@ -71,11 +71,11 @@ def slow_tier_of(text: str, device: str, geometry: Geometry, bits: Sequence[floa
 
     Raises ConfigError.
     """
-    from tracegen.offload.named import slow_tier_named
+    from moereplay.tracegen.offload.named import slow_tier_named
 
     named = slow_tier_named(text)
-    from tracegen.offload.compute import layout_of
-    from tracegen.offload.slow_tier import opened
+    from moereplay.tracegen.offload.compute import layout_of
+    from moereplay.tracegen.offload.slow_tier import opened
 
     with ExitStack() as stack:
         shelves = {}
@@ -92,8 +92,8 @@ def real_transfers(ready: Prepared, real: Real | None) -> Iterator[Transfers | N
     if real is None:
         yield None
         return
-    from tracegen.live.offloaded import real_transfers
-    from tracegen.offload.device import compute_on
+    from moereplay.tracegen.live.offloaded import real_transfers
+    from moereplay.tracegen.offload.device import compute_on
 
     if real.threads:
         compute_on(real.threads)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def _bundled(path: Path) -> Path:
     """The trace that comes with the program, if its name alone is given."""
-    from traces.bundled import bundled
+    from moereplay.traces.bundled import bundled
 
     return bundled(path)
 
@@ -28,7 +28,7 @@ NewTrace = Annotated[Path, typer.Option(help="The trace to write, NAME.zarr.", s
 def _take_policies(paths: list[Path] | None) -> list[Path] | None:
     """Add the policies of these files to the catalogue, before the verb runs. Raises PolicyError or OSError."""
     if paths:
-        from policies.files import register
+        from moereplay.policies.files import register
 
         for path in paths:
             register(path)
@@ -53,10 +53,10 @@ DenseBits = Annotated[str, typer.Option(help="Instead of --dense: bits per weigh
 
 def stored(expert_bits: str, dense: str, dense_bits: str) -> dict[str, Any]:
     """Return the fields of importers' `Options` for how weights are stored. Raises ConfigError."""
-    from simulator.capacity import dense_size
-    from simulator.errors import ConfigError
-    from traces.dense import check_dense_bits
-    from traces.weight_formats import check_format, is_number
+    from moereplay.simulator.capacity import dense_size
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.dense import check_dense_bits
+    from moereplay.traces.weight_formats import check_format, is_number
 
     if dense and dense_bits:
         raise ConfigError("--dense cannot be combined with --dense-bits")
@@ -77,8 +77,8 @@ def stored(expert_bits: str, dense: str, dense_bits: str) -> dict[str, Any]:
 
 def named_experts(option: str, path: Path | None) -> Any:
     """What `--warm` or `--profile` names. Raises ConfigError if the file holds no JSON."""
-    from simulator.errors import ConfigError
-    from traces.documents import DocumentError, content, from_json
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.documents import DocumentError, content, from_json
 
     try:
         return from_json(content(path)) if path else ()
@@ -89,7 +89,7 @@ def named_experts(option: str, path: Path | None) -> Any:
 
 def check_events(path: Path | None) -> None:
     """Raises ConfigError for an event log of neither format."""
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     if path and path.suffix not in (".parquet", ".csv"):
         raise ConfigError(f"--events {path}: an event log is Parquet or CSV; give it a name in .parquet or .csv")
@@ -97,7 +97,7 @@ def check_events(path: Path | None) -> None:
 
 def complaint(error: ValidationError) -> str:
     """The first thing that is wrong, by the name of its option."""
-    from traces.faults import words
+    from moereplay.traces.faults import words
 
     first = error.errors()[0]
     option = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands.cores import CORES
-from commands.interrupt import keeping
-from commands.terminal import say, say_when_compiling, show
+from moereplay.commands.cores import CORES
+from moereplay.commands.interrupt import keeping
+from moereplay.commands.terminal import say, say_when_compiling, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import polars as pl
 
-    from sweeps.papers.figure import PaperFigure, Planned
-    from traces.schema import Trace
+    from moereplay.sweeps.papers.figure import PaperFigure, Planned
+    from moereplay.traces.schema import Trace
 
 MOST_ROWS = 32  #: of a figure's table on the terminal; files have all
 
 
 def _bundled(paths: list[Path] | None) -> list[Path] | None:
-    from traces.bundled import bundled
+    from moereplay.traces.bundled import bundled
 
     return paths and [*map(bundled, paths)]
 
@@ -63,11 +63,11 @@ def paper(
     workers: Annotated[int, typer.Option(help="Replays at once.")] = CORES,
 ) -> None:
     """Replay a paper's figures and tables from any trace: a picture, a CSV and a table of each. SIMULATED."""
-    from results.outputs import check_output
-    from results.stored import load
-    from simulator.errors import ConfigError
-    from sweeps.papers.catalogue import figures_of
-    from traces.store import open_trace
+    from moereplay.results.outputs import check_output
+    from moereplay.results.stored import load
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.sweeps.papers.catalogue import figures_of
+    from moereplay.traces.store import open_trace
 
     figures = figures_of(name, figure)
     if listed:
@@ -92,7 +92,7 @@ def paper(
 
 def _lines(figures: Sequence[PaperFigure]) -> list[str]:
     """A figure's name, source and needs, then what it shows."""
-    from analysis.tables import definitions
+    from moereplay.analysis.tables import definitions
 
     pairs = []
     for one in figures:
@@ -104,8 +104,8 @@ def _lines(figures: Sequence[PaperFigure]) -> list[str]:
 
 def _document(path: Path) -> dict[str, Any]:
     """What `live --json` printed. Raises ConfigError naming the file if it is something else."""
-    from simulator.errors import ConfigError
-    from traces.documents import DocumentError, content, from_json
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.documents import DocumentError, content, from_json
 
     try:
         found = from_json(content(path))
@@ -117,8 +117,8 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[str, list[Each]]:
     """Each figure on the traces that allow it; says of the others, and of cells that are left out, why."""
-    from simulator.remarks import adapted
-    from sweeps.papers.figure import LackingError, planned
+    from moereplay.simulator.remarks import adapted
+    from moereplay.sweeps.papers.figure import LackingError, planned
 
     able: dict[str, list[Each]] = {figure.name: [] for figure in figures}
     left_out: dict[str, list[str]] = {}
@@ -142,9 +142,9 @@ def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[s
 
 def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
     """What is not stored yet, trace by trace."""
-    from analysis.tables import counted
-    from commands.progress_bar import progress
-    from sweeps.papers.replays import replay_into, work
+    from moereplay.analysis.tables import counted
+    from moereplay.commands.progress_bar import progress
+    from moereplay.sweeps.papers.replays import replay_into, work
 
     say_when_compiling()
     traces = {each.trace.digest: each.trace for each in found}
@@ -159,12 +159,12 @@ def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
 
 def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
     """The picture, the numbers, and the table."""
-    from analysis.figures import save
-    from analysis.papers.page import Text, page
-    from analysis.papers.rows import rows_of
-    from analysis.papers.tables import beside, published_frame, write_csv
-    from results.errors import ResultError
-    from results.read import routing_of
+    from moereplay.analysis.figures import save
+    from moereplay.analysis.papers.page import Text, page
+    from moereplay.analysis.papers.rows import rows_of
+    from moereplay.analysis.papers.tables import beside, published_frame, write_csv
+    from moereplay.results.errors import ResultError
+    from moereplay.results.read import routing_of
 
     out = pages.out
     rows = rows_of(pages.frame, figure.chart, [cell for each in found for cell in _cells(each)], pages.live)
@@ -192,7 +192,7 @@ def _cells(each: Each) -> list[dict[str, Any]]:
 
 def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
     """The paper's numbers beside those of a trace: of its model, or of all."""
-    from sweeps.papers.figure import of_model
+    from moereplay.sweeps.papers.figure import of_model
 
     model = trace.header.provenance.model
     place = {"model": model, "trace": trace.digest}
@@ -200,7 +200,7 @@ def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
 
 
 def _show(figure: PaperFigure, numbers: pl.DataFrame, routing: list[str]) -> None:
-    from analysis.papers.tables import printed
+    from moereplay.analysis.papers.tables import printed
 
     title = f"{figure.where}: {figure.title}"
     if len(numbers) > MOST_ROWS:

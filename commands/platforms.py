@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from commands.terminal import show
+from moereplay.commands.terminal import show
 
 
 def platforms(
@@ -16,9 +16,9 @@ def platforms(
     """List the platform presets, or show one."""
     from pydantic_core import to_json
 
-    from analysis.tables import table
-    from simulator.errors import ConfigError
-    from simulator.platform_files import as_toml, platform, presets
+    from moereplay.analysis.tables import table
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.platform_files import as_toml, platform, presets
 
     if toml and name is None:
         raise ConfigError("--toml prints one platform; name it, as in `moereplay platforms phone-ufs4 --toml`")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.forecast_options import Quality
-from commands.terminal import say
+from moereplay.commands.forecast_options import Quality
+from moereplay.commands.terminal import say
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from analysis.figures import Drawn
+    from moereplay.analysis.figures import Drawn
 
 #: The figure that can be drawn from curves without replays.
 CURVES_ALONE = "hit_rate_by_capacity"
@@ -38,8 +38,8 @@ def plot(
 
     Says which figures the results do not allow, and what would.
     """
-    from analysis.figures import save
-    from sweeps.store import place_of
+    from moereplay.analysis.figures import save
+    from moereplay.sweeps.store import place_of
 
     place = place_of(results)
     folder = out or place.beside(Path()) / "figures"
@@ -58,8 +58,8 @@ def say_left_out(drawn: Drawn) -> None:
 
 def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str], live: Path | None) -> Drawn:
     """Figures of a validation, of curves alone, or of replays with the curves behind them; `called` as the user did."""
-    from analysis.figures import FIGURES, Drawn, draw_all, draw_curves, unmatched
-    from results import curves, measured, quality, validation
+    from moereplay.analysis.figures import FIGURES, Drawn, draw_all, draw_curves, unmatched
+    from moereplay.results import curves, measured, quality, validation
 
     for kind in (quality, measured, validation):
         if (folder / kind.FILE).exists():
@@ -84,7 +84,7 @@ def _drawn(folder: Path, called: str, names: list[str] | None, where: list[str],
 
 def _check_replays(where: list[str], live: Path | None, called: str) -> None:
     """Raises ConfigError for an option that is about replays, in a folder that has none."""
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     for option, given in {"--where": where, "--quality": live}.items():
         if given:
@@ -97,8 +97,8 @@ def _replay(folder: str) -> str:
 
 def _curve(folder: str, rows: pl.DataFrame) -> str:
     """The command for curves that hold for these replays: theirs are the settings."""
-    from results.read import runs
-    from results.settings import OF_CURVES, SETTINGS
+    from moereplay.results.read import runs
+    from moereplay.results.settings import OF_CURVES, SETTINGS
 
     defaults = {each.name: each.default for each in SETTINGS}
     found = {name: runs(rows)[name].unique().sort().to_list() for name in OF_CURVES}
@@ -108,12 +108,12 @@ def _curve(folder: str, rows: pl.DataFrame) -> str:
 
 def _rows(folder: Path, where: list[str], live: Path | None) -> pl.DataFrame:
     """The replays of a folder that `replay` or `sweep` wrote, with the checks of a sweep, and what is forecast."""
-    from analysis.checks import with_checks
-    from analysis.forecasts import with_forecasts
-    from commands.forecast_options import forecast_of
-    from results import checks
-    from results.read import filtered
-    from results.stored import load
+    from moereplay.analysis.checks import with_checks
+    from moereplay.analysis.forecasts import with_forecasts
+    from moereplay.commands.forecast_options import forecast_of
+    from moereplay.results import checks
+    from moereplay.results.read import filtered
+    from moereplay.results.stored import load
 
     rows = with_checks(filtered(load(folder), where), checks.load(folder))
     return with_forecasts(rows, forecast_of(live)) if live else rows

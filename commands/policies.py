@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from commands import options
-from commands.terminal import show
+from moereplay.commands import options
+from moereplay.commands.terminal import show
 
 LISTED = ("kind", "policy", "what")
 MORE = "parameters, needs and source of one: moereplay policies NAME; of all: --markdown"
@@ -19,10 +19,10 @@ def policies(
     markdown: Annotated[bool, typer.Option("--markdown", help="The list as docs/policies-table.md has it.")] = False,
 ) -> None:
     """List the policies of all four kinds with parameters, needs and sources, or explain one."""
-    from analysis.tables import definitions, table
-    from policies import named
-    from policies.table import explain, rows
-    from policies.table import markdown as as_markdown
+    from moereplay.analysis.tables import definitions, table
+    from moereplay.policies import named
+    from moereplay.policies.table import explain, rows
+    from moereplay.policies.table import markdown as as_markdown
 
     if name is None and markdown:
         print(as_markdown())

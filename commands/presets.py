@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from commands.terminal import show
+from moereplay.commands.terminal import show
 
 LISTED = ("preset", "what")
 MORE = "policies, capacity, platform and sources of one: moereplay presets NAME"
@@ -14,8 +14,8 @@ MORE = "policies, capacity, platform and sources of one: moereplay presets NAME"
 
 def presets(name: Annotated[str | None, typer.Argument(help="Explain one preset.")] = None) -> None:
     """List the presets of `replay --preset`, or explain one: values, sources, and what was assumed."""
-    from analysis.tables import definitions, table
-    from simulator.preset import NAMES, explain, preset
+    from moereplay.analysis.tables import definitions, table
+    from moereplay.simulator.preset import NAMES, explain, preset
 
     if name:
         show(*definitions(explain(preset(name))))

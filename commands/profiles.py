@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commands.terminal import say
+from moereplay.commands.terminal import say
 
 if TYPE_CHECKING:
-    from traces.importers.contract import Options
-    from traces.profiles.contract import Form
+    from moereplay.traces.importers.contract import Options
+    from moereplay.traces.profiles.contract import Form
 
 SUFFIX = ".json"
 
 
 def write_profile(path: Path, ranking: Sequence[tuple[int, int]]) -> None:
     """A JSON list of [layer, expert], best first. Raises OSError, leaving nothing."""
-    from traces.documents import json_text
-    from traces.scratch import write_whole
+    from moereplay.traces.documents import json_text
+    from moereplay.traces.scratch import write_whole
 
     write_whole(path, (json_text(ranking) + "\n").encode())
 
 
 def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: int | None, resume: bool) -> None:
     """Write the ranking of a file of counts, the `limit` best experts of it. Raises TraceError or ResultError."""
-    from traces.geometry import known
-    from traces.profiles.contract import NO_ORDER, check_model, ranked
+    from moereplay.traces.geometry import known
+    from moereplay.traces.profiles.contract import NO_ORDER, check_model, ranked
 
     _check_options(form, source, out, options, resume)
     counts = form.read(source, _named(options)) if form.named else form.read(source)
@@ -42,8 +42,8 @@ def profile_of(form: Form, source: Path, out: Path, options: Options, *, limit: 
 
 def _named(options: Options) -> str | None:
     """Whose counts of a file are read, as `--columns counts=NAME` says. Raises TraceError if it says more."""
-    from traces.importers.mapping import COUNTS
-    from traces.schema import TraceError
+    from moereplay.traces.importers.mapping import COUNTS
+    from moereplay.traces.schema import TraceError
 
     asked = options.columns or {}
     if others := [field for field in asked if field != COUNTS]:
@@ -53,8 +53,8 @@ def _named(options: Options) -> str | None:
 
 def _check_options(form: Form, source: Path, out: Path, options: Options, resume: bool) -> None:
     """Raises TraceError for options that mean nothing here, and for an output that is no new NAME.json."""
-    from results.outputs import check_output
-    from traces.schema import TraceError
+    from moereplay.results.outputs import check_output
+    from moereplay.traces.schema import TraceError
 
     if out.suffix != SUFFIX:
         name = f"give the profile a name, --out NAME{SUFFIX}"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from commands.status_line import StatusLine
+from moereplay.commands.status_line import StatusLine
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def progress(total: int, what: str) -> Iterator[Callable[..., None]]:
 def _bar(total: int, what: str) -> Iterator[Callable[..., None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from analysis.tables import console
+    from moereplay.analysis.tables import console
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(stderr=True)) as bar:
@@ -48,7 +48,7 @@ def _lines(total: int, what: str) -> Callable[..., None]:
 @contextmanager
 def searching(most: int, seconds: float | None) -> Iterator[Callable[[int, float], None]]:
     """Yields a function to call with a number of replays done and the most tokens/s so far."""
-    from traces.amounts import digits
+    from moereplay.traces.amounts import digits
 
     begun, done, first, line = 0.0, 0, 0, StatusLine()
 

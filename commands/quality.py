@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from commands import model_options
-from commands.groups import grouped
-from commands.interrupt import keeping
-from commands.model_options import Placement
-from commands.terminal import say, show, show_json
+from moereplay.commands import model_options
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import keeping
+from moereplay.commands.model_options import Placement
+from moereplay.commands.terminal import say, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import polars as pl
 
-    from simulator.config import ReplayConfig
-    from tracegen.checkpoint import Loaded
-    from tracegen.quality.evaluation import Evaluation, Job
-    from tracegen.quality.tasks import Task
-    from traces.schema import Geometry
+    from moereplay.simulator.config import ReplayConfig
+    from moereplay.tracegen.checkpoint import Loaded
+    from moereplay.tracegen.quality.evaluation import Evaluation, Job
+    from moereplay.tracegen.quality.tasks import Task
+    from moereplay.traces.schema import Geometry
 
     Chosen = Callable[[Geometry], dict[str, ReplayConfig]]
 
@@ -69,11 +69,11 @@ def quality(
 
     What is answered is kept task by task and set by set; the unmodified model's routing is recorded for sweeps.
     """
-    from results.outputs import check_output
-    from results.quality import EXAMPLES, FILE
-    from tracegen.precision import check_quantiser
-    from tracegen.quality.named import named_tasks
-    from tracegen.requirements import require_torch
+    from moereplay.results.outputs import check_output
+    from moereplay.results.quality import EXAMPLES, FILE
+    from moereplay.tracegen.precision import check_quantiser
+    from moereplay.tracegen.quality.named import named_tasks
+    from moereplay.tracegen.requirements import require_torch
 
     chosen = _chosen(sets)
     check_output(out / FILE)
@@ -92,8 +92,8 @@ def quality(
 
 def _chosen(sets: Sets) -> Chosen:
     """The sets of a model, as soon as it is known. Raises ConfigError for none, or both a file and a study."""
-    from simulator.errors import ConfigError
-    from sweeps.studies import study
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.sweeps.studies import study
 
     if (sets.sets is None) == (sets.study is None):
         raise ConfigError("under which policy sets? Give one of --sets FILE and --study NAME")
@@ -108,11 +108,11 @@ def _chosen(sets: Sets) -> Chosen:
 
 def _configs(path: Path) -> dict[str, ReplayConfig]:
     """Raises ConfigError or PolicyError naming a set that no model can run under."""
-    from commands.validate import naming
-    from results.quality import UNMODIFIED
-    from simulator.errors import ConfigError
-    from sweeps.policy_sets import named_sets, read_sets
-    from tracegen.live.requests import check_live
+    from moereplay.commands.validate import naming
+    from moereplay.results.quality import UNMODIFIED
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.sweeps.policy_sets import named_sets, read_sets
+    from moereplay.tracegen.live.requests import check_live
 
     configs = named_sets(*read_sets(path))
     if UNMODIFIED in configs:
@@ -124,14 +124,14 @@ def _configs(path: Path) -> dict[str, ReplayConfig]:
 
 
 def _tasks(names: Sequence[str], asked: Asked) -> Sequence[Task]:
-    from tracegen.quality.tasks import Asking, tasks_of
+    from moereplay.tracegen.quality.tasks import Asking, tasks_of
 
     return tasks_of(names, Asking(asked.limit, asked.seed, asked.window, asked.shots, asked.chat))
 
 
 def _evaluation(loaded: Loaded, chosen: Chosen, asked: Asked, out: Path, quantiser: str) -> Evaluation:
-    from tracegen.live.run import proven
-    from tracegen.quality.evaluation import Evaluation
+    from moereplay.tracegen.live.run import proven
+    from moereplay.tracegen.quality.evaluation import Evaluation
 
     modules = proven(loaded)
     sets = chosen(modules.geometry)
@@ -148,7 +148,7 @@ def _answered(evaluation: Evaluation, tasks: Sequence[Task]) -> pl.DataFrame:
     """Every row, of the folder or asked now."""
     import polars as pl
 
-    from commands.quality_meter import Pace
+    from moereplay.commands.quality_meter import Pace
 
     pace = Pace(len(tasks) * (len(evaluation.plans) + 1))
 
@@ -166,9 +166,9 @@ def _answered(evaluation: Evaluation, tasks: Sequence[Task]) -> pl.DataFrame:
 
 
 def _write(frame: pl.DataFrame, out: Path) -> None:
-    from analysis.figures import draw_all, save
-    from results.quality import EXAMPLES, FILE, examples_of
-    from results.write import write_frame
+    from moereplay.analysis.figures import draw_all, save
+    from moereplay.results.quality import EXAMPLES, FILE, examples_of
+    from moereplay.results.write import write_frame
 
     write_frame(frame, out / FILE)
     write_frame(examples_of(frame), out / EXAMPLES)
@@ -182,8 +182,8 @@ def _write(frame: pl.DataFrame, out: Path) -> None:
 def _report(frame: pl.DataFrame, as_json: bool) -> None:
     import polars as pl
 
-    from analysis.quality import document, tables
-    from analysis.tables import counted, table
+    from moereplay.analysis.quality import document, tables
+    from moereplay.analysis.tables import counted, table
 
     if as_json:
         show_json(document(frame))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from commands.status_line import StatusLine
-from commands.terminal import say
+from moereplay.commands.status_line import StatusLine
+from moereplay.commands.terminal import say
 
 
 class Pace:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands import options
-from commands.cores import CORES
-from commands.groups import grouped
-from commands.settings import OfRecommendation
-from commands.terminal import say, say_when_compiling, show, show_json
+from moereplay.commands import options
+from moereplay.commands.cores import CORES
+from moereplay.commands.groups import grouped
+from moereplay.commands.settings import OfRecommendation
+from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from simulator.memory import Memory
-    from traces.schema import Trace
+    from moereplay.simulator.memory import Memory
+    from moereplay.traces.schema import Trace
 
 POSITIONS = "Positions in the KV cache; default 4096, assumed."
 
@@ -54,15 +54,15 @@ def recommend(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Say which lossless policies to use in a memory, how fast that is, and what more of it would buy. SIMULATED."""
-    from analysis.recommendation import lines, with_intervals
-    from commands.interrupt import INTERRUPTED, interruptible
-    from commands.progress_bar import searching
-    from sweeps.recommend import Question, most_replays
-    from sweeps.recommend import search as find
-    from sweeps.recommendation import document
-    from sweeps.runner import Budget
-    from traces.bundled import name_of
-    from traces.store import open_trace
+    from moereplay.analysis.recommendation import lines, with_intervals
+    from moereplay.commands.interrupt import INTERRUPTED, interruptible
+    from moereplay.commands.progress_bar import searching
+    from moereplay.sweeps.recommend import Question, most_replays
+    from moereplay.sweeps.recommend import search as find
+    from moereplay.sweeps.recommendation import document
+    from moereplay.sweeps.runner import Budget
+    from moereplay.traces.bundled import name_of
+    from moereplay.traces.store import open_trace
 
     seconds = _seconds(search.budget)
     _check_new(search.out)
@@ -89,7 +89,7 @@ def recommend(
 
 def _seconds(text: str) -> float | None:
     """Seconds of `90`, `60s` or `5m`, None for `none`. Raises ConfigError."""
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     if text == "none":
         return None
@@ -102,7 +102,7 @@ def _seconds(text: str) -> float | None:
 
 def _check_new(out: Path | None) -> None:
     """Raises ConfigError before anything is replayed where the folder is there already."""
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     if out is not None and (out.exists() or out.is_symlink()):
         raise ConfigError(f"{out} exists; choose another --out or remove it")
@@ -110,8 +110,8 @@ def _check_new(out: Path | None) -> None:
 
 def _write_lists(out: Path | None, config: Mapping[str, Any]) -> None:
     """The lists of experts that the command of the best set reads. Raises ConfigError where the disk refuses."""
-    from results.repeat import files
-    from simulator.errors import ConfigError
+    from moereplay.results.repeat import files
+    from moereplay.simulator.errors import ConfigError
 
     lists = files(config)
     if out is None:
@@ -129,7 +129,7 @@ def _write_lists(out: Path | None, config: Mapping[str, Any]) -> None:
 
 def _assumed(given: Given) -> dict[str, int]:
     """What nobody said of the memory."""
-    from simulator.memory import CONTEXT, RUNTIME
+    from moereplay.simulator.memory import CONTEXT, RUNTIME
 
     context = {"context": CONTEXT} if given.positions is None else {}
     return context | ({} if given.runtime else {"runtime_bytes": RUNTIME})
@@ -137,9 +137,9 @@ def _assumed(given: Given) -> dict[str, int]:
 
 def _machine(name: str, given: Given) -> str:
     """The platform, its upper lower tier as large as --ram says, where it has one. Raises ConfigError for several."""
-    from simulator.errors import ConfigError
-    from simulator.memory import size_of
-    from simulator.platform_files import platform
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.memory import size_of
+    from moereplay.simulator.platform_files import platform
 
     if "," in name:
         raise ConfigError(f"--platform {name}: recommend takes one machine; run it once for each")
@@ -150,10 +150,10 @@ def _machine(name: str, given: Given) -> str:
 
 def _divided(trace: Trace, base: Mapping[str, Any], given: Given) -> Memory:
     """The fast memory, divided. Raises ConfigError unless one of both is given, and where --ram holds too little."""
-    from simulator.errors import ConfigError
-    from simulator.memory import CONTEXT, divided, size_of
-    from simulator.platform_files import platform
-    from sweeps.recommend import everything
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.memory import CONTEXT, divided, size_of
+    from moereplay.simulator.platform_files import platform
+    from moereplay.sweeps.recommend import everything
 
     if bool(given.memory) == bool(given.vram):
         raise ConfigError("give the memory that experts are cached in: --memory 4GB, or --vram 24GB --ram 64GB")

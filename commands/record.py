@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands import model_options, options
-from commands.groups import grouped
-from commands.interrupt import keeping, left_of
-from commands.meter import Meter
-from commands.model_options import NEW_TOKENS, WINDOW, Placement
-from commands.options import NewTrace, complaint, stored
-from commands.terminal import say, say_wrote
+from moereplay.commands import model_options, options
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import keeping, left_of
+from moereplay.commands.meter import Meter
+from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Placement
+from moereplay.commands.options import NewTrace, complaint, stored
+from moereplay.commands.terminal import say, say_wrote
 
 if TYPE_CHECKING:
-    from tracegen.checkpoint import Loaded
-    from tracegen.plan import Plan
-    from tracegen.tokens import Work
+    from moereplay.tracegen.checkpoint import Loaded
+    from moereplay.tracegen.plan import Plan
+    from moereplay.tracegen.tokens import Work
 
 #: Options that mean something only beside one of the three sources; None or False is "not given".
 FOR_TEXT = ("window", "prompt_tokens")
@@ -76,10 +76,10 @@ def record(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted recording, or begin.")] = False,
 ) -> None:
     """Record a model's routing, prompt by prompt, into a trace. Nothing of what the model computes is changed."""
-    from results.outputs import check_output
-    from tracegen.folder import check_look_ahead, require_tokenizer
-    from tracegen.plan import refuse_taken
-    from tracegen.requirements import require_torch
+    from moereplay.results.outputs import check_output
+    from moereplay.tracegen.folder import check_look_ahead, require_tokenizer
+    from moereplay.tracegen.plan import refuse_taken
+    from moereplay.tracegen.requirements import require_torch
 
     source = _checked(model, source, sampling)
     require_torch()
@@ -94,8 +94,8 @@ def record(
 
 
 def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool) -> None:
-    from tracegen.errors import RecordError
-    from tracegen.record import record as run
+    from moereplay.tracegen.errors import RecordError
+    from moereplay.tracegen.record import record as run
 
     say(f"recording {loaded.name} ({loaded.dtype}, {loaded.model.device}): {work.prompts}; {plan.words}")
     meter = Meter()
@@ -111,8 +111,8 @@ def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool) -> Non
 
 def _checked(model: str, source: Source, sampling: Sampling) -> Source:
     """The one source of text. Raises RecordError for none, several, or options of another source."""
-    from tracegen.errors import RecordError
-    from tracegen.folder import MINIATURE
+    from moereplay.tracegen.errors import RecordError
+    from moereplay.tracegen.folder import MINIATURE
 
     sources = [name for name in ("prompts", "text", "dataset") if getattr(source, name)]
     if not sources and model == "miniature":
@@ -130,8 +130,8 @@ def _checked(model: str, source: Source, sampling: Sampling) -> Source:
 def _plan(source: Source, sampling: Sampling, kept: Kept) -> Plan:
     from pydantic import ValidationError
 
-    from tracegen.errors import RecordError
-    from tracegen.plan import Decoding, Plan
+    from moereplay.tracegen.errors import RecordError
+    from moereplay.tracegen.plan import Decoding, Plan
 
     drawn = {name: value for name, value in sampling._asdict().items() if value is not None}
     new = drawn.pop("max_new_tokens", NEW_TOKENS)
@@ -151,7 +151,7 @@ def _plan(source: Source, sampling: Sampling, kept: Kept) -> Plan:
 
 
 def _texts(source: Source, seed: int) -> Any:
-    from tracegen import prompts
+    from moereplay.tracegen import prompts
 
     if source.text:
         return prompts.read_texts(source.text)
@@ -163,8 +163,8 @@ def _texts(source: Source, seed: int) -> Any:
 
 
 def _work(source: Source, sampling: Sampling, texts: Any, loaded: Loaded) -> Work:
-    from tracegen.record import room_of
-    from tracegen.tokens import encode, windows
+    from moereplay.tracegen.record import room_of
+    from moereplay.tracegen.tokens import encode, windows
 
     room = room_of(loaded)
     if source.text:

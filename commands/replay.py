@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands import options
-from commands.cores import CORES
-from commands.groups import grouped
-from commands.interrupt import keeping
-from commands.settings import Settings
-from commands.terminal import say, say_when_compiling, show, show_json
+from moereplay.commands import options
+from moereplay.commands.cores import CORES
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import keeping
+from moereplay.commands.settings import Settings
+from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from simulator.config import ReplayConfig
-    from sweeps.grid import Outcome
-    from traces.schema import Trace
+    from moereplay.simulator.config import ReplayConfig
+    from moereplay.sweeps.grid import Outcome
+    from moereplay.traces.schema import Trace
 
 
 class Printed(NamedTuple):
@@ -45,11 +45,11 @@ def replay(
     events: Annotated[Path | None, typer.Option(help="Event log of one configuration (.parquet or .csv).")] = None,
 ) -> None:
     """Replay a trace: every combination of the comma lists, one table, Belady beside each hit rate. SIMULATED."""
-    from results.outputs import check_output
-    from simulator.oracle import check_profile_is_read
-    from simulator.replay import check_engine
-    from sweeps.grid import run_grid
-    from traces.store import open_trace
+    from moereplay.results.outputs import check_output
+    from moereplay.simulator.oracle import check_profile_is_read
+    from moereplay.simulator.replay import check_engine
+    from moereplay.sweeps.grid import run_grid
+    from moereplay.traces.store import open_trace
 
     check_engine(engine)
     for path in filter(None, (out and out / "part", events)):
@@ -66,7 +66,7 @@ def replay(
         say_when_compiling()
         outcomes = list(_stored(out, outcomes, opened, configs, engine) if out else outcomes)
     if events:
-        from results.write import write_events
+        from moereplay.results.write import write_events
 
         write_events(events, outcomes[0][0].events)
     if as_json:
@@ -81,7 +81,7 @@ def replay(
 
 
 def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -> None:
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     if len(configs) > 1 and (as_json or events):
         option = "--json" if as_json else "--events"
@@ -90,9 +90,9 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 def _check_printed(printed: Printed, as_json: bool) -> None:
     """Raises ConfigError before anything is replayed."""
-    from analysis.ratios import RANKED
-    from results.errors import unknown
-    from simulator.errors import ConfigError
+    from moereplay.analysis.ratios import RANKED
+    from moereplay.results.errors import unknown
+    from moereplay.simulator.errors import ConfigError
 
     if printed.by not in RANKED:
         raise unknown("ranking column", printed.by, RANKED)
@@ -101,7 +101,7 @@ def _check_printed(printed: Printed, as_json: bool) -> None:
 
 
 def _progress(configs: list[ReplayConfig]) -> Any:
-    from commands.progress_bar import progress
+    from moereplay.commands.progress_bar import progress
 
     return progress(len(configs), "replays")
 
@@ -109,7 +109,7 @@ def _progress(configs: list[ReplayConfig]) -> Any:
 def _stored(
     out: Path, outcomes: Iterator[Outcome], trace: Trace, configs: list[ReplayConfig], engine: str
 ) -> Iterator[Outcome]:
-    from sweeps.keep import keep  # it imports polars, without which the table is printed
+    from moereplay.sweeps.keep import keep  # it imports polars, without which the table is printed
 
     return keep(out, trace, configs, outcomes, engine)
 
@@ -123,10 +123,10 @@ def _kept_in(out: Path | None) -> str:
 
 def _document(trace: Trace, config: ReplayConfig, outcome: Outcome, engine: str) -> dict[str, object]:
     """What `--json` prints: the result, what is derived from it, and what is to be said of that."""
-    from analysis.metrics import figures_of
-    from results.idle import idle
-    from results.write import to_frame
-    from simulator.remarks import remarks
+    from moereplay.analysis.metrics import figures_of
+    from moereplay.results.idle import idle
+    from moereplay.results.write import to_frame
+    from moereplay.simulator.remarks import remarks
 
     result, bound = outcome
     said = [*remarks(trace, [config], engine), *idle([result.to_json()])]
@@ -142,12 +142,12 @@ def _report(
     printed: Printed,
     engine: str,
 ) -> None:
-    from analysis.heading import heading
-    from analysis.ranking import best_of_each, judged, ranking
-    from analysis.short import drawn
-    from policies.grammar import foresight
-    from results.idle import idle
-    from simulator.remarks import remarks
+    from moereplay.analysis.heading import heading
+    from moereplay.analysis.ranking import best_of_each, judged, ranking
+    from moereplay.analysis.short import drawn
+    from moereplay.policies.grammar import foresight
+    from moereplay.results.idle import idle
+    from moereplay.simulator.remarks import remarks
 
     results = [result for result, _ in outcomes]
     rows = [result.to_json() | {"bounds": bound} for result, bound in outcomes]
@@ -170,6 +170,6 @@ def _report(
 
 def _print_plain(rows: Sequence[Mapping[str, Any]], as_csv: bool) -> None:
     """For other programs: no heading, whole names."""
-    from analysis.tables import csv, markdown
+    from moereplay.analysis.tables import csv, markdown
 
     print(csv(rows) if as_csv else markdown(rows))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from commands.terminal import say
+from moereplay.commands.terminal import say
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from analysis.report.material import Material, Source
-    from simulator.config import ReplayConfig
-    from traces.schema import Trace
+    from moereplay.analysis.report.material import Material, Source
+    from moereplay.simulator.config import ReplayConfig
+    from moereplay.traces.schema import Trace
 
 
 def report(
@@ -32,15 +32,15 @@ def report(
     where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these replays.")] = None,
 ) -> None:
     """Write a page to send to somebody: which configuration is best, how sure that is, figures, methods. SIMULATED."""
-    from results.outputs import check_output
-    from sweeps.extras import extra
-    from sweeps.store import place_of
-    from traces.scratch import write_whole
+    from moereplay.results.outputs import check_output
+    from moereplay.sweeps.extras import extra
+    from moereplay.sweeps.store import place_of
+    from moereplay.traces.scratch import write_whole
 
     check_output(out)
     for package in ("jinja2", "vl_convert"):
         extra("report", package)
-    from analysis.report.page import page
+    from moereplay.analysis.report.page import page
 
     folder = place_of(results).local()
     text = page(_material(folder, trace or [], where or []))
@@ -49,11 +49,11 @@ def report(
 
 
 def _material(folder: Path, given: Sequence[Path], where: Sequence[str]) -> Material:
-    from analysis.report.material import Material
-    from policies.grammar import foresight
-    from results import checks, curves
-    from results.stored import errors, sources
-    from sweeps.provenance import version
+    from moereplay.analysis.report.material import Material
+    from moereplay.policies.grammar import foresight
+    from moereplay.results import checks, curves
+    from moereplay.results.stored import errors, sources
+    from moereplay.sweeps.provenance import version
 
     lines = curves.load(folder)
     alone = not lines.is_empty() and not any(folder.glob("part-*"))
@@ -80,8 +80,8 @@ def _nothing() -> pl.DataFrame:
 
 
 def _rows(folder: Path, where: Sequence[str]) -> pl.DataFrame:
-    from results.read import filtered
-    from results.stored import load
+    from moereplay.results.read import filtered
+    from moereplay.results.stored import load
 
     return filtered(load(folder), where)
 
@@ -103,8 +103,8 @@ def _traces(
     digests: Sequence[str], provenances: Sequence[Mapping[str, Any]], given: Sequence[Path]
 ) -> dict[str, Source]:
     """Each trace where the results say that it lies, or where the user says; none of another digest."""
-    from results.errors import ResultError
-    from traces.store import open_trace
+    from moereplay.results.errors import ResultError
+    from moereplay.traces.store import open_trace
 
     moved = {opened.digest: (path, opened) for path in given for opened in [open_trace(path)]}
     if foreign := [path for digest, (path, _) in moved.items() if digest not in digests]:
@@ -116,8 +116,8 @@ def _traces(
 
 def _source(digest: str, path: str, moved: tuple[Path, Trace] | None) -> Source:
     """A page goes to other people, so it names a trace without the folders of this machine."""
-    from analysis.report.material import Source
-    from traces.bundled import SAMPLE, bundled, name_of
+    from moereplay.analysis.report.material import Source
+    from moereplay.traces.bundled import SAMPLE, bundled, name_of
 
     if moved is not None:
         return Source(moved[0].name, moved[1])
@@ -129,8 +129,8 @@ def _source(digest: str, path: str, moved: tuple[Path, Trace] | None) -> Source:
 
 def _opened(path: Path, digest: str) -> tuple[Trace | None, str]:
     """The trace, or why not."""
-    from traces.schema import TraceError
-    from traces.store import open_trace
+    from moereplay.traces.schema import TraceError
+    from moereplay.traces.store import open_trace
 
     try:
         opened = open_trace(path)
@@ -143,11 +143,11 @@ def _opened(path: Path, digest: str) -> tuple[Trace | None, str]:
 
 def _remarks(frame: pl.DataFrame, traces: Mapping[str, Source]) -> list[str]:
     """What `replay` says of bounds, of the traces that are at hand and the policies that this program knows."""
-    from policies.contract import PolicyError
-    from simulator.config import configure
-    from simulator.errors import ConfigError
-    from simulator.remarks import remarks
-    from simulator.replay import plan
+    from moereplay.policies.contract import PolicyError
+    from moereplay.simulator.config import configure
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.remarks import remarks
+    from moereplay.simulator.replay import plan
 
     of_trace: dict[str, list[ReplayConfig]] = {}
     for config, about in () if frame.is_empty() else frame.select("config", "about").iter_rows():

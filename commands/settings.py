@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands.groups import Group, is_typed, option
-from commands.options import named_experts
-from results.settings import EXPERTS, LISTED, OF_BOUNDS, OF_CURVES, SETTINGS, TEXT, WHOLE, Setting
+from moereplay.commands.groups import Group, is_typed, option
+from moereplay.commands.options import named_experts
+from moereplay.results.settings import EXPERTS, LISTED, OF_BOUNDS, OF_CURVES, SETTINGS, TEXT, WHOLE, Setting
 
 if TYPE_CHECKING:
-    from simulator.config import ReplayConfig
+    from moereplay.simulator.config import ReplayConfig
 
 PRESETS = "Comma list; `moereplay presets` names them; options beside it win."
 #: What an option takes, by how its setting is stored; a comma list is a text.
@@ -37,8 +37,8 @@ class Given(NamedTuple):
 
     def of_presets(self, fixed: Mapping[str, object]) -> dict[str, ReplayConfig]:
         """Every preset by its name and what varies, without settings that the verb lacks. Raises ConfigError."""
-        from simulator.preset import settings
-        from sweeps.policy_sets import named_sets
+        from moereplay.simulator.preset import settings
+        from moereplay.sweeps.policy_sets import named_sets
 
         lists = self.lists()
         own = {name: text for name, text in lists.items() if name in self.typed}
@@ -50,7 +50,7 @@ class Given(NamedTuple):
 
     def called(self) -> dict[ReplayConfig, str]:
         """Every configuration, with the names of the presets that ask for it. Raises ConfigError or PolicyError."""
-        from sweeps.grid import expand
+        from moereplay.sweeps.grid import expand
 
         fixed = self.fixed()
         if not self.preset:

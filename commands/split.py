@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from commands import options
-from commands.terminal import say_wrote
+from moereplay.commands import options
+from moereplay.commands.terminal import say_wrote
 
 
 def split(
@@ -18,12 +18,12 @@ def split(
     seed: Annotated[int, typer.Option(min=0, help="Which requests.")] = 0,
 ) -> None:
     """Split a trace by requests: what is fitted to some of them is tried on the others."""
-    from commands.profiles import write_profile
-    from results.outputs import check_output
-    from traces.split import profile
-    from traces.split import split as drawn
-    from traces.store import open_trace
-    from traces.writer import write_trace
+    from moereplay.commands.profiles import write_profile
+    from moereplay.results.outputs import check_output
+    from moereplay.traces.split import profile
+    from moereplay.traces.split import split as drawn
+    from moereplay.traces.store import open_trace
+    from moereplay.traces.writer import write_trace
 
     opened = open_trace(trace)
     parts = drawn(opened.requests, share, seed)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from commands.terminal import rewrite, say
+from moereplay.commands.terminal import rewrite, say
 
 SECONDS_BETWEEN_LINES = 10
 SECONDS_BETWEEN_REWRITES = 0.2

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from commands.terminal import show
+from moereplay.commands.terminal import show
 
 
 def sweep_compare(
@@ -26,14 +26,14 @@ def sweep_compare(
 
     The difference is that of ONE less the row, with its 95 % interval; p_holm is corrected for the number of rows.
     """
-    from analysis.beside import beside
-    from analysis.short import SHARES, drawn
-    from analysis.tables import csv
-    from policies.grammar import foresight
-    from results.read import filtered, label_of, routing_of
-    from results.stored import load
-    from sweeps.store import place_of
-    from traces.documents import json_text
+    from moereplay.analysis.beside import beside
+    from moereplay.analysis.short import SHARES, drawn
+    from moereplay.analysis.tables import csv
+    from moereplay.policies.grammar import foresight
+    from moereplay.results.read import filtered, label_of, routing_of
+    from moereplay.results.stored import load
+    from moereplay.sweeps.store import place_of
+    from moereplay.traces.documents import json_text
 
     frame = filtered(load(place_of(results).local()), where or [])
     found = beside(frame, one, by, foresight())
@@ -52,8 +52,8 @@ SIGNS = {"difference": "+", "low": "+", "high": "+", "half_width": ""}
 
 def _signed(value: float | None, by: str, sign: str = "+") -> str:
     """A share in points, anything else in its unit."""
-    from analysis.short import SHARES
-    from analysis.tables import cell
+    from moereplay.analysis.short import SHARES
+    from moereplay.analysis.tables import cell
 
     if value is None:
         return "-"

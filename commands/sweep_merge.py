@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from commands.terminal import say
+from moereplay.commands.terminal import say
 
 
 def sweep_merge(
@@ -14,8 +14,8 @@ def sweep_merge(
     out: Annotated[str, typer.Option(help="A new folder or URL.", show_default=False)],
 ) -> None:
     """Merge results: each configuration once, sorted; the same bytes whatever the way of running."""
-    from sweeps.merge import merge
-    from sweeps.store import place_of
+    from moereplay.sweeps.merge import merge
+    from moereplay.sweeps.store import place_of
 
     merged = merge([place_of(each) for each in results], place_of(out))
     failed = f" and {merged.errors:,} error rows" if merged.errors else ""

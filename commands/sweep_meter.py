@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from commands.status_line import StatusLine
-from commands.terminal import clock
+from moereplay.commands.status_line import StatusLine
+from moereplay.commands.terminal import clock
 
 if TYPE_CHECKING:
-    from sweeps.dispatch import Standing
+    from moereplay.sweeps.dispatch import Standing
 
 
 class Meter:

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from commands.checks import Checks
-from commands.cores import CORES
-from commands.groups import grouped
-from commands.interrupt import INTERRUPTED, interruptible, keeping
-from commands.options import PolicyFiles
-from commands.terminal import clock, say
+from moereplay.commands.checks import Checks
+from moereplay.commands.cores import CORES
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import INTERRUPTED, interruptible, keeping
+from moereplay.commands.options import PolicyFiles
+from moereplay.commands.terminal import clock, say
 
 if TYPE_CHECKING:
-    from sweeps.checks import Checker
-    from sweeps.dispatch import Standing
-    from sweeps.jobs import Job
-    from sweeps.run import Start, Sweep
-    from sweeps.slurm import Shards
-    from sweeps.store import Place
+    from moereplay.sweeps.checks import Checker
+    from moereplay.sweeps.dispatch import Standing
+    from moereplay.sweeps.jobs import Job
+    from moereplay.sweeps.run import Start, Sweep
+    from moereplay.sweeps.slurm import Shards
+    from moereplay.sweeps.store import Place
 
 MOST_NAMED = 5  #: errors that are printed in full
 EXECUTORS = ("local", "ray", "slurm")
@@ -55,11 +55,11 @@ def sweep_run(
 
     With --every, one of every N is then measured, or run live.
     """
-    from simulator.replay import ENGINES, check_engine
-    from sweeps.jobs import parse_shard
-    from sweeps.jobs import shard as part_of
-    from sweeps.run import left_to_do, planned
-    from sweeps.store import place_of
+    from moereplay.simulator.replay import ENGINES, check_engine
+    from moereplay.sweeps.jobs import parse_shard
+    from moereplay.sweeps.jobs import shard as part_of
+    from moereplay.sweeps.run import left_to_do, planned
+    from moereplay.sweeps.store import place_of
 
     file = file.resolve() if machines.executor == "slurm" else file  # nodes may start elsewhere
     engine = engine or ENGINES[0]
@@ -75,8 +75,8 @@ def sweep_run(
         ready = [job for job in jobs if job.key not in refused]
         _say_estimate(ready, engine, machines.workers, sweep.experiment.keeps_requests)
     elif machines.executor == "slurm" and jobs:
-        from policies.files import registered
-        from sweeps.slurm import Shards
+        from moereplay.policies.files import registered
+        from moereplay.sweeps.slurm import Shards
 
         how = (tuple(changes or ()), place, engine, machines.workers, machines.nodes, keep_going)
         _submit(Shards(file, *how, tuple(registered()), tuple(sys.argv)), machines.slurm or [])
@@ -94,9 +94,9 @@ def sweep_run(
 
 def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out: str) -> Checker | None:
     """What checks configurations, if that is wanted. Raises ConfigError for where it cannot be done."""
-    from commands.checks import checker_of
-    from simulator.errors import ConfigError
-    from sweeps.objects import is_url
+    from moereplay.commands.checks import checker_of
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.sweeps.objects import is_url
 
     if checks.every is not None and executor == "slurm":
         raise ConfigError("--every: checks run on this machine, alone; run them when the jobs of slurm have ended")
@@ -107,8 +107,8 @@ def _checker(checks: Checks, sweep: Sweep, share: list[Job], executor: str, out:
 
 def _check(checker: Checker, sweep: Sweep, share: list[Job], out: Place, every: int) -> None:
     """Of the configurations that have a result, in their order."""
-    from commands.checks import checked
-    from sweeps.run import left_to_do
+    from moereplay.commands.checks import checked
+    from moereplay.sweeps.run import left_to_do
 
     jobs = [job for job in share if job.kind == "configuration"]
     without = {job.key for job in left_to_do(sweep, out, jobs)}
@@ -118,8 +118,8 @@ def _check(checker: Checker, sweep: Sweep, share: list[Job], out: Place, every: 
 
 def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -> bool:
     """Whether some jobs were given up."""
-    from commands.sweep_meter import Meter
-    from sweeps.run import derive, execute
+    from moereplay.commands.sweep_meter import Meter
+    from moereplay.sweeps.run import derive, execute
 
     meter, kept = Meter(), f"what is stored in {out} stays; run the same command to resume"
     with keeping(lambda: kept):
@@ -134,30 +134,30 @@ def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -
 
 
 def _starter(machines: Machines, engine: str) -> Start:
-    from simulator.errors import ConfigError
-    from sweeps.local import LocalExecutor
-    from sweeps.run import NOGIL
-    from traces.spelling import hint
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.sweeps.local import LocalExecutor
+    from moereplay.sweeps.run import NOGIL
+    from moereplay.traces.spelling import hint
 
     executor, workers = machines.executor, machines.workers
     if executor == "local":
         return lambda out, provenance: LocalExecutor(workers, engine == NOGIL, out, provenance)
     if executor == "ray":
-        from sweeps.ray_cluster import RayExecutor
+        from moereplay.sweeps.ray_cluster import RayExecutor
 
         return lambda out, provenance: RayExecutor(machines.address, workers, out, provenance)
     raise ConfigError(f"no executor called {executor!r}: {hint(executor, EXECUTORS)}")
 
 
 def _submit(shards: Shards, given: list[str]) -> None:
-    from sweeps.slurm import options_of, run_shards
+    from moereplay.sweeps.slurm import options_of, run_shards
 
     for line in run_shards(shards, options_of(given)):
         say(line)
 
 
 def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
-    from sweeps.run import notes, surpluses
+    from moereplay.sweeps.run import notes, surpluses
 
     bounds = sum(job.kind == "bound" for job in share)
     traces = f"{len(sweep.traces)} trace{'s' if len(sweep.traces) > 1 else ''}"
@@ -175,8 +175,8 @@ def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
 
 
 def _say_estimate(jobs: list[Job], engine: str, workers: int, requests: bool) -> None:
-    from sweeps.estimate import estimate
-    from traces.amounts import size
+    from moereplay.sweeps.estimate import estimate
+    from moereplay.traces.amounts import size
 
     if not jobs:
         return

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from commands.terminal import show_json
+from moereplay.commands.terminal import show_json
 
 
 def sweep_schema() -> None:
     """Print the JSON Schema of experiment files, from which editors complete and check."""
-    from sweeps.experiment.schema import json_schema
+    from moereplay.sweeps.experiment.schema import json_schema
 
     show_json(json_schema())

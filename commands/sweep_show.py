@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from commands.forecast_options import Foreseen
-from commands.groups import grouped
-from commands.terminal import say, show
+from moereplay.commands.forecast_options import Foreseen
+from moereplay.commands.groups import grouped
+from moereplay.commands.terminal import say, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,10 +43,10 @@ def sweep_show(
     form: Form,
 ) -> None:
     """Show what a sweep or a replay stored: what varies, and the figures by which it can be ranked. SIMULATED."""
-    from analysis.checks import in_short
-    from analysis.short import drawn
-    from analysis.tables import markdown
-    from sweeps.store import place_of
+    from moereplay.analysis.checks import in_short
+    from moereplay.analysis.short import drawn
+    from moereplay.analysis.tables import markdown
+    from moereplay.sweeps.store import place_of
 
     folder = place_of(results).local()
     page = _failed(folder) if errors else _found(folder, by, where or [], group_by, foreseen)
@@ -76,24 +76,24 @@ class _Page(NamedTuple):
 
 
 def _failed(folder: Path) -> _Page:
-    from analysis.tables import counted
-    from results.settings import POLICIES
-    from results.stored import errors
+    from moereplay.analysis.tables import counted
+    from moereplay.results.settings import POLICIES
+    from moereplay.results.stored import errors
 
     rows = errors(folder).select("identity", *POLICIES, "capacity", "error")
     return _Page(rows, [f"{counted(len(rows), 'configuration')} without a result"])
 
 
 def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen: Foreseen) -> _Page:
-    from analysis import forecasts
-    from analysis.checks import candidates_of, columns, summary
-    from analysis.metrics import grouped as means
-    from analysis.metrics import judged, ranked, shared
-    from analysis.tables import counted
-    from policies.grammar import foresight
-    from results import checks
-    from results.read import filtered, label_of, routing_of, seconds_of
-    from results.stored import load
+    from moereplay.analysis import forecasts
+    from moereplay.analysis.checks import candidates_of, columns, summary
+    from moereplay.analysis.metrics import grouped as means
+    from moereplay.analysis.metrics import judged, ranked, shared
+    from moereplay.analysis.tables import counted
+    from moereplay.policies.grammar import foresight
+    from moereplay.results import checks
+    from moereplay.results.read import filtered, label_of, routing_of, seconds_of
+    from moereplay.results.stored import load
 
     frame, said = foreseen.beside(filtered(load(folder), where))
     ranking, found = ranked(frame, by), checks.load(folder)
@@ -108,13 +108,13 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
 
 
 def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
-    from results.write import csv_text
-    from traces.documents import json_text
+    from moereplay.results.write import csv_text
+    from moereplay.traces.documents import json_text
 
     if not as_json:
         sys.stdout.write(csv_text(rows))
         return
-    from analysis.forecasts import nested
+    from moereplay.analysis.forecasts import nested
 
     for row in rows.iter_rows(named=True):
         print(json_text(nested(row)))

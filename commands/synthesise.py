@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands import options
-from commands.groups import grouped
-from commands.interrupt import keeping
-from commands.options import NewTrace, complaint
-from commands.terminal import say, say_wrote
+from moereplay.commands import options
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import keeping
+from moereplay.commands.options import NewTrace, complaint
+from moereplay.commands.terminal import say, say_wrote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from traces.schema import Geometry
+    from moereplay.traces.schema import Geometry
 
 MARKOV_REUSE = 0.31  #: of a trained miniature with OLMoE's topology
 
@@ -51,11 +51,11 @@ def synthesise(
     """Make a synthetic trace with a known model's geometry and chosen statistics."""
     from pydantic import ValidationError
 
-    from simulator.errors import ConfigError
-    from traces.importers.contract import dense_line
-    from traces.synthetic import Synthetic
-    from traces.synthetic import synthesise as make
-    from traces.writer import write_trace
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.importers.contract import dense_line
+    from moereplay.traces.synthetic import Synthetic
+    from moereplay.traces.synthetic import synthesise as make
+    from moereplay.traces.writer import write_trace
 
     geometry = _stored(model, options.stored(expert_bits, dense, dense_bits))
     try:
@@ -85,9 +85,9 @@ def synthesise(
 
 def _stored(model: str, stored: Mapping[str, Any]) -> Geometry:
     """The geometry of a known model with its weights stored as options say. Raises TraceError."""
-    from traces.dense import with_stored
-    from traces.geometry import as_known, known
-    from traces.weight_formats import BITS_PER_WEIGHT
+    from moereplay.traces.dense import with_stored
+    from moereplay.traces.geometry import as_known, known
+    from moereplay.traces.weight_formats import BITS_PER_WEIGHT
 
     geometry, named = known(model).geometry, stored["weight_format"]
     if bits := stored["expert_bits"] or BITS_PER_WEIGHT.get(named):

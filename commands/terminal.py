@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from traces.schema import Trace
+    from moereplay.traces.schema import Trace
 
 
 #: A file of this name is standard output, where a verb writes one text.
@@ -18,8 +18,8 @@ STDOUT = Path("-")
 
 def say(line: str) -> None:
     """Print a remark to stderr, as stdout is for results: folded on a terminal, or to COLUMNS; else one line."""
-    from analysis.tables import folded, width_of
-    from traces.texts import escaped_lines
+    from moereplay.analysis.tables import folded, width_of
+    from moereplay.traces.texts import escaped_lines
 
     folds = sys.stderr.isatty() or "COLUMNS" in os.environ
     lines = escaped_lines(line)
@@ -28,15 +28,15 @@ def say(line: str) -> None:
 
 def show_json(document: object) -> None:
     """Print one JSON document to stdout."""
-    from traces.documents import json_text
+    from moereplay.traces.documents import json_text
 
     print(json_text(document, indent=1))
 
 
 def rewrite(line: str, before: int = 0) -> int:
     """Write a line over the one on stderr's terminal, cut to its width; `before` and the answer are how long it is."""
-    from analysis.tables import width_of
-    from traces.texts import escaped
+    from moereplay.analysis.tables import width_of
+    from moereplay.traces.texts import escaped
 
     cut = escaped(line)[: width_of(sys.stderr) - 1]  # a full line would scroll
     print(f"\r{cut:{min(before, width_of(sys.stderr) - 1)}}", end="", file=sys.stderr, flush=True)
@@ -56,7 +56,7 @@ def clock(seconds: float) -> str:
 
 def say_wrote(path: Path, trace: Trace) -> None:
     """Path, size and digest of a trace that was written."""
-    from analysis.tables import counted
+    from moereplay.analysis.tables import counted
 
     size = f"{counted(trace.requests, 'request')}, {counted(trace.tokens, 'token')}"
     say(f"wrote {path}: {size}, digest {trace.digest[:12]}")
@@ -64,7 +64,7 @@ def say_wrote(path: Path, trace: Trace) -> None:
 
 def say_made(path: Path, trace: Trace) -> None:
     """The same of a trace that was made of others, and the digest of its content, which they may share."""
-    from traces.combine import content_digest
+    from moereplay.traces.combine import content_digest
 
     say_wrote(path, trace)
     say(f"content {content_digest(trace)[:12]}: the same for these requests, however they came together")
@@ -79,15 +79,15 @@ class _Saying(logging.Handler):
 
 def say_when_compiling() -> None:
     """Print a line whenever the engine compiles something that is not in its cache, to explain the wait."""
-    log = logging.getLogger("simulator.compiled.engine")
+    log = logging.getLogger("moereplay.simulator.compiled.engine")
     log.setLevel(logging.INFO)
     log.handlers = [_Saying()]
 
 
 def show(*parts: str) -> None:
     """Lines and tables on stdout; lines that are wider than it are folded."""
-    from analysis.tables import folded
-    from traces.texts import escaped
+    from moereplay.analysis.tables import folded
+    from moereplay.traces.texts import escaped
 
     for line in (line for part in parts for line in part.split("\n")):
         print(folded(escaped(line)))

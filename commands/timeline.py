@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from commands import options
-from commands.groups import grouped
-from commands.interrupt import keeping
-from commands.settings import Settings
-from commands.terminal import say, say_when_compiling
+from moereplay.commands import options
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import keeping
+from moereplay.commands.settings import Settings
+from moereplay.commands.terminal import say, say_when_compiling
 
 if TYPE_CHECKING:
-    from analysis.timeline_moves import Machine
-    from commands.settings import Given
-    from results.result import Result
-    from simulator.config import ReplayConfig
-    from simulator.replay import Plan
+    from moereplay.analysis.timeline_moves import Machine
+    from moereplay.commands.settings import Given
+    from moereplay.results.result import Result
+    from moereplay.simulator.config import ReplayConfig
+    from moereplay.simulator.replay import Plan
 
 
 @grouped
@@ -33,12 +33,12 @@ def timeline(
     out: Annotated[Path, typer.Option(help="The file: .json, or .json.gz.")] = Path("timeline.json.gz"),
 ) -> None:
     """Write one replay as a timeline that ui.perfetto.dev opens: compute, stalls, links, queue, cache. SIMULATED."""
-    from analysis.timeline import Timeline, limited
-    from results.outputs import check_output
-    from results.trace_events import check_name, write_items
-    from simulator.replay import check_engine, plan, replay
-    from traces.passes import schedule
-    from traces.store import open_trace
+    from moereplay.analysis.timeline import Timeline, limited
+    from moereplay.results.outputs import check_output
+    from moereplay.results.trace_events import check_name, write_items
+    from moereplay.simulator.replay import check_engine, plan, replay
+    from moereplay.traces.passes import schedule
+    from moereplay.traces.store import open_trace
 
     check_engine(engine)
     check_name(out)
@@ -58,7 +58,7 @@ def timeline(
 
 def _only(settings: Given) -> ReplayConfig:
     """The one configuration. Raises ConfigError if there are more."""
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     configs = list(settings.called())
     if len(configs) > 1:
@@ -68,7 +68,7 @@ def _only(settings: Given) -> ReplayConfig:
 
 def _shown(passes: int, first: int, many: int) -> range:
     """Numbers of the passes to show. Raises ConfigError if there are none."""
-    from simulator.errors import ConfigError
+    from moereplay.simulator.errors import ConfigError
 
     if first >= passes:
         raise ConfigError(f"--first-pass {first}: the last pass of this replay is {passes - 1}; passes count from 0")
@@ -77,8 +77,8 @@ def _shown(passes: int, first: int, many: int) -> range:
 
 def _machine(ready: Plan) -> Machine:
     """What the log leaves out."""
-    from analysis.timeline_moves import Machine
-    from simulator.homes import homes
+    from moereplay.analysis.timeline_moves import Machine
+    from moereplay.simulator.homes import homes
 
     platform, config = ready.machine, ready.config
     below = [*(tier.name for tier in platform.tiers), platform.slow_tier]

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from commands.interrupt import keeping
-from commands.terminal import say, say_made
+from moereplay.commands.interrupt import keeping
+from moereplay.commands.terminal import say, say_made
 
 
 def traces_append(
@@ -16,8 +16,8 @@ def traces_append(
     more: Annotated[list[Path], typer.Argument(help="Traces of the same model.", show_default=False)],
 ) -> None:
     """Append the requests of other traces to a trace, in place: all of them, or after a kill none."""
-    from traces.combine import appended
-    from traces.store import open_trace
+    from moereplay.traces.combine import appended
+    from moereplay.traces.store import open_trace
 
     with keeping(lambda: f"{trace} is as it was"):
         grown, left_out = appended(trace, [open_trace(source) for source in more])

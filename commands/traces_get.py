@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from commands.terminal import say, say_wrote
+from moereplay.commands.terminal import say, say_wrote
 
 
 def traces_get(
@@ -19,9 +19,9 @@ def traces_get(
     out: Annotated[Path | None, typer.Option(help="The trace to write; else NAME.zarr here.")] = None,
 ) -> None:
     """Fetch a trace from a library, each file held to the sha256 that was published."""
-    from traces.library.fetch import fetch
-    from traces.library.index import folder_of
-    from traces.library.sources import library_of
+    from moereplay.traces.library.fetch import fetch
+    from moereplay.traces.library.index import folder_of
+    from moereplay.traces.library.sources import library_of
 
     library = library_of(source)
     path = out or Path(folder_of(name))

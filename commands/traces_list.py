@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from commands.terminal import show, show_json
+from moereplay.commands.terminal import show, show_json
 
 FIELDS = ("name", "model", "licence", "requests", "tokens", "bytes", "capabilities", "digest", "source")
 Library = Annotated[str | None, typer.Argument(help="A folder, or a data set of the hub (owner/name).")]
@@ -16,8 +16,8 @@ def traces_list(
     source: Library = None, *, as_json: Annotated[bool, typer.Option("--json", help="As one document.")] = False
 ) -> None:
     """List the traces of a library; without one, those that come with the program."""
-    from analysis.tables import table
-    from traces.library.sources import library_of
+    from moereplay.analysis.tables import table
+    from moereplay.traces.library.sources import library_of
 
     library = library_of(source)
     entries = library.index().traces

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from commands.interrupt import keeping, left_of
-from commands.options import NewTrace
-from commands.terminal import say, say_made
+from moereplay.commands.interrupt import keeping, left_of
+from moereplay.commands.options import NewTrace
+from moereplay.commands.terminal import say, say_made
 
 
 def traces_merge(
@@ -19,8 +19,8 @@ def traces_merge(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted merge.")] = False,
 ) -> None:
     """Merge traces of one model: all requests in order, with the arrays that every trace has."""
-    from traces.combine import merged
-    from traces.store import open_trace
+    from moereplay.traces.combine import merged
+    from moereplay.traces.store import open_trace
 
     with keeping(lambda: left_of(out, "merged")):
         trace, left_out = merged(out, [open_trace(source) for source in sources], resume)

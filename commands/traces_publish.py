@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from commands import options
-from commands.terminal import say
+from moereplay.commands import options
+from moereplay.commands.terminal import say
 
 
 def traces_publish(
@@ -20,8 +20,8 @@ def traces_publish(
     source: Annotated[str, typer.Option(help="Where the routing comes from, in words.")] = "",
 ) -> None:
     """Add a trace to a library, without its prompts, with licence, digests and a card."""
-    from traces.library.publish import publish
-    from traces.store import open_trace
+    from moereplay.traces.library.publish import publish
+    from moereplay.traces.store import open_trace
 
     entry = publish(open_trace(trace), out, name or trace.name.removesuffix(".zarr"), licence, source)
     if entry.prompts_sha256:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from commands.interrupt import keeping, left_of
-from commands.options import NewTrace, TracePath
-from commands.terminal import say_made
+from moereplay.commands.interrupt import keeping, left_of
+from moereplay.commands.options import NewTrace, TracePath
+from moereplay.commands.terminal import say_made
 
 
 def traces_sample(
@@ -20,9 +20,9 @@ def traces_sample(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted copy.")] = False,
 ) -> None:
     """Copy so many requests of a trace, in its order: evenly spaced, or drawn by a seed."""
-    from traces.combine import taken
-    from traces.selection import drawn, spaced
-    from traces.store import open_trace
+    from moereplay.traces.combine import taken
+    from moereplay.traces.selection import drawn, spaced
+    from moereplay.traces.store import open_trace
 
     opened = open_trace(trace)
     evenly = seed is None

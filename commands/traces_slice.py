@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from commands.interrupt import keeping, left_of
-from commands.options import NewTrace, TracePath
-from commands.terminal import say_made
+from moereplay.commands.interrupt import keeping, left_of
+from moereplay.commands.options import NewTrace, TracePath
+from moereplay.commands.terminal import say_made
 
 
 def traces_slice(
@@ -21,9 +21,9 @@ def traces_slice(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted copy.")] = False,
 ) -> None:
     """Copy some requests of a trace, in the order in which they are named."""
-    from traces.combine import taken
-    from traces.selection import listed
-    from traces.store import open_trace
+    from moereplay.traces.combine import taken
+    from moereplay.traces.selection import listed
+    from moereplay.traces.store import open_trace
 
     opened = open_trace(trace)
     numbers = listed(requests, opened.requests)

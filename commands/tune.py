@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from commands.checks import Checks
-from commands.cores import CORES
-from commands.groups import grouped
-from commands.interrupt import INTERRUPTED, interruptible, keeping
-from commands.options import PolicyFiles
-from commands.terminal import say, show
+from moereplay.commands.checks import Checks
+from moereplay.commands.cores import CORES
+from moereplay.commands.groups import grouped
+from moereplay.commands.interrupt import INTERRUPTED, interruptible, keeping
+from moereplay.commands.options import PolicyFiles
+from moereplay.commands.terminal import say, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sweeps.checks import Checker
-    from sweeps.tune import Found, Search
+    from moereplay.sweeps.checks import Checker
+    from moereplay.sweeps.tune import Found, Search
 
 OBJECTIVES = "tpot_ms,mass_kept,gb_moved"  #: speed, fidelity and traffic
 
@@ -51,19 +51,19 @@ def tune(
 
     With --every, they and one of every N other trials are then measured, or run live.
     """
-    from commands.progress_bar import progress
-    from simulator.errors import ConfigError
-    from simulator.replay import ENGINES
-    from sweeps.experiment.expand import platforms
-    from sweeps.experiment.file import read
-    from sweeps.folder_store import Folder
-    from sweeps.jobs import open_traces
-    from sweeps.local import LocalExecutor
-    from sweeps.objects import is_url
-    from sweeps.provenance import sweep_provenance
-    from sweeps.run import NOGIL
-    from sweeps.tune import Search, check
-    from sweeps.tune import tune as search_by
+    from moereplay.commands.progress_bar import progress
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.replay import ENGINES
+    from moereplay.sweeps.experiment.expand import platforms
+    from moereplay.sweeps.experiment.file import read
+    from moereplay.sweeps.folder_store import Folder
+    from moereplay.sweeps.jobs import open_traces
+    from moereplay.sweeps.local import LocalExecutor
+    from moereplay.sweeps.objects import is_url
+    from moereplay.sweeps.provenance import sweep_provenance
+    from moereplay.sweeps.run import NOGIL
+    from moereplay.sweeps.tune import Search, check
+    from moereplay.sweeps.tune import tune as search_by
 
     if is_url(out):
         raise ConfigError(f"--out {out}: the journal of a search needs a folder; name one")
@@ -93,13 +93,13 @@ def tune(
 
 
 def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
-    from analysis.tables import counted, table
-    from policies.grammar import foresight
-    from results.labels import assumptions
-    from sweeps.figures import FIGURES
-    from sweeps.tune import jobs_found
-    from traces.documents import json_text
-    from traces.synthetic import synthetic
+    from moereplay.analysis.tables import counted, table
+    from moereplay.policies.grammar import foresight
+    from moereplay.results.labels import assumptions
+    from moereplay.sweeps.figures import FIGURES
+    from moereplay.sweeps.tune import jobs_found
+    from moereplay.traces.documents import json_text
+    from moereplay.traces.synthetic import synthetic
 
     rows = [{**each.values, **each.settings} for each in found]
     rows.sort(key=lambda row: [-FIGURES[name] * row[name] for name in search.objectives])
@@ -117,16 +117,16 @@ def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
 
 def _checker(checks: Checks, search: Search) -> Checker | None:
     """What checks trials, if that is wanted; the platforms are all that the search may draw."""
-    from commands.checks import checker_of
-    from sweeps.tune import platforms_of
+    from moereplay.commands.checks import checker_of
+    from moereplay.sweeps.tune import platforms_of
 
     return checker_of(checks, search.traces, platforms_of(search))
 
 
 def _check(checker: Checker, search: Search, folder: Path, found: Sequence[Found], every: int) -> None:
     """The Pareto set first, then of the other trials in their order."""
-    from commands.checks import checked
-    from sweeps.tune import jobs_found, tried
+    from moereplay.commands.checks import checked
+    from moereplay.sweeps.tune import jobs_found, tried
 
     trials = tried(search, folder)
     front = jobs_found(search, found)

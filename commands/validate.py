@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from commands import model_options, options
-from commands.groups import grouped
-from commands.settings import ListedSettings
-from commands.terminal import say, say_when_compiling, show, show_json
+from moereplay.commands import model_options, options
+from moereplay.commands.groups import grouped
+from moereplay.commands.settings import ListedSettings
+from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from analysis.validation import Comparison, Tolerances
-    from commands.settings import Given
-    from simulator.config import ReplayConfig
-    from tracegen.checkpoint import Loaded
-    from tracegen.folder import Folder
-    from tracegen.live.run import Prepared
-    from traces.schema import Trace
+    from moereplay.analysis.validation import Comparison, Tolerances
+    from moereplay.commands.settings import Given
+    from moereplay.simulator.config import ReplayConfig
+    from moereplay.tracegen.checkpoint import Loaded
+    from moereplay.tracegen.folder import Folder
+    from moereplay.tracegen.live.run import Prepared
+    from moereplay.traces.schema import Trace
 
 
 class Model(NamedTuple):
@@ -59,15 +59,15 @@ def validate(
     out: Annotated[Path | None, typer.Option(help="Folder for the comparison (Parquet) and its figures.")] = None,
 ) -> None:
     """Run the model live beside replays of its trace; exit code 1 if they differ by more than is allowed."""
-    from analysis.validation import Tolerances
-    from commands.progress_bar import progress
-    from results.outputs import check_output
-    from results.validation import FILE
-    from simulator.errors import ConfigError
-    from tracegen.placement import check_device
-    from tracegen.precision import check_quantiser
-    from tracegen.requirements import require_torch
-    from traces.store import open_trace
+    from moereplay.analysis.validation import Tolerances
+    from moereplay.commands.progress_bar import progress
+    from moereplay.results.outputs import check_output
+    from moereplay.results.validation import FILE
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.tracegen.placement import check_device
+    from moereplay.tracegen.precision import check_quantiser
+    from moereplay.tracegen.requirements import require_torch
+    from moereplay.traces.store import open_trace
 
     if settings.preset and sets:
         raise ConfigError("--preset means nothing beside --sets; leave one of them out")
@@ -95,7 +95,7 @@ def validate(
 
 def _first(trace: Trace, requests: int | None) -> Trace:
     """The trace, or its first requests as a trace of their own."""
-    from traces.schema import memory_trace
+    from moereplay.traces.schema import memory_trace
 
     if requests is None or requests >= trace.requests:
         return trace
@@ -104,8 +104,8 @@ def _first(trace: Trace, requests: int | None) -> Trace:
 
 def _configs(path: Path | None, settings: Given) -> dict[str, ReplayConfig]:
     """The sets of the file, or of the options, or the three that ship. Options override the file's [base]."""
-    from results.settings import POLICIES
-    from sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
+    from moereplay.results.settings import POLICIES
+    from moereplay.sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
 
     given = {name: text for name, text in settings.lists().items() if text}
     if path is not None:
@@ -120,8 +120,8 @@ def _configs(path: Path | None, settings: Given) -> dict[str, ReplayConfig]:
 
 def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
     """Raises ConfigError naming the set that cannot be replayed, or needs a future, before the model is loaded."""
-    from simulator.replay import plan
-    from tracegen.live.requests import check_live, requests_of
+    from moereplay.simulator.replay import plan
+    from moereplay.tracegen.live.requests import check_live, requests_of
 
     requests_of(trace, 1)
     for name, config in configs.items():
@@ -134,8 +134,8 @@ def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
 @contextmanager
 def naming(name: str) -> Iterator[None]:
     """Put the name of the policy set before errors raised in this block."""
-    from policies.contract import PolicyError
-    from simulator.errors import ConfigError
+    from moereplay.policies.contract import PolicyError
+    from moereplay.simulator.errors import ConfigError
 
     try:
         yield
@@ -145,8 +145,8 @@ def naming(name: str) -> Iterator[None]:
 
 def folder_of(trace: Trace, named: str) -> Folder:
     """The checkpoint of the trace, whole. Raises RecordError, before torch is imported, if nobody says where it is."""
-    from tracegen.errors import RecordError
-    from tracegen.folder import located
+    from moereplay.tracegen.errors import RecordError
+    from moereplay.tracegen.folder import located
 
     recorded = trace.header.provenance
     if not (named or recorded.revision or recorded.model == "miniature"):  # the hub's models have a revision
@@ -156,7 +156,7 @@ def folder_of(trace: Trace, named: str) -> Folder:
 
 def as_recorded(trace: Trace, dtype: str, device_map: str | None) -> dict[str, Any]:
     """dtype and quantisation of the weights for `load`: as recorded, unless an option says otherwise."""
-    from tracegen.placement import DTYPES, QUANTISERS, check_placement
+    from moereplay.tracegen.placement import DTYPES, QUANTISERS, check_placement
 
     stored, _, quantiser = trace.header.provenance.dtype.partition("+")
     recorded = {"dtype": stored if stored in DTYPES else "auto", "device_map": device_map}
@@ -168,9 +168,9 @@ def as_recorded(trace: Trace, dtype: str, device_map: str | None) -> dict[str, A
 
 def loaded_for(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
     """The model of the trace. Raises RecordError if it is another one."""
-    from tracegen.checkpoint import load
-    from tracegen.live.run import check_same_model
-    from tracegen.modules import discover
+    from moereplay.tracegen.checkpoint import load
+    from moereplay.tracegen.live.run import check_same_model
+    from moereplay.tracegen.modules import discover
 
     loaded, recorded = load(folder, **stored), trace.header.provenance
     check_same_model(trace, loaded, discover(loaded.model))
@@ -182,7 +182,7 @@ def loaded_for(trace: Trace, folder: Folder, stored: dict[str, Any]) -> Loaded:
 
 def _prepared(trace: Trace, configs: Mapping[str, ReplayConfig], loaded: Loaded, quantiser: str) -> dict[str, Prepared]:
     """Every live run, checked before the first begins; says how experts are stored, where they are at few bits."""
-    from tracegen.live.run import prepare, requests_of
+    from moereplay.tracegen.live.run import prepare, requests_of
 
     to_run, runs = requests_of(trace), {}
     for name, config in configs.items():
@@ -197,9 +197,9 @@ def _compared(
     name: str, run: Prepared, trace: Trace, allowed: Tolerances, log: bool, advance: Callable[[int], None]
 ) -> Comparison:
     """One live run with both of its replays."""
-    from analysis.validation import Runs, compare
-    from results.validation import QUALITY
-    from simulator.replay import replay
+    from moereplay.analysis.validation import Runs, compare
+    from moereplay.results.validation import QUALITY
+    from moereplay.simulator.replay import replay
 
     config = run.plan.config
     live = run.run(log=log, quality=run.plan.chosen.open_loop, progress=advance)
@@ -210,8 +210,8 @@ def _compared(
 
 
 def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
-    from analysis.tables import table
-    from analysis.validation_rows import document, heading, lines, measure_rows, quality_rows
+    from moereplay.analysis.tables import table
+    from moereplay.analysis.validation_rows import document, heading, lines, measure_rows, quality_rows
 
     if as_json:
         show_json(document(found))
@@ -224,12 +224,12 @@ def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
 
 def _write(out: Path, found: Sequence[Comparison]) -> None:
     """The comparison as Parquet, and every figure that it allows."""
-    from analysis.figures import draw_all, save
-    from analysis.validation_rows import to_frame
-    from commands.plot import say_left_out
-    from results.errors import ResultError
-    from results.validation import FILE
-    from results.write import write_frame
+    from moereplay.analysis.figures import draw_all, save
+    from moereplay.analysis.validation_rows import to_frame
+    from moereplay.commands.plot import say_left_out
+    from moereplay.results.errors import ResultError
+    from moereplay.results.validation import FILE
+    from moereplay.results.write import write_frame
 
     frame = to_frame(found)
     write_frame(frame, out / FILE)

@@ -9,46 +9,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import policies.contract as contract
-    from policies.contract import PolicyError
-    from policies.files import register as register_policy
-    from results.errors import ResultError
-    from results.result import Result
-    from simulator.config import ReplayConfig, configure
-    from simulator.errors import ConfigError
-    from simulator.replay import replay
-    from sweeps.stored import read_results
-    from traces.arrays import from_arrays
-    from traces.geometry import known as known_model
-    from traces.schema import Geometry, Header, Provenance, Request, Router, Trace, TraceError
-    from traces.store import open_trace
-    from traces.writer import TraceWriter, write_trace
+    import moereplay.policies.contract as contract
+    from moereplay.policies.contract import PolicyError
+    from moereplay.policies.files import register as register_policy
+    from moereplay.results.errors import ResultError
+    from moereplay.results.result import Result
+    from moereplay.simulator.config import ReplayConfig, configure
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.simulator.replay import replay
+    from moereplay.sweeps.stored import read_results
+    from moereplay.traces.arrays import from_arrays
+    from moereplay.traces.geometry import known as known_model
+    from moereplay.traces.schema import Geometry, Header, Provenance, Request, Router, Trace, TraceError
+    from moereplay.traces.store import open_trace
+    from moereplay.traces.writer import TraceWriter, write_trace
 
     __version__: str
 
 #: Where each name comes from: a module, and its name there where that is another one.
 _HOME = {
-    "ConfigError": "simulator.errors",
-    "Geometry": "traces.schema",
-    "Header": "traces.schema",
-    "PolicyError": "policies.contract",
-    "Provenance": "traces.schema",
-    "ReplayConfig": "simulator.config",
-    "Request": "traces.schema",
-    "Result": "results.result",
-    "ResultError": "results.errors",
-    "Router": "traces.schema",
-    "Trace": "traces.schema",
-    "TraceError": "traces.schema",
-    "TraceWriter": "traces.writer",
-    "configure": "simulator.config",
-    "from_arrays": "traces.arrays",
-    "known_model": "traces.geometry:known",
-    "open_trace": "traces.store",
-    "read_results": "sweeps.stored",
-    "register_policy": "policies.files:register",
-    "replay": "simulator.replay",
-    "write_trace": "traces.writer",
+    "ConfigError": "moereplay.simulator.errors",
+    "Geometry": "moereplay.traces.schema",
+    "Header": "moereplay.traces.schema",
+    "PolicyError": "moereplay.policies.contract",
+    "Provenance": "moereplay.traces.schema",
+    "ReplayConfig": "moereplay.simulator.config",
+    "Request": "moereplay.traces.schema",
+    "Result": "moereplay.results.result",
+    "ResultError": "moereplay.results.errors",
+    "Router": "moereplay.traces.schema",
+    "Trace": "moereplay.traces.schema",
+    "TraceError": "moereplay.traces.schema",
+    "TraceWriter": "moereplay.traces.writer",
+    "configure": "moereplay.simulator.config",
+    "from_arrays": "moereplay.traces.arrays",
+    "known_model": "moereplay.traces.geometry:known",
+    "open_trace": "moereplay.traces.store",
+    "read_results": "moereplay.sweeps.stored",
+    "register_policy": "moereplay.policies.files:register",
+    "replay": "moereplay.simulator.replay",
+    "write_trace": "moereplay.traces.writer",
 }
 
 __all__ = [

@@ -17,11 +17,11 @@ try:
     import typer
     from typer.core import TyperCommand
 
-    import commands
-    from commands.interrupt import INTERRUPTED, leave, second_interrupt_ends
-    from commands.terminal import mute, say
+    from moereplay import commands
+    from moereplay.commands.interrupt import INTERRUPTED, leave, second_interrupt_ends
+    from moereplay.commands.terminal import mute, say
 
-    VERBS = {name: getattr(import_module(f"commands.{name}"), name) for name in commands.NAMES}
+    VERBS = {name: getattr(import_module(f"moereplay.commands.{name}"), name) for name in commands.NAMES}
 except KeyboardInterrupt:  # nothing has begun yet, and a traceback would say nothing
     sys.exit(130)
 except HiddenPackageError as error:
@@ -70,7 +70,7 @@ def _say_version(wanted: bool) -> None:
     if not wanted:
         return
     from moereplay import __version__
-    from simulator.config import SEMANTICS_VERSION
+    from moereplay.simulator.config import SEMANTICS_VERSION
 
     print(f"moereplay {__version__}, semantics {SEMANTICS_VERSION}")
     raise typer.Exit
@@ -87,18 +87,18 @@ def options(
 
 def _user_errors() -> tuple[type[Exception], ...]:
     """Errors that a user can cause; imported only once one has been raised."""
-    from policies.contract import PolicyError
-    from results.errors import ResultError
-    from simulator.errors import ConfigError
-    from tracegen.errors import RecordError
-    from traces.schema import TraceError
+    from moereplay.policies.contract import PolicyError
+    from moereplay.results.errors import ResultError
+    from moereplay.simulator.errors import ConfigError
+    from moereplay.tracegen.errors import RecordError
+    from moereplay.traces.schema import TraceError
 
     return TraceError, PolicyError, ConfigError, ResultError, RecordError
 
 
 def _told(error: Exception) -> str | None:
     """The one line on an error that the user can mend; None for a bug of ours."""
-    from policies.files import blamed
+    from moereplay.policies.files import blamed
 
     if isinstance(error, _user_errors()):
         return str(error)
@@ -114,7 +114,7 @@ def _told(error: Exception) -> str | None:
 
 def _line(text: str) -> str:
     """A message that may quote what others wrote: one line, and its middle cut if it is very long."""
-    from traces.texts import escaped
+    from moereplay.traces.texts import escaped
 
     line = escaped(text)
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"

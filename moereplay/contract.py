@@ -7,7 +7,7 @@ from moereplay.packages import check
 
 check()
 
-from policies.contract import (  # noqa: E402
+from moereplay.policies.contract import (  # noqa: E402
     ABSENT,
     CPU,
     DECODE,

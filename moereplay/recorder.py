@@ -4,6 +4,6 @@ from moereplay.packages import check
 
 check()
 
-from traces.recorder import Recorder  # noqa: E402
+from moereplay.traces.recorder import Recorder  # noqa: E402
 
 __all__ = ["Recorder"]

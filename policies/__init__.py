@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from policies.errors import PolicyError
-from traces.spelling import hint
+from moereplay.policies.errors import PolicyError
+from moereplay.traces.spelling import hint
 
 #: Every policy by kind, in the order in which tables and legends show them.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -80,7 +80,7 @@ def load(kind: str, name: str) -> Any:
     """The `policies.contract.Policy` of that kind and name. Raises PolicyError, suggesting the nearest name."""
     if name not in names(kind):
         raise PolicyError(f"no {kind} policy called {name!r}: {hint(name, names(kind))}")
-    return REGISTERED[kind].get(name) or import_module(f"policies.{kind}.{name}").POLICY
+    return REGISTERED[kind].get(name) or import_module(f"moereplay.policies.{kind}.{name}").POLICY
 
 
 def catalogue() -> list[Any]:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from policies.errors import PolicyError as PolicyError  # as policies know it
-from policies.hooks import EventHooks, EvictionHooks, MissHooks, PrefetchHooks, RoutingHooks
+from moereplay.policies.errors import PolicyError as PolicyError  # as policies know it
+from moereplay.policies.hooks import EventHooks, EvictionHooks, MissHooks, PrefetchHooks, RoutingHooks
 
 #: States of a copy.
 ABSENT, QUEUED, IN_FLIGHT, RESIDENT = 0, 1, 2, 3

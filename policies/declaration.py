@@ -8,7 +8,7 @@ from inspect import signature
 from types import FunctionType, NoneType
 from typing import Any
 
-from policies.contract import (
+from moereplay.policies.contract import (
     KEY_SCOPES,
     NO_PROFILE,
     OPTIONAL,
@@ -26,7 +26,7 @@ from policies.contract import (
     Prefetch,
     Routing,
 )
-from policies.hooks import HOOKS, Hook, given_by
+from moereplay.policies.hooks import HOOKS, Hook, given_by
 
 CLASSES = (Routing, Prefetch, Eviction, Miss)
 CAPABILITIES = frozenset({"weights", "logits", "lookahead", "future"})

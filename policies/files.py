@@ -18,9 +18,9 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
-import policies
-from policies.contract import Policy, PolicyError
-from policies.declaration import check
+from moereplay import policies
+from moereplay.policies.contract import Policy, PolicyError
+from moereplay.policies.declaration import check
 
 VERSION_DIGITS = 12
 MOST_BYTES = 1 << 20  #: of a file
@@ -76,7 +76,7 @@ def complaint_here(what: str) -> PolicyError:
 
 def documentation(policy: Policy) -> str:
     """The docstring of the policy's file."""
-    module = _module_name(policy.version) if policy.version else f"policies.{policy.kind}.{policy.name}"
+    module = _module_name(policy.version) if policy.version else f"moereplay.policies.{policy.kind}.{policy.name}"
     return (sys.modules[module].__doc__ or "").strip()
 
 

@@ -4,8 +4,8 @@
 that it does not list.
 """
 
-from policies.contract import GIVEN_PROFILE, Choice, Number, expert_of
-from policies.residents import home
+from moereplay.policies.contract import GIVEN_PROFILE, Choice, Number, expert_of
+from moereplay.policies.residents import home
 
 #: The demand of the trace to be replayed, the most often chosen first: of its first `tokens`, 0 for all. Or a file.
 PROFILE_PARAMS = (

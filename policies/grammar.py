@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeVar
 
-import policies
-from policies.contract import PAR_SLOTS, Parameter, Policy, PolicyError
-from policies.declaration import check_under
-from traces.spelling import hint
+from moereplay import policies
+from moereplay.policies.contract import PAR_SLOTS, Parameter, Policy, PolicyError
+from moereplay.policies.declaration import check_under
+from moereplay.traces.spelling import hint
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 

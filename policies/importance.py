@@ -1,6 +1,6 @@
 """How much a token's expert matters: what HOBBIT's expert scorer (arXiv 2411.01433 §3.2) makes of gate weights."""
 
-from policies.contract import DROP
+from moereplay.policies.contract import DROP
 
 
 def scored_tier(ahead, total, t1, t2, lowest):

@@ -4,7 +4,7 @@ A copy is in at most one of a pool's lists. Columns of own.rows[y]: PREV, NEXT, 
 and oldest member and its bytes in own.regs[pool]. Links hold y + 1, so that zeroed memory is an empty list.
 """
 
-from policies.contract import RESIDENT
+from moereplay.policies.contract import RESIDENT
 
 PREV, NEXT, LIST = 0, 1, 2
 ROW_COLUMNS = 3

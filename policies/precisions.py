@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policies.contract import Miss, Numbers, PolicyError
-from policies.grammar import Chosen
+from moereplay.policies.contract import Miss, Numbers, PolicyError
+from moereplay.policies.grammar import Chosen
 
 FEWEST_BITS = 2
 

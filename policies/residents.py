@@ -1,6 +1,6 @@
 """Shared look-ups: the row of own memory of an expert, whether it is resident, whether it is predicted."""
 
-from policies.contract import RESIDENT, expert_of
+from moereplay.policies.contract import RESIDENT, expert_of
 
 
 def home(now, y):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from policies import catalogue
-from policies.contract import Choice, Number, Parameter, Policy
-from policies.files import documentation
+from moereplay.policies import catalogue
+from moereplay.policies.contract import Choice, Number, Parameter, Policy
+from moereplay.policies.files import documentation
 
 
 def rows() -> list[dict[str, str]]:

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from results.errors import ResultError
-from results.result import Result
-from results.spent import spent
-from traces.documents import DocumentError, content, from_json, json_text
-from traces.frozen import Frozen
-from traces.schema import canonical
-from traces.scratch import write_whole
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Result
+from moereplay.results.spent import spent
+from moereplay.traces.documents import DocumentError, content, from_json, json_text
+from moereplay.traces.frozen import Frozen
+from moereplay.traces.schema import canonical
+from moereplay.traces.scratch import write_whole
 
 FOLDER = "checks"
 VERSION = 1  #: of the file

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from results.schema import DTYPES
-from results.settings import older, setting_kinds
+from moereplay.results.schema import DTYPES
+from moereplay.results.settings import older, setting_kinds
 
 
 def with_config(part: pl.DataFrame) -> pl.DataFrame:

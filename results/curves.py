@@ -8,11 +8,11 @@ from typing import Any
 
 import polars as pl
 
-from results.digest import row_digest
-from results.errors import ResultError
-from results.files import damaged, read_parquet
-from results.settings import OF_CURVES
-from results.write import write_frame
+from moereplay.results.digest import row_digest
+from moereplay.results.errors import ResultError
+from moereplay.results.files import damaged, read_parquet
+from moereplay.results.settings import OF_CURVES
+from moereplay.results.write import write_frame
 
 VERB = "run moereplay curve"
 CURVES_VERSION = 1  #: of the columns

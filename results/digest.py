@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from traces.schema import canonical
+from moereplay.traces.schema import canonical
 
 #: In the metadata of a Parquet file: sha256 of the file, with zeros where the digest stands.
 FILE_DIGEST = "moereplay.sha256"

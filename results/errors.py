@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from traces.spelling import hint
+from moereplay.traces.spelling import hint
 
 
 class ResultError(Exception):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import polars as pl
 
-from results.digest import is_damaged, row_digest
-from results.errors import ResultError
-from results.schema import ROWS_VERSION, fields_of
-from traces.documents import content
+from moereplay.results.digest import is_damaged, row_digest
+from moereplay.results.errors import ResultError
+from moereplay.results.schema import ROWS_VERSION, fields_of
+from moereplay.traces.documents import content
 
 MOST_BYTES = 1 << 30  #: of one file of results
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from traces.amounts import percent
+from moereplay.traces.amounts import percent
 
 LEAST = 0.05  #: of the bytes that lower tiers must catch to be worth a replay without a remark
 

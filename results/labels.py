@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from traces.synthetic import named_synthetic
+from moereplay.traces.synthetic import named_synthetic
 
 #: Of such as do not rest on measured prices.
 ESTIMATE = "an estimate, not calibrated"

@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from results.errors import ResultError
-from traces.documents import DocumentError, content, from_json, json_text
-from traces.scratch import write_whole
+from moereplay.results.errors import ResultError
+from moereplay.traces.documents import DocumentError, content, from_json, json_text
+from moereplay.traces.scratch import write_whole
 
 FILE = "measured.json"
 SIDES = ("measured", "simulated", "closure")

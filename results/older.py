@@ -10,14 +10,14 @@ from typing import Any
 
 import polars as pl
 
-from results.columns import with_config
-from results.counters import heading_of
-from results.files import check_columns, check_digests, read_rows
-from results.parts import PROVENANCE, SWEEP_VERSION, PartError, older_files
-from results.read import ABOUT_FIELDS
-from results.schema import BOUNDS, FACTS, IN_FULL, LATENCIES, fields_of
-from results.tables import latencies
-from traces.documents import DocumentError, content, from_json
+from moereplay.results.columns import with_config
+from moereplay.results.counters import heading_of
+from moereplay.results.files import check_columns, check_digests, read_rows
+from moereplay.results.parts import PROVENANCE, SWEEP_VERSION, PartError, older_files
+from moereplay.results.read import ABOUT_FIELDS
+from moereplay.results.schema import BOUNDS, FACTS, IN_FULL, LATENCIES, fields_of
+from moereplay.results.tables import latencies
+from moereplay.traces.documents import DocumentError, content, from_json
 
 MOST_BYTES = 1 << 20  #: of a provenance
 #: What every file must hold: nested column -> the fields that are read by name. A counter may be missing.

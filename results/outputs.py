@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from results.errors import ResultError
-from traces.scratch import refuse_inside_trace
+from moereplay.results.errors import ResultError
+from moereplay.traces.scratch import refuse_inside_trace
 
 
 def check_output(path: Path) -> None:

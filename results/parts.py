@@ -20,11 +20,11 @@ from typing import Any
 
 import polars as pl
 
-from results.columns import with_settings
-from results.errors import ResultError
-from results.schema import ORDER
-from traces.documents import content, from_json, json_text
-from traces.schema import canonical
+from moereplay.results.columns import with_settings
+from moereplay.results.errors import ResultError
+from moereplay.results.schema import ORDER
+from moereplay.traces.documents import content, from_json, json_text
+from moereplay.traces.schema import canonical
 
 SWEEP_VERSION = 1  #: of the tables' columns
 TABLES = ("configurations", "layers", "requests", "bounds")

@@ -12,14 +12,14 @@ from typing import Any
 
 import polars as pl
 
-from results.columns import with_config
-from results.counters import COUNTERS
-from results.errors import ResultError
-from results.files import check_columns, check_digests, read_rows
-from results.result import Result, Row
-from results.schema import BOUNDS, DTYPES, ROWS_VERSION, with_digests
-from results.settings import setting_kinds
-from results.spent import spent
+from moereplay.results.columns import with_config
+from moereplay.results.counters import COUNTERS
+from moereplay.results.errors import ResultError
+from moereplay.results.files import check_columns, check_digests, read_rows
+from moereplay.results.result import Result, Row
+from moereplay.results.schema import BOUNDS, DTYPES, ROWS_VERSION, with_digests
+from moereplay.results.settings import setting_kinds
+from moereplay.results.spent import spent
 
 FILE = "quality.parquet"
 EXAMPLES = "examples.parquet"

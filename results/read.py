@@ -12,11 +12,11 @@ from functools import reduce
 
 import polars as pl
 
-from results.counters import heading_of
-from results.errors import ResultError, unknown
-from results.labels import ESTIMATE, assumptions, synthetic_of
-from results.schema import BOUNDS, fields_of
-from results.settings import KINDS, OF_A_FILE
+from moereplay.results.counters import heading_of
+from moereplay.results.errors import ResultError, unknown
+from moereplay.results.labels import ESTIMATE, assumptions, synthetic_of
+from moereplay.results.schema import BOUNDS, fields_of
+from moereplay.results.settings import KINDS, OF_A_FILE
 
 ABOUT_FIELDS = ("identity", "label", "model", "trace", "semantics", "capacity_bytes", "capacity_forms", "token_cycles")
 #: Fields that lead a table.

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from results.settings import EXPERTS, KINDS, SETTINGS, setting_kinds
+from moereplay.results.settings import EXPERTS, KINDS, SETTINGS, setting_kinds
 
 LISTS = tuple(name for name, kind in setting_kinds().items() if kind == EXPERTS)
 

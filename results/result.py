@@ -50,17 +50,17 @@ class Result:
 
     def frame(self) -> pl.DataFrame:
         """One tidy row: settings, every counter, `time_ns`; what bounds the hits is null."""
-        from results.read import runs
+        from moereplay.results.read import runs
 
         return runs(self._nested())
 
     def layers_frame(self) -> pl.DataFrame:
         """One tidy row per layer and phase ("prefill", "decode"); a phase without steps has no row."""
-        from results.read import layers
+        from moereplay.results.read import layers
 
         return layers(self._nested())
 
     def _nested(self) -> pl.DataFrame:
-        from results.schema import nested
+        from moereplay.results.schema import nested
 
         return nested([self.to_json()], [None], self.kinds)

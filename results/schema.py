@@ -18,9 +18,9 @@ from typing import Any
 
 import polars as pl
 
-from results.counters import COUNTERS, REQUEST_TIMES, Rows
-from results.digest import row_digest
-from results.errors import ResultError
+from moereplay.results.counters import COUNTERS, REQUEST_TIMES, Rows
+from moereplay.results.digest import row_digest
+from moereplay.results.errors import ResultError
 
 Columns = dict[str, Any]  #: name -> what polars takes for a type
 

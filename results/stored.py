@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from results.counters import COUNTERS
-from results.errors import ResultError
-from results.labels import SYNTHETIC
-from results.older import stored_files
-from results.parts import stored_parts
-from results.schema import (
+from moereplay.results.counters import COUNTERS
+from moereplay.results.errors import ResultError
+from moereplay.results.labels import SYNTHETIC
+from moereplay.results.older import stored_files
+from moereplay.results.parts import stored_parts
+from moereplay.results.schema import (
     BOUNDS,
     FACTS,
     IN_FULL,
@@ -25,7 +25,7 @@ from results.schema import (
     table_schemas,
     together,
 )
-from traces.synthetic import MODEL
+from moereplay.traces.synthetic import MODEL
 
 
 class Source(Protocol):

@@ -9,11 +9,11 @@ from typing import Any
 
 import polars as pl
 
-from results.counters import heading_of
-from results.parts import SWEEP_VERSION, Part
-from results.result import Result, Row
-from results.schema import FACTS, IN_FULL, table_schemas
-from results.spent import spent
+from moereplay.results.counters import heading_of
+from moereplay.results.parts import SWEEP_VERSION, Part
+from moereplay.results.result import Result, Row
+from moereplay.results.schema import FACTS, IN_FULL, table_schemas
+from moereplay.results.spent import spent
 
 ROWS_PER_GROUP = 1 << 16  #: fixed, so that equal tables are equal bytes
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-from results.errors import ResultError
-from results.result import Row
-from traces.documents import json_text
-from traces.scratch import whole_file
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Row
+from moereplay.traces.documents import json_text
+from moereplay.traces.scratch import whole_file
 
 SUFFIXES = (".json", ".json.gz")
 PROCESS = 1  #: all tracks are of one process

@@ -8,11 +8,11 @@ from typing import Any
 
 import polars as pl
 
-from results.errors import ResultError
-from results.files import check_columns, check_digests, read_rows
-from results.read import ABOUT_FIELDS
-from results.result import Row
-from results.schema import FACTS, with_digests
+from moereplay.results.errors import ResultError
+from moereplay.results.files import check_columns, check_digests, read_rows
+from moereplay.results.read import ABOUT_FIELDS
+from moereplay.results.result import Row
+from moereplay.results.schema import FACTS, with_digests
 
 FILE = "validation.parquet"
 #: Counters of a layer that a comparison keeps of either run.

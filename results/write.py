@@ -8,12 +8,12 @@ from pathlib import Path
 
 import polars as pl
 
-from results.digest import FILE_DIGEST, NO_DIGEST, with_file_digest
-from results.errors import ResultError
-from results.result import Event, Result
-from results.schema import nested
-from traces.scratch import write_whole
-from traces.texts import in_csv
+from moereplay.results.digest import FILE_DIGEST, NO_DIGEST, with_file_digest
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Event, Result
+from moereplay.results.schema import nested
+from moereplay.traces.scratch import write_whole
+from moereplay.traces.texts import in_csv
 
 
 def to_frame(results: Sequence[Result], bounds: Sequence[Mapping[str, int | None] | None]) -> pl.DataFrame:

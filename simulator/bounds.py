@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from simulator.config import SEMANTICS_VERSION, ReplayConfig
-from simulator.replay import Plan, plan
-from traces.schema import Trace, canonical
+from moereplay.simulator.config import SEMANTICS_VERSION, ReplayConfig
+from moereplay.simulator.replay import Plan, plan
+from moereplay.traces.schema import Trace, canonical
 
 FORCED, RELAXED = "forced", "relaxed"
 #: What a reader must know of a bound that is not forced.
@@ -90,9 +90,9 @@ def remarks(trace: Trace, configs: Sequence[ReplayConfig]) -> list[str]:
 
 def count(trace: Trace, bound: Bound) -> Counted:
     """Hits that no eviction exceeds, null where that is not known; accesses; and misses that no cache avoids."""
-    from simulator.curves import optimum  # LLVM takes a moment to import
-    from simulator.curves.stream import Cut, demands_of
-    from traces.demand import demand_of
+    from moereplay.simulator.curves import optimum  # LLVM takes a moment to import
+    from moereplay.simulator.curves.stream import Cut, demands_of
+    from moereplay.traces.demand import demand_of
 
     geometry = trace.geometry
     cut = Cut(geometry.layers, geometry.experts, bound.scope == "per_layer", bound.contract == "atomic")

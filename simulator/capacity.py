@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from simulator.errors import ConfigError
-from traces.schema import MOST_BYTES as MOST_OF_TRACE
-from traces.schema import Geometry
-from traces.spelling import whole
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.schema import MOST_BYTES as MOST_OF_TRACE
+from moereplay.traces.schema import Geometry
+from moereplay.traces.spelling import whole
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

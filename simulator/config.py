@@ -8,20 +8,20 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
-from policies.grammar import Chosen, parse
-from policies.precisions import at_most
-from results.settings import KINDS, older
-from simulator.capacity import check_readable, dense_size
-from simulator.errors import ConfigError
-from simulator.origin import FUTURE, Origin
-from simulator.platform_files import platform
-from simulator.times import Times
-from traces.dense import check_dense_bits
-from traces.faults import first_fault
-from traces.passes import parse_passes
-from traces.schema import Frozen, Trace, TraceError, canonical
-from traces.spelling import whole
+from moereplay.policies.contract import Eviction, Miss, PolicyError, Prefetch, Routing
+from moereplay.policies.grammar import Chosen, parse
+from moereplay.policies.precisions import at_most
+from moereplay.results.settings import KINDS, older
+from moereplay.simulator.capacity import check_readable, dense_size
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.origin import FUTURE, Origin
+from moereplay.simulator.platform_files import platform
+from moereplay.simulator.times import Times
+from moereplay.traces.dense import check_dense_bits
+from moereplay.traces.faults import first_fault
+from moereplay.traces.passes import parse_passes
+from moereplay.traces.schema import Frozen, Trace, TraceError, canonical
+from moereplay.traces.spelling import whole
 
 #: Raised when the meaning of any counter or time changes: results of other versions are not comparable.
 SEMANTICS_VERSION = 1

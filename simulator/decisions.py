@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from simulator.interface import FinishedRun
+from moereplay.simulator.interface import FinishedRun
 
 NO_COPY = -1
 #: What is begun, in the words of the event log.

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from policies.contract import Eviction, Miss, Policy, PolicyError
-from policies.hooks import given_by
-from simulator.config import KINDS, PolicySet
-from simulator.interface import EndState, RunSpec
-from simulator.reference import engine as reference
-from simulator.source import TraceSource
-from traces.schema import LOOKAHEAD, Request, Trace, memory_trace
+from moereplay.policies.contract import Eviction, Miss, Policy, PolicyError
+from moereplay.policies.hooks import given_by
+from moereplay.simulator.config import KINDS, PolicySet
+from moereplay.simulator.interface import EndState, RunSpec
+from moereplay.simulator.reference import engine as reference
+from moereplay.simulator.source import TraceSource
+from moereplay.traces.schema import LOOKAHEAD, Request, Trace, memory_trace
 
 #: Demanded experts and tokens of the opening, summed over gates: under a second in Python.
 ENOUGH = 4096
@@ -78,7 +78,7 @@ def _compare(short: Trace, spec: RunSpec, needs: frozenset[str]) -> None:
 
 def end_states(trace: Trace, spec: RunSpec, needs: frozenset[str]) -> tuple[EndState, EndState]:
     """A whole run by the reference, then compiled. Raises PolicyError, and what a hook raises in the reference."""
-    from simulator.compiled import engine as compiled  # LLVM takes a moment to import
+    from moereplay.simulator.compiled import engine as compiled  # LLVM takes a moment to import
 
     config, chosen = spec.config, spec.chosen
     source = TraceSource(trace, config.passes, chosen.prefetch, needs, (config.lookahead, config.seed))

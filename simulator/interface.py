@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from results.result import Event, Row
-from simulator.config import PolicySet, ReplayConfig
-from simulator.times import Times
-from traces.schema import Geometry
+from moereplay.results.result import Event, Row
+from moereplay.simulator.config import PolicySet, ReplayConfig
+from moereplay.simulator.times import Times
+from moereplay.traces.schema import Geometry
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.capacity import dense_size, parse_size
-from simulator.errors import ConfigError
-from traces.dense import assumption, dense_of, recorded, resolved, with_bits, with_bytes
-from traces.geometry import as_known
-from traces.schema import Geometry, Trace, TraceError, shown
+from moereplay.simulator.capacity import dense_size, parse_size
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.dense import assumption, dense_of, recorded, resolved, with_bits, with_bytes
+from moereplay.traces.geometry import as_known
+from moereplay.traces.schema import Geometry, Trace, TraceError, shown
 
 CONTEXT = 4096  #: positions in the KV cache, assumed where nobody says
 RUNTIME = 500_000_000  #: bytes, assumed where nobody says: buffers, the engine's code, an accelerator's context

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction, PolicyError
-from policies.grammar import Chosen
-from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
-from simulator.source import Gates
-from traces.schema import Trace
-from traces.shared import read_only, shared
+from moereplay.policies.contract import GIVEN_PROFILE, NO_PROFILE, Eviction, PolicyError
+from moereplay.policies.grammar import Chosen
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.source import Gates
+from moereplay.traces.schema import Trace
+from moereplay.traces.shared import read_only, shared
 
 
 class Oracle(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from traces.dense import recorded
-from traces.schema import Geometry, Trace
-from traces.synthetic import synthetic
-from traces.usage import experts_per_token
+from moereplay.traces.dense import recorded
+from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.synthetic import synthetic
+from moereplay.traces.usage import experts_per_token
 
 FUTURE = "future"  #: the capability of demand that is known in advance
 

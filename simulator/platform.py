@@ -14,12 +14,24 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator
 
-from simulator.capacity import check_readable
-from simulator.errors import ConfigError
-from simulator.rates import MILLION, MOST_NS, NS, bounded, by_tokens, ceiling, ceilings, curve, exact, half_even, longer
-from traces.frozen import Sparse
-from traces.schema import canonical
-from traces.weight_formats import check_format
+from moereplay.simulator.capacity import check_readable
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.rates import (
+    MILLION,
+    MOST_NS,
+    NS,
+    bounded,
+    by_tokens,
+    ceiling,
+    ceilings,
+    curve,
+    exact,
+    half_even,
+    longer,
+)
+from moereplay.traces.frozen import Sparse
+from moereplay.traces.schema import canonical
+from moereplay.traces.weight_formats import check_format
 
 MIB = 1 << 20
 MOST_LINKS = 16

@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simulator.errors import ConfigError
-from simulator.platform import Platform
-from simulator.platforms import NAMES
-from traces.documents import DocumentError, content, from_toml, json_text
-from traces.faults import first_fault
-from traces.frozen import Sparse
-from traces.spelling import hint
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Platform
+from moereplay.simulator.platforms import NAMES
+from moereplay.traces.documents import DocumentError, content, from_toml, json_text
+from moereplay.traces.faults import first_fault
+from moereplay.traces.frozen import Sparse
+from moereplay.traces.spelling import hint
 
 
 def presets() -> list[Platform]:
@@ -135,7 +135,7 @@ def _read(name: str) -> dict[str, Any]:
 
 def _text(name: str) -> str | bytes:
     if name in NAMES:
-        return files("simulator.platforms").joinpath(f"{name}.toml").read_text("utf-8")
+        return files("moereplay.simulator.platforms").joinpath(f"{name}.toml").read_text("utf-8")
     return content(Path(name))
 
 

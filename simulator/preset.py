@@ -11,12 +11,12 @@ from importlib.resources import files
 
 from pydantic import ValidationError
 
-from simulator.config import KINDS
-from simulator.errors import ConfigError
-from simulator.presets import NAMES as FILES
-from simulator.presets import SPECMD
-from traces.schema import Frozen
-from traces.spelling import hint
+from moereplay.simulator.config import KINDS
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.presets import NAMES as FILES
+from moereplay.simulator.presets import SPECMD
+from moereplay.traces.schema import Frozen
+from moereplay.traces.spelling import hint
 
 LEAST_STALE = "+ls"
 NAMES = tuple(name for file in FILES for name in ((file, file + LEAST_STALE) if file in SPECMD else (file,)))
@@ -54,7 +54,7 @@ def preset(name: str) -> Preset:
         raise ConfigError(f"no preset called {name!r}: {hint(name, NAMES)}")
     if name.endswith(LEAST_STALE):
         return _with_least_stale(preset(name.removesuffix(LEAST_STALE)))
-    return _parse(files("simulator.presets").joinpath(f"{name}.toml").read_text("utf-8"), name)
+    return _parse(files("moereplay.simulator.presets").joinpath(f"{name}.toml").read_text("utf-8"), name)
 
 
 def settings(names: str) -> Iterator[tuple[str, dict[str, str]]]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import inf, lcm
 from typing import NamedTuple
 
-from simulator.errors import ConfigError
+from moereplay.simulator.errors import ConfigError
 
 NS = 1_000_000_000
 MILLION = 1_000_000

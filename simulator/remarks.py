@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from policies.contract import Policy
-from policies.grammar import parse
-from policies.hooks import given_by
-from policies.precisions import at_most, note
-from results.settings import KINDS
-from simulator import bounds
-from simulator.config import PolicySet, ReplayConfig, parse_reset
-from traces.passes import schedule
-from traces.schema import Trace
-from traces.spelling import whole
+from moereplay.policies.contract import Policy
+from moereplay.policies.grammar import parse
+from moereplay.policies.hooks import given_by
+from moereplay.policies.precisions import at_most, note
+from moereplay.results.settings import KINDS
+from moereplay.simulator import bounds
+from moereplay.simulator.config import PolicySet, ReplayConfig, parse_reset
+from moereplay.traces.passes import schedule
+from moereplay.traces.schema import Trace
+from moereplay.traces.spelling import whole
 
 NO_PROMPTS = "no request of this trace has a prompt"
 NO_PREFETCH = "nothing is prefetched"

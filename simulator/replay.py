@@ -6,25 +6,25 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from policies.contract import PolicyError
-from results.labels import with_routing
-from results.result import Result, Row
-from results.settings import setting_kinds
-from simulator.capacity import Capacity, cliff, parse_capacity, surplus
-from simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
-from simulator.errors import ConfigError
-from simulator.interface import CopyLayout, FinishedRun, RunSpec
-from simulator.memory import sized
-from simulator.oracle import check_profile
-from simulator.origin import Origin, origin_of
-from simulator.platform import Measured, Platform
-from simulator.platform_files import platform
-from simulator.source import Source, TraceSource
-from simulator.times import Times, times_of
-from traces.dense import assumption
-from traces.geometry import as_known, recognised
-from traces.schema import Geometry, Provenance, Trace
-from traces.spelling import hint
+from moereplay.policies.contract import PolicyError
+from moereplay.results.labels import with_routing
+from moereplay.results.result import Result, Row
+from moereplay.results.settings import setting_kinds
+from moereplay.simulator.capacity import Capacity, cliff, parse_capacity, surplus
+from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, PolicySet, ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
+from moereplay.simulator.memory import sized
+from moereplay.simulator.oracle import check_profile
+from moereplay.simulator.origin import Origin, origin_of
+from moereplay.simulator.platform import Measured, Platform
+from moereplay.simulator.platform_files import platform
+from moereplay.simulator.source import Source, TraceSource
+from moereplay.simulator.times import Times, times_of
+from moereplay.traces.dense import assumption
+from moereplay.traces.geometry import as_known, recognised
+from moereplay.traces.schema import Geometry, Provenance, Trace
+from moereplay.traces.spelling import hint
 
 #: The first is the default. Both give the same bytes; the reference is the specification.
 ENGINES = ("compiled", "reference")
@@ -184,12 +184,12 @@ def source_of(trace: Trace, ready: Plan) -> TraceSource:
 
 def _run_compiled(trace: Trace, ready: Plan, log: bool) -> FinishedRun:
     """In machine code; with user policies a dry run comes first."""
-    from simulator.compiled import engine as compiled  # LLVM takes a moment to import
+    from moereplay.simulator.compiled import engine as compiled  # LLVM takes a moment to import
 
     spec = ready.spec(log)
     if not ready.chosen.own:
         return compiled.run(trace, spec)
-    from simulator.dry_run import dry_run, named_by_machine_code
+    from moereplay.simulator.dry_run import dry_run, named_by_machine_code
 
     dry_run(trace, spec, ready.needs)
     with named_by_machine_code(ready.chosen):
@@ -198,7 +198,7 @@ def _run_compiled(trace: Trace, ready: Plan, log: bool) -> FinishedRun:
 
 def replay_source(source: Source, ready: Plan, log: bool = False) -> Result:
     """Replay any source of demand by the reference engine, which reads one gate at a time."""
-    from simulator.reference import engine as reference  # and SimPy, which no compiled replay needs
+    from moereplay.simulator.reference import engine as reference  # and SimPy, which no compiled replay needs
 
     return report(reference.run(source, ready.spec(log)), ready)
 

@@ -9,13 +9,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from policies.contract import PolicyError, Prefetch
-from policies.grammar import Chosen
-from traces import routers
-from traces.demand import NEVER, Union, demand_of, to_units, union_of
-from traces.lookahead import Predicted, predicted
-from traces.passes import Passes, schedule
-from traces.schema import Geometry, Router, Trace
+from moereplay.policies.contract import PolicyError, Prefetch
+from moereplay.policies.grammar import Chosen
+from moereplay.traces import routers
+from moereplay.traces.demand import NEVER, Union, demand_of, to_units, union_of
+from moereplay.traces.lookahead import Predicted, predicted
+from moereplay.traces.passes import Passes, schedule
+from moereplay.traces.schema import Geometry, Router, Trace
 
 READ_AHEAD = 512  #: tokens, one shard
 BLOCKS = 32  #: of so many tokens that an array keeps, at least, for passes whose tokens do not follow each other

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from simulator.decisions import NO_COPY, Begun, Decisions
-from simulator.interface import FinishedRun
-from simulator.reference.clock import Activity, Bell, Span
-from simulator.reference.machine import Machine
-from simulator.reference.placement import Area, Placement
-from simulator.reference.transfers import Transfer
+from moereplay.simulator.decisions import NO_COPY, Begun, Decisions
+from moereplay.simulator.interface import FinishedRun
+from moereplay.simulator.reference.clock import Activity, Bell, Span
+from moereplay.simulator.reference.machine import Machine
+from moereplay.simulator.reference.placement import Area, Placement
+from moereplay.simulator.reference.transfers import Transfer
 
 
 def run(decisions: Decisions, machine: Machine, placement: Placement, warm: Iterable[int] = ()) -> FinishedRun:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from functools import cached_property
 
-from policies.contract import Costs
-from simulator.errors import ConfigError
-from simulator.homes import homes
-from simulator.platform import Contention, Measured, Platform, Roofline
-from simulator.rates import MILLION, bounded, ceiling, exact, half_even, ns_per_byte
-from traces.dense import Dense, dense_of, params_of
-from traces.schema import Geometry
+from moereplay.policies.contract import Costs
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.homes import homes
+from moereplay.simulator.platform import Contention, Measured, Platform, Roofline
+from moereplay.simulator.rates import MILLION, bounded, ceiling, exact, half_even, ns_per_byte
+from moereplay.traces.dense import Dense, dense_of, params_of
+from moereplay.traces.schema import Geometry
 
 
 class Times:

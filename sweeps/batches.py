@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from policies import files
-from policies.contract import PolicyError
-from results.parts import Part
-from results.result import Result
-from simulator.bounds import Counted, count
-from simulator.errors import ConfigError
-from simulator.replay import replay
-from sweeps.figures import Figures, figures_of
-from sweeps.jobs import Job
-from sweeps.tables import Rows, rows_of, to_parquet
-from traces.schema import Trace, TraceError
-from traces.store import open_trace
+from moereplay.policies import files
+from moereplay.policies.contract import PolicyError
+from moereplay.results.parts import Part
+from moereplay.results.result import Result
+from moereplay.simulator.bounds import Counted, count
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import replay
+from moereplay.sweeps.figures import Figures, figures_of
+from moereplay.sweeps.jobs import Job
+from moereplay.sweeps.tables import Rows, rows_of, to_parquet
+from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.store import open_trace
 
 
 @dataclass(frozen=True)

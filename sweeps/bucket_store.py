@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from results.parts import PROVENANCE, Part, check_table, parsed
-from simulator.errors import ConfigError
-from sweeps.folder_store import Folder
-from sweeps.objects import Objects, cache_folder
+from moereplay.results.parts import PROVENANCE, Part, check_table, parsed
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.objects import Objects, cache_folder
 
 CONNECTIONS = 32  #: objects are small: most of the time of a request is spent waiting
 T = TypeVar("T")

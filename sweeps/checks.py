@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from results import checks as stored
-from results.checks import Check, How, Side, path_of
-from simulator.config import ReplayConfig
-from sweeps.jobs import Job, Refusal
-from traces.schema import Trace
+from moereplay.results import checks as stored
+from moereplay.results.checks import Check, How, Side, path_of
+from moereplay.simulator.config import ReplayConfig
+from moereplay.sweeps.jobs import Job, Refusal
+from moereplay.traces.schema import Trace
 
 #: Runs a configuration, and replays the same tokens: (checked, replayed).
 Run = Callable[[ReplayConfig], tuple[Side, Side]]

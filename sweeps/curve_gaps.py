@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from results.result import Result
-from simulator.config import ReplayConfig
-from simulator.curves.curve import Curve
-from simulator.replay import ENGINES
-from sweeps.grid import run_grid
-from traces.schema import Trace
+from moereplay.results.result import Result
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.curves.curve import Curve
+from moereplay.simulator.replay import ENGINES
+from moereplay.sweeps.grid import run_grid
+from moereplay.traces.schema import Trace
 
 
 def undecided(curve: Curve, platform: str) -> list[ReplayConfig]:

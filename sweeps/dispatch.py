@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from policies import files
-from simulator.errors import ConfigError
-from sweeps.batches import Batch, Headline
-from sweeps.executor import Event, Executor, Lost, Stored, Unwritable
-from sweeps.figures import FIGURES, Figures
-from sweeps.jobs import Job
+from moereplay.policies import files
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.batches import Batch, Headline
+from moereplay.sweeps.executor import Event, Executor, Lost, Stored, Unwritable
+from moereplay.sweeps.figures import FIGURES, Figures
+from moereplay.sweeps.jobs import Job
 
 #: A batch is what a kill can cost: a few seconds, in a long sweep up to a hundredth of it; parts stay few.
 LEAST_SECONDS, MOST_SECONDS, SHARE = 3.0, 60.0, 0.01

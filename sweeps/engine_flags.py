@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from simulator.memory import Memory
-from traces.placement import experts_per_layer, last_layers, mean_experts
-from traces.schema import Geometry
+from moereplay.simulator.memory import Memory
+from moereplay.traces.placement import experts_per_layer, last_layers, mean_experts
+from moereplay.traces.schema import Geometry
 
 
 class Held(NamedTuple):

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from simulator.config import ReplayConfig
-from simulator.preset import NAMES, preset
-from simulator.presets import SPECMD
-from sweeps.starts import LAYERS, STATIC, USED
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.preset import NAMES, preset
+from moereplay.simulator.presets import SPECMD
+from moereplay.sweeps.starts import LAYERS, STATIC, USED
 
 AXES = ("eviction", "prefetch", "miss", "scope")
 PAPER = (*SPECMD, "cache-prior-paper")  #: evaluated, in no engine

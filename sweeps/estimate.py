@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from simulator.bounds import count
-from simulator.replay import replay
-from sweeps.batches import opened
-from sweeps.dispatch import BATCHES_PER_SLOT, LEAST_SECONDS
-from sweeps.jobs import Job
-from sweeps.tables import rows_of, to_parquet
+from moereplay.simulator.bounds import count
+from moereplay.simulator.replay import replay
+from moereplay.sweeps.batches import opened
+from moereplay.sweeps.dispatch import BATCHES_PER_SLOT, LEAST_SECONDS
+from moereplay.sweeps.jobs import Job
+from moereplay.sweeps.tables import rows_of, to_parquet
 
 
 class Estimate(NamedTuple):

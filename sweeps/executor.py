@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sweeps.batches import Batch, Headline
-from sweeps.jobs import Job
+from moereplay.sweeps.batches import Batch, Headline
+from moereplay.sweeps.jobs import Job
 
 
 @dataclass(frozen=True)

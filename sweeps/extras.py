@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from simulator.errors import ConfigError
-from traces.installing import install_command
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.installing import install_command
 
 
 def extra(name: str, module: str) -> Any:

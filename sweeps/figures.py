@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from results.result import Result
-from results.spent import spent
+from moereplay.results.result import Result
+from moereplay.results.spent import spent
 
 #: Figure -> 1 if larger is better, -1 if smaller is.
 FIGURES: dict[str, int] = {

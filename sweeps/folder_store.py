@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from results.parts import PARTS, PROVENANCE, Part, StoredPart, stored_parts
-from simulator.errors import ConfigError
-from traces.scratch import is_abandoned, refuse_inside_trace, scratch_name
+from moereplay.results.parts import PARTS, PROVENANCE, Part, StoredPart, stored_parts
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.scratch import is_abandoned, refuse_inside_trace, scratch_name
 
 SCRATCH = "tmp"
 TRIES = 100  #: at making a folder in it

@@ -9,19 +9,19 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from policies import files
-from policies.contract import PolicyError
-from results.result import Result
-from simulator.bounds import Bound, Counted, bound_of, count
-from simulator.config import ReplayConfig, configure
-from simulator.errors import ConfigError
-from simulator.replay import ENGINES, check_engine, plan, replay
-from simulator.threads import in_threads
-from sweeps.limits import check_count
-from sweeps.processes import in_processes
-from traces.demand import demand_of
-from traces.schema import Trace
-from traces.store import open_trace
+from moereplay.policies import files
+from moereplay.policies.contract import PolicyError
+from moereplay.results.result import Result
+from moereplay.simulator.bounds import Bound, Counted, bound_of, count
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import ENGINES, check_engine, plan, replay
+from moereplay.simulator.threads import in_threads
+from moereplay.sweeps.limits import check_count
+from moereplay.sweeps.processes import in_processes
+from moereplay.traces.demand import demand_of
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
 
 Outcome = tuple[Result, Counted | None]
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from policies.contract import PolicyError
-from simulator.bounds import Bound, bound_of
-from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
-from simulator.replay import plan
-from sweeps.objects import is_url
-from sweeps.remote import fetched
-from traces.bundled import bundled
-from traces.schema import Trace, TraceError
-from traces.spelling import whole
-from traces.store import open_trace
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.bounds import Bound, bound_of
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import plan
+from moereplay.sweeps.objects import is_url
+from moereplay.sweeps.remote import fetched
+from moereplay.traces.bundled import bundled
+from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.spelling import whole
+from moereplay.traces.store import open_trace
 
 Kind = Literal["configuration", "bound"]
 

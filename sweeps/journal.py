@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulator.errors import ConfigError
-from traces.documents import json_text
-from traces.lock import lock, open_in_place
-from traces.schema import canonical
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.documents import json_text
+from moereplay.traces.lock import lock, open_in_place
+from moereplay.traces.schema import canonical
 
 BINARY = getattr(os, "O_BINARY", 0)  # Windows would end lines in two characters
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from results.tables import part_of
-from simulator.bounds import bound_of
-from simulator.config import ReplayConfig
-from sweeps.folder_store import Folder
-from sweeps.grid import Outcome
-from sweeps.provenance import provenance
-from traces.schema import Trace
+from moereplay.results.tables import part_of
+from moereplay.simulator.bounds import bound_of
+from moereplay.simulator.config import ReplayConfig
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.grid import Outcome
+from moereplay.sweeps.provenance import provenance
+from moereplay.traces.schema import Trace
 
 
 def keep(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.errors import ConfigError
+from moereplay.simulator.errors import ConfigError
 
 #: Planning takes about a quarter of a millisecond each; every one of them is checked before the first replay.
 MOST_CONFIGURATIONS = 100_000

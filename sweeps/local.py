@@ -10,13 +10,13 @@ from multiprocessing import connection as connections
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from simulator.errors import ConfigError
-from sweeps.batches import Batch
-from sweeps.executor import Event, Lost, Stored, Unwritable
-from sweeps.jobs import Job
-from sweeps.processes import ending, started
-from sweeps.store import Place
-from sweeps.worker import Told, work
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.batches import Batch
+from moereplay.sweeps.executor import Event, Lost, Stored, Unwritable
+from moereplay.sweeps.jobs import Job
+from moereplay.sweeps.processes import ending, started
+from moereplay.sweeps.store import Place
+from moereplay.sweeps.worker import Told, work
 
 CORES_PER_PROCESS = 8  #: threads share their traces; processes limit what one death costs
 #: Every replay is one thread; libraries must not add their own.

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from results.parts import SWEEP_VERSION, TABLES, Part
-from results.stored import sources, table_of
-from results.tables import frame_bytes
-from simulator.errors import ConfigError
-from sweeps.store import Place
-from traces.documents import json_text
+from moereplay.results.parts import SWEEP_VERSION, TABLES, Part
+from moereplay.results.stored import sources, table_of
+from moereplay.results.tables import frame_bytes
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.store import Place
+from moereplay.traces.documents import json_text
 
 
 class Merged(NamedTuple):

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import ConfigError
-from sweeps.extras import extra
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.extras import extra
 
 #: A mistyped address is told in seconds; what has been computed is worth minutes of a network that comes back.
 FETCHES = {"max_retries": 5, "retry_timeout": timedelta(seconds=30)}

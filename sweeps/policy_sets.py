@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from policies.contract import PolicyError
-from results.settings import LISTED, NAMES
-from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
-from sweeps.grid import expand
-from sweeps.limits import check_count
-from traces.documents import DocumentError, content, from_toml
-from traces.spelling import hint
+from moereplay.policies.contract import PolicyError
+from moereplay.results.settings import LISTED, NAMES
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.grid import expand
+from moereplay.sweeps.limits import check_count
+from moereplay.traces.documents import DocumentError, content, from_toml
+from moereplay.traces.spelling import hint
 
 Settings = Mapping[str, Any]
 #: A demand cache, a prefetcher beside the eviction made for it, and a routing that follows the cache.

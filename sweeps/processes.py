@@ -14,7 +14,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from simulator.errors import ConfigError
+from moereplay.simulator.errors import ConfigError
 
 HOME = Path(__file__).resolve().parents[1]  #: where this program's packages lie
 SECONDS = 0.2  #: of a wait: a system that cannot interrupt one handles Ctrl-C after it

@@ -13,11 +13,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from policies import files
-from results.parts import SWEEP_VERSION
-from simulator.config import SEMANTICS_VERSION
-from simulator.platform_files import platform
-from traces.schema import Trace
+from moereplay.policies import files
+from moereplay.results.parts import SWEEP_VERSION
+from moereplay.simulator.config import SEMANTICS_VERSION
+from moereplay.simulator.platform_files import platform
+from moereplay.traces.schema import Trace
 
 PACKAGES = ("moereplay", "numpy", "polars", "numba", "simpy", "zarr")
 CHECKOUT = Path(__file__).resolve().parents[1]

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from simulator.errors import ConfigError
-from sweeps.batches import Batch, Made, compute
-from sweeps.executor import Event, Lost, Stored, Unwritable
-from sweeps.extras import extra
-from sweeps.jobs import Job
-from sweeps.processes import find_own_packages
-from sweeps.store import Place
-from traces.private import temporary
-from traces.store import files_of, open_trace
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.batches import Batch, Made, compute
+from moereplay.sweeps.executor import Event, Lost, Stored, Unwritable
+from moereplay.sweeps.extras import extra
+from moereplay.sweeps.jobs import Job
+from moereplay.sweeps.processes import find_own_packages
+from moereplay.sweeps.store import Place
+from moereplay.traces.private import temporary
+from moereplay.traces.store import files_of, open_trace
 
 #: A trace as a folder of files, (n,) uint8 each: Ray maps them without a copy.
 Packed = Mapping[str, np.ndarray]

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from simulator.config import ReplayConfig, configure
-from simulator.memory import Memory
-from simulator.replay import plan
-from sweeps.engine_sets import engines_of, known_sets
-from sweeps.runner import Budget, Runner, Tried, fastest_first
-from sweeps.space import ALL_FIT, LOSSY, Space, can_replay, is_lossless, lossy_of, space_of
-from sweeps.starts import EMPTY, LAYERS, STATIC, USED, filling, start_of, started
-from traces.sample import sampled
-from traces.schema import Geometry, Trace
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.memory import Memory
+from moereplay.simulator.replay import plan
+from moereplay.sweeps.engine_sets import engines_of, known_sets
+from moereplay.sweeps.runner import Budget, Runner, Tried, fastest_first
+from moereplay.sweeps.space import ALL_FIT, LOSSY, Space, can_replay, is_lossless, lossy_of, space_of
+from moereplay.sweeps.starts import EMPTY, LAYERS, STATIC, USED, filling, start_of, started
+from moereplay.traces.sample import sampled
+from moereplay.traces.schema import Geometry, Trace
 
 KEPT = 4  #: evictions of the first round that go on, in their scope
 SCREENED = 1_000_000  #: accesses of the requests on which a long trace is searched

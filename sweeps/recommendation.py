@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from results.idle import idle
-from results.labels import synthetic_of
-from results.repeat import command
-from simulator.memory import kv_bytes_of
-from simulator.platform_files import platform
-from sweeps.engine_flags import Held, flags
-from sweeps.engine_sets import engines_of
-from sweeps.recommend import WORTH, Answer, Question, chosen, differing, everything, most_replays
-from sweeps.runner import Tried
-from sweeps.space import bits_of
-from sweeps.starts import SHORT, compulsory_limit, start_of
-from traces.amounts import percent
+from moereplay.results.idle import idle
+from moereplay.results.labels import synthetic_of
+from moereplay.results.repeat import command
+from moereplay.simulator.memory import kv_bytes_of
+from moereplay.simulator.platform_files import platform
+from moereplay.sweeps.engine_flags import Held, flags
+from moereplay.sweeps.engine_sets import engines_of
+from moereplay.sweeps.recommend import WORTH, Answer, Question, chosen, differing, everything, most_replays
+from moereplay.sweeps.runner import Tried
+from moereplay.sweeps.space import bits_of
+from moereplay.sweeps.starts import SHORT, compulsory_limit, start_of
+from moereplay.traces.amounts import percent
 
 Document = dict[str, Any]
 FITS = "every expert fits, so that each is loaded once"

@@ -8,8 +8,8 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from simulator.errors import ConfigError
-from sweeps.objects import Objects, cache_folder
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.objects import Objects, cache_folder
 
 
 def fetched(url: str) -> Path:

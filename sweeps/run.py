@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from results.parts import stored
-from simulator.capacity import surplus
-from simulator.errors import ConfigError
-from simulator.remarks import adapted, without_effect
-from simulator.replay import check_engine, plan
-from sweeps.dispatch import Dispatcher, Standing
-from sweeps.executor import Executor
-from sweeps.experiment.expand import configurations
-from sweeps.experiment.file import read
-from sweeps.experiment.schema import Experiment
-from sweeps.jobs import Job, Refusal, jobs_of, open_traces
-from sweeps.limits import check_count
-from sweeps.provenance import sweep_provenance
-from sweeps.store import Place
-from traces.demand import demand_of
-from traces.schema import Trace
+from moereplay.results.parts import stored
+from moereplay.simulator.capacity import surplus
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.remarks import adapted, without_effect
+from moereplay.simulator.replay import check_engine, plan
+from moereplay.sweeps.dispatch import Dispatcher, Standing
+from moereplay.sweeps.executor import Executor
+from moereplay.sweeps.experiment.expand import configurations
+from moereplay.sweeps.experiment.file import read
+from moereplay.sweeps.experiment.schema import Experiment
+from moereplay.sweeps.jobs import Job, Refusal, jobs_of, open_traces
+from moereplay.sweeps.limits import check_count
+from moereplay.sweeps.provenance import sweep_provenance
+from moereplay.sweeps.store import Place
+from moereplay.traces.demand import demand_of
+from moereplay.traces.schema import Trace
 
 NOGIL = "compiled"  #: the engine whose replays run beside one another in one process
 #: Makes an executor from the place for the parts and their provenance.

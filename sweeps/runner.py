@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from results.result import Result
-from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
-from sweeps.figures import figures_of
-from sweeps.grid import run_grid
-from traces.schema import Trace
+from moereplay.results.result import Result
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.figures import figures_of
+from moereplay.sweeps.grid import run_grid
+from moereplay.traces.schema import Trace
 
 NO_TPOT = "no pass of the trace decodes, so that it has no tokens/s; --passes token makes every token a pass"
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
-from policies import files
-from simulator.errors import ConfigError
-from sweeps.extras import extra
-from sweeps.jobs import shard
-from sweeps.local import LocalExecutor
-from sweeps.processes import find_own_packages
-from sweeps.run import NOGIL, execute, left_to_do, planned
-from sweeps.store import Place
-from traces.spelling import whole
+from moereplay.policies import files
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.extras import extra
+from moereplay.sweeps.jobs import shard
+from moereplay.sweeps.local import LocalExecutor
+from moereplay.sweeps.processes import find_own_packages
+from moereplay.sweeps.run import NOGIL, execute, left_to_do, planned
+from moereplay.sweeps.store import Place
+from moereplay.traces.spelling import whole
 
 LOGS = "slurm"  #: folder in the output, or beside the experiment, for submitit's scripts and logs
 

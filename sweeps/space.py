@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
-import policies
-from policies.contract import Miss, PolicyError, Prefetch
-from policies.grammar import Chosen, parse
-from simulator.config import ReplayConfig, configure
-from simulator.errors import ConfigError
-from simulator.replay import plan
-from traces.schema import Trace
+from moereplay import policies
+from moereplay.policies.contract import Miss, PolicyError, Prefetch
+from moereplay.policies.grammar import Chosen, parse
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import plan
+from moereplay.traces.schema import Trace
 
 #: Spellings beside every policy's defaults.
 MORE = {

@@ -14,14 +14,14 @@ from functools import partial
 
 import numpy as np
 
-from policies.contract import PolicyError
-from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
-from simulator.replay import plan
-from traces.blocks import token_blocks
-from traces.demand import NEVER, demand_of
-from traces.schema import Trace
-from traces.shared import shared
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import plan
+from moereplay.traces.blocks import token_blocks
+from moereplay.traces.demand import NEVER, demand_of
+from moereplay.traces.schema import Trace
+from moereplay.traces.shared import shared
 
 EMPTY, LAYERS, USED, ANY = "empty", "layers", "used", "any"
 SHORT = 0.95  #: of hits: a trace that allows fewer from an empty cache is short

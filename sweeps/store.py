@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from results.parts import Part
-from simulator.errors import ConfigError
-from sweeps.bucket_store import Bucket
-from sweeps.folder_store import Folder
-from sweeps.objects import Objects, is_url
+from moereplay.results.parts import Part
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.bucket_store import Bucket
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.objects import Objects, is_url
 
 
 class Place(Protocol):

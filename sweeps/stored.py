@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from results import read
-from results.errors import unknown
-from results.stored import load
-from sweeps.store import place_of
+from moereplay.results import read
+from moereplay.results.errors import unknown
+from moereplay.results.stored import load
+from moereplay.sweeps.store import place_of
 
 if TYPE_CHECKING:
     from pathlib import Path

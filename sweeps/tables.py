@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-from results import tables
-from results.result import Result, Row
-from results.schema import table_schemas
-from results.settings import setting_kinds
-from results.tables import Rows, key
-from simulator.bounds import Counted
-from simulator.config import KINDS, SEMANTICS_VERSION
-from sweeps.jobs import Job
+from moereplay.results import tables
+from moereplay.results.result import Result, Row
+from moereplay.results.schema import table_schemas
+from moereplay.results.settings import setting_kinds
+from moereplay.results.tables import Rows, key
+from moereplay.simulator.bounds import Counted
+from moereplay.simulator.config import KINDS, SEMANTICS_VERSION
+from moereplay.sweeps.jobs import Job
 
 TABLES = table_schemas(setting_kinds(), KINDS)
 

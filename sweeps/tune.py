@@ -8,22 +8,22 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-import policies
-from policies.contract import PolicyError
-from simulator.errors import ConfigError
-from simulator.replay import plan
-from sweeps.dispatch import Dispatcher
-from sweeps.executor import Executor
-from sweeps.experiment.expand import Choices, Interval, axes, check_values, grid_size, is_excluded
-from sweeps.experiment.schema import Experiment, Settings
-from sweeps.experiment.settings import configuration
-from sweeps.extras import extra
-from sweeps.figures import FIGURES
-from sweeps.jobs import Job, job_of
-from sweeps.journal import Drawn, Round, open_journal
-from sweeps.limits import check_count
-from traces.schema import Trace, canonical
-from traces.spelling import hint
+from moereplay import policies
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import plan
+from moereplay.sweeps.dispatch import Dispatcher
+from moereplay.sweeps.executor import Executor
+from moereplay.sweeps.experiment.expand import Choices, Interval, axes, check_values, grid_size, is_excluded
+from moereplay.sweeps.experiment.schema import Experiment, Settings
+from moereplay.sweeps.experiment.settings import configuration
+from moereplay.sweeps.extras import extra
+from moereplay.sweeps.figures import FIGURES
+from moereplay.sweeps.jobs import Job, job_of
+from moereplay.sweeps.journal import Drawn, Round, open_journal
+from moereplay.sweeps.limits import check_count
+from moereplay.traces.schema import Trace, canonical
+from moereplay.traces.spelling import hint
 
 JOURNAL = "tune.journal"
 SAMPLERS = ("tpe", "nsgaii", "random")

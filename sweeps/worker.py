@@ -11,9 +11,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
-from simulator.errors import ConfigError
-from sweeps.batches import Batch, Headline, compute
-from sweeps.store import Place
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.batches import Batch, Headline, compute
+from moereplay.sweeps.store import Place
 
 
 class Told(NamedTuple):

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from traces.routers import choice_scores, choose, scores, weigh
-from traces.schema import Router
+from moereplay.traces.routers import choice_scores, choose, scores, weigh
+from moereplay.traces.schema import Router
 
 TIE_ULPS = 4
 #: Of the model's dtype: in f32 the rounding of exp, of sums of many, of a division; in half precision the last cast.

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tracegen.errors import RecordError
-from tracegen.modules import MoeModules, Site
-from traces.schema import Router
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.modules import MoeModules, Site
+from moereplay.traces.schema import Router
 
 
 class Reading(NamedTuple):

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from tracegen.plan import Decoding
-from tracegen.steps import input_device
+from moereplay.tracegen.plan import Decoding
+from moereplay.tracegen.steps import input_device
 
 
 def continued(model: Any, prompt: Sequence[int], decoding: Decoding, seed: int) -> list[int]:

@@ -11,9 +11,9 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracegen.errors import RecordError
-from tracegen.requirements import require
-from traces.documents import DocumentError, content, from_json, refuse_irregular
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.requirements import require
+from moereplay.traces.documents import DocumentError, content, from_json, refuse_irregular
 
 MINIATURE = Path(__file__).parent / "miniature"
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tracegen.errors import RecordError
-from tracegen.probe import Call, probe
-from tracegen.routing import routing_of
-from tracegen.sizes import measure
-from traces.schema import Geometry
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.probe import Call, probe
+from moereplay.tracegen.routing import routing_of
+from moereplay.tracegen.sizes import measure
+from moereplay.traces.schema import Geometry
 
 PROBE_TOKENS = 32
 #: How models name the correction bias of a gate, a buffer of the gate or of its block.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from tracegen.errors import RecordError
+from moereplay.tracegen.errors import RecordError
 
 ROWS_AT_ONCE = 256  #: a float32 copy of all logits of a long prompt would double the memory that they take
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tracegen.errors import RecordError
-from tracegen.requirements import require
-from traces.spelling import hint
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.requirements import require
+from moereplay.traces.spelling import hint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 #: What --quantise names, and the library that it needs beside accelerate.

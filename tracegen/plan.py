@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from traces.lock import refuse_busy
-from traces.metadata import PARTIAL
-from traces.schema import Frozen, TraceError
+from moereplay.traces.lock import refuse_busy
+from moereplay.traces.metadata import PARTIAL
+from moereplay.traces.schema import Frozen, TraceError
 
 
 class Decoding(Frozen):

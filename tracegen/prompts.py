@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracegen.errors import RecordError
-from tracegen.requirements import require
-from traces.documents import DocumentError, content, from_json
-from traces.schema import canonical
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.requirements import require
+from moereplay.traces.documents import DocumentError, content, from_json
+from moereplay.traces.schema import canonical
 
 MOST_BYTES = 1 << 28  #: of a file of prompts, unpacked: all of them are held at once
 

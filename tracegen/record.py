@@ -17,19 +17,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tracegen.capture import Capture, Rows
-from tracegen.checkpoint import Loaded
-from tracegen.decoding import continued, seed_of
-from tracegen.errors import RecordError
-from tracegen.modules import MoeModules, discover
-from tracegen.nll import Surprise
-from tracegen.plan import Plan, partial_of
-from tracegen.selfcheck import check
-from tracegen.steps import Stepper
-from tracegen.tokens import Room, Work
-from traces.dense import with_stored
-from traces.schema import Header, Provenance, Request, Trace
-from traces.writer import TraceWriter
+from moereplay.tracegen.capture import Capture, Rows
+from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.decoding import continued, seed_of
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.modules import MoeModules, discover
+from moereplay.tracegen.nll import Surprise
+from moereplay.tracegen.plan import Plan, partial_of
+from moereplay.tracegen.selfcheck import check
+from moereplay.tracegen.steps import Stepper
+from moereplay.tracegen.tokens import Room, Work
+from moereplay.traces.dense import with_stored
+from moereplay.traces.schema import Header, Provenance, Request, Trace
+from moereplay.traces.writer import TraceWriter
 
 SECONDS_BETWEEN_COMMITS = 60.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from tracegen.errors import RecordError
-from traces.installing import install_command
+from moereplay.tracegen.errors import RecordError
+from moereplay.traces.installing import install_command
 
 
 def require_torch() -> None:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from tracegen import families
-from tracegen.agreement import Agreement, agree
-from tracegen.errors import RecordError
-from traces.schema import Router
+from moereplay.tracegen import families
+from moereplay.tracegen.agreement import Agreement, agree
+from moereplay.tracegen.errors import RecordError
+from moereplay.traces.schema import Router
 
 #: Config keys by which models state the factor on gate weights.
 SCALE_KEYS = ("routed_scaling_factor", "router_scaling_factor", "route_scale")

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tracegen.agreement import Agreement, agree
-from tracegen.capture import look
-from tracegen.errors import RecordError
-from tracegen.modules import MoeModules, Site
-from tracegen.probe import Call, probe
-from tracegen.routing import spelled
+from moereplay.tracegen.agreement import Agreement, agree
+from moereplay.tracegen.capture import look
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.modules import MoeModules, Site
+from moereplay.tracegen.probe import Call, probe
+from moereplay.tracegen.routing import spelled
 
 TOKENS = 32
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tracegen.errors import RecordError
+from moereplay.tracegen.errors import RecordError
 
 #: Dtypes that hold no plain numbers, so that elements cannot be counted.
 PACKED = (torch.uint8, torch.int32)

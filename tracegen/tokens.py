@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracegen.errors import RecordError
-from tracegen.folder import one_line
-from tracegen.prompts import Prompts
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.folder import one_line
+from moereplay.tracegen.prompts import Prompts
 
 PIECE = 2**20  #: characters tokenised at a time: a tokenizer needs many times its text's memory
 #: Some chat templates print today's date; a recording resumed tomorrow must see the same prompt.

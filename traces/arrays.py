@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from traces.bias import checked_bias
-from traces.geometry import known
-from traces.schema import Geometry, Header, Provenance, Request, Trace, TraceError, memory_trace
+from moereplay.traces.bias import checked_bias
+from moereplay.traces.geometry import known
+from moereplay.traces.schema import Geometry, Header, Provenance, Request, Trace, TraceError, memory_trace
 
 
 def from_arrays(

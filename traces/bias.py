@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.schema import MOST_BIAS, Header, TraceError, Values, first_refused
+from moereplay.traces.schema import MOST_BIAS, Header, TraceError, Values, first_refused
 
 
 def check_bias(bias: np.ndarray, where: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traces.schema import Trace
+from moereplay.traces.schema import Trace
 
 VALUES_AT_ONCE = 1 << 20  #: of an array; working on it takes some ten arrays of 64 bits, about 100 MB
 SHARD = 512  #: tokens of a default store's file: none is decoded twice

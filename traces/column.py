@@ -10,7 +10,7 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from traces.metadata import Attributes, layout, rows_per_file
+from moereplay.traces.metadata import Attributes, layout, rows_per_file
 
 
 class Column:

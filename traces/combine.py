@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from traces.joined import MERGED, Joined, joined
-from traces.pieces import Piece, pieces
-from traces.schema import Header, Trace, TraceError, canonical
-from traces.selection import runs
-from traces.store import open_trace
-from traces.writer import TraceWriter, begun
+from moereplay.traces.joined import MERGED, Joined, joined
+from moereplay.traces.pieces import Piece, pieces
+from moereplay.traces.schema import Header, Trace, TraceError, canonical
+from moereplay.traces.selection import runs
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import TraceWriter, begun
 
 
 class Part(NamedTuple):

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces import plain
-from traces.blocks import VALUES_AT_ONCE, tokens_at_once
-from traces.derived import derived
-from traces.growing import Growing, Rows, append
-from traces.passes import Passes, schedule
-from traces.schema import Trace
+from moereplay.traces import plain
+from moereplay.traces.blocks import VALUES_AT_ONCE, tokens_at_once
+from moereplay.traces.derived import derived
+from moereplay.traces.growing import Growing, Rows, append
+from moereplay.traces.passes import Passes, schedule
+from moereplay.traces.schema import Trace
 
 UNIT = 1 << 24
 NEVER = 1 << 60

@@ -12,9 +12,9 @@ from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
 
-from traces.geometry import recognised
-from traces.schema import Geometry, Provenance, TraceError, check_bits
-from traces.weight_formats import BITS_PER_WEIGHT, OF_EXPERTS, bits_of, check_format, dense_bits_of, is_number
+from moereplay.traces.geometry import recognised
+from moereplay.traces.schema import Geometry, Provenance, TraceError, check_bits
+from moereplay.traces.weight_formats import BITS_PER_WEIGHT, OF_EXPERTS, bits_of, check_format, dense_bits_of, is_number
 
 TABLE_BITS, QUANTISED = 4.5, 8  #: of an embedding table in Q4_K; files with fewer mean bits than 8 are quantised so
 OPTIONS = "say --dense or --dense-bits"

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.growing import Growing, InFile, InMemory, Rows
-from traces.manifest import Manifest, describe, keep, manifest_of, mapped
-from traces.private import is_private, user_cache
-from traces.schema import Trace
-from traces.shared import read_only, shared
+from moereplay.traces.growing import Growing, InFile, InMemory, Rows
+from moereplay.traces.manifest import Manifest, describe, keep, manifest_of, mapped
+from moereplay.traces.private import is_private, user_cache
+from moereplay.traces.schema import Trace
+from moereplay.traces.shared import read_only, shared
 
 VERSION = 3  # a change in the meaning of any derived array
 LOG = logging.getLogger(__name__)

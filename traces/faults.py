@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from traces.spelling import hint
-from traces.texts import shown
+from moereplay.traces.spelling import hint
+from moereplay.traces.texts import shown
 
 #: By the type of pydantic's error; braces take its context.
 EXPECTED = {

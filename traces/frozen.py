@@ -15,7 +15,7 @@ from pydantic import (
     model_serializer,
 )
 
-from traces.faults import first_fault
+from moereplay.traces.faults import first_fault
 
 
 class Frozen(BaseModel):

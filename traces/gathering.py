@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from traces.schema import Geometry, Request, TraceError, check_values, dtype_of, row_shape
+from moereplay.traces.schema import Geometry, Request, TraceError, check_values, dtype_of, row_shape
 
 FIRST_ROWS = 64
 NOT_ROUTED = -1

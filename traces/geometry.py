@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from traces.schema import Frozen, Geometry, Router, TraceError
-from traces.weight_formats import without_format
+from moereplay.traces.schema import Frozen, Geometry, Router, TraceError
+from moereplay.traces.weight_formats import without_format
 
 
 class Published(Frozen):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from traces.bias import same_bias
-from traces.metadata import BIAS
-from traces.schema import LOOKAHEAD, Header, Provenance, Trace, TraceError, shown
-from traces.synthetic import synthetic_parts
+from moereplay.traces.bias import same_bias
+from moereplay.traces.metadata import BIAS
+from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Trace, TraceError, shown
+from moereplay.traces.synthetic import synthetic_parts
 
 MERGED = "merge"
 PART = "part "  #: how a note begins that names a source

@@ -15,7 +15,7 @@ import sys
 import weakref
 from pathlib import Path
 
-from traces.schema import TraceError
+from moereplay.traces.schema import TraceError
 
 LOCK = ".lock"
 BEYOND = 1 << 20  #: Windows locks bytes and keeps others from reading them: this one is after the text

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces import routers
-from traces.blocks import token_blocks
-from traces.demand import to_units
-from traces.derived import derived
-from traces.growing import Growing, Rows, append
-from traces.schema import LOOKAHEAD, Trace
+from moereplay.traces import routers
+from moereplay.traces.blocks import token_blocks
+from moereplay.traces.demand import to_units
+from moereplay.traces.derived import derived
+from moereplay.traces.growing import Growing, Rows, append
+from moereplay.traces.schema import LOOKAHEAD, Trace
 
 ID_BITS = 16  #: of an expert
 

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, ValidationError
 
-from traces.growing import InFile
-from traces.private import is_mine, is_private, private_folder
-from traces.schema import Frozen, canonical
-from traces.shared import Mapped, look, stands_on
+from moereplay.traces.growing import InFile
+from moereplay.traces.private import is_mine, is_private, private_folder
+from moereplay.traces.schema import Frozen, canonical
+from moereplay.traces.shared import Mapped, look, stands_on
 
 State = tuple[int, int, int, int]  # inode, bytes, and when content and anything else about the file last changed
 SETTLED_NS = 20_000_000  #: two of the longest ticks

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from traces.documents import DocumentError, content, from_json
-from traces.faults import first_fault
-from traces.schema import (
+from moereplay.traces.documents import DocumentError, content, from_json
+from moereplay.traces.faults import first_fault
+from moereplay.traces.schema import (
     FORMAT_VERSION,
     LOOKAHEAD,
     TOKEN_ARRAYS,

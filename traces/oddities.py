@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from traces.ranges_of_ids import experts_per_layer
-from traces.schema import Trace
+from moereplay.traces.ranges_of_ids import experts_per_layer
+from moereplay.traces.schema import Trace
 
 BLOCK = 1 << 22  #: ids that are looked at together
 MOST_KEPT = 1 << 16  #: ranges that are remembered

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.blocks import VALUES_AT_ONCE
-from traces.derived import derived
-from traces.growing import Growing, append
-from traces.growing import Rows as Column
-from traces.schema import Trace, TraceError
-from traces.spelling import whole
+from moereplay.traces.blocks import VALUES_AT_ONCE
+from moereplay.traces.derived import derived
+from moereplay.traces.growing import Growing, append
+from moereplay.traces.growing import Rows as Column
+from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.spelling import whole
 
 PREFILL, DECODE = 0, 1
 LONG = 1 << 20  #: so many passes are kept on disk, not in memory

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.blocks import tokens_at_once
-from traces.schema import Header, RowError, Trace, TraceError, check_rows, check_values, dtype_of, row_shape
+from moereplay.traces.blocks import tokens_at_once
+from moereplay.traces.schema import Header, RowError, Trace, TraceError, check_rows, check_values, dtype_of, row_shape
 
 
 class Piece(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from traces.schema import Geometry
+from moereplay.traces.schema import Geometry
 
 
 def experts_per_layer(geometry: Geometry, cache_bytes: int) -> int:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from traces import routers
-from traces.blocks import token_blocks
-from traces.derived import derived
-from traces.growing import Growing, Rows, append
-from traces.schema import Trace, dtype_of, row_shape
+from moereplay.traces import routers
+from moereplay.traces.blocks import token_blocks
+from moereplay.traces.derived import derived
+from moereplay.traces.growing import Growing, Rows, append
+from moereplay.traces.schema import Trace, dtype_of, row_shape
 
 
 def rows(trace: Trace, name: str) -> np.ndarray:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.bias import check_bias
-from traces.metadata import OFFSETS, PARTIAL, PROMPTS, Attributes
-from traces.private import private_folder
-from traces.schema import TraceError
-from traces.scratch import write_whole
-from traces.stored import Stored
+from moereplay.traces.bias import check_bias
+from moereplay.traces.metadata import OFFSETS, PARTIAL, PROMPTS, Attributes
+from moereplay.traces.private import private_folder
+from moereplay.traces.schema import TraceError
+from moereplay.traces.scratch import write_whole
+from moereplay.traces.stored import Stored
 
 MOST_BYTES = 1 << 20  #: of a copy
 

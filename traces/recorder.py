@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from traces.gathering import Gathering
-from traces.geometry import known
-from traces.schema import Geometry, Header, Provenance, Trace, TraceError, shown
-from traces.writer import TraceWriter
+from moereplay.traces.gathering import Gathering
+from moereplay.traces.geometry import known
+from moereplay.traces.schema import Geometry, Header, Provenance, Trace, TraceError, shown
+from moereplay.traces.writer import TraceWriter
 
 
 class Recorder:

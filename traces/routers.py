@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.schema import Router, TraceError
+from moereplay.traces.schema import Router, TraceError
 
 GROUPED = ("softmax_groups", "sigmoid_groups")
 

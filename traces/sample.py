@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traces.schema import Trace, memory_trace
+from moereplay.traces.schema import Trace, memory_trace
 
 
 def accesses_of(trace: Trace) -> int:

@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from traces.documents import canonical
-from traces.frozen import Frozen as Frozen
-from traces.frozen import Public
-from traces.texts import Name, Notes, Text, shown
-from traces.weight_formats import check_format
+from moereplay.traces.documents import canonical
+from moereplay.traces.frozen import Frozen as Frozen
+from moereplay.traces.frozen import Public
+from moereplay.traces.texts import Name, Notes, Text, shown
+from moereplay.traces.weight_formats import check_format
 
 FORMAT_VERSION = 1
 

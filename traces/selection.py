@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from traces.schema import TraceError, shown
+from moereplay.traces.schema import TraceError, shown
 
 FORM = "write numbers and ranges as 1,5,10:50; the first request is 0, and 10:50 ends with 49"
 

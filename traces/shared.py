@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from traces.schema import Trace
+from moereplay.traces.schema import Trace
 
 #: Entries of all stored traces together, and of each trace in memory: the least recently used goes. A replay has ten.
 MOST = 32

@@ -6,9 +6,9 @@ import hashlib
 import random
 from dataclasses import replace
 
-from traces.profiles.contract import ranked
-from traces.schema import Trace, TraceError
-from traces.usage import uses
+from moereplay.traces.profiles.contract import ranked
+from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.usage import uses
 
 
 def split(requests: int, share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:

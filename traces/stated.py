@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from traces.documents import json_text
-from traces.faults import first_fault
-from traces.importers.text import parse_json
-from traces.schema import Geometry, Header, TraceError, shown
-from traces.synthetic import named_synthetic, synthetic
+from moereplay.traces.documents import json_text
+from moereplay.traces.faults import first_fault
+from moereplay.traces.importers.text import parse_json
+from moereplay.traces.schema import Geometry, Header, TraceError, shown
+from moereplay.traces.synthetic import named_synthetic, synthetic
 
 KEY = "moereplay"
 

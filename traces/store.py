@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.bundled import bundled
-from traces.metadata import BIAS, OFFSETS, PARTIAL, PROMPTS, read_attributes
-from traces.ranges import request_ranges, router_bias
-from traces.schema import Geometry, Trace, TraceError, check_rows
-from traces.stored import Stored
+from moereplay.traces.bundled import bundled
+from moereplay.traces.metadata import BIAS, OFFSETS, PARTIAL, PROMPTS, read_attributes
+from moereplay.traces.ranges import request_ranges, router_bias
+from moereplay.traces.schema import Geometry, Trace, TraceError, check_rows
+from moereplay.traces.stored import Stored
 
 BLOCK_TOKENS = 2048  #: rows hashed at a time; a multiple of the default shard, so that no chunk is decoded twice
 

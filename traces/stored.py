@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.metadata import Attributes, committed_rows, document_of, layout, rows_per_file
-from traces.schema import TraceError, shown
+from moereplay.traces.metadata import Attributes, committed_rows, document_of, layout, rows_per_file
+from moereplay.traces.schema import TraceError, shown
 
 if TYPE_CHECKING:
     import zarr

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from traces.overlap import shared
-from traces.routers import choice_scores
-from traces.schema import LOOKAHEAD, Geometry, Trace
-from traces.usage import chance_of, experts_per_token
+from moereplay.traces.overlap import shared
+from moereplay.traces.routers import choice_scores
+from moereplay.traces.schema import LOOKAHEAD, Geometry, Trace
+from moereplay.traces.usage import chance_of, experts_per_token
 
 WINDOWS = (8, 64, 512)  #: tokens
 BLOCK_BYTES = 64 * 2**20  #: of the (tokens, L, E) table of uses held at a time

@@ -16,9 +16,19 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from traces.documents import DocumentError, from_json
-from traces.routers import choice_scores, choose, weigh
-from traces.schema import Frozen, Geometry, Header, Provenance, Request, Trace, TraceError, memory_trace, shown
+from moereplay.traces.documents import DocumentError, from_json
+from moereplay.traces.routers import choice_scores, choose, weigh
+from moereplay.traces.schema import (
+    Frozen,
+    Geometry,
+    Header,
+    Provenance,
+    Request,
+    Trace,
+    TraceError,
+    memory_trace,
+    shown,
+)
 
 MODEL = "synthetic-"  #: how the name of the model of a synthetic trace begins
 IMPORTER = "synthetic"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.blocks import token_blocks
-from traces.schema import Trace
-from traces.shared import shared
+from moereplay.traces.blocks import token_blocks
+from moereplay.traces.schema import Trace
+from moereplay.traces.shared import shared
 
 LOOKED_AT, PLACES = 1 << 20, 16  #: choices that are looked at for a mean, in so many places of a long trace
 

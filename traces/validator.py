@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.oddities import CENSUS_CHECKS, Finding, Level, census
-from traces.overlap import beginnings, interleaved, overlap, reset_stride, shared
-from traces.routers import choice_scores
-from traces.schema import Geometry, Router, Trace
-from traces.usage import chance_of, experts_per_token
+from moereplay.traces.oddities import CENSUS_CHECKS, Finding, Level, census
+from moereplay.traces.overlap import beginnings, interleaved, overlap, reset_stride, shared
+from moereplay.traces.routers import choice_scores
+from moereplay.traces.schema import Geometry, Router, Trace
+from moereplay.traces.usage import chance_of, experts_per_token
 
 SAMPLE_TOKENS = 20_000
 FEWEST_PER_REQUEST = 64

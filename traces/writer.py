@@ -21,11 +21,11 @@ from typing import Self
 
 import numpy as np
 
-from traces.bias import checked_bias, same_bias
-from traces.column import Column, create_column, reopen_column
-from traces.documents import json_text
-from traces.lock import Lock
-from traces.metadata import (
+from moereplay.traces.bias import checked_bias, same_bias
+from moereplay.traces.column import Column, create_column, reopen_column
+from moereplay.traces.documents import json_text
+from moereplay.traces.lock import Lock
+from moereplay.traces.metadata import (
     BIAS,
     OFFSETS,
     PARTIAL,
@@ -36,10 +36,10 @@ from traces.metadata import (
     metadata_digest,
     read_attributes,
 )
-from traces.pieces import Piece, check_piece
-from traces.schema import LOOKAHEAD, Header, Provenance, Request, Trace, TraceError, check_request
-from traces.scratch import clear_abandoned, refuse_inside_trace, scratch_beside
-from traces.store import blocks, open_trace
+from moereplay.traces.pieces import Piece, check_piece
+from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Request, Trace, TraceError, check_request
+from moereplay.traces.scratch import clear_abandoned, refuse_inside_trace, scratch_beside
+from moereplay.traces.store import blocks, open_trace
 
 SHARD_TOKENS = 512
 REMOVALS, SECONDS_BETWEEN_REMOVALS = 40, 0.05

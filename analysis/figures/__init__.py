@@ -9,10 +9,10 @@ from typing import NamedTuple
 import polars as pl
 from matplotlib.figure import Figure
 
-from analysis import forecasts
-from analysis.checks import COLUMN
-from analysis.figures.sheet import save, styled
-from results.errors import ResultError, unknown
+from moereplay.analysis import forecasts
+from moereplay.analysis.checks import COLUMN
+from moereplay.analysis.figures.sheet import save, styled
+from moereplay.results.errors import ResultError, unknown
 
 __all__ = [
     "CHECK_FIGURES",
@@ -66,7 +66,7 @@ def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **o
         raise unknown("figure", name, known)
     if frame.is_empty():
         raise ResultError(f"{name} has no results to draw; load a folder of them first")
-    figure = import_module(f"analysis.figures.{name}")
+    figure = import_module(f"moereplay.analysis.figures.{name}")
     more = {"curves": curves} if getattr(figure, "TAKES_CURVES", False) else {}
     with styled():
         return figure.draw(frame, **more, **_chosen(name, figure.OPTIONS, options))
@@ -75,12 +75,12 @@ def draw(name: str, frame: pl.DataFrame, curves: pl.DataFrame | None = None, **o
 def draw_curves(curves: pl.DataFrame) -> Figure:
     """The page of curves alone, for a folder without replays. Raises ResultError if there are none."""
     with styled():
-        return import_module("analysis.figures.curves").draw(curves)
+        return import_module("moereplay.analysis.figures.curves").draw(curves)
 
 
 def unmatched(frame: pl.DataFrame, curves: pl.DataFrame) -> str:
     """Which curves stand behind no replay of a frame, in words; empty if each of them does."""
-    return import_module("analysis.figures.hit_rate_by_capacity").unmatched(frame, curves)
+    return import_module("moereplay.analysis.figures.hit_rate_by_capacity").unmatched(frame, curves)
 
 
 def draw_all(frame: pl.DataFrame, names: Sequence[str] | None = None, curves: pl.DataFrame | None = None) -> Drawn:

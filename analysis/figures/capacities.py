@@ -8,10 +8,10 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from analysis.figures.facets import Facets, facets
-from analysis.figures.lines import apart, axis_name, spans_a_decade
-from analysis.metrics import measured
-from results.errors import ResultError
+from moereplay.analysis.figures.facets import Facets, facets
+from moereplay.analysis.figures.lines import apart, axis_name, spans_a_decade
+from moereplay.analysis.metrics import measured
+from moereplay.results.errors import ResultError
 
 PERCENT = pl.col("capacity_forms").str.extract(r"^([\d.e+-]+)%").cast(pl.Float64).alias("percent")
 

@@ -7,13 +7,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from analysis.checks import COLUMN, error_of
-from analysis.figures.facets import DIGEST, shared
-from analysis.figures.lines import axis_name, legend, spans_a_decade
-from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.metrics import measured
-from analysis.palette import MUTED, Look, looks
-from results.errors import ResultError
+from moereplay.analysis.checks import COLUMN, error_of
+from moereplay.analysis.figures.facets import DIGEST, shared
+from moereplay.analysis.figures.lines import axis_name, legend, spans_a_decade
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.analysis.metrics import measured
+from moereplay.analysis.palette import MUTED, Look, looks
+from moereplay.results.errors import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 LABELS = {"measured": "MEASURED beside SIMULATED", "live": "LIVE, emulated, beside SIMULATED"}

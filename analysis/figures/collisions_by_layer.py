@@ -11,14 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures.facets import Facets, column_titles, facets
-from analysis.figures.lines import from_zero, legend, panel_size, plot
-from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.metrics import with_ratios
-from analysis.palette import looks
-from results.counters import COUNTERS
-from results.errors import ResultError
-from results.read import layers
+from moereplay.analysis.figures.facets import Facets, column_titles, facets
+from moereplay.analysis.figures.lines import from_zero, legend, panel_size, plot
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.analysis.metrics import with_ratios
+from moereplay.analysis.palette import looks
+from moereplay.results.counters import COUNTERS
+from moereplay.results.errors import ResultError
+from moereplay.results.read import layers
 
 OPTIONS = {"phase": ("decode", "prefill", "both"), "per": ("miss", "access")}
 PASSES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 from matplotlib.figure import Figure
 
-from analysis.figures import collisions_by_layer
+from moereplay.analysis.figures import collisions_by_layer
 
 OPTIONS = {"per": ("miss", "access")}
 

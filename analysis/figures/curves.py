@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 
-from analysis.figures.lines import axis_name, from_zero, panel_size
-from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.palette import BOUND, LIMIT, look_of
-from results.curves import TIDY
-from results.errors import ResultError
-from results.settings import OF_CURVES
+from moereplay.analysis.figures.lines import axis_name, from_zero, panel_size
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.analysis.palette import BOUND, LIMIT, look_of
+from moereplay.results.curves import TIDY
+from moereplay.results.errors import ResultError
+from moereplay.results.settings import OF_CURVES
 
 MOST_PANELS = 8  #: that a page can hold
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 25, 50, 100)  #: percent

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from results.errors import ResultError
-from results.read import fields
-from results.settings import SETTINGS
+from moereplay.results.errors import ResultError
+from moereplay.results.read import fields
+from moereplay.results.settings import SETTINGS
 
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels that a page can hold
 #: Shared fields in the order in which the subtitle names them.

@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.changes import policy_of, tiers_of
-from analysis.figures.quality_panels import FRONT, Point, front
-from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.forecasts import COLUMN, SIDES, refusals
-from analysis.metrics import measured, shared
-from analysis.palette import MUTED, Look, looks
-from results.errors import ResultError
+from moereplay.analysis.changes import policy_of, tiers_of
+from moereplay.analysis.figures.quality_panels import FRONT, Point, front
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.analysis.forecasts import COLUMN, SIDES, refusals
+from moereplay.analysis.metrics import measured, shared
+from moereplay.analysis.palette import MUTED, Look, looks
+from moereplay.results.errors import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 UNCHANGED = "output unchanged"

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.checks import caption, ringed
-from analysis.figures import capacities
-from analysis.figures import curves as unbroken
-from analysis.figures.curves import BELADY, GAPS, LIMIT_LINE, TICKS
-from analysis.figures.facets import Facets
-from analysis.figures.lines import (
+from moereplay.analysis.checks import caption, ringed
+from moereplay.analysis.figures import capacities
+from moereplay.analysis.figures import curves as unbroken
+from moereplay.analysis.figures.curves import BELADY, GAPS, LIMIT_LINE, TICKS
+from moereplay.analysis.figures.facets import Facets
+from moereplay.analysis.figures.lines import (
     apart,
     axis_name,
     from_zero,
@@ -27,10 +27,10 @@ from analysis.figures.lines import (
     rings,
     spans_a_decade,
 )
-from analysis.figures.phases import covered
-from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.palette import Look, looks
-from results.settings import OF_CURVES
+from moereplay.analysis.figures.phases import covered
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.analysis.palette import Look, looks
+from moereplay.results.settings import OF_CURVES
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 TAKES_CURVES = True

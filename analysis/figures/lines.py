@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from analysis.figures.sheet import DPI, LETTER
-from analysis.palette import INK, MUTED, Look
+from moereplay.analysis.figures.sheet import DPI, LETTER
+from moereplay.analysis.palette import INK, MUTED, Look
 
 MARKERS = 16  #: about so many per line
 MOST_TICKS, MOST_STEPS = 12, 6  #: of an axis of capacities, and of a percent axis

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from analysis.figures.sheet import Grid, Sheet, Wording
-from results.errors import ResultError
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.results.errors import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 LINKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  #: a colour per throttle

@@ -11,12 +11,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from analysis.figures.facets import Facets, column_titles, facets
-from analysis.figures.phases import covered
-from analysis.figures.sheet import LETTER, TEXT_SIZE, Grid, Sheet, Wording
-from analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, looks
-from results.counters import COUNTERS
-from results.read import runs
+from moereplay.analysis.figures.facets import Facets, column_titles, facets
+from moereplay.analysis.figures.phases import covered
+from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE, Grid, Sheet, Wording
+from moereplay.analysis.palette import BOUND, CAPACITY, COLLISION, COMPULSORY, looks
+from moereplay.results.counters import COUNTERS
+from moereplay.results.read import runs
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 #: Column -> its legend and colour, in the order of the stack.

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from analysis.figures.facets import MOST_COLUMNS, NO_BREAK, shared
-from analysis.figures.lines import apart, from_zero
-from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.figures.validation import LABEL, LIVE, REPLAYED, tidy
-from analysis.palette import MUTED
-from results.errors import ResultError
-from results.settings import NAMES
+from moereplay.analysis.figures.facets import MOST_COLUMNS, NO_BREAK, shared
+from moereplay.analysis.figures.lines import apart, from_zero
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.analysis.figures.validation import LABEL, LIVE, REPLAYED, tidy
+from moereplay.analysis.palette import MUTED
+from moereplay.results.errors import ResultError
+from moereplay.results.settings import NAMES
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 ERROR = {"color": MUTED, "marker": "s", "markersize": 4, "lw": 1.3, "label": "replayed - live"}

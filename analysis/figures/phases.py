@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from results.counters import PHASES
-from results.read import layers
+from moereplay.results.counters import PHASES
+from moereplay.results.read import layers
 
 ONLY = {"prefill": "every pass is a prompt's", "decode": "no prompt was replayed"}
 

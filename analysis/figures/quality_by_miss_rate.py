@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 from matplotlib.figure import Figure
 
-from analysis.figures.quality_panels import Axis, draw_against
+from moereplay.analysis.figures.quality_panels import Axis, draw_against
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 MISSES = Axis("What fewer misses cost", "miss rate", lambda row: row["live_miss_rate"], more_is_better=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 from matplotlib.figure import Figure
 
-from analysis.figures.quality_panels import Axis, draw_against
-from results.result import Row
+from moereplay.analysis.figures.quality_panels import Axis, draw_against
+from moereplay.results.result import Row
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 

@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.forecast import Forecast, forecast
-from analysis.left_out import LEVEL, Left
-from analysis.palette import INK, MUTED, Look, looks
-from analysis.rising import moved
-from results.errors import ResultError
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.analysis.forecast import Forecast, forecast
+from moereplay.analysis.left_out import LEVEL, Left
+from moereplay.analysis.palette import INK, MUTED, Look, looks
+from moereplay.analysis.rising import moved
+from moereplay.results.errors import ResultError
 
 #: nll: the rise of the negative log-likelihood, whose exponential is that of perplexity.
 OPTIONS: dict[str, tuple[str, ...]] = {"measure": ("kl", "nll")}

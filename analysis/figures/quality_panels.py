@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.facets import MOST_COLUMNS
-from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.palette import INK, MUTED, Look, in_order
-from analysis.quality import Judged, figures, judged, leading
-from results.errors import ResultError
-from results.result import Row
+from moereplay.analysis.figures.facets import MOST_COLUMNS
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.analysis.palette import INK, MUTED, Look, in_order
+from moereplay.analysis.quality import Judged, figures, judged, leading
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Row
 
 FRONT = {"color": INK, "lw": 0.9, "linestyle": ":", "zorder": 1}
 NOTE = (

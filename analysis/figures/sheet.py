@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 
-from analysis.palette import GRID, INK, MUTED
-from results.errors import ResultError
-from traces.scratch import write_whole
-from traces.texts import escaped_lines
+from moereplay.analysis.palette import GRID, INK, MUTED
+from moereplay.results.errors import ResultError
+from moereplay.traces.scratch import write_whole
+from moereplay.traces.texts import escaped_lines
 
 DPI = 72  #: of layout; files have their own
 #: Everything that would otherwise follow the machine's own settings; a fixed salt makes SVG ids repeatable.

@@ -6,14 +6,14 @@ import polars as pl
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from analysis.checks import caption, ringed
-from analysis.figures import capacities
-from analysis.figures.lines import legend, panel_size, plot, ring_handles, rings
-from analysis.figures.sheet import Grid, Sheet, Wording
-from analysis.palette import looks
-from analysis.ratios import FORMULAS
-from results.errors import ResultError
-from results.read import seconds_of
+from moereplay.analysis.checks import caption, ringed
+from moereplay.analysis.figures import capacities
+from moereplay.analysis.figures.lines import legend, panel_size, plot, ring_handles, rings
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.analysis.palette import looks
+from moereplay.analysis.ratios import FORMULAS
+from moereplay.results.errors import ResultError
+from moereplay.results.read import seconds_of
 
 OPTIONS = {"latency": ("ttft_mean_ms", "ttft_median_ms")}
 WORDS = {"ttft_mean_ms": "mean TTFT", "ttft_median_ms": "median TTFT"}

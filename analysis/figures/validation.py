@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures.facets import DIGEST, MOST_ROWS, shared
-from analysis.figures.lines import from_zero
-from analysis.figures.sheet import Grid, Sheet, Wording
-from results.counters import COUNTERS
-from results.errors import ResultError
+from moereplay.analysis.figures.facets import DIGEST, MOST_ROWS, shared
+from moereplay.analysis.figures.lines import from_zero
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.results.counters import COUNTERS
+from moereplay.results.errors import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 #: A dot inside a ring means agreement.

@@ -9,7 +9,7 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from analysis.palette import INK, Look
+from moereplay.analysis.palette import INK, Look
 
 WIDTH, SMALL = 0.8, 6.0  #: of a group of bars, and points of the letters above one
 MOST_LETTERS, MOST_NAMES = 13, 6  #: of names that fit below a panel; longer ones stand in the legend alone

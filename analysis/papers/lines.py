@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.palette import Look
-from results.chart import BOUND
+from moereplay.analysis.palette import Look
+from moereplay.results.chart import BOUND
 
 MARK: dict[str, Any] = {"markersize": 8, "markerfacecolor": "white", "markeredgewidth": 1.4, "linestyle": "none"}
 

@@ -13,13 +13,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from analysis.figures.facets import DIGEST, shared
-from analysis.figures.lines import axis_name, from_zero, legend
-from analysis.figures.sheet import Grid, Sheet, Wording, styled
-from analysis.palette import INK, Look, in_order
-from analysis.papers import bars, lines
-from results.chart import Chart
-from results.errors import ResultError
+from moereplay.analysis.figures.facets import DIGEST, shared
+from moereplay.analysis.figures.lines import axis_name, from_zero, legend
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording, styled
+from moereplay.analysis.palette import INK, Look, in_order
+from moereplay.analysis.papers import bars, lines
+from moereplay.results.chart import Chart
+from moereplay.results.errors import ResultError
 
 MOST_PANELS = 24  #: of a page
 #: Columns that are shares: their axes are in percent.

@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from analysis.metrics import measured, with_ratios
-from results.chart import BOUND, RELATIVE, Chart
-from results.counters import LIFETIME_BUCKETS
-from results.read import layers
-from results.settings import KINDS
+from moereplay.analysis.metrics import measured, with_ratios
+from moereplay.results.chart import BOUND, RELATIVE, Chart
+from moereplay.results.counters import LIFETIME_BUCKETS
+from moereplay.results.read import layers
+from moereplay.results.settings import KINDS
 
 #: What a live run must share with a replay for its perplexity to be that of the replay's policies.
 ALIKE = ("capacity", "scope", "contract")

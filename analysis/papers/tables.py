@@ -8,11 +8,11 @@ from typing import Any
 
 import polars as pl
 
-from analysis.papers.rows import PLACE
-from analysis.tables import csv, table
-from results.chart import Chart
-from results.errors import ResultError
-from traces.scratch import write_whole
+from moereplay.analysis.papers.rows import PLACE
+from moereplay.analysis.tables import csv, table
+from moereplay.results.chart import Chart
+from moereplay.results.errors import ResultError
+from moereplay.traces.scratch import write_whole
 
 #: Of published numbers: the column that they stand beside, a range, where in the figure, of what model and from where.
 PUBLISHED = ("value", "low", "high", *PLACE, "of", "source")

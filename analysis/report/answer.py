@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.bootstrap import FEW, Interval
-from analysis.report.cases import Case
-from analysis.sentences import Given, bounds_of, certainty, each_given, of_each
-from analysis.tables import counted
-from analysis.verdict import GIVEN, Entry, Verdict, called, differing, listed
+from moereplay.analysis.bootstrap import FEW, Interval
+from moereplay.analysis.report.cases import Case
+from moereplay.analysis.sentences import Given, bounds_of, certainty, each_given, of_each
+from moereplay.analysis.tables import counted
+from moereplay.analysis.verdict import GIVEN, Entry, Verdict, called, differing, listed
 
 TITLES = {"tokens_per_s": "Fastest", "hit_rate": "Most hits"}
 MORE = {"tokens_per_s": "faster than", "hit_rate": "above"}

@@ -9,12 +9,12 @@ from typing import Any
 
 import polars as pl
 
-from analysis.comparisons import YES
-from analysis.metrics import entries, measured, varying
-from analysis.report.material import Material
-from analysis.sentences import Given, each_given
-from analysis.verdict import FIGURES, Entry, Verdict, called, independent, verdict
-from results.settings import POLICIES
+from moereplay.analysis.comparisons import YES
+from moereplay.analysis.metrics import entries, measured, varying
+from moereplay.analysis.report.material import Material
+from moereplay.analysis.sentences import Given, each_given
+from moereplay.analysis.verdict import FIGURES, Entry, Verdict, called, independent, verdict
+from moereplay.results.settings import POLICIES
 
 #: What the configurations of a case share; its results are never compared with those of another.
 SHARED = ("model", "trace", "passes", "platform")

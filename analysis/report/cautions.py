@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.bootstrap import FEW
-from analysis.checks import candidates_of, summary
-from analysis.heading import OPEN_LOOP, warnings
-from analysis.report import health, machines
-from analysis.report.cases import Case, title
-from analysis.report.material import Material
-from analysis.sentences import untimed
-from analysis.tables import counted
-from results.labels import assumptions
-from results.read import label_of, routing_of, runs
-from traces.synthetic import named_synthetic, synthetic
+from moereplay.analysis.bootstrap import FEW
+from moereplay.analysis.checks import candidates_of, summary
+from moereplay.analysis.heading import OPEN_LOOP, warnings
+from moereplay.analysis.report import health, machines
+from moereplay.analysis.report.cases import Case, title
+from moereplay.analysis.report.material import Material
+from moereplay.analysis.sentences import untimed
+from moereplay.analysis.tables import counted
+from moereplay.results.labels import assumptions
+from moereplay.results.read import label_of, routing_of, runs
+from moereplay.traces.synthetic import named_synthetic, synthetic
 
 
 def cautions(

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from analysis.report import answer, figures
-from analysis.report.cases import Case, cases, title
-from analysis.report.cautions import cautions
-from analysis.report.figure import Figure
-from analysis.report.health import health
-from analysis.report.machines import machines
-from analysis.report.material import Material
-from analysis.report.method import method
-from analysis.report.question import question
-from analysis.report.runs import Run, interval, runs
-from analysis.verdict import Verdict
+from moereplay.analysis.report import answer, figures
+from moereplay.analysis.report.cases import Case, cases, title
+from moereplay.analysis.report.cautions import cautions
+from moereplay.analysis.report.figure import Figure
+from moereplay.analysis.report.health import health
+from moereplay.analysis.report.machines import machines
+from moereplay.analysis.report.material import Material
+from moereplay.analysis.report.method import method
+from moereplay.analysis.report.question import question
+from moereplay.analysis.report.runs import Run, interval, runs
+from moereplay.analysis.verdict import Verdict
 
 CURVES_ALONE = "Curves alone: no configuration was replayed, so none is fastest."
 

@@ -11,8 +11,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from analysis.report.figure import Spec
-from traces.documents import json_text
+from moereplay.analysis.report.figure import Spec
+from moereplay.traces.documents import json_text
 
 STILL_WIDTH = 720  #: pixels
 RUNTIME = "window.vegaEmbed = vegaEmbed;"
@@ -23,7 +23,7 @@ def runtime() -> str:
     """Vega as a script for a page, behind its licences; it cannot end the element that it stands in."""
     import vl_convert
 
-    notice = files("analysis.report").joinpath("vega_licences.txt").read_text("utf-8")
+    notice = files("moereplay.analysis.report").joinpath("vega_licences.txt").read_text("utf-8")
     return f"/*\n{notice}*/\n{script_safe(vl_convert.javascript_bundle(RUNTIME))}"
 
 

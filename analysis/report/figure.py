@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from analysis.palette import GRID, INK, MUTED
-from analysis.report.series import Series
+from moereplay.analysis.palette import GRID, INK, MUTED
+from moereplay.analysis.report.series import Series
 
 Spec = dict[str, Any]
 

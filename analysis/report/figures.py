@@ -7,17 +7,17 @@ from typing import Any
 
 import polars as pl
 
-from analysis.figures.curves import beside
-from analysis.metrics import with_ratios
-from analysis.palette import look_of
-from analysis.report.cases import Case
-from analysis.report.figure import Axis, Figure
-from analysis.report.material import Material
-from analysis.report.runs import Run
-from analysis.report.series import BELADY, COMPULSORY, MOST, Series, coinciding, series
-from results.counters import COUNTERS
-from results.read import layers
-from results.settings import OF_CURVES
+from moereplay.analysis.figures.curves import beside
+from moereplay.analysis.metrics import with_ratios
+from moereplay.analysis.palette import look_of
+from moereplay.analysis.report.cases import Case
+from moereplay.analysis.report.figure import Axis, Figure
+from moereplay.analysis.report.material import Material
+from moereplay.analysis.report.runs import Run
+from moereplay.analysis.report.series import BELADY, COMPULSORY, MOST, Series, coinciding, series
+from moereplay.results.counters import COUNTERS
+from moereplay.results.read import layers
+from moereplay.results.settings import OF_CURVES
 
 DECADE = 10  #: capacities that span more than this are shown on a logarithmic axis
 MOST_POINTS = 200  #: of a curve

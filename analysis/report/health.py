@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from analysis.report.material import Material, Source
-from traces.schema import Trace
-from traces.summary import Summary, summarise
-from traces.validator import Finding, examine
+from moereplay.analysis.report.material import Material, Source
+from moereplay.traces.schema import Trace
+from moereplay.traces.summary import Summary, summarise
+from moereplay.traces.validator import Finding, examine
 
 
 def health(material: Material) -> list[dict[str, Any]]:

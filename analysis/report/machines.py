@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from analysis.report.material import Material
-from analysis.tables import cell
-from results.labels import seconds_in_words
-from results.read import fields, runs
-from results.schema import fields_of
+from moereplay.analysis.report.material import Material
+from moereplay.analysis.tables import cell
+from moereplay.results.labels import seconds_in_words
+from moereplay.results.read import fields, runs
+from moereplay.results.schema import fields_of
 
 
 def machines(material: Material) -> list[dict[str, Any]]:

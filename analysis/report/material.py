@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from results.checks import Check
-from traces.schema import Trace
+from moereplay.results.checks import Check
+from moereplay.traces.schema import Trace
 
 
 class Source(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.bootstrap import FEW, MANY, RESAMPLES
-from analysis.report.machines import versions_of_semantics
-from analysis.report.material import Material
-from results.read import runs
+from moereplay.analysis.bootstrap import FEW, MANY, RESAMPLES
+from moereplay.analysis.report.machines import versions_of_semantics
+from moereplay.analysis.report.material import Material
+from moereplay.results.read import runs
 
 SETTINGS = ("contract", "passes", "scope", "reset", "seed")
 BOUNDS = (

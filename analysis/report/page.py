@@ -13,17 +13,17 @@ from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from analysis.report.contents import Contents, contents
-from analysis.report.drawing import compiled, runtime, still
-from analysis.report.figure import Figure
-from analysis.report.figures import summary, value
-from analysis.report.material import Material
-from analysis.report.question import meaning
-from analysis.report.runs import Run
-from analysis.short import SHARES
-from analysis.tables import Share, cell
-from traces.documents import json_text
-from traces.texts import escaped_document, escaped_lines
+from moereplay.analysis.report.contents import Contents, contents
+from moereplay.analysis.report.drawing import compiled, runtime, still
+from moereplay.analysis.report.figure import Figure
+from moereplay.analysis.report.figures import summary, value
+from moereplay.analysis.report.material import Material
+from moereplay.analysis.report.question import meaning
+from moereplay.analysis.report.runs import Run
+from moereplay.analysis.short import SHARES
+from moereplay.analysis.tables import Share, cell
+from moereplay.traces.documents import json_text
+from moereplay.traces.texts import escaped_document, escaped_lines
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -84,7 +84,7 @@ def _printable(value: Any) -> Any:
 
 
 def _file(name: str) -> str:
-    return files("analysis.report").joinpath(name).read_text("utf-8")
+    return files("moereplay.analysis.report").joinpath(name).read_text("utf-8")
 
 
 def _hash(script: str) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.metrics import DEFAULTS
-from analysis.report.cases import Case
-from analysis.report.material import Material
-from analysis.tables import counted
-from results.read import fields, label_of, runs
-from results.settings import POLICIES, SETTINGS
+from moereplay.analysis.metrics import DEFAULTS
+from moereplay.analysis.report.cases import Case
+from moereplay.analysis.report.material import Material
+from moereplay.analysis.tables import counted
+from moereplay.results.read import fields, label_of, runs
+from moereplay.results.settings import POLICIES, SETTINGS
 
 MEANINGS = {each.name: each.help.partition(":")[0].rstrip(".") for each in SETTINGS} | {
     "model": "The model of the trace",

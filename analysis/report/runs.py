@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from analysis.bootstrap import FEW
-from analysis.comparisons import estimate
-from analysis.ratios import FORMULAS
-from analysis.report.cases import GROUPS, Case
-from analysis.report.material import Material
-from analysis.verdict import FIGURES, Entry
-from results.repeat import command, files
-from results.settings import POLICIES
+from moereplay.analysis.bootstrap import FEW
+from moereplay.analysis.comparisons import estimate
+from moereplay.analysis.ratios import FORMULAS
+from moereplay.analysis.report.cases import GROUPS, Case
+from moereplay.analysis.report.material import Material
+from moereplay.analysis.verdict import FIGURES, Entry
+from moereplay.results.repeat import command, files
+from moereplay.results.settings import POLICIES
 
 Run = dict[str, Any]
 #: Facts of a result that a reader needs beside its settings.

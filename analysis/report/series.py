@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from analysis.palette import BOUND, DASHES, LIMIT, SOLID, looks
-from analysis.report.cases import Case
-from analysis.report.markers import PATHS
-from analysis.report.runs import Run
+from moereplay.analysis.palette import BOUND, DASHES, LIMIT, SOLID, looks
+from moereplay.analysis.report.cases import Case
+from moereplay.analysis.report.markers import PATHS
+from moereplay.analysis.report.runs import Run
 
 MOST = 16  #: that a reader can tell from one another in a figure
 EVERY_DASH = (SOLID, *DASHES)

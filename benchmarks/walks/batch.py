@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from simulator.bounds import bound_of, count
-from simulator.config import configure
-from simulator.replay import replay
-from simulator.source import Pass
-from traces.passes import schedule
-from traces.schema import Geometry
-from traces.synthetic import Synthetic, synthesise
+from moereplay.simulator.bounds import bound_of, count
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.simulator.source import Pass
+from moereplay.traces.passes import schedule
+from moereplay.traces.schema import Geometry
+from moereplay.traces.synthetic import Synthetic, synthesise
 
 PASSES = "pair"
 PREFILL_AND_DECODED = 4  #: passes of each request

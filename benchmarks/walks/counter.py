@@ -6,14 +6,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from results.read import runs
-from results.stored import load
-from results.tables import part_of
-from simulator.config import configure
-from simulator.replay import replay
-from sweeps.folder_store import Folder
-from traces.schema import Geometry
-from traces.synthetic import Synthetic, synthesise
+from moereplay.results.read import runs
+from moereplay.results.stored import load
+from moereplay.results.tables import part_of
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.sweeps.folder_store import Folder
+from moereplay.traces.schema import Geometry
+from moereplay.traces.synthetic import Synthetic, synthesise
 
 COUNTER = "bytes_evicted"
 BEFORE = Path("tests/results/before/replays")

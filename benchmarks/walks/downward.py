@@ -6,11 +6,11 @@ import tempfile
 from itertools import product
 from pathlib import Path
 
-from results.result import Row
-from simulator.config import configure
-from simulator.replay import replay
-from traces.schema import Geometry, Trace
-from traces.synthetic import Synthetic, synthesise
+from moereplay.results.result import Row
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.synthetic import Synthetic, synthesise
 
 EXPERT = 1_000
 UP = 'name = "up"\n[[links]]\nbytes_per_s = 5e9\n'

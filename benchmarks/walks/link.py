@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from results.result import Row
-from simulator.config import configure
-from simulator.platform_files import platform
-from simulator.replay import replay
-from traces.schema import Geometry
-from traces.synthetic import Synthetic, synthesise
+from moereplay.results.result import Row
+from moereplay.simulator.config import configure
+from moereplay.simulator.platform_files import platform
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Geometry
+from moereplay.traces.synthetic import Synthetic, synthesise
 
 NAME = "mac-nvme"
 GEOMETRY = Geometry(layers=3, experts=8, k=2, expert_bytes=(7_000_000,) * 3)

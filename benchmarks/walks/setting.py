@@ -9,13 +9,13 @@ from pathlib import Path
 import typer
 
 from moereplay.command import application
-from results.stored import load
-from results.tables import part_of
-from simulator.config import configure
-from simulator.replay import replay
-from sweeps.folder_store import Folder
-from traces.schema import Geometry
-from traces.synthetic import Synthetic, synthesise
+from moereplay.results.stored import load
+from moereplay.results.tables import part_of
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.sweeps.folder_store import Folder
+from moereplay.traces.schema import Geometry
+from moereplay.traces.synthetic import Synthetic, synthesise
 
 SETTING, DEFAULT, OTHER = "contention", "platform", "none"
 BEFORE = Path("tests/results/before/replays")

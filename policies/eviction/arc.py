@@ -4,8 +4,8 @@ Sizes are bytes; the target of T1 grows by max(1, B2/B1) incoming sizes on a gho
 A prefetched copy enters T1, and its first use leaves it there: a prefetch is no use.
 """
 
-from policies.contract import Eviction, Memory
-from policies.lists import (
+from moereplay.policies.contract import Eviction, Memory
+from moereplay.policies.lists import (
     LIST,
     REGISTERS_PER_LIST,
     ROW_COLUMNS,

@@ -6,7 +6,7 @@ Forced admission by default. `bypass=true` rejects an expert whose own next dema
 evicted by least recent timestamp. `window=0` sees everything.
 """
 
-from policies.contract import NEVER, Choice, Eviction, Number, always, expert_of, slot
+from moereplay.policies.contract import NEVER, Choice, Eviction, Number, always, expert_of, slot
 
 PARAMS = (Choice("bypass", "false", ("false", "true", "ties")), Number("window", 0, 0, 1 << 40, integer=True))
 BYPASS, WINDOW = slot(PARAMS, "bypass"), slot(PARAMS, "window")

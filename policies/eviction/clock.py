@@ -5,8 +5,8 @@ the newest end. `bits` lets a copy keep up to 2**bits - 1 marks. A prefetch is n
 `touch_on_predict=true` marks a resident that a prefetch suggests. A pinned copy keeps its marks as it is passed over.
 """
 
-from policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
-from policies.lists import LIST, REGISTERS_PER_LIST, ROW_COLUMNS, move, oldest, push, unlink
+from moereplay.policies.contract import RESIDENT, Choice, Eviction, Memory, Number, slot
+from moereplay.policies.lists import LIST, REGISTERS_PER_LIST, ROW_COLUMNS, move, oldest, push, unlink
 
 PARAMS = (Number("bits", 1, 1, 8, integer=True), Choice("touch_on_predict", "false", ("false", "true")))
 BITS, TOUCH = slot(PARAMS, "bits"), slot(PARAMS, "touch_on_predict")

@@ -1,6 +1,6 @@
 """Farthest layer: the expert whose layer is farthest from the execution point is evicted."""
 
-from policies.contract import Choice, Eviction, expert_of, slot
+from moereplay.policies.contract import Choice, Eviction, expert_of, slot
 
 PARAMS = (Choice("distance", "cyclic", ("cyclic", "absolute")),)
 DISTANCE = slot(PARAMS, "distance")

@@ -1,6 +1,6 @@
 """First in, first out: the copy that arrived first is evicted, however often it was used."""
 
-from policies.contract import Eviction
+from moereplay.policies.contract import Eviction
 
 
 def key(now, experts, copies, own, y):

@@ -5,7 +5,7 @@ order inside each class, "FIFO by layer position", has three readings:
 `order=c` passed layers first, then the farthest ahead; `order=a` lowest layer first; `order=b` last access first.
 """
 
-from policies.contract import Choice, Eviction, expert_of, slot
+from moereplay.policies.contract import Choice, Eviction, expert_of, slot
 
 PARAMS = (
     Choice("order", "c", ("c", "a", "b")),

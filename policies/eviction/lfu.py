@@ -1,6 +1,6 @@
 """Least frequently used, counting since residence began (eviction forgets) or over the whole history (SpecMD)."""
 
-from policies.contract import Choice, Eviction, expert_of, slot
+from moereplay.policies.contract import Choice, Eviction, expert_of, slot
 
 PARAMS = (Choice("count", "resident", ("resident", "history")),)
 COUNT = slot(PARAMS, "count")

@@ -3,7 +3,7 @@
 SpecMD does not say whether a prefetch that suggests a resident expert refreshes it. `touch_on_predict=true` does.
 """
 
-from policies.contract import Choice, Eviction, expert_of, slot
+from moereplay.policies.contract import Choice, Eviction, expert_of, slot
 
 PARAMS = (Choice("touch_on_predict", "false", ("false", "true")),)
 TOUCH = slot(PARAMS, "touch_on_predict")

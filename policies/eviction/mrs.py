@@ -5,10 +5,10 @@ s are the router's probabilities of all experts of the layer, over several token
 0.75 is a port's.
 """
 
-from policies.contract import Eviction, Memory, Number, always, slot
-from policies.residents import home
-from policies.scores import mean_score
-from policies.selection import UNWANTED
+from moereplay.policies.contract import Eviction, Memory, Number, always, slot
+from moereplay.policies.residents import home
+from moereplay.policies.scores import mean_score
+from moereplay.policies.selection import UNWANTED
 
 PARAMS = (Number("a", 0.75, 0, 1), Number("p", 2, 0, 64))
 A, P = slot(PARAMS, "a"), slot(PARAMS, "p")

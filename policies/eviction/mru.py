@@ -4,7 +4,7 @@ Layers come round in a cycle, which is where least recently used hits nothing on
 evicting the newest keeps a part of the cycle.
 """
 
-from policies.contract import Eviction, expert_of
+from moereplay.policies.contract import Eviction, expert_of
 
 
 def key(now, experts, copies, own, y):

@@ -11,8 +11,8 @@ The cache fills first: `fill=small` (the paper) lets the small queue grow meanwh
 `small`, ghost or not, and its first use leaves it unmarked. What is pinned is passed over and keeps its place.
 """
 
-from policies.contract import Choice, Eviction, Memory, Number, slot
-from policies.lists import (
+from moereplay.policies.contract import Choice, Eviction, Memory, Number, slot
+from moereplay.policies.lists import (
     LIST,
     REGISTERS_PER_LIST,
     ROW_COLUMNS,

@@ -7,10 +7,10 @@ all others, until it is used. The shield holds half of the pool's bytes; the old
 uses is pinned.
 """
 
-from policies.contract import Eviction, Memory, Number, always, expert_of, slot
-from policies.lists import LIST, PREV, REGISTERS_PER_LIST, ROW_COLUMNS, held, move, oldest, push, unlink
-from policies.residents import home
-from policies.scores import mean_score
+from moereplay.policies.contract import Eviction, Memory, Number, always, expert_of, slot
+from moereplay.policies.lists import LIST, PREV, REGISTERS_PER_LIST, ROW_COLUMNS, held, move, oldest, push, unlink
+from moereplay.policies.residents import home
+from moereplay.policies.scores import mean_score
 
 MOST = 64  # iterations
 PARAMS = (Number("n", 15, 0, MOST - 1, integer=True),)

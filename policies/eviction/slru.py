@@ -10,8 +10,8 @@ miss into the lowest segment with room. A prefetch is no use: the first use of w
 `touch_on_predict=true` makes a resident that it suggests the newest of its segment.
 """
 
-from policies.contract import Choice, Eviction, Memory, Number, slot
-from policies.lists import (
+from moereplay.policies.contract import Choice, Eviction, Memory, Number, slot
+from moereplay.policies.lists import (
     LIST,
     NOWHERE,
     REGISTERS_PER_LIST,

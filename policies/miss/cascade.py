@@ -5,7 +5,7 @@ the bottom 60 % by gate weight and 2 bits for the bottom 30 %. `when=pressure` t
 into free memory, and accepts any resident one.
 """
 
-from policies.contract import Choice, Miss, Numbers, slot
+from moereplay.policies.contract import Choice, Miss, Numbers, slot
 
 PARAMS = (
     Numbers("bits", (8, 4, 2), 1, 32),

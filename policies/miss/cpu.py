@@ -1,6 +1,6 @@
 """CPU: every missing expert is executed where it lies, by the CPU; nothing is ever fetched on demand."""
 
-from policies.contract import CPU, Miss
+from moereplay.policies.contract import CPU, Miss
 
 
 def resolve(now, step, experts, copies, own, missing, free, verdict):

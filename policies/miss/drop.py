@@ -1,6 +1,6 @@
 """Drop: a missing expert of rank beyond `keep` is skipped; the better ranked are always fetched."""
 
-from policies.contract import DROP, Miss, Number, slot
+from moereplay.policies.contract import DROP, Miss, Number, slot
 
 PARAMS = (Number("keep", 2, 0, 64, integer=True),)
 KEEP = slot(PARAMS, "keep")

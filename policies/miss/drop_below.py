@@ -5,7 +5,7 @@ The authors' models renormalise, so that 1 / k is the mean weight. `of=weight` t
 tokens counts.
 """
 
-from policies.contract import DROP, UNIT, Choice, Miss, Number, always, slot
+from moereplay.policies.contract import DROP, UNIT, Choice, Miss, Number, always, slot
 
 PARAMS = (Number("f", 1.0, 0, 64), Choice("of", "weight", ("weight", "share")))
 F, OF = slot(PARAMS, "f"), slot(PARAMS, "of")

@@ -7,8 +7,8 @@ best rank over the pass's tokens is within `keep` gets the lowest precision wher
 name ("Drop-priority") and the rules for drop and for priority, and leaves open how they meet.
 """
 
-from policies.contract import DROP, Choice, Miss, Number, Numbers, slot
-from policies.miss.cascade import bits, fitting, needs, steps_down
+from moereplay.policies.contract import DROP, Choice, Miss, Number, Numbers, slot
+from moereplay.policies.miss.cascade import bits, fitting, needs, steps_down
 
 PARAMS = (
     Numbers("bits", (8, 4), 1, 32),

@@ -1,6 +1,6 @@
 """Fetch: wait for every missing expert, as stored or at one precision."""
 
-from policies.contract import Miss, Number
+from moereplay.policies.contract import Miss, Number
 
 PARAMS = (Number("bits", 0, 0, 32),)
 

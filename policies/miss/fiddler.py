@@ -10,7 +10,7 @@ demand order from the back; of equal splits the one with the least on the CPU. `
 decode pass to the CPU, as the code does; `decode=cost` asks there, too.
 """
 
-from policies.contract import CPU, DECODE, Choice, Miss, Number, slot
+from moereplay.policies.contract import CPU, DECODE, Choice, Miss, Number, slot
 
 PARAMS = (
     Number("ratio", 0, 0, 1e12),

@@ -1,6 +1,6 @@
 """Lowest bit: every missing expert is fetched at the lowest precision tier; a resident copy of any precision serves."""
 
-from policies.contract import Miss, Numbers, slot
+from moereplay.policies.contract import Miss, Numbers, slot
 
 PARAMS = (Numbers("bits", (8, 4, 2), 1, 32),)
 BITS = slot(PARAMS, "bits")

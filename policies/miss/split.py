@@ -4,7 +4,7 @@ q = -1 asks the platform for the share that ends link and CPU together, as the a
 bandwidths of both: B_link / (B_link + B_CPU), here of the mean expert's load and of one token on the CPU.
 """
 
-from policies.contract import CPU, Miss, Number, slot
+from moereplay.policies.contract import CPU, Miss, Number, slot
 
 PARAMS = (Number("q", -1, -1, 1),)
 Q = slot(PARAMS, "q")

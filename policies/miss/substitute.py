@@ -3,7 +3,7 @@
 What finds no substitute is fetched, at one precision like everything else; `bits=0` as stored.
 """
 
-from policies.contract import NONE, PER_TOKEN, UNIT, Miss, Number, always, slot
+from moereplay.policies.contract import NONE, PER_TOKEN, UNIT, Miss, Number, always, slot
 
 PARAMS = (Number("tolerance", 0.05, 0, 1), Number("bits", 0, 0, 32))
 TOLERANCE = slot(PARAMS, "tolerance")

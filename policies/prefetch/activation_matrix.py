@@ -12,8 +12,8 @@ compares, which looks inverted: this is what the paper says. A reset forgets the
 
 import math
 
-from policies.contract import Choice, Memory, Number, Prefetch, slot
-from policies.selection import sort_descending
+from moereplay.policies.contract import Choice, Memory, Number, Prefetch, slot
+from moereplay.policies.selection import sort_descending
 
 MOST = 64
 PARAMS = (Number("kept", 32, 1, MOST, integer=True), Choice("enqueue", "seen", ("seen", "all")))

@@ -8,9 +8,9 @@ by the share of a token's predicted weight that lies before an expert, up to `t1
 lowest, beyond it none. Scores that a correction bias makes negative weigh nothing.
 """
 
-from policies.contract import ABSENT, DROP, Choice, Number, Prefetch, always, expert_of, slot
-from policies.importance import scored_tier
-from policies.selection import UNWANTED, append_descending, largest_score, notes
+from moereplay.policies.contract import ABSENT, DROP, Choice, Number, Prefetch, always, expert_of, slot
+from moereplay.policies.importance import scored_tier
+from moereplay.policies.selection import UNWANTED, append_descending, largest_score, notes
 
 PARAMS = (
     Number("p", 2, 1, 8, integer=True),

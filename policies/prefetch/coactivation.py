@@ -5,8 +5,8 @@ expert then votes for every expert of the next layer with that count, times the 
 k) of most votes are suggested, ties by lowest id, none without votes. A causal baseline that needs ids alone.
 """
 
-from policies.contract import Memory, Number, Prefetch, slot
-from policies.selection import append_best, times_k
+from moereplay.policies.contract import Memory, Number, Prefetch, slot
+from moereplay.policies.selection import append_best, times_k
 
 PARAMS = (Number("factor", 1.0, 0, 64),)
 FACTOR = slot(PARAMS, "factor")

@@ -7,8 +7,8 @@ resident or in flight. `after_miss=false` suggests always. The source predicts f
 the trace's look-ahead. It clears its queue when a layer starts, as every engine here cancels overtaken prefetches.
 """
 
-from policies.contract import IN_FLIGHT, RESIDENT, Choice, Number, Prefetch, always, slot
-from policies.selection import mark, suggest_marked, unmark
+from moereplay.policies.contract import IN_FLIGHT, RESIDENT, Choice, Number, Prefetch, always, slot
+from moereplay.policies.selection import mark, suggest_marked, unmark
 
 PARAMS = (Number("alpha", 0.35, 0, 100), Choice("after_miss", "true", ("true", "false")))
 ALPHA, AFTER_MISS = slot(PARAMS, "alpha"), slot(PARAMS, "after_miss")

@@ -4,8 +4,8 @@ The ceil(factor * k) of most uses, ties by lowest id, none that was never used. 
 popularity without any prediction.
 """
 
-from policies.contract import Number, Prefetch, slot
-from policies.selection import append_best, times_k
+from moereplay.policies.contract import Number, Prefetch, slot
+from moereplay.policies.selection import append_best, times_k
 
 PARAMS = (Number("factor", 1.0, 0, 64), Number("depth", 1, 1, 8, integer=True))
 FACTOR, DEPTH = slot(PARAMS, "factor"), slot(PARAMS, "depth")

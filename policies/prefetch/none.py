@@ -1,5 +1,5 @@
 """None: every expert is fetched when its gate demands it."""
 
-from policies.contract import Prefetch
+from moereplay.policies.contract import Prefetch
 
 POLICY = Prefetch(name="none", summary="nothing is prefetched", source="the baseline of every paper", reads=frozenset())

@@ -4,7 +4,7 @@ The token is the last one of the latest pass, of the same request: a request's f
 of locality between neighbouring tokens, which needs ids alone.
 """
 
-from policies.contract import Memory, Number, Prefetch, slot
+from moereplay.policies.contract import Memory, Number, Prefetch, slot
 
 PARAMS = (Number("depth", 1, 1, 8, integer=True),)
 DEPTH = slot(PARAMS, "depth")

@@ -4,8 +4,8 @@
 over all scores seen so far, of all layers: confident layers then name fewer experts.
 """
 
-from policies.contract import Choice, Memory, Number, Prefetch, always, slot
-from policies.selection import mark, suggest_marked, unmark
+from moereplay.policies.contract import Choice, Memory, Number, Prefetch, always, slot
+from moereplay.policies.selection import mark, suggest_marked, unmark
 
 PARAMS = (
     Number("percentile", 80, 0, 100),

@@ -4,8 +4,8 @@ An expert that its gate then demands moves into the cache like a fetched one; th
 buffers' bytes come on top of the capacity, as in the source (`count=beside`), or are taken from it (`count=inside`).
 """
 
-from policies.contract import Choice, Number, Prefetch, always, slot
-from policies.selection import suggest_best_of_each
+from moereplay.policies.contract import Choice, Number, Prefetch, always, slot
+from moereplay.policies.selection import suggest_best_of_each
 
 PARAMS = (
     Number("buffers", 4, 1, 4096, integer=True),

@@ -1,7 +1,7 @@
 """Top-k: the ceil(factor * k) experts that the look-ahead scores highest, for each of the next `depth` layers."""
 
-from policies.contract import Choice, Number, Prefetch, slot
-from policies.selection import suggest_best_of_each, times_k
+from moereplay.policies.contract import Choice, Number, Prefetch, slot
+from moereplay.policies.selection import suggest_best_of_each, times_k
 
 PARAMS = (
     Number("factor", 1.0, 0, 64),

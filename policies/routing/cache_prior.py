@@ -7,8 +7,8 @@ of best rank where weights are not recorded; -1 stands for their values, 2, or 1
 other readings are named options. A reset clears it. CECAR's `ema_range` was made for decode passes alone.
 """
 
-from policies.contract import RESIDENT, Choice, Memory, Number, Routing, always, slot
-from policies.selection import protected, routed, write_by_rank
+from moereplay.policies.contract import RESIDENT, Choice, Memory, Number, Routing, always, slot
+from moereplay.policies.selection import protected, routed, write_by_rank
 
 PARAMS = (
     Number("lam", 0.2, 0, 10),

@@ -5,9 +5,9 @@ router may choose, where groups are masked), and at least k: sure tokens get sma
 family's scores; where a bias makes them negative they count as none.
 """
 
-from policies.contract import Number, Routing, always, slot
-from policies.routing.max_rank import cached_first, ranked
-from policies.selection import protected, routed
+from moereplay.policies.contract import Number, Routing, always, slot
+from moereplay.policies.routing.max_rank import cached_first, ranked
+from moereplay.policies.selection import protected, routed
 
 PARAMS = (Number("p", 0.9, 0, 1), Number("top_j", -1, -1, 64, integer=True))
 P, TOP_J = slot(PARAMS, "p"), slot(PARAMS, "top_j")

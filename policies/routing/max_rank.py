@@ -6,9 +6,9 @@ m <= k is the recorded choice. Ranks are the recorded order, then descending cho
 default of m is that of re-implementations (colibri); J is -1 for the paper's: 2, or 1 for models of two experts.
 """
 
-from policies.contract import NONE, Number, Routing, always, slot
-from policies.routing.cache_prior import is_resident
-from policies.selection import next_best, protected, routed
+from moereplay.policies.contract import NONE, Number, Routing, always, slot
+from moereplay.policies.routing.cache_prior import is_resident
+from moereplay.policies.selection import next_best, protected, routed
 
 PARAMS = (Number("m", 12, 1, 4096, integer=True), Number("top_j", -1, -1, 64, integer=True))
 M, TOP_J = slot(PARAMS, "m"), slot(PARAMS, "top_j")

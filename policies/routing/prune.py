@@ -3,7 +3,7 @@
 Weights are those of a router of smaller k: from the unmodified logits, renormalised where the model renormalises.
 """
 
-from policies.contract import NONE, Number, Routing, always, slot
+from moereplay.policies.contract import NONE, Number, Routing, always, slot
 
 PARAMS = (Number("keep", 2, 1, 64, integer=True),)
 KEEP = slot(PARAMS, "keep")

@@ -3,7 +3,7 @@
 Weights are those of a router of smaller k, as `prune` has them.
 """
 
-from policies.contract import NONE, Number, Routing, always, slot
+from moereplay.policies.contract import NONE, Number, Routing, always, slot
 
 PARAMS = (Number("rank", 1, 1, 64, integer=True),)
 RANK = slot(PARAMS, "rank")

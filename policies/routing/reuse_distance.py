@@ -11,9 +11,9 @@ in: `predict=recency` takes the passes since the last use (or arrival by prefetc
 of passes between uses so far.
 """
 
-from policies.contract import DECODE, NONE, Choice, Memory, Number, Routing, always, slot
-from policies.routing.cache_prior import is_resident
-from policies.selection import next_best, routed, write_by_rank
+from moereplay.policies.contract import DECODE, NONE, Choice, Memory, Number, Routing, always, slot
+from moereplay.policies.routing.cache_prior import is_resident
+from moereplay.policies.selection import next_best, routed, write_by_rank
 
 PARAMS = (
     Choice("predict", "recency", ("recency", "interval")),

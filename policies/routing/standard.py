@@ -1,5 +1,5 @@
 """Standard: the experts that the router chose when the trace was recorded."""
 
-from policies.contract import Routing
+from moereplay.policies.contract import Routing
 
 POLICY = Routing(name="standard", summary="the recorded choice", source="the trace", reads=frozenset())

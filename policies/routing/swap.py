@@ -5,9 +5,9 @@ expert: `by=random` draws among all that the router may choose (a hash of seed, 
 the best that was not chosen, ties by lowest id.
 """
 
-from policies.contract import NONE, Choice, Number, Routing, always, slot
-from policies.counter_hash import counter_hash
-from policies.selection import next_best
+from moereplay.policies.contract import NONE, Choice, Number, Routing, always, slot
+from moereplay.policies.counter_hash import counter_hash
+from moereplay.policies.selection import next_best
 
 PARAMS = (
     Number("rank", 2, 1, 64, integer=True),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policies.contract import ABSENT, IN_FLIGHT, NONE, RESIDENT
-from simulator.compiled.counters import (
+from moereplay.policies.contract import ABSENT, IN_FLIGHT, NONE, RESIDENT
+from moereplay.simulator.compiled.counters import (
     BYTES_WASTED,
     CAPACITY,
     COLLISIONS,
@@ -13,12 +13,12 @@ from simulator.compiled.counters import (
     count,
     lived,
 )
-from simulator.compiled.log import IS_EVICT, note
-from simulator.compiled.runtime import listeners
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.queues import BY_ENTRY, NO_QUEUE, leave_queue, move_last
-from simulator.compiled.runtime.ranking import add_member, invalidate, invalidate_expert, remove_member
-from simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.log import IS_EVICT, note
+from moereplay.simulator.compiled.runtime import listeners
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.queues import BY_ENTRY, NO_QUEUE, leave_queue, move_last
+from moereplay.simulator.compiled.runtime.ranking import add_member, invalidate, invalidate_expert, remove_member
+from moereplay.simulator.compiled.runtime.state import (
     NEVER_LEFT,
     copies,
     demand_expert,
@@ -32,7 +32,7 @@ from simulator.compiled.runtime.state import (
     pool_of,
     pools,
 )
-from simulator.compiled.uses import count_first_use, count_use, forget_uses, need_no_more, set_timestamp
+from moereplay.simulator.compiled.uses import count_first_use, count_use, forget_uses, need_no_more, set_timestamp
 
 on_evict = listeners.notifier("on_evict")
 on_use = listeners.notifier("on_use")

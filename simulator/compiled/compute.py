@@ -6,11 +6,11 @@ machine code once.
 
 from __future__ import annotations
 
-from policies.contract import NONE
-from simulator.compiled.cache import end_step, has_run, unpin
-from simulator.compiled.clock import advance, busy, cpu_is_busy, stop, wait, wake_links
-from simulator.compiled.costs import cost_of, dense_cost, lasting, lasts
-from simulator.compiled.counters import (
+from moereplay.policies.contract import NONE
+from moereplay.simulator.compiled.cache import end_step, has_run, unpin
+from moereplay.simulator.compiled.clock import advance, busy, cpu_is_busy, stop, wait, wake_links
+from moereplay.simulator.compiled.costs import cost_of, dense_cost, lasting, lasts
+from moereplay.simulator.compiled.counters import (
     DENSE_NS,
     EXPERT_NS,
     STALL_NS,
@@ -20,19 +20,27 @@ from simulator.compiled.counters import (
     end_pass,
     open_page,
 )
-from simulator.compiled.cpu import start_cpu
-from simulator.compiled.fidelity import count_changed, count_unchanged
-from simulator.compiled.gate import close_gate, has_come, has_had_its_turn, look_up, open_gate, suggest, use_all
-from simulator.compiled.link import any_announced
-from simulator.compiled.links import any_in_flight, fetch_announced, next_landing, nothing_queued
-from simulator.compiled.loading import begin_loading, fetch_all_announced, load, next_load
-from simulator.compiled.log import BY_COMPUTE, IS_DENSE, IS_EXPERT, NO_COPY, span
-from simulator.compiled.reset import reset_if_due
-from simulator.compiled.rows import row_at
-from simulator.compiled.runtime.errors import STOPPED, TOO_LATE, fail
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.served import HIT
-from simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.cpu import start_cpu
+from moereplay.simulator.compiled.fidelity import count_changed, count_unchanged
+from moereplay.simulator.compiled.gate import (
+    close_gate,
+    has_come,
+    has_had_its_turn,
+    look_up,
+    open_gate,
+    suggest,
+    use_all,
+)
+from moereplay.simulator.compiled.link import any_announced
+from moereplay.simulator.compiled.links import any_in_flight, fetch_announced, next_landing, nothing_queued
+from moereplay.simulator.compiled.loading import begin_loading, fetch_all_announced, load, next_load
+from moereplay.simulator.compiled.log import BY_COMPUTE, IS_DENSE, IS_EXPERT, NO_COPY, span
+from moereplay.simulator.compiled.reset import reset_if_due
+from moereplay.simulator.compiled.rows import row_at
+from moereplay.simulator.compiled.runtime.errors import STOPPED, TOO_LATE, fail
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.served import HIT
+from moereplay.simulator.compiled.runtime.state import (
     accesses,
     expert_of,
     kept,
@@ -47,7 +55,7 @@ from simulator.compiled.runtime.state import (
     slot,
     stop_flag,
 )
-from simulator.platform import LATEST_NS
+from moereplay.simulator.platform import LATEST_NS
 
 STEP, GATE, LOOK, SUGGEST, SHARE, LOAD, LOADED, START, TURN, RAN, END, OVER = range(12)
 NO_TURN, WAIT, ROUND = -1, -2, -3

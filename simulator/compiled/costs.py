@@ -5,11 +5,11 @@ Where the caller says when something ends, nothing is known when it begins.
 
 from __future__ import annotations
 
-from simulator.compiled.channel import MILLION, part
-from simulator.compiled.link import its_piece_is_here, lands_at
-from simulator.compiled.links import any_link_is_busy
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.channel import MILLION, part
+from moereplay.simulator.compiled.link import its_piece_is_here, lands_at
+from moereplay.simulator.compiled.links import any_link_is_busy
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.state import (
     accesses,
     cost_row,
     dense_ns,

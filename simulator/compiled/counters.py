@@ -5,10 +5,10 @@ What a pass does once is charged to the request and phase of its first row, what
 
 from __future__ import annotations
 
-from results.counters import COUNTERS, LIFETIME_BUCKETS
-from simulator.compiled.rows import row_at
-from simulator.compiled.runtime.jit import bit_length, called, fast
-from simulator.compiled.runtime.state import (
+from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS
+from moereplay.simulator.compiled.rows import row_at
+from moereplay.simulator.compiled.runtime.jit import bit_length, called, fast
+from moereplay.simulator.compiled.runtime.state import (
     before,
     cells,
     lifetimes,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from policies.contract import NONE
-from simulator.compiled.rows import token_at
-from simulator.compiled.runtime.errors import BAD_CHOICE, fail
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import (
+from moereplay.policies.contract import NONE
+from moereplay.simulator.compiled.rows import token_at
+from moereplay.simulator.compiled.runtime.errors import BAD_CHOICE, fail
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.state import (
     batch_order,
     batch_score,
     batch_scores,
@@ -42,7 +42,7 @@ from simulator.compiled.runtime.state import (
     units,
     weights,
 )
-from simulator.compiled.weights import to_units, weigh_run
+from moereplay.simulator.compiled.weights import to_units, weigh_run
 
 
 @fast

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from policies.contract import IN_FLIGHT, RESIDENT
-from simulator.compiled.cache import has_run, reason, unpin_demanded, use_without_events
-from simulator.compiled.clock import NEVER_DUE, advance
-from simulator.compiled.compute import (
+from moereplay.policies.contract import IN_FLIGHT, RESIDENT
+from moereplay.simulator.compiled.cache import has_run, reason, unpin_demanded, use_without_events
+from moereplay.simulator.compiled.clock import NEVER_DUE, advance
+from moereplay.simulator.compiled.compute import (
     begin_gate,
     begin_step,
     expect,
@@ -24,8 +24,8 @@ from simulator.compiled.compute import (
     stalled,
     take_arrived,
 )
-from simulator.compiled.costs import expert_cost
-from simulator.compiled.counters import (
+from moereplay.simulator.compiled.costs import expert_cost
+from moereplay.simulator.compiled.counters import (
     ACCESSES,
     ASSIGNMENTS,
     EXPERT_NS,
@@ -36,9 +36,9 @@ from simulator.compiled.counters import (
     close_row,
     count_here,
 )
-from simulator.compiled.demand import begin_demand, begin_recall, recall_one, route
-from simulator.compiled.fidelity import count_tokens, count_unchanged
-from simulator.compiled.gate import (
+from moereplay.simulator.compiled.demand import begin_demand, begin_recall, recall_one, route
+from moereplay.simulator.compiled.fidelity import count_tokens, count_unchanged
+from moereplay.simulator.compiled.gate import (
     cancel_overtaken,
     count_named,
     count_prefetch_hit,
@@ -47,12 +47,12 @@ from simulator.compiled.gate import (
     suggest,
     tell_absent,
 )
-from simulator.compiled.link import close_links, demand_may_start, meet
-from simulator.compiled.links import complete, fetch, next_landing, start_transfers
-from simulator.compiled.reset import count_unused
-from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.link import close_links, demand_may_start, meet
+from moereplay.simulator.compiled.links import complete, fetch, next_landing, start_transfers
+from moereplay.simulator.compiled.reset import count_unused
+from moereplay.simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.state import (
     copies,
     demand_expert,
     demand_sum,
@@ -61,7 +61,7 @@ from simulator.compiled.runtime.state import (
     present,
     slot,
 )
-from simulator.compiled.uses import foresee, need
+from moereplay.simulator.compiled.uses import foresee, need
 
 
 class FastHooks(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.contract import NONE
-from simulator.compiled.counters import (
+from moereplay.policies.contract import NONE
+from moereplay.simulator.compiled.counters import (
     ASSIGNMENTS,
     ASSIGNMENTS_KEPT,
     MASS,
@@ -19,9 +19,9 @@ from simulator.compiled.counters import (
     count_for,
     count_here,
 )
-from simulator.compiled.rows import token_at
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.rows import token_at
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.state import (
     anew,
     now,
     own_in_run,
@@ -33,7 +33,7 @@ from simulator.compiled.runtime.state import (
     token_weights,
     units,
 )
-from simulator.compiled.weights import any_reweighed, last_place, to_units, weigh
+from moereplay.simulator.compiled.weights import any_reweighed, last_place, to_units, weigh
 
 
 @fast

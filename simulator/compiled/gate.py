@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT
-from simulator.compiled.cache import find, free_bytes, pin, reason, use
-from simulator.compiled.counters import (
+from moereplay.policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT
+from moereplay.simulator.compiled.cache import find, free_bytes, pin, reason, use
+from moereplay.simulator.compiled.counters import (
     ACCESSES,
     COLLISIONS,
     COMPULSORY,
@@ -21,17 +21,17 @@ from simulator.compiled.counters import (
     count,
     count_here,
 )
-from simulator.compiled.demand import route
-from simulator.compiled.fidelity import count_assignments
-from simulator.compiled.link import announce, meet
-from simulator.compiled.links import cancel, fetch, prefetch, prefetches_wait
-from simulator.compiled.log import BY_GATE, IS_CAPACITY, IS_COLLISION, IS_COMPULSORY, IS_HIT, IS_LATE, note
-from simulator.compiled.runtime import listeners
-from simulator.compiled.runtime.errors import BAD_NAME, BAD_VERDICT, BAD_WANT, fail
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.ranking import invalidate_expert
-from simulator.compiled.runtime.served import DELAYED, FETCH, HAS_RUN, HIT, ON_CPU, runs, runs_here, waits
-from simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.demand import route
+from moereplay.simulator.compiled.fidelity import count_assignments
+from moereplay.simulator.compiled.link import announce, meet
+from moereplay.simulator.compiled.links import cancel, fetch, prefetch, prefetches_wait
+from moereplay.simulator.compiled.log import BY_GATE, IS_CAPACITY, IS_COLLISION, IS_COMPULSORY, IS_HIT, IS_LATE, note
+from moereplay.simulator.compiled.runtime import listeners
+from moereplay.simulator.compiled.runtime.errors import BAD_NAME, BAD_VERDICT, BAD_WANT, fail
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.ranking import invalidate_expert
+from moereplay.simulator.compiled.runtime.served import DELAYED, FETCH, HAS_RUN, HIT, ON_CPU, runs, runs_here, waits
+from moereplay.simulator.compiled.runtime.state import (
     accesses,
     copies,
     demand_expert,
@@ -50,9 +50,9 @@ from simulator.compiled.runtime.state import (
     verdict,
     wants,
 )
-from simulator.compiled.side_buffer import promote
-from simulator.compiled.substitution import add_stand_ins, drop, make_union_again, no_stand_ins, substitute
-from simulator.compiled.uses import foresee, need, need_no_more, predict
+from moereplay.simulator.compiled.side_buffer import promote
+from moereplay.simulator.compiled.substitution import add_stand_ins, drop, make_union_again, no_stand_ins, substitute
+from moereplay.simulator.compiled.uses import foresee, need, need_no_more, predict
 
 on_gate = listeners.notifier("on_gate")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.compiled.clock import OF_CPU, OF_LINK, OF_NOTHING, go_on, links_are_woken, next_event, resume
-from simulator.compiled.compute import is_over, run_compute
-from simulator.compiled.counters import close_row
-from simulator.compiled.link import close_links
-from simulator.compiled.links import complete, next_landing, start_transfers
-from simulator.compiled.reset import count_unused, warm_up
-from simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
-from simulator.compiled.runtime.jit import fast
+from moereplay.simulator.compiled.clock import OF_CPU, OF_LINK, OF_NOTHING, go_on, links_are_woken, next_event, resume
+from moereplay.simulator.compiled.compute import is_over, run_compute
+from moereplay.simulator.compiled.counters import close_row
+from moereplay.simulator.compiled.link import close_links
+from moereplay.simulator.compiled.links import complete, next_landing, start_transfers
+from moereplay.simulator.compiled.reset import count_unused, warm_up
+from moereplay.simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
+from moereplay.simulator.compiled.runtime.jit import fast
 
 
 def kernel(s: Any, hooks: Any) -> None:

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from policies.contract import ABSENT, QUEUED
-from simulator.compiled.cache import set_state
-from simulator.compiled.channel import MILLION, first_piece, free, send
-from simulator.compiled.clock import NEVER_DUE
-from simulator.compiled.counters import (
+from moereplay.policies.contract import ABSENT, QUEUED
+from moereplay.simulator.compiled.cache import set_state
+from moereplay.simulator.compiled.channel import MILLION, first_piece, free, send
+from moereplay.simulator.compiled.clock import NEVER_DUE
+from moereplay.simulator.compiled.counters import (
     BYTES_DEMAND,
     BYTES_LOWER,
     BYTES_PREFETCH,
@@ -19,7 +19,7 @@ from simulator.compiled.counters import (
     PREFETCH_USED,
     count,
 )
-from simulator.compiled.log import (
+from moereplay.simulator.compiled.log import (
     BY_DEMAND,
     BY_PREFETCH,
     BY_STREAM,
@@ -30,13 +30,13 @@ from simulator.compiled.log import (
     note,
     span,
 )
-from simulator.compiled.lower_tiers import (
+from moereplay.simulator.compiled.lower_tiers import (
     claim_lower,
     read,
     release,
 )
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.state import (
     asks,
     copies,
     demands,
@@ -48,8 +48,8 @@ from simulator.compiled.runtime.state import (
     piece_at,
     ready,
 )
-from simulator.compiled.space import BYPASSED, GRANTED, REFUSED
-from simulator.compiled.transfers import claim
+from moereplay.simulator.compiled.space import BYPASSED, GRANTED, REFUSED
+from moereplay.simulator.compiled.transfers import claim
 
 
 @fast

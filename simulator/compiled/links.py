@@ -6,13 +6,13 @@ first.
 
 from __future__ import annotations
 
-from simulator.compiled.clock import resume
-from simulator.compiled.counters import (
+from moereplay.simulator.compiled.clock import resume
+from moereplay.simulator.compiled.counters import (
     PREFETCH_CANCELLED,
     PREFETCH_ISSUED,
     count,
 )
-from simulator.compiled.link import (
+from moereplay.simulator.compiled.link import (
     abandon,
     aim,
     any_announced,
@@ -36,10 +36,10 @@ from simulator.compiled.link import (
     take_piece,
     tier_below,
 )
-from simulator.compiled.log import (
+from moereplay.simulator.compiled.log import (
     IS_CANCEL,
 )
-from simulator.compiled.lower_tiers import (
+from moereplay.simulator.compiled.lower_tiers import (
     clear_lower,
     fill,
     goes_no_further,
@@ -48,14 +48,14 @@ from simulator.compiled.lower_tiers import (
     hold,
     release,
 )
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.state import (
     flight,
     home_of,
     layer_of,
     owned,
 )
-from simulator.compiled.transfers import land
+from moereplay.simulator.compiled.transfers import land
 
 
 @fast

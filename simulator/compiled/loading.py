@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from policies.contract import NONE
-from simulator.compiled.counters import LOADING_NS, count
-from simulator.compiled.link import any_announced
-from simulator.compiled.links import fetch_announced
-from simulator.compiled.log import BY_DEMAND, IS_LOAD, span
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.served import FETCH
-from simulator.compiled.runtime.state import accesses, kind_of, load_ns, now
+from moereplay.policies.contract import NONE
+from moereplay.simulator.compiled.counters import LOADING_NS, count
+from moereplay.simulator.compiled.link import any_announced
+from moereplay.simulator.compiled.links import fetch_announced
+from moereplay.simulator.compiled.log import BY_DEMAND, IS_LOAD, span
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.served import FETCH
+from moereplay.simulator.compiled.runtime.state import accesses, kind_of, load_ns, now
 
 
 @fast

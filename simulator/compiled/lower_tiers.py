@@ -7,9 +7,9 @@ them, is none of them and has everything.
 
 from __future__ import annotations
 
-from policies.contract import NONE
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import copies, held, is_there, newer, older, owned
+from moereplay.policies.contract import NONE
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.state import copies, held, is_there, newer, older, owned
 
 
 @fast

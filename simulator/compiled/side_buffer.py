@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from policies.contract import IN_FLIGHT, NONE, RESIDENT
-from simulator.compiled.cache import leave, move_in, set_state
-from simulator.compiled.log import BY_DEMAND, IS_PROMOTE, note
-from simulator.compiled.runtime import listeners
-from simulator.compiled.runtime.jit import called
-from simulator.compiled.runtime.state import buffered, copies, now, owned
-from simulator.compiled.space import GRANTED, REFUSED, make_space
+from moereplay.policies.contract import IN_FLIGHT, NONE, RESIDENT
+from moereplay.simulator.compiled.cache import leave, move_in, set_state
+from moereplay.simulator.compiled.log import BY_DEMAND, IS_PROMOTE, note
+from moereplay.simulator.compiled.runtime import listeners
+from moereplay.simulator.compiled.runtime.jit import called
+from moereplay.simulator.compiled.runtime.state import buffered, copies, now, owned
+from moereplay.simulator.compiled.space import GRANTED, REFUSED, make_space
 
 on_insert = listeners.notifier("on_insert")
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from simulator.compiled.clock import NEVER_DUE
-from simulator.compiled.compute import OVER
-from simulator.compiled.engine import bound, given
-from simulator.compiled.log import IS_DENSE, IS_EXPERT, KINDS
-from simulator.compiled.runtime.costs import Inputs
-from simulator.compiled.runtime.initial import initial_state
-from simulator.compiled.runtime.inputs import inputs_from
-from simulator.compiled.runtime.outcome import cause_of, check, counters_of, event_of
-from simulator.compiled.stepped import ABANDONED, BEGUN, CLOSED, COMPUTED, LANDED, RESUMED, stepped_kernel
-from simulator.decisions import ACTED_ON, NO_COPY, Begun
-from simulator.interface import FinishedRun, RunSpec
-from simulator.oracle import Oracle, oracle_of
-from simulator.source import Source
-from simulator.threads import waited_for
-from traces.schema import Trace
+from moereplay.simulator.compiled.clock import NEVER_DUE
+from moereplay.simulator.compiled.compute import OVER
+from moereplay.simulator.compiled.engine import bound, given
+from moereplay.simulator.compiled.log import IS_DENSE, IS_EXPERT, KINDS
+from moereplay.simulator.compiled.runtime.costs import Inputs
+from moereplay.simulator.compiled.runtime.initial import initial_state
+from moereplay.simulator.compiled.runtime.inputs import inputs_from
+from moereplay.simulator.compiled.runtime.outcome import cause_of, check, counters_of, event_of
+from moereplay.simulator.compiled.stepped import ABANDONED, BEGUN, CLOSED, COMPUTED, LANDED, RESUMED, stepped_kernel
+from moereplay.simulator.decisions import ACTED_ON, NO_COPY, Begun
+from moereplay.simulator.interface import FinishedRun, RunSpec
+from moereplay.simulator.oracle import Oracle, oracle_of
+from moereplay.simulator.source import Source
+from moereplay.simulator.threads import waited_for
+from moereplay.traces.schema import Trace
 
 #: Lines of the log that one step has room for, per copy of a layer's experts.
 LINES = 64

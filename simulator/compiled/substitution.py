@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from policies.contract import NONE, RESIDENT
-from simulator.compiled import counters
-from simulator.compiled.cache import find_any
-from simulator.compiled.counters import SUBSTITUTED, count, count_for
-from simulator.compiled.demand import mark_changed, run_instead, union_of
-from simulator.compiled.runtime.errors import BAD_STAND_IN, NO_HOOK, fail
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.served import DROPPED, HIT, REPLACED, runs
-from simulator.compiled.runtime.state import (
+from moereplay.policies.contract import NONE, RESIDENT
+from moereplay.simulator.compiled import counters
+from moereplay.simulator.compiled.cache import find_any
+from moereplay.simulator.compiled.counters import SUBSTITUTED, count, count_for
+from moereplay.simulator.compiled.demand import mark_changed, run_instead, union_of
+from moereplay.simulator.compiled.runtime.errors import BAD_STAND_IN, NO_HOOK, fail
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.served import DROPPED, HIT, REPLACED, runs
+from moereplay.simulator.compiled.runtime.state import (
     access_of,
     accesses,
     eligible,
@@ -24,7 +24,7 @@ from simulator.compiled.runtime.state import (
     ran,
     stand_ins,
 )
-from simulator.compiled.weights import weigh_run
+from moereplay.simulator.compiled.weights import weigh_run
 
 
 @fast

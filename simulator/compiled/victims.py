@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from policies.contract import NONE
-from simulator.compiled.runtime.errors import BAD_VICTIM, fail
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.queues import NO_QUEUE, first_of_queue
-from simulator.compiled.runtime.ranking import ask, may_leave, smallest
-from simulator.compiled.runtime.state import answers, asked, copies, done, expert_of, experts, owned, pools
+from moereplay.policies.contract import NONE
+from moereplay.simulator.compiled.runtime.errors import BAD_VICTIM, fail
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.queues import NO_QUEUE, first_of_queue
+from moereplay.simulator.compiled.runtime.ranking import ask, may_leave, smallest
+from moereplay.simulator.compiled.runtime.state import answers, asked, copies, done, expert_of, experts, owned, pools
 
 
 @fast

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.contract import NONE, UNIT
-from simulator.compiled.rows import token_at
-from simulator.compiled.runtime.errors import NO_LOGITS, fail
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import (
+from moereplay.policies.contract import NONE, UNIT
+from moereplay.simulator.compiled.rows import token_at
+from moereplay.simulator.compiled.runtime.errors import NO_LOGITS, fail
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.state import (
     all_eligible,
     anew,
     ids,

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.compiled.runtime.calls import compiled
-from simulator.compiled.runtime.jit import fast
-from simulator.curves.stream import NOWHERE, Cut, Demands, Tally, spans
+from moereplay.simulator.compiled.runtime.calls import compiled
+from moereplay.simulator.compiled.runtime.jit import fast
+from moereplay.simulator.curves.stream import NOWHERE, Cut, Demands, Tally, spans
 
 GONE = 1 << 62  #: the key of a place whose expert has been taken out; worse than any other
 

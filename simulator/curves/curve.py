@@ -19,13 +19,13 @@ from functools import partial
 
 import numpy as np
 
-from simulator.config import ReplayConfig, configure
-from simulator.curves import belady, lru
-from simulator.curves.stream import Cut, Demands, Tally, demands_of, tally
-from simulator.errors import ConfigError
-from simulator.threads import waited_for
-from traces.schema import Geometry, Trace
-from traces.synthetic import synthetic
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.curves import belady, lru
+from moereplay.simulator.curves.stream import Cut, Demands, Tally, demands_of, tally
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.threads import waited_for
+from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.synthetic import synthetic
 
 RELAXED = "relaxed_belady"
 REPLAYED = ("lru", "belady")  #: counted by default: the misses of replays under the policy of that name

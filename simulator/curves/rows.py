@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from results.curves import CURVES_VERSION, write_row
-from results.labels import with_routing
-from results.result import Row
-from results.settings import OF_CURVES
-from simulator.config import SEMANTICS_VERSION
-from simulator.curves.curve import UNDECIDED, Curve
-from traces.schema import canonical
+from moereplay.results.curves import CURVES_VERSION, write_row
+from moereplay.results.labels import with_routing
+from moereplay.results.result import Row
+from moereplay.results.settings import OF_CURVES
+from moereplay.simulator.config import SEMANTICS_VERSION
+from moereplay.simulator.curves.curve import UNDECIDED, Curve
+from moereplay.traces.schema import canonical
 
 
 def to_row(curve: Curve) -> Row:

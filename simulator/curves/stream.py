@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.config import parse_reset
-from simulator.threads import check_stop
-from traces.demand import demand_of
-from traces.passes import Passes, schedule
-from traces.schema import Trace
+from moereplay.simulator.config import parse_reset
+from moereplay.simulator.threads import check_stop
+from moereplay.traces.demand import demand_of
+from moereplay.traces.passes import Passes, schedule
+from moereplay.traces.schema import Trace
 
 STEPS_AT_ONCE = 1 << 16  #: per call of a kernel, between which it may be stopped
 FIRST_USE = 1 << 62  #: the depth of an expert that has not been used since the start or the last reset

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.contract import PolicyError
-from simulator.errors import ConfigError
-from traces import plain
-from traces.blocks import VALUES_AT_ONCE
-from traces.demand import to_units
-from traces.passes import schedule
-from traces.schema import Trace
-from traces.spelling import whole
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces import plain
+from moereplay.traces.blocks import VALUES_AT_ONCE
+from moereplay.traces.demand import to_units
+from moereplay.traces.passes import schedule
+from moereplay.traces.schema import Trace
+from moereplay.traces.spelling import whole
 
 MILLION = 1_000_000
 FIRST = 1e300  #: above every score: what the router chose comes first

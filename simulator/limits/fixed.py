@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.bounds import Bound
-from simulator.curves.stream import Demands, demands_of
-from traces.schema import Trace
+from moereplay.simulator.bounds import Bound
+from moereplay.simulator.curves.stream import Demands, demands_of
+from moereplay.traces.schema import Trace
 
 
 class FixedSet(NamedTuple):

@@ -20,18 +20,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.bounds import RELAXED, Bound
-from simulator.compiled.runtime.costs import costs_of
-from simulator.compiled.runtime.inputs import inputs_of
-from simulator.curves.optimum import keys, started
-from simulator.curves.stream import Cut, Demands, demands_of
-from simulator.limits.windows import FIRST_USES, WINDOW, Steps
-from simulator.replay import Plan
-from simulator.threads import check_stop
-from simulator.times import Times
-from traces.demand import NEVER, Demand, demand_of
-from traces.passes import DECODE, Passes, schedule
-from traces.schema import Trace
+from moereplay.simulator.bounds import RELAXED, Bound
+from moereplay.simulator.compiled.runtime.costs import costs_of
+from moereplay.simulator.compiled.runtime.inputs import inputs_of
+from moereplay.simulator.curves.optimum import keys, started
+from moereplay.simulator.curves.stream import Cut, Demands, demands_of
+from moereplay.simulator.limits.windows import FIRST_USES, WINDOW, Steps
+from moereplay.simulator.replay import Plan
+from moereplay.simulator.threads import check_stop
+from moereplay.simulator.times import Times
+from moereplay.traces.demand import NEVER, Demand, demand_of
+from moereplay.traces.passes import DECODE, Passes, schedule
+from moereplay.traces.schema import Trace
 
 WINDOWS = 8  #: begun in a stretch of passes without a reset, at equal distances
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from simulator.bounds import FORCED, RELAXED, count, judge, misses_of
-from simulator.config import ReplayConfig
-from simulator.limits.choices import Freedom
-from simulator.limits.fixed import FixedSet, fixed_set
-from simulator.limits.least_time import LeastTime, least_time
-from simulator.limits.routed import Bracket, fewest_misses
-from simulator.replay import Plan, plan
-from traces.demand import demand_of
-from traces.schema import Trace
+from moereplay.simulator.bounds import FORCED, RELAXED, count, judge, misses_of
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.limits.choices import Freedom
+from moereplay.simulator.limits.fixed import FixedSet, fixed_set
+from moereplay.simulator.limits.least_time import LeastTime, least_time
+from moereplay.simulator.limits.routed import Bracket, fewest_misses
+from moereplay.simulator.replay import Plan, plan
+from moereplay.traces.demand import demand_of
+from moereplay.traces.schema import Trace
 
 NOT_FETCHED = "no least time where a miss may be dropped, substituted or computed on the CPU: its bytes need not cross"
 OTHER_PRECISIONS = "no least time where misses are fetched at several precisions: a copy's bytes are not known"

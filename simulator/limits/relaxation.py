@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.compiled.runtime.calls import compiled
-from simulator.compiled.runtime.jit import called
-from simulator.limits.choices import Choices
-from simulator.threads import check_stop
+from moereplay.simulator.compiled.runtime.calls import compiled
+from moereplay.simulator.compiled.runtime.jit import called
+from moereplay.simulator.limits.choices import Choices
+from moereplay.simulator.threads import check_stop
 
 NEVER = 1 << 61  #: the cost of what cannot be
 MOMENTUM = 0.7

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.bounds import RELAXED, Bound
-from simulator.curves.stream import resets
-from simulator.limits.choices import Choices, Freedom, choices, sharpened
-from simulator.limits.relaxation import Pools, Relaxation, unit_of
-from simulator.limits.strategy import Strategy
-from traces.passes import Passes, schedule
-from traces.schema import Trace
+from moereplay.simulator.bounds import RELAXED, Bound
+from moereplay.simulator.curves.stream import resets
+from moereplay.simulator.limits.choices import Choices, Freedom, choices, sharpened
+from moereplay.simulator.limits.relaxation import Pools, Relaxation, unit_of
+from moereplay.simulator.limits.strategy import Strategy
+from moereplay.traces.passes import Passes, schedule
+from moereplay.traces.schema import Trace
 
 
 class Bracket(NamedTuple):

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.compiled.runtime.calls import compiled
-from simulator.compiled.runtime.jit import called
-from simulator.limits.choices import Choices
-from simulator.limits.relaxation import NEVER, Pools, Prices, Solved
+from moereplay.simulator.compiled.runtime.calls import compiled
+from moereplay.simulator.compiled.runtime.jit import called
+from moereplay.simulator.limits.choices import Choices
+from moereplay.simulator.limits.relaxation import NEVER, Pools, Prices, Solved
 
 FREE, PICKED = 1, 2
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.compiled.runtime.calls import compiled
-from simulator.curves.optimum import ACCESSES, HITS, look_up
+from moereplay.simulator.compiled.runtime.calls import compiled
+from moereplay.simulator.curves.optimum import ACCESSES, HITS, look_up
 
 
 class Steps(NamedTuple):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
-from simulator.interface import CopyLayout
-from simulator.reference.counters import Counters
-from simulator.reference.hooks import BoundHooks
-from simulator.reference.log import EventLog
-from simulator.reference.placement import Area, Placement
-from simulator.reference.side_buffer import SideBuffer
-from simulator.reference.tables import Tables
-from simulator.reference.transfers import Claim, Transfer
-from simulator.reference.victims import Victims
+from moereplay.policies.contract import ABSENT, IN_FLIGHT, NONE, QUEUED, RESIDENT
+from moereplay.simulator.interface import CopyLayout
+from moereplay.simulator.reference.counters import Counters
+from moereplay.simulator.reference.hooks import BoundHooks
+from moereplay.simulator.reference.log import EventLog
+from moereplay.simulator.reference.placement import Area, Placement
+from moereplay.simulator.reference.side_buffer import SideBuffer
+from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.transfers import Claim, Transfer
+from moereplay.simulator.reference.victims import Victims
 
 NOT_YET = -1
 

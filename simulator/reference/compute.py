@@ -8,19 +8,19 @@ from functools import partial
 
 import simpy
 
-from simulator.interface import RunSpec
-from simulator.platform import LATEST_NS, too_late
-from simulator.reference.cache import Cache
-from simulator.reference.clock import Activity, Bell, Span
-from simulator.reference.counters import Counters
-from simulator.reference.demand import Access, Demanded, Served
-from simulator.reference.gate import Gatekeeper
-from simulator.reference.links import Links
-from simulator.reference.log import NO_EXPERT, EventLog
-from simulator.reference.machine import Machine
-from simulator.reference.tables import Tables
-from simulator.reference.transfers import Transfer
-from simulator.source import Pass
+from moereplay.simulator.interface import RunSpec
+from moereplay.simulator.platform import LATEST_NS, too_late
+from moereplay.simulator.reference.cache import Cache
+from moereplay.simulator.reference.clock import Activity, Bell, Span
+from moereplay.simulator.reference.counters import Counters
+from moereplay.simulator.reference.demand import Access, Demanded, Served
+from moereplay.simulator.reference.gate import Gatekeeper
+from moereplay.simulator.reference.links import Links
+from moereplay.simulator.reference.log import NO_EXPERT, EventLog
+from moereplay.simulator.reference.machine import Machine
+from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.source import Pass
 
 Process = Generator[simpy.Event, None, None]
 

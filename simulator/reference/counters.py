@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from results.counters import COUNTERS, LIFETIME_BUCKETS, PHASES, reported
-from results.result import Row
-from simulator.reference.clock import Activity
-from simulator.source import Pass
+from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS, PHASES, reported
+from moereplay.results.result import Row
+from moereplay.simulator.reference.clock import Activity
+from moereplay.simulator.source import Pass
 
 
 class Counters:

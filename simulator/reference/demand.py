@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from policies.contract import Step
-from simulator.source import Gate, Pass
-from traces.demand import Union
+from moereplay.policies.contract import Step
+from moereplay.simulator.source import Gate, Pass
+from moereplay.traces.demand import Union
 
 
 class Served(Enum):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import simpy
 
-from simulator.reference.engine import Engine, FinishedRun, RunSpec
-from simulator.reference.machine import Machine
-from simulator.reference.placement import Placement
-from simulator.source import Gates, Pass
+from moereplay.simulator.reference.engine import Engine, FinishedRun, RunSpec
+from moereplay.simulator.reference.machine import Machine
+from moereplay.simulator.reference.placement import Placement
+from moereplay.simulator.source import Gates, Pass
 
 
 class Driven:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from policies.contract import RESIDENT, PolicyError
-from simulator.config import KINDS, parse_reset
-from simulator.interface import EndState, FinishedRun, RunSpec
-from simulator.oracle import oracle_of
-from simulator.origin import FUTURE
-from simulator.reference.cache import Cache
-from simulator.reference.clock import Bell
-from simulator.reference.compute import Compute, Process
-from simulator.reference.counters import Counters
-from simulator.reference.gate import Gatekeeper
-from simulator.reference.hooks import BoundHooks
-from simulator.reference.links import Links
-from simulator.reference.log import NO_EXPERT, EventLog
-from simulator.reference.machine import Machine, simulated
-from simulator.reference.placement import Placement, Unobserved
-from simulator.reference.tables import Tables
-from simulator.reference.transfers import Transfer
-from simulator.source import Gates, InOrder, Pass, Scheduler, Source
+from moereplay.policies.contract import RESIDENT, PolicyError
+from moereplay.simulator.config import KINDS, parse_reset
+from moereplay.simulator.interface import EndState, FinishedRun, RunSpec
+from moereplay.simulator.oracle import oracle_of
+from moereplay.simulator.origin import FUTURE
+from moereplay.simulator.reference.cache import Cache
+from moereplay.simulator.reference.clock import Bell
+from moereplay.simulator.reference.compute import Compute, Process
+from moereplay.simulator.reference.counters import Counters
+from moereplay.simulator.reference.gate import Gatekeeper
+from moereplay.simulator.reference.hooks import BoundHooks
+from moereplay.simulator.reference.links import Links
+from moereplay.simulator.reference.log import NO_EXPERT, EventLog
+from moereplay.simulator.reference.machine import Machine, simulated
+from moereplay.simulator.reference.placement import Placement, Unobserved
+from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.source import Gates, InOrder, Pass, Scheduler, Source
 
 
 def run(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.contract import NONE
-from simulator.reference.counters import Counters
-from simulator.reference.weights import reweighed
-from simulator.source import Gate, Gates, Mixture, Pass
+from moereplay.policies.contract import NONE
+from moereplay.simulator.reference.counters import Counters
+from moereplay.simulator.reference.weights import reweighed
+from moereplay.simulator.source import Gate, Gates, Mixture, Pass
 
 
 def count_fidelity(counters: Counters, source: Gates, step_pass: Pass, layer: int, mixture: Mixture) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from policies.contract import CPU, DROP, IN_FLIGHT, NEVER, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
-from policies.files import complaint
-from simulator.reference.cache import Cache
-from simulator.reference.counters import Counters
-from simulator.reference.demand import ABSENT_YET_RUN, Access, Demanded, Served
-from simulator.reference.fidelity import count_fidelity
-from simulator.reference.hooks import BoundHooks
-from simulator.reference.links import Links
-from simulator.reference.log import EventLog
-from simulator.reference.tables import Tables
-from simulator.reference.transfers import Transfer
-from simulator.reference.weights import weights_of
-from simulator.source import Gate, Gates, Mixture, Pass
-from traces.demand import Union, union_of
+from moereplay.policies.contract import CPU, DROP, IN_FLIGHT, NEVER, NONE, PER_TOKEN, QUEUED, RESIDENT, Step
+from moereplay.policies.files import complaint
+from moereplay.simulator.reference.cache import Cache
+from moereplay.simulator.reference.counters import Counters
+from moereplay.simulator.reference.demand import ABSENT_YET_RUN, Access, Demanded, Served
+from moereplay.simulator.reference.fidelity import count_fidelity
+from moereplay.simulator.reference.hooks import BoundHooks
+from moereplay.simulator.reference.links import Links
+from moereplay.simulator.reference.log import EventLog
+from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.reference.weights import weights_of
+from moereplay.simulator.source import Gate, Gates, Mixture, Pass
+from moereplay.traces.demand import Union, union_of
 
 
 class Gatekeeper:

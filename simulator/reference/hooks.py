@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic
 
-from policies.contract import Memory, Own
-from policies.grammar import Chosen, PolicyT
-from policies.hooks import EVENTS, HOOKS, given_by
-from simulator.config import PolicySet
-from simulator.reference.checks.calls import CheckedCalls
-from simulator.reference.checks.tables import Given
-from simulator.reference.tables import Tables
+from moereplay.policies.contract import Memory, Own
+from moereplay.policies.grammar import Chosen, PolicyT
+from moereplay.policies.hooks import EVENTS, HOOKS, given_by
+from moereplay.simulator.config import PolicySet
+from moereplay.simulator.reference.checks.calls import CheckedCalls
+from moereplay.simulator.reference.checks.tables import Given
+from moereplay.simulator.reference.tables import Tables
 
 
 class BoundPolicy(Generic[PolicyT]):

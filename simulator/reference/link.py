@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from simulator.reference.cache import Cache
-from simulator.reference.clock import Span
-from simulator.reference.counters import Counters
-from simulator.reference.log import EventLog
-from simulator.reference.lower_tiers import Below, LowerTier
-from simulator.reference.machine import Channel
-from simulator.reference.transfers import Claim, Transfer
+from moereplay.simulator.reference.cache import Cache
+from moereplay.simulator.reference.clock import Span
+from moereplay.simulator.reference.counters import Counters
+from moereplay.simulator.reference.log import EventLog
+from moereplay.simulator.reference.lower_tiers import Below, LowerTier
+from moereplay.simulator.reference.machine import Channel
+from moereplay.simulator.reference.transfers import Claim, Transfer
 
 
 class Link:

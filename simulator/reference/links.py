@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from simulator.reference.cache import Cache
-from simulator.reference.counters import Counters
-from simulator.reference.link import Link
-from simulator.reference.log import EventLog
-from simulator.reference.lower_tiers import LowerTier, SlowTier
-from simulator.reference.machine import Channel
-from simulator.reference.transfers import Transfer
-from simulator.times import Times
+from moereplay.simulator.reference.cache import Cache
+from moereplay.simulator.reference.counters import Counters
+from moereplay.simulator.reference.link import Link
+from moereplay.simulator.reference.log import EventLog
+from moereplay.simulator.reference.lower_tiers import LowerTier, SlowTier
+from moereplay.simulator.reference.machine import Channel
+from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.times import Times
 
 
 class Links:

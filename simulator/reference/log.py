@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import simpy
 
-from results.result import Event
-from simulator.reference.clock import Activity, Span
-from simulator.reference.tables import Tables
+from moereplay.results.result import Event
+from moereplay.simulator.reference.clock import Activity, Span
+from moereplay.simulator.reference.tables import Tables
 
 NO_EXPERT = -1
 

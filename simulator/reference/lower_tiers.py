@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from simulator.reference.tables import Tables
-from simulator.reference.transfers import Claim, Transfer
+from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.transfers import Claim, Transfer
 
 
 class Below(Protocol):

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import simpy
 
-from simulator.rates import MILLION, part
-from simulator.reference.clock import COMPUTE, CPU, Activity, Planned, Span, of_link
-from simulator.reference.transfers import Transfer
-from simulator.times import Times
+from moereplay.simulator.rates import MILLION, part
+from moereplay.simulator.reference.clock import COMPUTE, CPU, Activity, Planned, Span, of_link
+from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.times import Times
 
 NOT_YET = -1  #: before the first nanosecond
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from policies.contract import NONE, RESIDENT
-from simulator.reference.tables import Tables
-from simulator.reference.transfers import Transfer
+from moereplay.policies.contract import NONE, RESIDENT
+from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.reference.transfers import Transfer
 
 
 class SideBuffer:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.contract import ABSENT, COPY, EXPERT, NEVER, NOW
-from simulator.interface import CopyLayout
-from simulator.oracle import Oracle
+from moereplay.policies.contract import ABSENT, COPY, EXPERT, NEVER, NOW
+from moereplay.simulator.interface import CopyLayout
+from moereplay.simulator.oracle import Oracle
 
 
 class Tables:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from policies.contract import Eviction
-from policies.files import complaint
-from simulator.reference.checks.keys import KeyChecks
-from simulator.reference.hooks import BoundPolicy
-from simulator.reference.tables import Tables
+from moereplay.policies.contract import Eviction
+from moereplay.policies.files import complaint
+from moereplay.simulator.reference.checks.keys import KeyChecks
+from moereplay.simulator.reference.hooks import BoundPolicy
+from moereplay.simulator.reference.tables import Tables
 
 Order = tuple[int, int, int]
 

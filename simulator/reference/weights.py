@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.contract import NONE
-from simulator.source import Gate, Gates, Pass
+from moereplay.policies.contract import NONE
+from moereplay.simulator.source import Gate, Gates, Pass
 
 Rows = Sequence[Sequence[int]]
 

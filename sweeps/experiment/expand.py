@@ -10,12 +10,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from policies.contract import PolicyError
-from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
-from sweeps.experiment.schema import Experiment, Range, Settings, Value
-from sweeps.experiment.settings import PRESET, configuration, spelled, whole
-from sweeps.limits import check_count
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.experiment.schema import Experiment, Range, Settings, Value
+from moereplay.sweeps.experiment.settings import PRESET, configuration, spelled, whole
+from moereplay.sweeps.limits import check_count
 
 
 class Interval(NamedTuple):

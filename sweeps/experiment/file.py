@@ -9,14 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from policies import files
-from simulator.errors import ConfigError
-from sweeps.experiment.schema import Experiment, Range
-from sweeps.experiment.settings import check_name
-from sweeps.experiment.yaml_text import from_yaml
-from traces.documents import DocumentError, content, from_toml
-from traces.faults import words
-from traces.spelling import hint
+from moereplay.policies import files
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.experiment.schema import Experiment, Range
+from moereplay.sweeps.experiment.settings import check_name
+from moereplay.sweeps.experiment.yaml_text import from_yaml
+from moereplay.traces.documents import DocumentError, content, from_toml
+from moereplay.traces.faults import words
+from moereplay.traces.spelling import hint
 
 TABLES = ("base", "grid", "zip", "include", "exclude")
 

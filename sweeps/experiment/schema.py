@@ -34,11 +34,11 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from results.settings import POLICIES
-from simulator.config import ReplayConfig
-from simulator.preset import NAMES as PRESETS
-from sweeps.limits import MOST_CONFIGURATIONS
-from traces.schema import Frozen
+from moereplay.results.settings import POLICIES
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.preset import NAMES as PRESETS
+from moereplay.sweeps.limits import MOST_CONFIGURATIONS
+from moereplay.traces.schema import Frozen
 
 Scalar = bool | int | float | str
 #: Lists of experts are themselves lists.

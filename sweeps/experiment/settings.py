@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from results.settings import KINDS, LISTED
-from results.settings import NAMES as SETTINGS
-from simulator.config import ReplayConfig, configure
-from simulator.errors import ConfigError
-from simulator.platform_files import platform
-from simulator.preset import preset
-from sweeps.experiment.schema import DOTTED
-from traces.spelling import nearest
+from moereplay.results.settings import KINDS, LISTED
+from moereplay.results.settings import NAMES as SETTINGS
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform_files import platform
+from moereplay.simulator.preset import preset
+from moereplay.sweeps.experiment.schema import DOTTED
+from moereplay.traces.spelling import nearest
 
 PRESET = "preset"  #: settings of a paper under one name, below all others
 NAMES = (*SETTINGS, PRESET)

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sweeps.extras import extra
-from traces.documents import MOST_BITS, DocumentError, checked, fault_of
-from traces.schema import shown
+from moereplay.sweeps.extras import extra
+from moereplay.traces.documents import MOST_BITS, DocumentError, checked, fault_of
+from moereplay.traces.schema import shown
 
 MOST_BYTES = 1 << 20  #: PyYAML reads a megabyte in some ten seconds
 MOST_VALUES = 1_000_000  #: with what aliases stand for

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.preset import preset
+from moereplay.simulator.preset import preset
 
 ROUTING = "cache_prior:lam={:g}:top_j={}:delta=running_range"
 #: Half and a quarter of each layer's experts.

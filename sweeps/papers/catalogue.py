@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from results.errors import unknown
-from sweeps.papers import NAMES
-from sweeps.papers.figure import PaperFigure
+from moereplay.results.errors import unknown
+from moereplay.sweeps.papers import NAMES
+from moereplay.sweeps.papers.figure import PaperFigure
 
 
 def figures_of(paper: str, names: str = "") -> list[PaperFigure]:
@@ -18,4 +18,4 @@ def figures_of(paper: str, names: str = "") -> list[PaperFigure]:
         if name not in NAMES[paper]:
             raise unknown(f"figure of {paper}", name, NAMES[paper])
     folder = paper.replace("-", "_")
-    return [import_module(f"sweeps.papers.{folder}.{name}").FIGURE for name in dict.fromkeys(wanted)]
+    return [import_module(f"moereplay.sweeps.papers.{folder}.{name}").FIGURE for name in dict.fromkeys(wanted)]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from policies.contract import PolicyError
-from results.chart import Chart
-from simulator.config import ReplayConfig, configure
-from simulator.replay import plan
-from traces.schema import Trace
+from moereplay.policies.contract import PolicyError
+from moereplay.results.chart import Chart
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.replay import plan
+from moereplay.traces.schema import Trace
 
 #: What a trace can have beside the capabilities that policies need.
 PROMPTS, DECODE = "prompts", "decode"

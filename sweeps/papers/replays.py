@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from results.parts import stored
-from simulator.config import ReplayConfig
-from simulator.replay import ENGINES
-from sweeps.folder_store import Folder
-from sweeps.grid import run_grid
-from sweeps.keep import keep
-from traces.schema import Trace
+from moereplay.results.parts import stored
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.replay import ENGINES
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.keep import keep
+from moereplay.traces.schema import Trace
 
 
 class Work(NamedTuple):

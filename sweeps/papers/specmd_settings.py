@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from simulator.preset import preset
-from sweeps.papers.figure import predictor
-from traces.schema import Trace
+from moereplay.simulator.preset import preset
+from moereplay.sweeps.papers.figure import predictor
+from moereplay.traces.schema import Trace
 
 CAPACITIES = ("1%", "5%", "25%")  #: of all expert bytes (§5)
 PANELS = {f"capacity {each}": {"capacity": each} for each in CAPACITIES}

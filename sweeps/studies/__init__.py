@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from simulator.errors import ConfigError
-from sweeps.studies.study import Study
-from traces.spelling import hint
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.studies.study import Study
+from moereplay.traces.spelling import hint
 
 #: As `quality --study` spells them.
 NAMES = ("ranks", "lambda", "precision")
@@ -19,4 +19,4 @@ def study(name: str) -> Study:
     """Raises ConfigError for one that does not exist."""
     if name not in NAMES:
         raise ConfigError(f"no study called {name!r}: {hint(name, NAMES)}")
-    return import_module(f"sweeps.studies.{name}_").STUDY
+    return import_module(f"moereplay.sweeps.studies.{name}_").STUDY

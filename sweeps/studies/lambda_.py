@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sweeps.studies.study import Study
-from traces.schema import Geometry
+from moereplay.sweeps.studies.study import Study
+from moereplay.traces.schema import Geometry
 
 LAMBDAS = (0.05, 0.1, 0.25, 0.5, 0.75, 1)
 MASSES = (0.5, 0.7, 0.8, 0.9, 0.95)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sweeps.studies.study import Study
-from traces.schema import Geometry
+from moereplay.sweeps.studies.study import Study
+from moereplay.traces.schema import Geometry
 
 BITS = (8, 4, 3, 2)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from simulator.config import ReplayConfig
-from sweeps.policy_sets import named_sets
-from traces.schema import Geometry
+from moereplay.simulator.config import ReplayConfig
+from moereplay.sweeps.policy_sets import named_sets
+from moereplay.traces.schema import Geometry
 
 #: Every text starts with an empty cache, so that texts can be read together.
 BASE = {"reset": "request", "eviction": "lru"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from results.read import only
+from moereplay.results.read import only
 from tests.kit.tiny_runs import EVICTIONS, frame_of, small_trace
 
 

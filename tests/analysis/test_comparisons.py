@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.comparisons import CANT_TELL, NO, PARTS, YES, Comparison, Rows, against, compare, estimate, holm
-from analysis.ratios import RANKED
-from results.errors import ResultError
+from moereplay.analysis.comparisons import CANT_TELL, NO, PARTS, YES, Comparison, Rows, against, compare, estimate, holm
+from moereplay.analysis.ratios import RANKED
+from moereplay.results.errors import ResultError
 
 CHANCES = st.lists(st.floats(0, 1), max_size=8)
 

@@ -10,14 +10,14 @@ import polars as pl
 import pytest
 from matplotlib.axes import Axes
 
-from analysis.figures import draw, draw_curves
-from results.curves import load
-from results.errors import ResultError
-from simulator.curves.curve import curve
-from simulator.curves.rows import write_curve
-from sweeps.curve_gaps import decide
+from moereplay.analysis.figures import draw, draw_curves
+from moereplay.results.curves import load
+from moereplay.results.errors import ResultError
+from moereplay.simulator.curves.curve import curve
+from moereplay.simulator.curves.rows import write_curve
+from moereplay.sweeps.curve_gaps import decide
+from moereplay.traces.schema import Trace
 from tests.kit.tiny_runs import frame_of, small_trace
-from traces.schema import Trace
 
 LRU, BELADY = "lru at every capacity", "Belady (no prefetch)"
 

@@ -16,20 +16,20 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-import policies
-from analysis.figures import FIGURES, draw, draw_all, save
-from analysis.figures.facets import UNSAID
-from analysis.figures.sheet import styled
-from analysis.metrics import measured
-from analysis.palette import KNOWN, Look, look_of, looks
-from results.errors import ResultError
-from results.read import layers, only, runs
-from results.result import Row
-from results.write import to_frame
-from simulator.config import ReplayConfig
+from moereplay import policies
+from moereplay.analysis.figures import FIGURES, draw, draw_all, save
+from moereplay.analysis.figures.facets import UNSAID
+from moereplay.analysis.figures.sheet import styled
+from moereplay.analysis.metrics import measured
+from moereplay.analysis.palette import KNOWN, Look, look_of, looks
+from moereplay.results.errors import ResultError
+from moereplay.results.read import layers, only, runs
+from moereplay.results.result import Row
+from moereplay.results.write import to_frame
+from moereplay.simulator.config import ReplayConfig
+from moereplay.traces.schema import Geometry
 from tests.kit.drawn import drawn, legend, renamed, texts
 from tests.kit.tiny_runs import EVICTIONS, by_hand, frame_of, replayed, small_trace, written_to
-from traces.schema import Geometry
 
 
 def refusal(name: str, frame: pl.DataFrame, **options: str) -> str:
@@ -269,9 +269,9 @@ def test_more_panels_than_a_page_holds_are_refused_with_a_way_out() -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
-from analysis.figures import FIGURES, draw, draw_all, save
-from analysis.figures.sheet import save
-from results.stored import load
+from moereplay.analysis.figures import FIGURES, draw, draw_all, save
+from moereplay.analysis.figures.sheet import save
+from moereplay.results.stored import load
 frame = load(Path(sys.argv[1]))
 for name, figure in draw_all(frame).figures:
     save(figure, Path(sys.argv[2]) / name)

@@ -11,15 +11,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from analysis.changes import NOTHING, Change, change_of, policy_of, stored_bits, tiers_of
-from analysis.forecast import Forecast, forecast
-from analysis.forecast_errors import by_policy, coverage, in_words, shown, signal
-from analysis.forecasts import with_forecasts
-from analysis.left_out import best_form, distances, leave_out, reach_of
-from analysis.nonnegative import nonnegative
-from analysis.quality import judged
-from analysis.rising import Form, Point, distance, fitted, moved
-from results.errors import ResultError
+from moereplay.analysis.changes import NOTHING, Change, change_of, policy_of, stored_bits, tiers_of
+from moereplay.analysis.forecast import Forecast, forecast
+from moereplay.analysis.forecast_errors import by_policy, coverage, in_words, shown, signal
+from moereplay.analysis.forecasts import with_forecasts
+from moereplay.analysis.left_out import best_form, distances, leave_out, reach_of
+from moereplay.analysis.nonnegative import nonnegative
+from moereplay.analysis.quality import judged
+from moereplay.analysis.rising import Form, Point, distance, fitted, moved
+from moereplay.results.errors import ResultError
 from tests.kit.quality_rows import ASSIGNMENTS, MASS, TASK, Loss, changed, counters_of, quality_frame
 
 #: Settings of sets by the kind of change that they make.

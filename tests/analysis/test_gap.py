@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import given, settings
 
-from analysis.gap import Gap, flat, gap_of, sentences
-from simulator.config import configure
-from simulator.limits.limits import limits
-from simulator.replay import replay
+from moereplay.analysis.gap import Gap, flat, gap_of, sentences
+from moereplay.simulator.config import configure
+from moereplay.simulator.limits.limits import limits
+from moereplay.simulator.replay import replay
 from tests.kit.policy_runs import trace_of
 from tests.simulator.test_limits import Case, cases
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from analysis.figures import FIGURES, draw, draw_all
-from analysis.metrics import measured
-from results.read import layers, only
+from moereplay.analysis.figures import FIGURES, draw, draw_all
+from moereplay.analysis.metrics import measured
+from moereplay.results.read import layers, only
 from tests.kit.drawn import drawn, note, renamed, texts
 from tests.kit.tiny_runs import EVICTIONS, by_hand, frame_of, small_trace
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from analysis.figures import draw, draw_all
-from analysis.figures.quality_by_parameter import families_of
-from analysis.figures.quality_panels import Point, front
-from analysis.quality import leading, shown
-from results.errors import ResultError
+from moereplay.analysis.figures import draw, draw_all
+from moereplay.analysis.figures.quality_by_parameter import families_of
+from moereplay.analysis.figures.quality_panels import Point, front
+from moereplay.analysis.quality import leading, shown
+from moereplay.results.errors import ResultError
 from tests.kit.quality_rows import changed, quality_frame
 
 SETS = {

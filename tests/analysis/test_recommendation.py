@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from analysis.recommendation import lines
+from moereplay.analysis.recommendation import lines
 
 CONFIG = {"eviction": "lru", "prefetch": "none", "miss": "fetch", "scope": "global"}
 GB = 10**9

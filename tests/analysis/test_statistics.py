@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.statistics import ranks, spearman
+from moereplay.analysis.statistics import ranks, spearman
 
 PERMUTATIONS = st.integers(2, 12).flatmap(lambda n: st.permutations(list(range(n))))
 

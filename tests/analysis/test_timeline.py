@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from analysis.timeline import CACHE, COMPUTE, CPU, FILLS, LINKS, PASSES, QUEUE, STALLS, Timeline, limited
-from analysis.timeline_moves import Machine
-from results.errors import ResultError
-from results.result import Row
-from results.trace_events import Instant, Item, Level, Slice, Track, write_items
-from simulator.homes import homes
+from moereplay.analysis.timeline import CACHE, COMPUTE, CPU, FILLS, LINKS, PASSES, QUEUE, STALLS, Timeline, limited
+from moereplay.analysis.timeline_moves import Machine
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Row
+from moereplay.results.trace_events import Instant, Item, Level, Slice, Track, write_items
+from moereplay.simulator.homes import homes
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.scenarios import Scenario, scenarios
 from tests.simulator.test_laws import tiers_of

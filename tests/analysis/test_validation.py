@@ -15,21 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from analysis.divergence import Divergence, first_choice, first_divergence
-from analysis.figures import VALIDATION_FIGURES, draw, draw_all
-from analysis.figures.sheet import styled
-from analysis.validation import Comparison, Measure, Runs, Tolerances, compare
-from analysis.validation_rows import document, heading, lines, measure_rows, quality_rows, to_frame
-from results.counters import COUNTERS
-from results.errors import ResultError
-from results.result import Event, Result, Row
-from results.settings import setting_kinds
-from results.validation import FILE, load
-from results.write import write_frame
-from simulator.config import configure
-from simulator.replay import replay
+from moereplay.analysis.divergence import Divergence, first_choice, first_divergence
+from moereplay.analysis.figures import VALIDATION_FIGURES, draw, draw_all
+from moereplay.analysis.figures.sheet import styled
+from moereplay.analysis.validation import Comparison, Measure, Runs, Tolerances, compare
+from moereplay.analysis.validation_rows import document, heading, lines, measure_rows, quality_rows, to_frame
+from moereplay.results.counters import COUNTERS
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Event, Result, Row
+from moereplay.results.settings import setting_kinds
+from moereplay.results.validation import FILE, load
+from moereplay.results.write import write_frame
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Trace, memory_trace
 from tests.kit.tiny_runs import NO_COUNT, NO_TIME, small_trace
-from traces.schema import Trace, memory_trace
 
 LRU = configure(capacity="25%")
 

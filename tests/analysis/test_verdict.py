@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.comparisons import SURE, enough, pairs_of, shares_passes
-from analysis.sentences import lines
-from analysis.verdict import Entry
+from moereplay.analysis.comparisons import SURE, enough, pairs_of, shares_passes
+from moereplay.analysis.sentences import lines
+from moereplay.analysis.verdict import Entry
 
 NAMES = ["capacity", "eviction"]
 

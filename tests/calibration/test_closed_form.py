@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.closed_form import StepPrices, mean_waiting, waiting
-from simulator.config import configure
-from simulator.replay import replay
-from traces.schema import Geometry, Header, Request, memory_trace
+from moereplay.calibration.closed_form import StepPrices, mean_waiting, waiting
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Geometry, Header, Request, memory_trace
 
 ONE = StepPrices(k=3, load=10, latency=5, start=7, wire=100, depth=4, expert=20, waits_for_all=False)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from calibration.columns import FILES, File, Range, amounts, needed
-from calibration.folder import read_folder
-from calibration.rows import read_lines
-from calibration.series import read_series
-from simulator.errors import ConfigError
+from moereplay.calibration.columns import FILES, File, Range, amounts, needed
+from moereplay.calibration.folder import read_folder
+from moereplay.calibration.rows import read_lines
+from moereplay.calibration.series import read_series
+from moereplay.simulator.errors import ConfigError
 from tests.kit.evidence_folder import made
 
 NO_NUMBERS = ("inf", "-inf", "nan", "1e400", "-1", "-1e-9", "true", "1_000", "٣", "0x10", "1e999999", "9" * 400, "1,5")

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.evidence import document, from_fits, predictions
-from calibration.folder import read_folder
-from calibration.prediction import Prediction, rounded, summary
-from calibration.rows import read_lines
-from calibration.series import read_series
-from simulator.errors import ConfigError
-from simulator.platform_files import platform
+from moereplay.calibration.evidence import document, from_fits, predictions
+from moereplay.calibration.folder import read_folder
+from moereplay.calibration.prediction import Prediction, rounded, summary
+from moereplay.calibration.rows import read_lines
+from moereplay.calibration.series import read_series
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform_files import platform
 from tests.kit.evidence_folder import EXPERTS, LAYERS, K, made, route, row
 
 REFUSED = {

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.evidence import fit_of, from_files, from_fits, globs_of, predictions, runs_of
-from calibration.fitting import Fitted
-from calibration.folder import read_folder
-from calibration.search import least
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.platform_files import as_toml, platform
-from simulator.replay import plan
+from moereplay.calibration.evidence import fit_of, from_files, from_fits, globs_of, predictions, runs_of
+from moereplay.calibration.fitting import Fitted
+from moereplay.calibration.folder import read_folder
+from moereplay.calibration.search import least
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform_files import as_toml, platform
+from moereplay.simulator.replay import plan
+from moereplay.traces.store import open_trace
 from tests.kit.evidence_folder import LANE, LINK, NS_PER_MIB, RATE, START, made, row
-from traces.store import open_trace
 
 SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"
 BASE = "phone-ufs4:compute.launch_ns=0"

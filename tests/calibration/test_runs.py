@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.compute_fit import FAULTS, fit_faults
-from calibration.rows import Line
-from calibration.runs import Run, run_from
-from calibration.series import Series
-from calibration.sizes import MIB
-from simulator.platform_files import platform
+from moereplay.calibration.compute_fit import FAULTS, fit_faults
+from moereplay.calibration.rows import Line
+from moereplay.calibration.runs import Run, run_from
+from moereplay.calibration.series import Series
+from moereplay.calibration.sizes import MIB
+from moereplay.simulator.platform_files import platform
 from tests.kit.evidence_folder import row
 
 

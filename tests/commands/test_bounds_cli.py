@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from simulator.config import configure
-from simulator.limits.limits import limits
-from simulator.replay import replay
+from moereplay.simulator.config import configure
+from moereplay.simulator.limits.limits import limits
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.commands.test_curve_cli import stored
 from tests.kit.cases import sizes
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 from tests.kit.tiny_runs import small_trace
-from traces.schema import Trace
-from traces.store import open_trace
-from traces.synthetic import Synthetic, synthesise
 
 GRID = ("--capacity", "25%,50%", "--eviction", "lru,static", "--workers", 1)
 

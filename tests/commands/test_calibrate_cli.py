@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.report import warning_lines
+from moereplay.calibration.report import warning_lines
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 from tests.kit.evidence_folder import made, route, row

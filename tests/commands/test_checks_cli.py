@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from simulator.platform import Calibration, Link, Measured, Platform
-from simulator.platform_files import as_toml
+from moereplay.simulator.platform import Calibration, Link, Measured, Platform
+from moereplay.simulator.platform_files import as_toml
+from moereplay.tracegen.offload.device import described
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 from tests.kit.offloading import trace_of
 from tests.kit.stored import written
 from tests.kit.sweeping import ROOT, merged
-from tracegen.offload.device import described
 
 EXPERIMENT = """
 traces = ["tiny.zarr"]

@@ -11,16 +11,16 @@ import numpy as np
 import polars as pl
 import pytest
 
-from analysis.figures import FIGURES
-from analysis.ratios import FORMULAS
-from commands.terminal import say_when_compiling
-from results.counters import COUNTERS
-from simulator.compiled import engine
-from simulator.compiled.fast_path import fast_path
-from simulator.compiled.kernel import kernel, priced_kernel
-from simulator.compiled.runtime import machine_code
+from moereplay.analysis.figures import FIGURES
+from moereplay.analysis.ratios import FORMULAS
+from moereplay.commands.terminal import say_when_compiling
+from moereplay.results.counters import COUNTERS
+from moereplay.simulator.compiled import engine
+from moereplay.simulator.compiled.fast_path import fast_path
+from moereplay.simulator.compiled.kernel import kernel, priced_kernel
+from moereplay.simulator.compiled.runtime import machine_code
+from moereplay.traces.store import open_trace
 from tests.kit.command import moereplay_here
-from traces.store import open_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"

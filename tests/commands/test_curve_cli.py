@@ -12,16 +12,16 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from simulator.config import configure
-from simulator.replay import replay
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import ROOT, moereplay
 from tests.kit.cases import sizes
 from tests.kit.command import moereplay_here
 from tests.kit.tiny_runs import small_trace
-from traces.schema import Trace
-from traces.store import open_trace
-from traces.synthetic import Synthetic, synthesise
-from traces.writer import write_trace
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,18 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from analysis.changes import Change
-from results.quality import FILE, UNMODIFIED
-from simulator.config import configure
-from simulator.replay import replay
+from moereplay.analysis.changes import Change
+from moereplay.results.quality import FILE, UNMODIFIED
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Request
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import SAMPLE
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 from tests.kit.quality_rows import changed, quality_frame, written
 from tests.kit.tiny_runs import written_to
-from traces.schema import Request
-from traces.store import open_trace
-from traces.writer import write_trace
 
 #: Of the sets that are as if they had been run live, four strengths each; none drops anything.
 POLICIES = ("cache_prior:lam=0.{}", "cumulative:p=0.{}", "max_rank:m=1{}")

@@ -11,17 +11,17 @@ import polars as pl
 import pytest
 from matplotlib.figure import Figure
 
-from analysis.figures.sheet import save, styled
-from analysis.report.page import as_json
-from analysis.tables import csv, markdown, table
-from policies.contract import PolicyError
-from policies.files import register
-from results.write import csv_text
+from moereplay.analysis.figures.sheet import save, styled
+from moereplay.analysis.report.page import as_json
+from moereplay.analysis.tables import csv, markdown, table
+from moereplay.policies.contract import PolicyError
+from moereplay.policies.files import register
+from moereplay.results.write import csv_text
+from moereplay.traces.library.index import INDEX
+from moereplay.traces.schema import Header, Provenance
+from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.stored import GEOMETRY, ids_only
-from traces.library.index import INDEX
-from traces.schema import Header, Provenance
-from traces.writer import write_trace
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\u202eabc\0\u2028\nforged: 100% hit"
 MATHS = "$\\frac{$ $x$"

@@ -15,29 +15,29 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures import draw, save
-from results.errors import ResultError
-from results.parts import Part
-from results.tables import part_of
-from results.trace_events import Slice, write_items
-from results.write import to_frame, write_events, write_frame
-from simulator.config import configure
-from simulator.curves.curve import curve
-from simulator.curves.rows import write_curve
-from simulator.errors import ConfigError
-from sweeps.batches import Batch, compute
-from sweeps.folder_store import Folder
-from sweeps.grid import Outcome, run_grid
-from sweeps.jobs import job_of
-from sweeps.journal import Drawn, open_journal
-from sweeps.merge import merge
+from moereplay.analysis.figures import draw, save
+from moereplay.results.errors import ResultError
+from moereplay.results.parts import Part
+from moereplay.results.tables import part_of
+from moereplay.results.trace_events import Slice, write_items
+from moereplay.results.write import to_frame, write_events, write_frame
+from moereplay.simulator.config import configure
+from moereplay.simulator.curves.curve import curve
+from moereplay.simulator.curves.rows import write_curve
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.batches import Batch, compute
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.grid import Outcome, run_grid
+from moereplay.sweeps.jobs import job_of
+from moereplay.sweeps.journal import Drawn, open_journal
+from moereplay.sweeps.merge import merge
+from moereplay.traces import scratch
+from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.scratch import write_whole
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
 from tests.kit.policy_runs import trace_of
 from tests.kit.sweeping import ROOT, moereplay, store_trace
-from traces import scratch
-from traces.schema import Trace, TraceError
-from traces.scratch import write_whole
-from traces.store import open_trace
-from traces.writer import write_trace
 
 PAGE = 4096
 REFUSED = (ConfigError, ResultError, TraceError)
@@ -224,7 +224,7 @@ def test_ctrl_c_while_writing_leaves_nothing(tmp_path, monkeypatch):
 KILLED = """
 import os, sys
 from pathlib import Path
-from traces import scratch
+from moereplay.traces import scratch
 os.fsync = lambda handle: os.kill(os.getpid(), 9)
 scratch.write_whole(Path(sys.argv[1]), bytes(100))
 """

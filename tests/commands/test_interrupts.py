@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import typer
 
-from commands.sweep_run import sweep_run as sweep_run_verb
 from moereplay import command as entry
-from results.write import write_events
-from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.errors import ConfigError
-from sweeps.processes import in_processes
+from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
+from moereplay.results.write import write_events
+from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.processes import in_processes
 from tests.kit.command import in_python
 from tests.kit.sweeping import ROOT, experiment, start, store_trace
 
@@ -127,7 +127,7 @@ def test_a_second_ctrl_c_ends_a_sweep_though_replays_are_in_flight(tmp_path):
 
 
 def test_workers_end_with_a_process_that_is_killed(tmp_path):
-    script = "import time; from sweeps.processes import in_processes; next(in_processes(time.sleep, [600, 600], 2))"
+    script = "import time; from moereplay.sweeps.processes import in_processes; next(in_processes(time.sleep, [600, 600], 2))"
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     workers = wait_for(lambda: len(found := descendants(process.pid)) == 2 and found)
     process.kill()
@@ -151,7 +151,7 @@ def test_ctrl_c_while_a_command_loads_shows_no_traceback():
 
 def test_the_second_ctrl_c_ends_a_process_that_does_not_heed_the_first():
     script = (
-        "import time\nfrom commands.interrupt import second_interrupt_ends\n"
+        "import time\nfrom moereplay.commands.interrupt import second_interrupt_ends\n"
         "with second_interrupt_ends():\n try:\n  print(flush=True); time.sleep(60)\n"
         " except KeyboardInterrupt:\n  print(flush=True); time.sleep(60)"
     )
@@ -166,7 +166,7 @@ def test_the_second_ctrl_c_ends_a_process_that_does_not_heed_the_first():
 
 def test_a_command_in_the_background_of_a_script_goes_on_ignoring_it():
     script = (
-        "import signal; from commands.interrupt import second_interrupt_ends\n"
+        "import signal; from moereplay.commands.interrupt import second_interrupt_ends\n"
         "with second_interrupt_ends(): signal.raise_signal(2)"
     )
     command = ["sh", "-c", f'trap "" INT; exec {sys.executable} -c "$0"', script]
@@ -177,7 +177,7 @@ def test_a_verb_that_has_no_more_to_say_answers_in_one_line(monkeypatch, capsys)
     def interrupted(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("traces.store.open_trace", interrupted)
+    monkeypatch.setattr("moereplay.traces.store.open_trace", interrupted)
     monkeypatch.setattr(sys, "argv", ["moereplay", "inspect", str(SAMPLE)])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(SystemExit) as ended:
@@ -190,7 +190,7 @@ def test_a_sweep_is_interrupted_at_once_while_nothing_is_in_flight(tmp_path, mon
     def interrupted(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sweeps.run.demand_of", interrupted)
+    monkeypatch.setattr("moereplay.sweeps.run.demand_of", interrupted)
     with pytest.raises(typer.Exit) as ended:
         sweep_run(experiment(tmp_path), str(tmp_path / "out"), workers=1)
     assert ended.value.exit_code == 130
@@ -212,7 +212,7 @@ def test_what_a_grid_has_written_is_kept_and_said(tmp_path):
 
 ABANDONED = """
 import asyncio
-from commands.interrupt import leave
+from moereplay.commands.interrupt import leave
 
 loop = asyncio.new_event_loop()
 reading = loop.create_task(asyncio.sleep(60))

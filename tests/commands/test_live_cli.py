@@ -13,9 +13,9 @@ import polars as pl
 import pytest
 
 from moereplay import command as entry
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace, verify
 from tests.kit.tiny_checkpoints import checkpoint
-from traces.schema import Trace
-from traces.store import open_trace, verify
 
 SETTINGS = ("--capacity", "40%", "--device", "cpu")
 CHANGING = ("--routing", "cache_prior:lam=.8:top_j=1", "--prefetch", "top_k")
@@ -99,7 +99,7 @@ def test_a_preset_and_a_policy_of_ones_own_run_live_as_they_replay(
 ) -> None:
     """specmd-4 routes by the cache; the options beside it, a policy file's eviction among them, win."""
     (tmp_path / "mine.py").write_text(
-        "from policies.contract import Eviction\n\n\n"
+        "from moereplay.policies.contract import Eviction\n\n\n"
         "def key(now, experts, copies, own, y):\n    return -experts[y // now['precisions']]['last_use']\n\n\n"
         "POLICY = Eviction(name='newest', summary='evict the newest last use', source='a test', key=key)\n"
     )
@@ -168,7 +168,7 @@ def test_an_interrupted_run_leaves_nothing(
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tracegen.live.source.Emulation.take", interrupt)
+    monkeypatch.setattr("moereplay.tracegen.live.source.Emulation.take", interrupt)
     ran = run("live", model, "--text", text, "--window", 24, *SETTINGS, "--record", tmp_path / "run.zarr")
     assert ran.code == 130 and ran.err.splitlines()[-1] == "interrupted: nothing was written"
     assert not list(tmp_path.glob("run.zarr*"))

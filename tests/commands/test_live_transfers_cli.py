@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 from torch import Tensor
 
+from moereplay.tracegen.offload.comparison import VERDICTS
+from moereplay.tracegen.offload.slow_tier import Memory
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.tiny_checkpoints import checkpoint
-from tracegen.offload.comparison import VERDICTS
-from tracegen.offload.slow_tier import Memory
 
 SAME = ("accesses", "hits", "late", "misses", "compulsory", "collisions", "evictions", "bytes_demand")
 
@@ -106,7 +106,7 @@ def test_a_run_that_ends_in_the_middle_leaves_nothing(
 
     monkeypatch.setattr(Memory, "read", read)
     if not isinstance(error, OSError):
-        monkeypatch.setattr("tracegen.live.offloaded.weights_in", weights_in)
+        monkeypatch.setattr("moereplay.tracegen.live.offloaded.weights_in", weights_in)
     ended = moereplay("live", *tiny, "--slow-tier", "pinned", "--record", tmp_path / "run.zarr")
     code, said = (
         (2, "moereplay: the slow tier failed: experts.bin: Input/output error; nothing of this run is kept")

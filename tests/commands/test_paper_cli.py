@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from results.result import Result
-from simulator.config import ReplayConfig, configure
-from simulator.replay import replay
-from sweeps.papers import NAMES
-from sweeps.papers.catalogue import figures_of
-from sweeps.papers.figure import PaperFigure, planned
+from moereplay.results.result import Result
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.replay import replay
+from moereplay.sweeps.papers import NAMES
+from moereplay.sweeps.papers.catalogue import figures_of
+from moereplay.sweeps.papers.figure import PaperFigure, planned
+from moereplay.traces.bundled import bundled
+from moereplay.traces.schema import Request, Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
-from traces.bundled import bundled
-from traces.schema import Request, Trace
-from traces.store import open_trace
-from traces.writer import write_trace
 
 #: Of so many replays that they are left to `make test-long`.
 LARGE = ("miss_rate_lambda", "cache_size", "cache_aware_routing", "miss_handling")

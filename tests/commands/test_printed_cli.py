@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.grammar import foresight
+from moereplay.policies.grammar import foresight
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from results.quality import load
+from moereplay.results.quality import load
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 
@@ -126,7 +126,7 @@ def test_sets_that_no_model_can_run_under_are_refused_by_name(tmp_path: Path, se
 
 
 def test_without_the_harness_its_tasks_are_refused_with_what_to_install(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("tracegen.quality.named.find_spec", lambda name: None)
+    monkeypatch.setattr("moereplay.tracegen.quality.named.find_spec", lambda name: None)
     ended = moereplay(*command(tmp_path, "--tasks", "gsm8k"))
     assert ended.returncode == 2
     assert "task gsm8k needs lm-evaluation-harness: pip install " in ended.stderr and "[quality]" in ended.stderr

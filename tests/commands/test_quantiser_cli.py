@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.traces.store import open_trace
 from tests.kit.command import moereplay_here
 from tests.kit.recordings import ROOT
 from tests.kit.tiny_checkpoints import checkpoint
-from traces.store import open_trace
 
 SETTINGS = ("--window", 24, "--prompt-tokens", 8, "--limit", 1, "--capacity", "40%", "--device", "cpu")
 LOW = ("--miss", "lowest_bit:bits=8/4")
@@ -59,7 +59,7 @@ def test_the_best_by_width_is_named_with_its_version_and_another_run_finds_what_
 
 
 def test_a_quantiser_without_its_library_is_one_line(live: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracegen.precision.find_spec", lambda library: None)
+    monkeypatch.setattr("moereplay.tracegen.precision.find_spec", lambda library: None)
     for name in ("hqq", "best"):
         refused = live("--quantiser", name)
         assert (refused.returncode, refused.stdout) == (2, "")

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from commands.meter import Meter
 from moereplay import command as entry
-from simulator.config import configure
-from simulator.replay import replay
+from moereplay.commands.meter import Meter
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.tracegen import folder as folders
+from moereplay.tracegen.record import Progress
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace, verify
 from tests.kit.tiny_checkpoints import checkpoint
-from tracegen import folder as folders
-from tracegen.record import Progress
-from traces.schema import Trace
-from traces.store import open_trace, verify
 
 PROMPTS = [{"q": "def f(x):", "n": 1}, {"q": "Hello", "n": 2}, {"q": "a b c", "n": 3}]
 
@@ -187,7 +187,7 @@ def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(moe, tiny, questions, 
 
 def interrupt_in_third_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if Ctrl-C were pressed while the model reads it."""
-    from tracegen import record as recording
+    from moereplay.tracegen import record as recording
 
     original, calls = recording.continued, iter(range(10))
 
@@ -200,7 +200,7 @@ def interrupt_in_third_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_on_the_way_says_what_is_kept(moe, tiny, questions, tmp_path, monkeypatch):
-    from tracegen import record as recording
+    from moereplay.tracegen import record as recording
 
     original, calls = recording.continued, iter(range(10))
 
@@ -281,7 +281,7 @@ def test_without_torch_one_line_says_what_to_install(moe, tiny, questions, tmp_p
 def test_a_terminal_gets_one_line_that_is_rewritten(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     clock = count(step=0.15)  # every other time is too soon
-    monkeypatch.setattr("commands.status_line.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("moereplay.commands.status_line.time.monotonic", lambda: next(clock))
     meter = Meter()
     for done in (0, 1, 1, 2):
         meter.show(Progress(done, 4, 0, done * 100, done * 90.0))
@@ -296,7 +296,7 @@ def test_a_terminal_gets_one_line_that_is_rewritten(capsys, monkeypatch):
 
 def test_elsewhere_a_line_comes_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 3.0, 3.0, 5.0, 14.0, 14.0])
-    monkeypatch.setattr("commands.status_line.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("moereplay.commands.status_line.time.monotonic", lambda: next(clock))
     meter = Meter()
     for done in (1, 2, 3, 4):
         meter.show(Progress(done, 9, 0, done * 1000, done * 1.0))

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.traces.store import open_trace
+from moereplay.traces.texts import settled
+from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import SAMPLE
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.documented import Command, parse
 from tests.kit.pages import Page
-from traces.store import open_trace
-from traces.texts import settled
-from traces.writer import write_trace
 
 HOSTILE = "</script><script>alert(1)</script><!--\"'><img src=//evil.example/x onerror=alert(2)>&lt;b\u2028"
 GRID = ("--passes", "token", "--capacity", "5%,50%", "--eviction", "lru,lfu,belady")
@@ -190,7 +190,7 @@ def test_a_missing_package_is_named(grid: Path, tmp_path: Path, monkeypatch: pyt
 
 OWN = '''"""Most recently used: the newest last use leaves."""
 
-from policies.contract import Eviction, expert_of
+from moereplay.policies.contract import Eviction, expert_of
 
 
 def key(now, experts, copies, own, y):

@@ -13,13 +13,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from analysis.figures import FIGURES
-from commands.plot import plot
-from commands.sweep_compare import sweep_compare
-from commands.sweep_merge import sweep_merge
-from commands.sweep_run import sweep_run as sweep_run_verb
-from commands.sweep_show import sweep_show as sweep_show_verb
-from results.errors import ResultError
+from moereplay.analysis.figures import FIGURES
+from moereplay.commands.plot import plot
+from moereplay.commands.sweep_compare import sweep_compare
+from moereplay.commands.sweep_merge import sweep_merge
+from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
+from moereplay.commands.sweep_show import sweep_show as sweep_show_verb
+from moereplay.results.errors import ResultError
 from tests.kit.command import in_python, unfolded
 from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
 
@@ -208,7 +208,7 @@ def test_compare_takes_a_users_policy_without_the_version_of_its_file(tmp_path, 
     store_trace(tmp_path / "t.zarr", requests=3, prompt_tokens=2, decode_tokens=8)
     for times in (2, 3):
         text = (
-            "from policies.contract import Eviction, expert_of\n"
+            "from moereplay.policies.contract import Eviction, expert_of\n"
             "def key(now, experts, copies, own, y):\n"
             f"    return experts[expert_of(now, y)]['last_use'] * {times}\n"
             "POLICY = Eviction(name='mine', summary='s', source='s', key=key, reads=frozenset())\n"

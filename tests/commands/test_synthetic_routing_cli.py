@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from results.labels import synthetic_of
-from results.read import label_of, routing_of
-from results.stored import load
+from moereplay.results.labels import synthetic_of
+from moereplay.results.read import label_of, routing_of
+from moereplay.results.stored import load
+from moereplay.traces.schema import Provenance
+from moereplay.traces.store import open_trace
+from moereplay.traces.synthetic import synthetic, synthetic_parts
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
-from traces.schema import Provenance
-from traces.store import open_trace
-from traces.synthetic import synthetic, synthetic_parts
 
 SAID = "routing is synthetic (markov, reuse 0.4): hit rates are an assumption"
 LENGTH = ("--requests", "12", "--prompt-tokens", "2", "--decode-tokens", "6")

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from analysis.timeline import COMPUTE, FILLS, LINKS, PASSES, STALLS, Timeline, limited
-from analysis.timeline_moves import Machine
-from results.errors import ResultError
-from results.result import Event
-from simulator.config import configure
-from simulator.replay import replay
+from moereplay.analysis.timeline import COMPUTE, FILLS, LINKS, PASSES, STALLS, Timeline, limited
+from moereplay.analysis.timeline_moves import Machine
+from moereplay.results.errors import ResultError
+from moereplay.results.result import Event
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.store import open_trace
 from tests.commands.test_cli import SAMPLE
 from tests.kit.command import moereplay_here as moereplay
-from traces.store import open_trace
 
 SETTINGS = {"capacity": "25%", "prefetch": "top_k", "eviction": "least_stale"}
 OPTIONS = tuple(word for name, value in SETTINGS.items() for word in (f"--{name}", value))
@@ -108,7 +108,7 @@ def test_some_passes_are_those_of_the_whole_file(written: Path, tmp_path: Path) 
 def test_what_cannot_be_is_refused_before_anything_runs(
     words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simulator.replay.replay", None)
+    monkeypatch.setattr("moereplay.simulator.replay.replay", None)
     (tmp_path / "file").touch()
     ended = moereplay("timeline", "miniature", *words, cwd=tmp_path)
     assert ended.returncode == 2 and said in ended.stderr
@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(
 def test_more_events_than_a_viewer_opens_are_refused_with_what_to_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("analysis.timeline.limited.__defaults__", (5000,))
+    monkeypatch.setattr("moereplay.analysis.timeline.limited.__defaults__", (5000,))
     ended = moereplay("timeline", "miniature", *OPTIONS, "--first-pass", 3, cwd=tmp_path)
     assert ended.returncode == 2 and "passes 3 to 197 make more than 5,000 events" in ended.stderr
     assert list(tmp_path.iterdir()) == []

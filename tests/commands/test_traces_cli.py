@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.traces.combine import content_digest
+from moereplay.traces.schema import Header
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.writer import write_trace
 from tests.commands.test_full_disk import limited
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.stored import PLAIN, ids_only
-from traces.combine import content_digest
-from traces.schema import Header
-from traces.store import open_trace, verify
-from traces.writer import write_trace
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from moereplay import command as entry
+from moereplay.tracegen.checkpoint import load
+from moereplay.tracegen.record import Plan, record
+from moereplay.tracegen.tokens import Work
+from moereplay.traces.schema import Header, Request, Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
 from tests.kit.command import unfolded
 from tests.kit.tiny_models import tiny_model
-from tracegen.checkpoint import load
-from tracegen.record import Plan, record
-from tracegen.tokens import Work
-from traces.schema import Header, Request, Trace
-from traces.store import open_trace
-from traces.writer import write_trace
 
 WORDS = 96
 LAMBDAS = "cache_prior:lam=0,cache_prior:lam=.5,cache_prior:lam=2"
@@ -289,11 +289,11 @@ def test_the_model_that_the_trace_names_is_the_default(
 
 def test_numbers_are_python_s_own(recorded: Recorded) -> None:
     """The comparison is a library too: no command line, no files."""
-    from analysis.validation import Runs, compare
-    from simulator.config import configure
-    from simulator.replay import replay
-    from tracegen.live.run import requests_of
-    from tracegen.live.run import run as run_live
+    from moereplay.analysis.validation import Runs, compare
+    from moereplay.simulator.config import configure
+    from moereplay.simulator.replay import replay
+    from moereplay.tracegen.live.run import requests_of
+    from moereplay.tracegen.live.run import run as run_live
 
     trace: Trace = open_trace(recorded.trace)
     config = configure(capacity="25%", eviction="lfu")

@@ -10,7 +10,7 @@ import pytest
 import typer.completion
 
 import moereplay as package
-from simulator.config import SEMANTICS_VERSION
+from moereplay.simulator.config import SEMANTICS_VERSION
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.evidence_folder import made
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import policies
-from policies.contract import PolicyError
-from results.result import Result, Row
-from simulator.config import KINDS, ReplayConfig, configure
-from simulator.replay import replay
-from traces.schema import Geometry, Header, Request, Router, Trace, canonical, memory_trace
-from traces.store import open_trace
+from moereplay import policies
+from moereplay.policies.contract import PolicyError
+from moereplay.results.result import Result, Row
+from moereplay.simulator.config import KINDS, ReplayConfig, configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, canonical, memory_trace
+from moereplay.traces.store import open_trace
 
 HERE = Path(__file__).resolve().parent
 SAMPLE = HERE.parents[1] / "traces" / "samples" / "miniature.zarr"

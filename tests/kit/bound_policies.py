@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.contract import RESIDENT, UNIT, Step
-from policies.grammar import parse
-from simulator.interface import CopyLayout
-from simulator.oracle import NO_ORACLE
-from simulator.reference.hooks import BoundPolicy
-from simulator.reference.tables import Tables
+from moereplay.policies.contract import RESIDENT, UNIT, Step
+from moereplay.policies.grammar import parse
+from moereplay.simulator.interface import CopyLayout
+from moereplay.simulator.oracle import NO_ORACLE
+from moereplay.simulator.reference.hooks import BoundPolicy
+from moereplay.simulator.reference.tables import Tables
 from tests.kit.policy_runs import Sizes, geometry_of
 
 BARE = Step(*[()] * 10)

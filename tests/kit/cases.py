@@ -14,20 +14,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from policies.contract import UNIT, Miss
-from results.result import Event
-from results.result import Row as Counts
-from simulator.capacity import parse_size
-from simulator.config import configure
-from simulator.interface import CopyLayout, FinishedRun, RunSpec
-from simulator.platform import Contention, Link, Loading, LowerTier, Measured, Platform, Wire
-from simulator.reference.engine import run
-from simulator.source import Gate, Mixture, Pass, Row
-from simulator.times import Times
+from moereplay.policies.contract import UNIT, Miss
+from moereplay.results.result import Event
+from moereplay.results.result import Row as Counts
+from moereplay.simulator.capacity import parse_size
+from moereplay.simulator.config import configure
+from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
+from moereplay.simulator.platform import Contention, Link, Loading, LowerTier, Measured, Platform, Wire
+from moereplay.simulator.reference.engine import run
+from moereplay.simulator.source import Gate, Mixture, Pass, Row
+from moereplay.simulator.times import Times
+from moereplay.traces import routers
+from moereplay.traces.demand import NEVER, Union, to_units, union_of
+from moereplay.traces.schema import Geometry, Router
 from tests.kit.schedules import laid
-from traces import routers
-from traces.demand import NEVER, Union, to_units, union_of
-from traces.schema import Geometry, Router
 
 ENGINES = ("reference", "compiled")
 ENGINE = ["reference"]  #: the last is the one that the test in progress asks for
@@ -247,7 +247,7 @@ def compiled_run(source: ListSource, spec: RunSpec) -> FinishedRun:
 
     Without that and without the log it may take the fast path, whose counters must be the same.
     """
-    from simulator.compiled.engine import run_source
+    from moereplay.simulator.compiled.engine import run_source
 
     ran, kept = run_source(source, spec)
     short = run_source(source, replace(spec, log=False), keep=False).ran

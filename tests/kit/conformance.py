@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.contract import PolicyError
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.origin import FUTURE
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.origin import FUTURE
+from moereplay.traces.schema import TraceError
 from tests.kit import cases
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists, sizes
 from tests.kit.conformance_format import Case, CaseError, one_line, read_cases
-from traces.schema import TraceError
 
 Row = dict[str, Any]
 #: Counters and times of a whole case, in the order in which rows have them.

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from policies.contract import UNIT
+from moereplay.policies.contract import UNIT
+from moereplay.traces.importers.contract import first_fault
 from tests.kit.cases import Cell, Prompted
-from traces.importers.contract import first_fault
 
 LONGEST = 10**9  #: nanoseconds, bytes and scores: what no sum of a case can overflow
 AMOUNT, COUNT = Field(ge=0, le=LONGEST), Field(ge=1, le=1024)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import strategies as st
 
-from traces.schema import Request
+from moereplay.traces.schema import Request
 
 EXPERTS = 6
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from moereplay.traces.exporters import registry
+from moereplay.traces.exporters.contract import Exporter, Options
+from moereplay.traces.exporters.registry import Export
+from moereplay.traces.schema import Request, Trace, memory_trace
 from tests.kit.stored import HEADER, everything
-from traces.exporters import registry
-from traces.exporters.contract import Exporter, Options
-from traces.exporters.registry import Export
-from traces.schema import Request, Trace, memory_trace
 
 ALL = registry.exporters()
 NEEDED = {"cache_bytes": 2_600, "licence": "mit"}  #: of 4,800 bytes of experts

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from policies.contract import PolicyError
-from simulator.config import configure
-from simulator.replay import replay
-from traces.schema import Geometry, Trace, TraceError
-from traces.store import open_trace
-from traces.synthetic import Synthetic, synthesise
-from traces.writer import write_trace
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Geometry, Trace, TraceError
+from moereplay.traces.store import open_trace
+from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.writer import write_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 GEOMETRY = Geometry(layers=3, experts=16, k=2, expert_bytes=(100,) * 3)

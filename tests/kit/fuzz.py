@@ -31,9 +31,21 @@ MOST_BYTES = 2 << 30
 MOST_LINES, LONGEST_LINE = 6, 1100
 #: What a user must never read.
 NEVER = ("this is a bug", "Traceback", "errors.pydantic.dev", "Warning:")
-WARMING = ("numpy", "polars", "zarr", "pydantic", "yaml", "matplotlib.pyplot", "optuna", "simulator.replay")
-WARMING += ("simulator.compiled.engine", "sweeps.tune", "traces.store", "traces.writer", "analysis.figures")
-WITH_TORCH = ("torch", "transformers", "tracegen.checkpoint", "tracegen.live.run", "tracegen.record")
+WARMING = ("numpy", "polars", "zarr", "pydantic", "yaml", "matplotlib.pyplot", "optuna", "moereplay.simulator.replay")
+WARMING += (
+    "moereplay.simulator.compiled.engine",
+    "moereplay.sweeps.tune",
+    "moereplay.traces.store",
+    "moereplay.traces.writer",
+    "moereplay.analysis.figures",
+)
+WITH_TORCH = (
+    "torch",
+    "transformers",
+    "moereplay.tracegen.checkpoint",
+    "moereplay.tracegen.live.run",
+    "moereplay.tracegen.record",
+)
 
 
 class Ending(NamedTuple):
@@ -81,7 +93,7 @@ def _warm(torch: bool) -> None:
     assert main
     for module in (*WARMING, *(WITH_TORCH if torch else ())):
         import_module(module)
-    from simulator.replay import replay
+    from moereplay.simulator.replay import replay
     from tests.kit.flips import CONFIG, drawn
 
     replay(drawn(), CONFIG)  # loads the machine code

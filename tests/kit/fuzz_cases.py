@@ -12,12 +12,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from moereplay.traces.metadata import metadata_digest
 from tests.kit import count_samples, importer_loggers
 from tests.kit.damage import NINES, Damage, damages, json_damage
 from tests.kit.fuzz_documents import JSONS, TOMLS, YAMLS
 from tests.kit.fuzz_materials import CHECKPOINT, COMMANDS, REPLAY, TOTALS
 from tests.kit.fuzz_options import OPTIONS
-from traces.metadata import metadata_digest
 
 Build = Callable[[Path, Path, Random], None]
 Judge = Callable[[Path, int, str], list[str]]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
-from simulator.platforms import NAMES
+from moereplay.simulator.platforms import NAMES
 from tests.kit import count_samples
 from tests.kit.command import moereplay_here
 from tests.kit.sweeping import ROOT, store_trace
@@ -21,7 +21,7 @@ TOTALS = "totals.json"  #: of REPLAY over the undamaged trace
 REPLAY = ("--capacity", "40%", "--eviction", "belady", "--prefetch", "top_k", "--engine", "reference", "--json")
 POLICY = '''"""newest.py: the copy whose expert's last use is the newest leaves."""
 
-from policies.contract import Eviction, expert_of
+from moereplay.policies.contract import Eviction, expert_of
 
 
 def key(now, experts, copies, own, y):

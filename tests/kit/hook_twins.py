@@ -12,9 +12,9 @@ import numba
 import numpy as np
 from numba.extending import register_jitable
 
-from policies.contract import COPY, EXPERT, NOW, Own, Policy, Step
-from policies.hooks import HOOKS, given_by
-from simulator.compiled.runtime.reached import reached_from
+from moereplay.policies.contract import COPY, EXPERT, NOW, Own, Policy, Step
+from moereplay.policies.hooks import HOOKS, given_by
+from moereplay.simulator.compiled.runtime.reached import reached_from
 
 RESULTS = {int: numba.types.int64, type(None): numba.types.void, bool: numba.types.boolean}
 #: Empty tables, from which the types of array arguments follow.

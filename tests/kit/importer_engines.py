@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from moereplay.traces.schema import Request
 from tests.kit.importer_formulas import BITS_UNKNOWN, EXPERTS, EXPERTS_UNKNOWN, LAYERS, K, Sample, ids
 from tests.kit.torch_pickles import save
-from traces.schema import Request
 
 # ---------------------------------------------------------------- SGLang's recorder: passes of two ranks
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.contract import Options
-from traces.schema import Request
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Request
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 LAYERS, EXPERTS, K = 2, 8, 2

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moereplay.traces.schema import Request
 from tests.kit.importer_formulas import (
     BITS_UNKNOWN,
     EXPERTS,
@@ -22,7 +23,6 @@ from tests.kit.importer_formulas import (
     weights,
 )
 from tests.kit.importer_formulas import K as RANKS
-from traces.schema import Request
 
 #: (prompt tokens, decode steps) of each request of a log.
 WORKLOADS = ((3, 2), (2, 3))

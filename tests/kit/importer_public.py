@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.importers.router_binaries import LEAST
+from moereplay.traces.schema import Request
 from tests.kit.importer_formulas import BITS_UNKNOWN, BYTES, EXPERTS, LAYERS, Sample, expert, grid, ids, weight, weights
 from tests.kit.importer_formulas import K as RANKS
 from tests.kit.importer_loggers import WORKLOADS, logged, passes
-from traces.importers.contract import Options
-from traces.importers.router_binaries import LEAST
-from traces.schema import Request
 
 BASIS = "layers 0..1; experts = 8 as the largest id + 1"
 UNNAMED = "no phase recorded: every token counts as decoded"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from moereplay.traces.schema import Request
 from tests.kit.importer_formulas import BYTES, EXPERTS, LAYERS, K, expert, grid, ids, residency, weight, weights
-from traces.schema import Request
 
 # ---------------------------------------------------------------- gpt-oss: decode steps only, with gate weights
 

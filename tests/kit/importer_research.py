@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moereplay.traces.schema import Request
 from tests.kit.importer_formulas import (
     BITS_UNKNOWN,
     DECODE_ONLY,
@@ -21,7 +22,6 @@ from tests.kit.importer_formulas import (
     weights,
 )
 from tests.kit.torch_pickles import save
-from traces.schema import Request
 
 # ---------------------------------------------------------------- CECAR: decode steps, the ids of the largest logits
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Request
 from tests.kit.importer_engines import ENGINES
 from tests.kit.importer_formulas import (
     BITS_UNKNOWN,
@@ -46,8 +48,6 @@ from tests.kit.importer_recorders import (
     write_route_trace,
 )
 from tests.kit.importer_research import RESEARCH
-from traces.importers.contract import Options
-from traces.schema import Request
 
 # ---------------------------------------------------------------- the plain formats
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Request, Trace, TraceError, memory_trace
 from tests.kit.recordings import FOLDER as DATA
 from tests.kit.recordings import needs_recording
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.schema import Request, Trace, TraceError, memory_trace
 
 __all__ = ["DATA"]
 

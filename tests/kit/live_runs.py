@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from simulator.config import configure
+from moereplay.simulator.config import configure
+from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.live.run import Live, LiveRequest, proven, run
+from moereplay.tracegen.modules import MoeModules
 from tests.kit.tiny_models import shared_model
-from tracegen.checkpoint import Loaded
-from tracegen.live.run import Live, LiveRequest, proven, run
-from tracegen.modules import MoeModules
 
 DTYPES = (torch.float32, torch.bfloat16)
 VOCABULARY = 96  #: of every tiny config

@@ -9,12 +9,12 @@ from dataclasses import replace
 import simpy
 from simpy.events import EventPriority
 
-from simulator.interface import RunSpec
-from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span, of_link
-from simulator.reference.machine import Channel, Machine, Priced, simulated
-from simulator.reference.placement import Area
-from simulator.reference.transfers import Transfer
-from tracegen.offload.clock import RealClock, Worker
+from moereplay.simulator.interface import RunSpec
+from moereplay.simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span, of_link
+from moereplay.simulator.reference.machine import Channel, Machine, Priced, simulated
+from moereplay.simulator.reference.placement import Area
+from moereplay.simulator.reference.transfers import Transfer
+from moereplay.tracegen.offload.clock import RealClock, Worker
 
 
 def simulation(spec: RunSpec) -> Machine:

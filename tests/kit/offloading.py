@@ -7,12 +7,12 @@ import json
 import numpy as np
 from torch import Tensor
 
-from simulator.config import ReplayConfig, configure
-from tracegen.offload.bench import Bench, bits_of_all, check_measurable
-from tracegen.offload.compute import layout_of
-from tracegen.offload.experts import Layout
-from tracegen.offload.slow_tier import Memory, SlowTier
-from traces.schema import Geometry, Header, Provenance, Request, Trace, memory_trace
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.tracegen.offload.bench import Bench, bits_of_all, check_measurable
+from moereplay.tracegen.offload.compute import layout_of
+from moereplay.tracegen.offload.experts import Layout
+from moereplay.tracegen.offload.slow_tier import Memory, SlowTier
+from moereplay.traces.schema import Geometry, Header, Provenance, Request, Trace, memory_trace
 
 LAYERS, EXPERTS, K = 2, 8, 2
 HIDDEN = 32

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-import policies
-from policies.grammar import Chosen, parse
+from moereplay import policies
+from moereplay.policies.grammar import Chosen, parse
+from moereplay.traces.schema import Router
 from tests.kit.cases import ListSource, Outcome, machine, replay_lists
 from tests.kit.scenarios import CONTRACTS, EVICTIONS, MISSES, PREFETCHES, SIDE_BUFFER, Scenario, all_prices, scenarios
 from tests.kit.schedules import mixed
-from traces.schema import Router
 
 
 def with_all(kind: str, *texts: str) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import policies
-from policies.contract import Choice, Number, Parameter, Policy
-from policies.grammar import Chosen
+from moereplay import policies
+from moereplay.policies.contract import Choice, Number, Parameter, Policy
+from moereplay.policies.grammar import Chosen
 
 CATALOGUE = policies.catalogue()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from traces.schema import Trace
+from moereplay.traces.schema import Trace
 
 UNIT = 2**24
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from moereplay.traces.demand import to_units
+from moereplay.traces.routers import scores as router_scores
+from moereplay.traces.schema import Trace
 from tests.kit.policy_models import DemandStep, Model
-from traces.demand import to_units
-from traces.routers import scores as router_scores
-from traces.schema import Trace
 
 
 class Facts(NamedTuple):

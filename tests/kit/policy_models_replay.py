@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
+from moereplay.traces.demand import to_units
+from moereplay.traces.routers import scores
+from moereplay.traces.schema import Trace
 from tests.kit.policy_models import named
-from traces.demand import to_units
-from traces.routers import scores
-from traces.schema import Trace
 
 Expert = tuple[int, int]  #: layer, expert
 Copy = tuple[int, int, int]  #: layer, expert, precision

@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.contract import Miss
-from policies.grammar import Chosen
-from results.result import Event, Row
-from simulator.compiled.engine import run_inputs
-from simulator.compiled.runtime.inputs import inputs_of
-from simulator.config import ReplayConfig, configure
-from simulator.interface import CopyLayout, FinishedRun, RunSpec
-from simulator.oracle import oracle_of
-from simulator.platform import Link, Measured, Platform
-from simulator.reference.engine import run
-from simulator.source import Mixture, Pass, TraceSource
-from simulator.times import Times
-from traces.routers import weigh
-from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
+from moereplay.policies.contract import Miss
+from moereplay.policies.grammar import Chosen
+from moereplay.results.result import Event, Row
+from moereplay.simulator.compiled.engine import run_inputs
+from moereplay.simulator.compiled.runtime.inputs import inputs_of
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
+from moereplay.simulator.oracle import oracle_of
+from moereplay.simulator.platform import Link, Measured, Platform
+from moereplay.simulator.reference.engine import run
+from moereplay.simulator.source import Mixture, Pass, TraceSource
+from moereplay.simulator.times import Times
+from moereplay.traces.routers import weigh
+from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 
 SIZE = 5  # bytes of an expert
 VERDICTS = ("hits", "late", "compulsory", "collisions", "capacity")

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from analysis.changes import Change
-from results.quality import FILE, UNMODIFIED, to_frame
-from results.result import Row
-from results.write import write_frame
-from simulator.config import KINDS, configure
+from moereplay.analysis.changes import Change
+from moereplay.results.quality import FILE, UNMODIFIED, to_frame
+from moereplay.results.result import Row
+from moereplay.results.write import write_frame
+from moereplay.simulator.config import KINDS, configure
 from tests.kit.tiny_runs import NO_COUNT
 
 MASS, ASSIGNMENTS = 10**9, 10**6

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from policies.contract import UNIT
-from policies.grammar import parse
-from simulator.platform import Link, LowerTier
+from moereplay.policies.contract import UNIT
+from moereplay.policies.grammar import parse
+from moereplay.simulator.platform import Link, LowerTier
+from moereplay.traces.schema import Geometry
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, at_rate, machine, replay_lists, sizes
-from traces.schema import Geometry
 
 EVICTIONS = ("lru", "fifo", "lfu", "lfu:count=history", "random", "score", "arc")
 EVICTIONS += ("farthest_layer", "farthest_layer:distance=absolute", "belady")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
-from policies.contract import DECODE, PREFILL
-from simulator.source import Row
+from moereplay.policies.contract import DECODE, PREFILL
+from moereplay.simulator.source import Row
 
 Lengths = Sequence[tuple[int, int]]  #: (prompt tokens, tokens) of each request
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.schema import Geometry, Header, Provenance, Request, Trace
-from traces.writer import TraceWriter
+from moereplay.traces.schema import Geometry, Header, Provenance, Request, Trace
+from moereplay.traces.writer import TraceWriter
 
 LAYERS, EXPERTS, K = 3, 8, 2
 GEOMETRY = Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(100, 200, 300), bytes_by_bits={4: (25, 50, 75)})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from policies.contract import NEVER, OPTIONAL
+from moereplay.policies.contract import NEVER, OPTIONAL
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 WIDEST = 1 << 63  #: no integer of 64 bits is farther from 0
@@ -16,7 +16,7 @@ PRIMES = (7, 97, 65_521, 2_147_483_647, 1_152_921_504_606_846_883, (1 << 61) - 1
 #: What every file begins with; `whole` and `real` expressions use it.
 PRELUDE = """import math
 
-from policies.contract import (
+from moereplay.policies.contract import (
     ABSENT, CPU, DROP, IN_FLIGHT, NEVER, NONE, PER_TOKEN, QUEUED, RESIDENT, UNIT,
     Choice, Eviction, HalfLife, Memory, Miss, Number, Numbers, Prefetch, Routing, always, expert_of,
 )

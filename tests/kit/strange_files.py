@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from policies.declaration import HOOKS
+from moereplay.policies.declaration import HOOKS
 from tests.kit.strange_expressions import (
     COPY_WHOLES,
     EXPERT_WHOLES,

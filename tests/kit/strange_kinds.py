@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from policies.contract import KEY_SCOPES
+from moereplay.policies.contract import KEY_SCOPES
 from tests.kit.strange_expressions import LOCAL, WIDEST, Names, Value
 from tests.kit.strange_files import KEYED, ROWS, Author, File, Sort, X, of_now, tables
 

@@ -21,20 +21,20 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import policies
-from policies import files
-from policies.contract import PolicyError
-from simulator import dry_run
-from simulator.config import KINDS, ReplayConfig
-from simulator.errors import ConfigError
-from simulator.interface import EndState
-from simulator.reference import engine as reference
-from simulator.replay import Plan, plan, replay
-from simulator.source import Mixture, Pass, TraceSource
+from moereplay import policies
+from moereplay.policies import files
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator import dry_run
+from moereplay.simulator.config import KINDS, ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.interface import EndState
+from moereplay.simulator.reference import engine as reference
+from moereplay.simulator.replay import Plan, plan, replay
+from moereplay.simulator.source import Mixture, Pass, TraceSource
+from moereplay.traces.schema import Trace
 from tests.kit.strange_files import File, Sort
 from tests.kit.strange_kinds import policy_file
 from tests.kit.strange_scenarios import drawn_config, drawn_trace, platform_file
-from traces.schema import Trace
 
 #: Shares of cases of which promises may be broken, of which integers may leave 64 bits, and of which no hook listens.
 DISHONEST, WILD, SILENT = 0.1, 0.15, 0.35
@@ -134,7 +134,7 @@ def _by_reference(trace: Trace, ready: Plan) -> Finished:
 
 def _differs(trace: Trace, ready: Plan, expected: Finished) -> str:
     """The first difference of the compiled engine, with the log and without, which may take the fast path."""
-    from simulator.compiled import engine as compiled
+    from moereplay.simulator.compiled import engine as compiled
 
     with dry_run.named_by_machine_code(ready.chosen):
         logged = compiled.run_with_state(trace, ready.spec(log=True))
@@ -162,9 +162,9 @@ def _in_log(expected: EndState, found: EndState) -> str:
 
 
 def _executed(trace: Trace, ready: Plan) -> list[Any]:
-    from simulator.compiled.engine import run_inputs
-    from simulator.compiled.runtime.inputs import inputs_of
-    from simulator.oracle import oracle_of
+    from moereplay.simulator.compiled.engine import run_inputs
+    from moereplay.simulator.compiled.runtime.inputs import inputs_of
+    from moereplay.simulator.oracle import oracle_of
 
     config, chosen = ready.config, ready.chosen
     source = TraceSource(trace, config.passes, chosen.prefetch, ready.needs, (config.lookahead, config.seed))

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from simulator.config import ReplayConfig, configure
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.traces.routers import weigh
+from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 from tests.kit.cases import machine, sizes
 from tests.kit.scenarios import CONTRACTS
 from tests.kit.strange_files import File
-from traces.routers import weigh
-from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 
 ROUTER = Router(renormalise=True)
 #: What stands beside the user's own policies.

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sweeps.folder_store import Folder
-from sweeps.merge import merge
-from sweeps.store import place_of
-from traces.schema import Geometry, Provenance
-from traces.synthetic import Synthetic, synthesise
-from traces.writer import write_trace
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.merge import merge
+from moereplay.sweeps.store import place_of
+from moereplay.traces.schema import Geometry, Provenance
+from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.writer import write_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = Geometry(layers=3, experts=6, k=2, expert_bytes=(1000, 1000, 1000))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tracegen.families import catalogue
-from tracegen.modules import BIAS_NAMES
+from moereplay.tracegen.families import catalogue
+from moereplay.tracegen.modules import BIAS_NAMES
 
 FAMILIES = {family.name: family for family in catalogue()}
 

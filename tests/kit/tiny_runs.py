@@ -8,18 +8,18 @@ from pathlib import Path
 
 import polars as pl
 
-from results.counters import COUNTERS
-from results.parts import SWEEP_VERSION
-from results.result import Result, Row
-from results.settings import setting_kinds
-from results.tables import part_of
-from results.write import to_frame, write_frame
-from simulator.bounds import Counted
-from simulator.config import KINDS, configure
-from sweeps.folder_store import Folder
-from sweeps.grid import run_grid
-from traces.schema import Geometry, Trace
-from traces.synthetic import Synthetic, synthesise
+from moereplay.results.counters import COUNTERS
+from moereplay.results.parts import SWEEP_VERSION
+from moereplay.results.result import Result, Row
+from moereplay.results.settings import setting_kinds
+from moereplay.results.tables import part_of
+from moereplay.results.write import to_frame, write_frame
+from moereplay.simulator.bounds import Counted
+from moereplay.simulator.config import KINDS, configure
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.grid import run_grid
+from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.synthetic import Synthetic, synthesise
 
 SMALL = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)
 #: Of the results that figures are tested on.

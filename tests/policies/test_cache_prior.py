@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from results.result import Result
-from simulator.config import configure
-from simulator.replay import replay
-from traces.schema import Request, Trace, memory_trace
-from traces.store import open_trace
+from moereplay.results.result import Result
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Request, Trace, memory_trace
+from moereplay.traces.store import open_trace
 
 SAMPLE = Path(__file__).resolve().parents[2] / "traces" / "samples" / "miniature.zarr"
 READINGS = ("running_range", "token_range", "ema_range", "running_mean")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import policies
-from policies.contract import PAR_SLOTS, Choice, Number, Numbers, Parameter, Policy, PolicyError, slot
-from policies.grammar import Chosen, parse
-from sweeps.grid import expand
+from moereplay import policies
+from moereplay.policies.contract import PAR_SLOTS, Choice, Number, Numbers, Parameter, Policy, PolicyError, slot
+from moereplay.policies.grammar import Chosen, parse
+from moereplay.sweeps.grid import expand
 
 POLICIES = st.sampled_from(policies.catalogue())
 several = settings(max_examples=200, deadline=None, derandomize=True)

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from policies import files
-from policies.contract import PolicyError
-from policies.hooks import EVENTS, HOOKS
-from simulator import dry_run
-from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.config import configure
-from simulator.replay import replay
-from sweeps.batches import Batch, compute
-from sweeps.jobs import job_of
+from moereplay.policies import files
+from moereplay.policies.contract import PolicyError
+from moereplay.policies.hooks import EVENTS, HOOKS
+from moereplay.simulator import dry_run
+from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.sweeps.batches import Batch, compute
+from moereplay.sweeps.jobs import job_of
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
 from tests.kit.policy_runs import Sizes, random_trace
-from traces.schema import Trace
-from traces.store import open_trace
-from traces.writer import write_trace
 
 #: The class of a policy that gives each hook.
 KINDS = {name: "Eviction" if name in EVENTS else hook.kinds[0].title() for name, hook in HOOKS.items()}
@@ -44,7 +44,7 @@ def policy_file(folder: Path, name: str, after: int = 0, raises: str = RAISES) -
     kind = KINDS[name]
     given = [name] if name in (FIRST[kind], "victim") else [name, FIRST[kind]]
     verdict = "PER_TOKEN" if "substitute" in given else "0"
-    text = f"from policies.contract import *\n\n\ndef {name}({', '.join(HOOKS[name].arguments)}):\n"
+    text = f"from moereplay.policies.contract import *\n\n\ndef {name}({', '.join(HOOKS[name].arguments)}):\n"
     text += (
         f"    {raises.replace('AFTER', str(after))}\n    {BODIES.get(name, 'return').replace('VERDICT', verdict)}\n\n\n"
     )

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-import policies
-from policies import files
-from policies.declaration import check_result
-from policies.hooks import AT_GATE, EVENTS, HOOKS, KINDS, TABLES, given_by, markdown
-from results import settings as results_settings
-from simulator import dry_run
-from simulator.compiled.runtime.hooks import BoundHooks
-from simulator.config import configure
-from simulator.replay import plan
+from moereplay import policies
+from moereplay.policies import files
+from moereplay.policies.declaration import check_result
+from moereplay.policies.hooks import AT_GATE, EVENTS, HOOKS, KINDS, TABLES, given_by, markdown
+from moereplay.results import settings as results_settings
+from moereplay.simulator import dry_run
+from moereplay.simulator.compiled.runtime.hooks import BoundHooks
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import plan
 from tests.kit.policy_runs import Sizes, random_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = random_trace(1, Sizes(layers=4, experts=8, tokens=60, prompt=4, requests=2, depth=1, size=1000))
 #: A policy that counts each event, and adds up the numbers that come with it.
-LISTENER = """from policies.contract import Eviction, Memory
+LISTENER = """from moereplay.policies.contract import Eviction, Memory
 
 
 def key(now, experts, copies, own, y):

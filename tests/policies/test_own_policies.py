@@ -9,23 +9,23 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-import policies
-from policies import files
-from policies.contract import Eviction, PolicyError
-from policies.grammar import parse
-from policies.hooks import given_by
-from simulator import dry_run
-from simulator.compiled.runtime.hooks import compiled
-from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.user_hooks import refusal
-from simulator.config import configure
-from simulator.remarks import remarks
-from simulator.replay import replay
+from moereplay import policies
+from moereplay.policies import files
+from moereplay.policies.contract import Eviction, PolicyError
+from moereplay.policies.grammar import parse
+from moereplay.policies.hooks import given_by
+from moereplay.simulator import dry_run
+from moereplay.simulator.compiled.runtime.hooks import compiled
+from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
+from moereplay.simulator.compiled.runtime.user_hooks import refusal
+from moereplay.simulator.config import configure
+from moereplay.simulator.remarks import remarks
+from moereplay.simulator.replay import replay
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import ROOT, moereplay
 from tests.kit.command import moereplay_here
 from tests.kit.policy_runs import Sizes, random_trace, replayed, trace_of
-from traces.store import open_trace
-from traces.writer import write_trace
 
 DOCUMENT = (ROOT / "docs" / "policies.md").read_text()
 EXAMPLES = {match[2]: match[1] for match in re.finditer(r'```python\n("""(\w+)\.py.*?)```', DOCUMENT, re.DOTALL)}

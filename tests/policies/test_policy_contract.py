@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-import policies
-from policies.contract import (
+from moereplay import policies
+from moereplay.policies.contract import (
     CPU,
     DROP,
     NONE,
@@ -29,9 +29,9 @@ from policies.contract import (
     Routing,
     slot,
 )
-from policies.grammar import Chosen, parse
-from policies.hooks import HOOKS, given_by
-from simulator.reference.victims import Victims
+from moereplay.policies.grammar import Chosen, parse
+from moereplay.policies.hooks import HOOKS, given_by
+from moereplay.simulator.reference.victims import Victims
 from tests.kit.hook_twins import hook_of, twin
 from tests.kit.policy_catalogue import CATALOGUE, every_policy, label, of_kind, variants, with_key
 from tests.kit.policy_runs import Outcome, Sizes, random_trace, replayed_by_reference
@@ -60,7 +60,7 @@ CONTRACTS = ("atomic", "sequential")
 
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch, policy: Policy, **changed: Any) -> None:
-    module = import_module(f"policies.{policy.kind}.{policy.name}")
+    module = import_module(f"moereplay.policies.{policy.kind}.{policy.name}")
     monkeypatch.setattr(module, "POLICY", replace(policy, **changed))
 
 

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-import policies
-from commands.plot import plot
-from commands.sweep_run import sweep_run as sweep_run_verb
-from commands.sweep_show import sweep_show as sweep_show_verb
-from policies import files
-from policies.contract import PolicyError
-from results.stored import load
-from simulator.errors import ConfigError
-from sweeps import slurm
-from sweeps.batches import Batch, Made, compute
-from sweeps.experiment.file import read
-from sweeps.folder_store import Folder
-from sweeps.jobs import open_traces, shard
-from sweeps.ray_cluster import _run
-from sweeps.run import Sweep, execute, left_to_do, planned
-from sweeps.tune import Search, tune
+from moereplay import policies
+from moereplay.commands.plot import plot
+from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
+from moereplay.commands.sweep_show import sweep_show as sweep_show_verb
+from moereplay.policies import files
+from moereplay.policies.contract import PolicyError
+from moereplay.results.stored import load
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps import slurm
+from moereplay.sweeps.batches import Batch, Made, compute
+from moereplay.sweeps.experiment.file import read
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.jobs import open_traces, shard
+from moereplay.sweeps.ray_cluster import _run
+from moereplay.sweeps.run import Sweep, execute, left_to_do, planned
+from moereplay.sweeps.tune import Search, tune
 from tests.kit.command import in_python, moereplay_here
 from tests.kit.sweeping import experiment, merged
 from tests.policies.test_own_policies import NEWEST

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import policies
-from policies.contract import CPU, DROP, NEVER, PER_TOKEN, Step
-from policies.grammar import parse
-from simulator.interface import CopyLayout
-from simulator.oracle import NO_ORACLE
-from simulator.reference.hooks import BoundPolicy
-from simulator.reference.tables import Tables
+from moereplay import policies
+from moereplay.policies.contract import CPU, DROP, NEVER, PER_TOKEN, Step
+from moereplay.policies.grammar import parse
+from moereplay.simulator.interface import CopyLayout
+from moereplay.simulator.oracle import NO_ORACLE
+from moereplay.simulator.reference.hooks import BoundPolicy
+from moereplay.simulator.reference.tables import Tables
 from tests.kit.hook_twins import hook_of
 from tests.kit.policy_models import above_percentile, above_running, best, cascade_tier, named
 from tests.kit.policy_runs import Sizes, geometry_of

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moereplay.traces.routers import weigh
+from moereplay.traces.schema import Trace
 from tests.kit.policy_models import (
     RANKS,
     UNIT,
@@ -28,8 +30,6 @@ from tests.kit.policy_models import (
 )
 from tests.kit.policy_models_routing import CachePrior
 from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, random_trace, replayed
-from traces.routers import weigh
-from traces.schema import Trace
 
 seeds = st.integers(0, 2**32)
 times = st.builds(Nanoseconds, *[st.integers(1, 7)] * 4, st.just(1.0))

@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moereplay.traces.demand import to_units
+from moereplay.traces.routers import scores as router_scores
+from moereplay.traces.schema import Trace
 from tests.kit.policy_models import DemandStep, best, one_token_steps
 from tests.kit.policy_models_eviction import (
     Clock,
@@ -38,9 +41,6 @@ from tests.kit.policy_ranks_eviction import (
     windowed_mass,
 )
 from tests.kit.policy_runs import Nanoseconds, Sizes, random_trace, replayed
-from traces.demand import to_units
-from traces.routers import scores as router_scores
-from traces.schema import Trace
 
 AT_ONCE = Nanoseconds(bandwidth=float("inf"))
 Maker = Callable[..., Pool]

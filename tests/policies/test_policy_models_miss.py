@@ -15,6 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moereplay.traces.demand import to_units, union_of
+from moereplay.traces.routers import scores, weigh
+from moereplay.traces.schema import Trace
 from tests.kit.policy_models_miss import (
     CPU,
     DROP,
@@ -31,9 +34,6 @@ from tests.kit.policy_models_miss import (
     Step,
 )
 from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, random_trace, replayed
-from traces.demand import to_units, union_of
-from traces.routers import scores, weigh
-from traces.schema import Trace
 
 #: A prompt of two tokens demands up to six experts of nine; at 16 bits a copy has 10 bytes, so twelve slots of 5 do.
 SIZES = Sizes(layers=2, experts=9, k=3, tokens=14, prompt=2)

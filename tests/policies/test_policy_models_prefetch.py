@@ -13,8 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import policies
-from policies.contract import ABSENT, QUEUED
+from moereplay import policies
+from moereplay.policies.contract import ABSENT, QUEUED
+from moereplay.traces.demand import to_units, union_of
+from moereplay.traces.routers import scores
+from moereplay.traces.schema import Trace
 from tests.kit.hook_twins import hook_of
 from tests.kit.policy_models_prefetch import (
     ActivationMatrix,
@@ -29,9 +32,6 @@ from tests.kit.policy_models_prefetch import (
     PreviousToken,
 )
 from tests.kit.policy_runs import Outcome, Sizes, random_trace, replayed, replayed_by_reference
-from traces.demand import to_units, union_of
-from traces.routers import scores
-from traces.schema import Trace
 
 SIZES = Sizes(layers=4, experts=6, k=2, tokens=7, prompt=3, requests=3, depth=3)
 SLOTS = 9  # of 24; a prompt of three demands up to six
@@ -65,7 +65,7 @@ class Watched:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The policy, watched."""
-        module = import_module(f"policies.prefetch.{self._policy.name}")
+        module = import_module(f"moereplay.policies.prefetch.{self._policy.name}")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "POLICY", replace(self._policy, suggest=self._suggest, on_gate=self._on_gate))
             yield

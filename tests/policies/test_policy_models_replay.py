@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moereplay.traces.schema import Trace
 from tests.kit.policy_models import above_percentile, above_running, best, cascade_tier
 from tests.kit.policy_models_replay import Cache, Entry, Namer, Rules, Step, Unhurried, steps_of
 from tests.kit.policy_models_timed import Pace, Ticking
 from tests.kit.policy_runs import SIZE, VERDICTS, Nanoseconds, Outcome, Sizes, random_trace, replayed
-from traces.schema import Trace
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 DEPTH = 2

@@ -12,6 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moereplay.traces.demand import to_units, union_of
+from moereplay.traces.routers import scores, weigh
+from moereplay.traces.schema import Trace
 from tests.kit.policy_models import DemandStep, Lru, play
 from tests.kit.policy_models_routing import (
     Cumulative,
@@ -25,9 +28,6 @@ from tests.kit.policy_models_routing import (
     Token,
 )
 from tests.kit.policy_runs import Sizes, random_trace, replayed
-from traces.demand import to_units, union_of
-from traces.routers import scores, weigh
-from traces.schema import Trace
 
 #: A prompt of two tokens demands up to six experts of nine; six slots per layer hold any step, and evict.
 SIZES = Sizes(layers=2, experts=9, k=3, tokens=14, prompt=2)

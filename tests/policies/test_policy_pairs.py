@@ -14,13 +14,13 @@ from typing import get_args
 
 import pytest
 
-import policies
-from policies.contract import PolicyError
-from results.result import Event, Result
-from simulator.config import ReplayConfig, configure
-from simulator.replay import ENGINES, Plan, plan, replay
+from moereplay import policies
+from moereplay.policies.contract import PolicyError
+from moereplay.results.result import Event, Result
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.replay import ENGINES, Plan, plan, replay
+from moereplay.traces.schema import Trace
 from tests.kit.policy_runs import Sizes, random_trace
-from traces.schema import Trace
 
 #: Where defaults would do nothing in so small a scenario.
 SPELLED = {

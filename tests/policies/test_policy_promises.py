@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import policies
-from policies.contract import DROP, NEVER, Eviction, Miss, Own, Policy
-from policies.counter_hash import counter_hash
-from policies.grammar import Chosen, parse
-from simulator.interface import CopyLayout
-from simulator.oracle import NO_ORACLE
-from simulator.reference.hooks import BoundPolicy
-from simulator.reference.tables import Tables
+from moereplay import policies
+from moereplay.policies.contract import DROP, NEVER, Eviction, Miss, Own, Policy
+from moereplay.policies.counter_hash import counter_hash
+from moereplay.policies.grammar import Chosen, parse
+from moereplay.simulator.interface import CopyLayout
+from moereplay.simulator.oracle import NO_ORACLE
+from moereplay.simulator.reference.hooks import BoundPolicy
+from moereplay.simulator.reference.tables import Tables
 from tests.kit.hook_twins import hook_of, twin
 from tests.kit.policy_catalogue import CATALOGUE, label, variants, with_key
 from tests.kit.policy_runs import Sizes, geometry_of

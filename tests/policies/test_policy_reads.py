@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from policies import files
-from policies.contract import OPTIONAL, OPTIONAL_COLUMNS, Policy, PolicyError
-from results.result import Result
-from simulator import dry_run
-from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.config import configure
-from simulator.reference import engine as reference
-from simulator.replay import plan, replay
+from moereplay.policies import files
+from moereplay.policies.contract import OPTIONAL, OPTIONAL_COLUMNS, Policy, PolicyError
+from moereplay.results.result import Result
+from moereplay.simulator import dry_run
+from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
+from moereplay.simulator.config import configure
+from moereplay.simulator.reference import engine as reference
+from moereplay.simulator.replay import plan, replay
 from tests.kit.policy_runs import Sizes, random_trace
 
 TRACE = random_trace(1, Sizes(layers=4, experts=8, tokens=60, prompt=4, requests=2, depth=1, size=1000))
-HEAD = """from policies.contract import DROP, Eviction, Memory, Miss, Prefetch, always, expert_of
+HEAD = """from moereplay.policies.contract import DROP, Eviction, Memory, Miss, Prefetch, always, expert_of
 
 
 """
@@ -136,7 +136,7 @@ def test_no_way_leads_to_a_column_that_is_not_declared(
 ) -> None:
     """Even if the dry run had not seen it."""
     strange(WAYS[way] + EVICTION.format(", reads=frozenset()"))
-    monkeypatch.setattr("simulator.dry_run.dry_run", lambda *_: None)
+    monkeypatch.setattr("moereplay.simulator.dry_run.dry_run", lambda *_: None)
     with pytest.raises(ValueError if IS_PYTHON else PolicyError, match=r"no field of name|may read none of what reads"):
         replay(TRACE, configure(capacity="25%", eviction="strange"))
 
@@ -355,7 +355,7 @@ def test_a_mixture_is_not_changed_without_logits(strange: Callable[[str], Policy
 
 POLICY = Routing(name="strange", summary="for this test", source="here", choose=choose)
 """
-    strange("from policies.contract import Routing\n\n\n" + unweighed)
+    strange("from moereplay.policies.contract import Routing\n\n\n" + unweighed)
     for engine in ("reference", "compiled"):
         with pytest.raises(PolicyError, match=r"must declare that it needs logits: needs=always\('logits'\)"):
             replay(TRACE, configure(capacity="25%", routing="strange"), engine=engine)

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies import catalogue
-from policies.contract import Numbers, PolicyError
-from policies.grammar import parse
-from policies.precisions import at_most, note, scaled
-from simulator.config import configure
-from simulator.remarks import remarks
-from simulator.replay import plan, replay
+from moereplay.policies import catalogue
+from moereplay.policies.contract import Numbers, PolicyError
+from moereplay.policies.grammar import parse
+from moereplay.policies.precisions import at_most, note, scaled
+from moereplay.simulator.config import configure
+from moereplay.simulator.remarks import remarks
+from moereplay.simulator.replay import plan, replay
+from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
 from tests.kit.command import moereplay_here, unfolded
-from traces.schema import Geometry, Header, Request, Trace, memory_trace
 
 #: Their default bits, and what these become at 8, 4.25, 4 and 2 stored bits.
 LADDERS = {

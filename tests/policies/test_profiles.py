@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from policies.contract import NEVER, PolicyError
-from policies.grammar import parse
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.interface import CopyLayout
-from simulator.oracle import Oracle, ranking
-from simulator.reference.tables import Tables
-from simulator.replay import plan, replay
-from simulator.source import TraceSource
+from moereplay.policies.contract import NEVER, PolicyError
+from moereplay.policies.grammar import parse
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.interface import CopyLayout
+from moereplay.simulator.oracle import Oracle, ranking
+from moereplay.simulator.reference.tables import Tables
+from moereplay.simulator.replay import plan, replay
+from moereplay.simulator.source import TraceSource
 from tests.kit.cases import ListSource, Prompted, sizes, tokens
 from tests.kit.policy_runs import Sizes, geometry_of, random_trace, trace_of
 from tests.kit.tiny_runs import small_trace
@@ -109,7 +109,7 @@ def test_a_given_profile_does_not_read_the_future():
 
 
 def test_the_file_of_a_profile_is_json(tmp_path: Path):
-    from commands.options import named_experts
+    from moereplay.commands.options import named_experts
 
     (tmp_path / "good.json").write_text(json.dumps([[0, 1]]))
     assert named_experts("--profile", tmp_path / "good.json") == [[0, 1]]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import policies
-from policies import files
-from policies.contract import PolicyError
+from moereplay import policies
+from moereplay.policies import files
+from moereplay.policies.contract import PolicyError
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
 from tests.kit.scenarios import Scenario, scenarios
 
@@ -21,7 +21,7 @@ GUARDED = 3  # every third expert, in the policy below
 POLITE = f'''
 """Polite: the lowest leaves, but every third never does."""
 
-from policies.contract import Eviction, Memory
+from moereplay.policies.contract import Eviction, Memory
 
 
 def on_insert(now, experts, copies, own, y, prefetched):

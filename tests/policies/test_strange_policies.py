@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from policies import files
-from policies.contract import Policy, PolicyError
-from policies.grammar import parse
-from results.result import Result
-from simulator.config import configure
-from simulator.replay import replay
+from moereplay.policies import files
+from moereplay.policies.contract import Policy, PolicyError
+from moereplay.policies.grammar import parse
+from moereplay.results.result import Result
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Trace, memory_trace
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.strange_expressions import PRELUDE
-from traces.schema import Trace, memory_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = Sizes(layers=3, experts=6, tokens=30, prompt=4, requests=2, depth=1, size=8)

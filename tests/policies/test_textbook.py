@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from policies.contract import RESIDENT, Step
-from policies.grammar import parse
-from simulator.interface import CopyLayout
-from simulator.oracle import NO_ORACLE
-from simulator.reference.hooks import BoundPolicy
-from simulator.reference.tables import Tables
+from moereplay.policies.contract import RESIDENT, Step
+from moereplay.policies.grammar import parse
+from moereplay.simulator.interface import CopyLayout
+from moereplay.simulator.oracle import NO_ORACLE
+from moereplay.simulator.reference.hooks import BoundPolicy
+from moereplay.simulator.reference.tables import Tables
 from tests.kit.policy_runs import Nanoseconds, Outcome, Sizes, geometry_of, replayed, trace_of
 
 BELADY_STRING = (1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5)

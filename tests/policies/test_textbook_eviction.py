@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from policies.contract import RESIDENT, UNIT
-from policies.eviction import mrs, shielded_score
+from moereplay.policies.contract import RESIDENT, UNIT
+from moereplay.policies.eviction import mrs, shielded_score
+from moereplay.traces.schema import MOST_BIAS
 from tests.kit.policy_runs import replayed, trace_of
 from tests.policies.test_policy_hooks import BARE, EXPERTS, PolicyHarness
 from tests.policies.test_textbook import evicted, misses_of, paged
-from traces.schema import MOST_BIAS
 
 # -- queues ---------------------------------------------------------------------------------------------------------
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from policies.contract import CPU, DROP, NONE, PER_TOKEN, UNIT, Costs, Step
-from policies.grammar import parse
-from simulator.config import configure
-from simulator.platform import Contention, Link, Measured, Platform, Roofline
-from simulator.platform_files import platform
-from simulator.replay import replay
-from simulator.times import Times
+from moereplay.policies.contract import CPU, DROP, NONE, PER_TOKEN, UNIT, Costs, Step
+from moereplay.policies.grammar import parse
+from moereplay.simulator.config import configure
+from moereplay.simulator.platform import Contention, Link, Measured, Platform, Roofline
+from moereplay.simulator.platform_files import platform
+from moereplay.simulator.replay import replay
+from moereplay.simulator.times import Times
+from moereplay.traces.schema import Geometry
 from tests.kit.bound_policies import BARE, PolicyHarness, units
 from tests.kit.cases import Cell, ListSource, Prompted, Token, machine, replay_lists, sizes
 from tests.kit.policy_runs import Sizes, random_trace
-from traces.schema import Geometry
 
 EIGHTH = UNIT // 8
 MIXTRAL = Sizes(layers=1, experts=8, k=2)

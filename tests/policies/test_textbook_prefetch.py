@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from analysis.heading import heading
-from policies.contract import Step
-from simulator.capacity import parse_capacity
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.replay import plan, replay
+from moereplay.analysis.heading import heading
+from moereplay.policies.contract import Step
+from moereplay.simulator.capacity import parse_capacity
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import plan, replay
 from tests.kit.bound_policies import BARE, PolicyHarness, look_ahead
 from tests.kit.policy_runs import Nanoseconds, Sizes, geometry_of, random_trace, replayed, trace_of
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from policies.contract import UNIT
+from moereplay.policies.contract import UNIT
 from tests.kit.bound_policies import PolicyHarness
 from tests.kit.cases import Cell, ListSource, Prompted, machine, replay_lists, sizes
 from tests.kit.policy_runs import Sizes

@@ -7,7 +7,7 @@ import matplotlib
 import pytest
 
 import moereplay
-import policies
+from moereplay import policies
 from tests.kit.recordings import ROOT
 
 API = (ROOT / "docs" / "api.md").read_text()

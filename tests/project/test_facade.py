@@ -11,9 +11,9 @@ import pytest
 
 import moereplay
 from moereplay import packages
-from policies import contract
+from moereplay.policies import contract
+from moereplay.traces.schema import Geometry, TraceError
 from tests.project.test_imports import ROOT, STAGES
-from traces.schema import Geometry, TraceError
 
 SLOW = ("numpy", "numba", "polars", "zarr", "pydantic", "simpy", "typer", "importlib.metadata", *STAGES)
 GEOMETRY = Geometry(layers=2, experts=8, k=2, expert_bytes=(1000, 1000))
@@ -33,7 +33,7 @@ def test_every_name_is_there_and_is_what_its_room_calls_so() -> None:
     assert {name for name in moereplay.__all__ if getattr(moereplay, name, None) is None} == set()
     assert set(moereplay._HOME) == set(moereplay.__all__) - {"__version__", "contract"}
     assert dir(moereplay) == sorted(moereplay.__all__) == moereplay.__all__
-    assert moereplay.replay.__module__ == "simulator.replay"
+    assert moereplay.replay.__module__ == "moereplay.simulator.replay"
     with pytest.raises(AttributeError, match="no attribute 'replays'"):
         moereplay.replays  # noqa: B018
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from ruff import find_ruff_bin
 
-import commands
-import policies
-from policies import contract
-from traces import demand, passes
+from moereplay import commands, policies
+from moereplay.policies import contract
+from moereplay.traces import demand, passes
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ("tracegen", "traces", "policies", "simulator", "sweeps", "calibration", "results", "analysis")
@@ -24,7 +23,7 @@ PACKAGES = (*STAGES, "commands")
 #: What each package may import.
 MAY_IMPORT = {
     "traces": {"traces"},
-    "policies": {"policies", "traces.spelling"},
+    "policies": {"policies", "moereplay.traces.spelling"},
     "results": {"results", "traces"},
     "simulator": {"simulator", "policies", "results", "traces"},
     "sweeps": {"sweeps", "simulator", "policies", "results", "traces"},
@@ -37,7 +36,7 @@ MAY_IMPORT = {
 #: A run of a model, or of real threads, is the reference engine driven from above, as a sweep drives it.
 LIVE = (ROOT / "tracegen" / "live", ROOT / "tracegen" / "offload", ROOT / "tracegen" / "quality")
 #: Options are made from this file before a verb runs: it needs the standard library only.
-INSTANT = "results.settings"
+INSTANT = "moereplay.results.settings"
 BANNED_NAMES = {"utils", "common", "helpers", "base", "misc", "v2"}
 SOURCES = sorted(path for package in (*PACKAGES, "moereplay") for path in (ROOT / package).rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]

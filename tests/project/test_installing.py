@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from traces.installing import install_command
+from moereplay.traces.installing import install_command
 
 ROOT = Path(__file__).resolve().parents[2]
 

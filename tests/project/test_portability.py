@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import folder_store as folder
+from moereplay.sweeps import folder_store as folder
+from moereplay.traces import scratch
 from tests.kit.sweeping import ROOT, experiment
-from traces import scratch
 
 #: What Windows lacks, and what macOS lacks.
 MODULES = ("fcntl", "grp", "pwd", "resource", "termios")

@@ -6,11 +6,11 @@ from statistics import mean
 
 import pytest
 
+from moereplay.traces.schema import Request
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
 from tests.kit.quality_rows import changed, quality_frame, written
 from tests.project.test_benchmarks import ROOT, run
-from traces.schema import Request
-from traces.store import open_trace
-from traces.writer import write_trace
 
 BENCHMARKS = ROOT / "benchmarks"
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from moereplay.packages import PACKAGES as OURS
-from simulator.config import configure
-from simulator.replay import replay
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.store import open_trace
 from tests.kit.recordings import ROOT
-from traces.store import open_trace
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -12,25 +12,25 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-import policies
 from moereplay import command as entry
-from policies.contract import PolicyError
-from policies.grammar import parse
-from simulator.capacity import parse_capacity, surplus
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.platform_files import platform
-from simulator.preset import preset
-from simulator.replay import replay
+from moereplay import policies
+from moereplay.policies.contract import PolicyError
+from moereplay.policies.grammar import parse
+from moereplay.simulator.capacity import parse_capacity, surplus
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform_files import platform
+from moereplay.simulator.preset import preset
+from moereplay.simulator.replay import replay
+from moereplay.traces.faults import first_fault
+from moereplay.traces.importers.registry import load as importer
+from moereplay.traces.schema import TraceError
+from moereplay.traces.spelling import hint
+from moereplay.traces.store import open_trace
 from tests.commands.test_cli import ROOT, SAMPLE
 from tests.kit.cases import sizes
 from tests.kit.command import unfolded
 from tests.kit.policy_runs import Sizes, random_trace
-from traces.faults import first_fault
-from traces.importers.registry import load as importer
-from traces.schema import TraceError
-from traces.spelling import hint
-from traces.store import open_trace
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -305,7 +305,7 @@ def test_what_needs_no_torch_is_checked_before_it_is_imported(tmp_path: Path) ->
 
 def renamed(path: Path) -> Path:
     """The sample, as if it had been recorded from a folder called mine."""
-    from traces.writer import write_trace
+    from moereplay.traces.writer import write_trace
 
     trace = open_trace(SAMPLE)
     provenance = trace.header.provenance.model_copy(update={"model": "mine", "revision": ""})

@@ -8,19 +8,19 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from analysis import ranking as ranking_module
-from analysis.metrics import measured, with_ratios
-from analysis.ratios import FORMULAS, RANKED, RATIOS
-from results.digest import row_digest
-from results.errors import ResultError
-from results.older import NEEDED
-from results.read import fields, layers, only, requests, runs
-from results.result import Row
-from results.schema import BOUNDS, rows_schema
-from results.settings import setting_kinds
-from results.stored import load
-from results.write import write_frame
-from simulator.config import KINDS
+from moereplay.analysis import ranking as ranking_module
+from moereplay.analysis.metrics import measured, with_ratios
+from moereplay.analysis.ratios import FORMULAS, RANKED, RATIOS
+from moereplay.results.digest import row_digest
+from moereplay.results.errors import ResultError
+from moereplay.results.older import NEEDED
+from moereplay.results.read import fields, layers, only, requests, runs
+from moereplay.results.result import Row
+from moereplay.results.schema import BOUNDS, rows_schema
+from moereplay.results.settings import setting_kinds
+from moereplay.results.stored import load
+from moereplay.results.write import write_frame
+from moereplay.simulator.config import KINDS
 from tests.kit.tiny_runs import by_hand, frame_of, replayed, small_trace, written_before
 
 

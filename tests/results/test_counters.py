@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from results import counters
-from results.counters import COUNTERS, Counter, reported
-from results.schema import rows_schema, table_schemas
-from results.settings import setting_kinds
-from simulator.compiled import counters as compiled
-from simulator.config import KINDS, configure
-from simulator.replay import replay
+from moereplay.results import counters
+from moereplay.results.counters import COUNTERS, Counter, reported
+from moereplay.results.schema import rows_schema, table_schemas
+from moereplay.results.settings import setting_kinds
+from moereplay.simulator.compiled import counters as compiled
+from moereplay.simulator.config import KINDS, configure
+from moereplay.simulator.replay import replay
 from tests.kit.tiny_runs import small_trace
 
 MADE_UP = Counter("spilled", counters.COUNT, "made up by this test", per=("request",), column="spilled_over")

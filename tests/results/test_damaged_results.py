@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from results import curves, parts
-from results.digest import FILE_DIGEST
-from results.errors import ResultError
-from results.parts import PROVENANCE, stored
-from results.stored import errors, load
-from simulator.config import configure
-from simulator.curves.curve import curve
-from simulator.curves.rows import write_curve
-from simulator.errors import ConfigError
-from sweeps import tables
-from sweeps.batches import Batch, compute
-from sweeps.folder_store import Folder
-from sweeps.grid import run_grid
-from sweeps.run import Sweep, planned
+from moereplay.results import curves, parts
+from moereplay.results.digest import FILE_DIGEST
+from moereplay.results.errors import ResultError
+from moereplay.results.parts import PROVENANCE, stored
+from moereplay.results.stored import errors, load
+from moereplay.simulator.config import configure
+from moereplay.simulator.curves.curve import curve
+from moereplay.simulator.curves.rows import write_curve
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps import tables
+from moereplay.sweeps.batches import Batch, compute
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.run import Sweep, planned
+from moereplay.traces.store import open_trace
 from tests.kit.sweeping import experiment, merged
 from tests.kit.tiny_runs import written_before
-from traces.store import open_trace
 
 REFUSED = (ResultError, ConfigError)
 COUNTS = (20, pytest.param(200, marks=pytest.mark.long))

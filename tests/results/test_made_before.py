@@ -15,20 +15,20 @@ from typing import Any
 import polars as pl
 import pytest
 
-from results import read
-from results.counters import COUNT, COUNTERS, Counter
-from results.schema import table_schemas
-from results.settings import setting_kinds
-from results.stored import load
-from results.tables import part_of
-from simulator.config import KINDS, configure
-from simulator.replay import replay
-from sweeps import tables
-from sweeps.batches import Batch, compute
-from sweeps.folder_store import Folder
-from sweeps.run import planned
+from moereplay.results import read
+from moereplay.results.counters import COUNT, COUNTERS, Counter
+from moereplay.results.schema import table_schemas
+from moereplay.results.settings import setting_kinds
+from moereplay.results.stored import load
+from moereplay.results.tables import part_of
+from moereplay.simulator.config import KINDS, configure
+from moereplay.simulator.replay import replay
+from moereplay.sweeps import tables
+from moereplay.sweeps.batches import Batch, compute
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.run import planned
+from moereplay.traces.store import open_trace
 from tests.kit.command import moereplay_here as moereplay
-from traces.store import open_trace
 
 LATER = ("seconds", "calibration")  #: facts that results of before do not say
 BEFORE = Path(__file__).resolve().with_name("before")

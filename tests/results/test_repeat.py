@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from results.repeat import command, files
-from simulator.config import configure
+from moereplay.results.repeat import command, files
+from moereplay.simulator.config import configure
 
 
 def test_defaults_are_left_out_and_what_a_shell_would_read_is_quoted() -> None:

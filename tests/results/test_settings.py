@@ -9,14 +9,14 @@ import polars as pl
 import pytest
 import typer
 
-import policies
+from moereplay import policies
 from moereplay.command import application
-from results import settings
-from results.columns import with_config, with_settings
-from results.schema import rows_schema
-from results.settings import EXPERTS, KINDS, LISTED, NAMES, OF_CURVES, SETTINGS, TEXT, WHOLE, setting_kinds
-from simulator.config import ReplayConfig, configure
-from simulator.origin import Origin
+from moereplay.results import settings
+from moereplay.results.columns import with_config, with_settings
+from moereplay.results.schema import rows_schema
+from moereplay.results.settings import EXPERTS, KINDS, LISTED, NAMES, OF_CURVES, SETTINGS, TEXT, WHOLE, setting_kinds
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.origin import Origin
 from tests.kit.cases import sizes
 
 ROOT = Path(__file__).resolve().parents[2]

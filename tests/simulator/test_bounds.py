@@ -11,17 +11,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from simulator.bounds import FORCED, RELAXED, Bound, bound_of, count, judge, remarks
-from simulator.config import ReplayConfig, configure
-from simulator.curves.curve import curve
-from simulator.replay import plan, replay_source
-from simulator.source import TraceSource
-from sweeps.grid import run_grid
+from moereplay.simulator.bounds import FORCED, RELAXED, Bound, bound_of, count, judge, remarks
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.curves.curve import curve
+from moereplay.simulator.replay import plan, replay_source
+from moereplay.simulator.source import TraceSource
+from moereplay.sweeps.grid import run_grid
+from moereplay.traces.demand import demand_of
+from moereplay.traces.schema import Geometry, Trace, memory_trace
+from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import sizes
 from tests.simulator.test_curves import Scenario, scenarios, searched, trace_of
-from traces.demand import demand_of
-from traces.schema import Geometry, Trace, memory_trace
-from traces.synthetic import Synthetic, synthesise
 
 Expert = tuple[int, int]
 State = frozenset[Expert]

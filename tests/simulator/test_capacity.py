@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from simulator.capacity import FORMS, cliff, parse_capacity
-from simulator.errors import ConfigError
+from moereplay.simulator.capacity import FORMS, cliff, parse_capacity
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.schema import Geometry
 from tests.kit.cases import ListSource, Prompted, machine, replay_lists, sizes, tokens
-from traces.schema import Geometry
 
 #: 2 layers of 10 experts of 1 kB and 3 kB: 40 kB in all, 2 kB on average. Stored at 8 bits, so 80 kB at 16.
 UNEVEN = Geometry(layers=2, experts=10, k=2, expert_bytes=(1000, 3000), expert_bits=8, bytes_by_bits={4: (600, 1400)})

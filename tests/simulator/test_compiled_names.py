@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from policies import catalogue
-from policies.contract import Eviction, PolicyError
-from policies.hooks import given_by
-from simulator.compiled.runtime import hooks, machine_code
-from simulator.compiled.runtime.reached import digest, reached_from
+from moereplay.policies import catalogue
+from moereplay.policies.contract import Eviction, PolicyError
+from moereplay.policies.hooks import given_by
+from moereplay.simulator.compiled.runtime import hooks, machine_code
+from moereplay.simulator.compiled.runtime.reached import digest, reached_from
 from tests.kit.file_modules import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 POLICY = """
-from policies.contract import Eviction, PolicyError
+from moereplay.policies.contract import Eviction, PolicyError
 from ranking import FACTOR, rank
 
 
@@ -47,9 +47,9 @@ REPLAY_BY_BOTH = """
 import json, sys
 import policies, policies.eviction
 from pathlib import Path
-from simulator.config import configure
-from simulator.replay import replay
-from traces.store import open_trace
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.store import open_trace
 
 policies.NAMES["eviction"] += ("mine",)
 policies.eviction.__path__.append(sys.argv[1])

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.contract import PolicyError, always
-from results.settings import SETTINGS
-from simulator.config import ReplayConfig, configure
-from simulator.errors import ConfigError
-from simulator.rates import MOST_NS
-from simulator.replay import plan, replay
+from moereplay.policies.contract import PolicyError, always
+from moereplay.results.settings import SETTINGS
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.rates import MOST_NS
+from moereplay.simulator.replay import plan, replay
+from moereplay.traces.schema import Header, Request, Trace, memory_trace
 from tests.kit.cases import Cell, ListSource, Prompted, machine, replay_lists, sizes
-from traces.schema import Header, Request, Trace, memory_trace
 
 
 def recorded(seed: int = 0, lacking: str = "") -> Trace:

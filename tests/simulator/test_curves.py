@@ -17,23 +17,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.contract import PolicyError
-from results.digest import row_digest
-from results.result import Result
-from simulator.config import configure
-from simulator.curves.curve import Curve, curve
-from simulator.curves.rows import to_row, write_curve
-from simulator.errors import ConfigError
-from simulator.platform import Platform
-from simulator.replay import plan, replay, replay_source
-from simulator.source import TraceSource
-from sweeps.curve_gaps import decide
+from moereplay.policies.contract import PolicyError
+from moereplay.results.digest import row_digest
+from moereplay.results.result import Result
+from moereplay.simulator.config import configure
+from moereplay.simulator.curves.curve import Curve, curve
+from moereplay.simulator.curves.rows import to_row, write_curve
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Platform
+from moereplay.simulator.replay import plan, replay, replay_source
+from moereplay.simulator.source import TraceSource
+from moereplay.sweeps.curve_gaps import decide
+from moereplay.traces.demand import demand_of
+from moereplay.traces.schema import Header, Request, Trace, memory_trace
+from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import machine, sizes
 from tests.kit.recordings import needs_recording
 from tests.simulator.test_real_streams import ACCESSES, HITS, phone, stream
-from traces.demand import demand_of
-from traces.schema import Header, Request, Trace, memory_trace
-from traces.synthetic import Synthetic, synthesise
 
 searched = settings(max_examples=50, deadline=None, derandomize=True)
 PATIENT, QUICK = machine(bytes_per_ns=0.01, expert_ns=1), machine(bytes_per_ns=float("inf"), expert_ns=5)
@@ -357,7 +357,7 @@ def test_a_phones_trace_of_unequal_experts_equals_the_replays() -> None:
 # ---------------------------------------------------------------- files and interpreters
 
 SMALL = """
-from simulator.curves.curve import curve
+from moereplay.simulator.curves.curve import curve
 from tests.simulator.test_curves import small
 print([curve(small(), policy).layer_misses.tolist() for policy in ("lru", "belady")])
 """

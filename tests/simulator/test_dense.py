@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.capacity import cliff, parse_capacity
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.memory import divided
-from simulator.replay import replay
-from traces.schema import Geometry, Header, Provenance, Request, Trace, memory_trace
+from moereplay.simulator.capacity import cliff, parse_capacity
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.memory import divided
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Geometry, Header, Provenance, Request, Trace, memory_trace
 
 MACHINE = """
 name = "mine"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from results.result import Row
+from moereplay.results.result import Row
 from tests.digests.runs import CONTRACTS, SCOPES, Replay, digest_of, exp_of_this_machine, replays
 
 KNOWN = json.loads((Path(__file__).parents[1] / "digests" / "digests.json").read_text())

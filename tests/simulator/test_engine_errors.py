@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from simulator.compiled.runtime import errors
-from simulator.compiled.runtime.outcome import check
-from simulator.config import configure
+from moereplay.simulator.compiled.runtime import errors
+from moereplay.simulator.compiled.runtime.outcome import check
+from moereplay.simulator.config import configure
 
 CHOSEN = configure(eviction="fifo", prefetch="top_k", miss="drop", routing="prune").policy_set()
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from policies.contract import UNIT
-from simulator.config import PolicySet, configure
-from simulator.reference.counters import Counters
-from simulator.reference.fidelity import count_fidelity
-from simulator.reference.weights import reweighed, weights_of
-from simulator.source import Gate, Mixture, Pass
+from moereplay.policies.contract import UNIT
+from moereplay.simulator.config import PolicySet, configure
+from moereplay.simulator.reference.counters import Counters
+from moereplay.simulator.reference.fidelity import count_fidelity
+from moereplay.simulator.reference.weights import reweighed, weights_of
+from moereplay.simulator.source import Gate, Mixture, Pass
+from moereplay.traces.demand import union_of
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
-from traces.demand import union_of
 
 QUARTER = UNIT // 4
 MASSES = ("mass", "mass_kept", "mass_low_precision", "mass_substituted", "mass_dropped")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from policies.grammar import parse
-from results.counters import COUNTERS
-from results.result import Event, Row
+from moereplay.policies.grammar import parse
+from moereplay.results.counters import COUNTERS
+from moereplay.results.result import Event, Row
 from tests.kit.cases import ListSource, Outcome, Prompted, machine, replay_lists, sizes, tokens
 from tests.kit.scenarios import DECLINING, EVICTIONS, PREFETCHES, Scenario, scenarios
 

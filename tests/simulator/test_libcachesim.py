@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
+from moereplay.traces.store import open_trace
 from tests.kit.policy_runs import Access, replayed
 from tests.kit.recordings import FOLDER, needs_recording
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.schema import Geometry, Header, Request, Trace, memory_trace
-from traces.store import open_trace
 
 libcachesim = pytest.importorskip("libcachesim", reason="libcachesim has no wheel for this machine")
 

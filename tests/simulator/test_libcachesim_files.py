@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from simulator.config import configure
-from simulator.replay import replay
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Trace, memory_trace
+from moereplay.traces.store import open_trace
 from tests.kit.exporting import exported
 from tests.kit.recordings import FOLDER, ROOT, needs_recording
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.schema import Trace, memory_trace
-from traces.store import open_trace
 
 libcachesim = pytest.importorskip("libcachesim", reason="libcachesim has no wheel for this machine")
 

@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.result import Result
-from simulator.bounds import RELAXED, Bound, bound_of, count
-from simulator.config import ReplayConfig, configure
-from simulator.limits.fixed import fixed_set
-from simulator.limits.least_time import LeastTime, carried, least_time
-from simulator.platform import Link, LowerTier, Platform
-from simulator.replay import plan, replay_source, report, source_of
-from simulator.times import Times
+from moereplay.results.result import Result
+from moereplay.simulator.bounds import RELAXED, Bound, bound_of, count
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.limits.fixed import fixed_set
+from moereplay.simulator.limits.least_time import LeastTime, carried, least_time
+from moereplay.simulator.platform import Link, LowerTier, Platform
+from moereplay.simulator.replay import plan, replay_source, report, source_of
+from moereplay.simulator.times import Times
+from moereplay.traces.demand import demand_of
+from moereplay.traces.schema import Trace
 from tests.kit.cases import machine, sizes
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.scenarios import all_prices
 from tests.simulator.test_curves import trace_of
-from traces.demand import demand_of
-from traces.schema import Trace
 
 searched = settings(max_examples=60, deadline=None, derandomize=True)
 EVICTIONS = ("lru", "lfu", "random", "arc", "least_stale", "belady", "belady:bypass=true", "static", "pinned:share=.6")
@@ -55,7 +55,7 @@ class Case(NamedTuple):
     def run(self, engine: str) -> Result:
         if engine == "reference":
             return replay_source(source_of(self.trace, self.ready), self.ready)
-        from simulator.compiled import engine as compiled
+        from moereplay.simulator.compiled import engine as compiled
 
         return report(compiled.run(self.trace, self.ready.spec(log=False)), self.ready)
 
@@ -152,7 +152,7 @@ def test_no_set_of_fixed_residents_hits_more_and_one_hits_as_often(case: Case) -
 
 
 def fresh_of(case: Case) -> np.ndarray:
-    from simulator.curves.stream import demands_of
+    from moereplay.simulator.curves.stream import demands_of
 
     return demands_of(case.trace, case.config.passes, case.config.reset).fresh
 

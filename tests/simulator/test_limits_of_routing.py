@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.contract import PolicyError
-from simulator.bounds import RELAXED, Bound, bound_of, count, misses_of
-from simulator.config import configure
-from simulator.curves.stream import resets
-from simulator.errors import ConfigError
-from simulator.limits.choices import Freedom, freedom
-from simulator.limits.routed import Bracket, fewest_misses
-from simulator.replay import replay
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.bounds import RELAXED, Bound, bound_of, count, misses_of
+from moereplay.simulator.config import configure
+from moereplay.simulator.curves.stream import resets
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.limits.choices import Freedom, freedom
+from moereplay.simulator.limits.routed import Bracket, fewest_misses
+from moereplay.simulator.replay import replay
+from moereplay.traces.demand import to_units
+from moereplay.traces.passes import schedule
+from moereplay.traces.routers import choice_scores, shares
+from moereplay.traces.schema import Trace, memory_trace
 from tests.kit.policy_runs import Sizes, random_trace
-from traces.demand import to_units
-from traces.passes import schedule
-from traces.routers import choice_scores, shares
-from traces.schema import Trace, memory_trace
 
 searched = settings(max_examples=60, deadline=None, derandomize=True)
 Expert = tuple[int, int]

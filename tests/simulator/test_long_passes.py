@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.compiled.runtime.inputs import inputs_of
-from simulator.config import configure
-from simulator.curves.stream import resets
+from moereplay.simulator.compiled.runtime.inputs import inputs_of
+from moereplay.simulator.config import configure
+from moereplay.simulator.curves.stream import resets
+from moereplay.traces import passes as schedules
+from moereplay.traces.passes import DECODE, PREFILL, parse_passes
+from moereplay.traces.schema import Request, memory_trace
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
 from tests.kit.stored import PLAIN as HEADER
 from tests.kit.stored import ids_only
-from traces import passes as schedules
-from traces.passes import DECODE, PREFILL, parse_passes
-from traces.schema import Request, memory_trace
-from traces.store import open_trace
-from traces.writer import write_trace
 
 NAMES = ("recorded", "token", "chunk:3", "decode:2")
 
@@ -55,7 +55,7 @@ def test_a_long_trace_is_read_from_disk_as_a_short_one_from_memory(
     config, nothing = configure(passes=passes, capacity="50%"), frozenset({"next_pass"})
     short = inputs_of(memory_trace(HEADER, requests), config, frozenset(), nothing)
     monkeypatch.setattr(schedules, "LONG", 1)
-    monkeypatch.setattr("simulator.compiled.runtime.inputs.VALUES_AT_ONCE", 3)  # more than one block
+    monkeypatch.setattr("moereplay.simulator.compiled.runtime.inputs.VALUES_AT_ONCE", 3)  # more than one block
     monkeypatch.setattr(schedules, "VALUES_AT_ONCE", 3)
     write_trace(tmp_path / "long.zarr", HEADER, requests)
     trace = open_trace(tmp_path / "long.zarr")

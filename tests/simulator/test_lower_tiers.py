@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.ranking import ranking
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.platform import LowerTier
-from simulator.platform_files import as_toml, platform
-from simulator.replay import replay
+from moereplay.analysis.ranking import ranking
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import LowerTier
+from moereplay.simulator.platform_files import as_toml, platform
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Geometry
+from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, sizes, tokens
-from traces.schema import Geometry
-from traces.synthetic import Synthetic, synthesise
 
 
 def dram(experts: int, bytes_per_ns: float = 0.5, latency_ns: int = 0, depth: int = 1) -> LowerTier:

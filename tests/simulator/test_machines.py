@@ -12,12 +12,12 @@ import pytest
 import simpy
 from hypothesis import HealthCheck, given, settings
 
-from simulator.interface import RunSpec
-from simulator.reference.driven import Driven
-from simulator.reference.engine import run
-from simulator.reference.machine import Machine
-from simulator.reference.placement import Area
-from simulator.reference.transfers import Transfer
+from moereplay.simulator.interface import RunSpec
+from moereplay.simulator.reference.driven import Driven
+from moereplay.simulator.reference.engine import run
+from moereplay.simulator.reference.machine import Machine
+from moereplay.simulator.reference.placement import Area
+from moereplay.simulator.reference.transfers import Transfer
 from tests.kit.cases import (
     Cell,
     ListSource,

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traces.schema import Geometry, Header, Request
-from traces.synthetic import Synthetic, synthesise
-from traces.writer import TraceWriter, write_trace
+from moereplay.traces.schema import Geometry, Header, Request
+from moereplay.traces.synthetic import Synthetic, synthesise
+from moereplay.traces.writer import TraceWriter, write_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 GEOMETRY = Geometry(layers=8, experts=64, k=4, expert_bytes=(1_000_000,) * 8)
@@ -29,11 +29,11 @@ import json, resource, sys, threading
 from pathlib import Path
 import zarr  # its libraries are mapped before the room is made small
 threading.stack_size(2**20)  # the thread of a replay counts within the room, and would take all of it
-from simulator.compiled.runtime.inputs import inputs_of
-from simulator.config import KINDS, configure
-from simulator.replay import replay
-from traces.schema import TraceError
-from traces.store import open_trace
+from moereplay.simulator.compiled.runtime.inputs import inputs_of
+from moereplay.simulator.config import KINDS, configure
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import TraceError
+from moereplay.traces.store import open_trace
 
 def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -104,8 +104,8 @@ def test_a_trace_larger_than_memory_is_replayed(traces: tuple[Path, Path], setti
 DERIVING = """
 import json, sys, threading, time
 from pathlib import Path
-from traces import blocks, demand, plain
-from traces.store import open_trace
+from moereplay.traces import blocks, demand, plain
+from moereplay.traces.store import open_trace
 
 blocks.VALUES_AT_ONCE = demand.VALUES_AT_ONCE = int(sys.argv[3])
 

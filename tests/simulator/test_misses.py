@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.contract import UNIT
+from moereplay.policies.contract import UNIT
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, replay_lists, sizes
 
 pytestmark = pytest.mark.usefixtures("engine")

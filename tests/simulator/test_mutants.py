@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from simulator.reference.cache import Cache
-from simulator.reference.clock import Activity
-from simulator.reference.compute import Compute
-from simulator.reference.counters import Counters
-from simulator.reference.demand import Demanded
-from simulator.reference.engine import Engine
-from simulator.reference.gate import Gatekeeper
-from simulator.reference.link import Link
-from simulator.reference.links import Links
-from simulator.reference.lower_tiers import LowerTier
-from simulator.reference.machine import NOT_YET, SimulatedAccelerator, SimulatedChannel
-from simulator.reference.transfers import Transfer
-from simulator.reference.victims import Victims
-from simulator.source import Pass
+from moereplay.simulator.reference.cache import Cache
+from moereplay.simulator.reference.clock import Activity
+from moereplay.simulator.reference.compute import Compute
+from moereplay.simulator.reference.counters import Counters
+from moereplay.simulator.reference.demand import Demanded
+from moereplay.simulator.reference.engine import Engine
+from moereplay.simulator.reference.gate import Gatekeeper
+from moereplay.simulator.reference.link import Link
+from moereplay.simulator.reference.links import Links
+from moereplay.simulator.reference.lower_tiers import LowerTier
+from moereplay.simulator.reference.machine import NOT_YET, SimulatedAccelerator, SimulatedChannel
+from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.reference.victims import Victims
+from moereplay.simulator.source import Pass
 from tests.kit.parity import anything, batched, priced, seen
 from tests.kit.scenarios import Scenario
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from simulator.platform import Link, LowerTier
+from moereplay.simulator.platform import Link, LowerTier
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, machine, naming, replay_lists, sizes, tokens
 
 pytestmark = pytest.mark.usefixtures("engine")

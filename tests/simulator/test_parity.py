@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator.compiled import engine
-from simulator.compiled.fast_path import fast_path
-from simulator.compiled.kernel import kernel
+from moereplay.simulator.compiled import engine
+from moereplay.simulator.compiled.fast_path import fast_path
+from moereplay.simulator.compiled.kernel import kernel
 from tests.kit.parity import (
     EVERY_EVICTION,
     EVERY_MISS,

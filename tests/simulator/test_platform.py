@@ -6,14 +6,14 @@ from math import inf
 
 import pytest
 
-from simulator.errors import ConfigError
-from simulator.platform import Link, Loading, Measured, Platform, Roofline
-from simulator.platform_files import platform, presets
-from simulator.platforms import NAMES
-from simulator.times import Times
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Link, Loading, Measured, Platform, Roofline
+from moereplay.simulator.platform_files import platform, presets
+from moereplay.simulator.platforms import NAMES
+from moereplay.simulator.times import Times
+from moereplay.traces.geometry import MODELS
+from moereplay.traces.schema import Geometry
 from tests.kit.cases import at_rate, machine
-from traces.geometry import MODELS
-from traces.schema import Geometry
 
 TINY = Geometry(layers=2, experts=4, k=2, expert_bytes=(1000, 3000), expert_bits=16, dense_params=50, head_params=70)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from simulator.config import configure
-from simulator.platform_files import platform
-from simulator.replay import replay
+from moereplay.simulator.config import configure
+from moereplay.simulator.platform_files import platform
+from moereplay.simulator.replay import replay
+from moereplay.traces.store import open_trace
 from tests.kit.command import moereplay_here
-from traces.store import open_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"

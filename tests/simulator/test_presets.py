@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from simulator.config import ReplayConfig, configure
-from simulator.errors import ConfigError
-from simulator.platform_files import platform
-from simulator.preset import ALWAYS, NAMES, explain, preset, settings
-from simulator.presets import NAMES as FILES
-from simulator.presets import SPECMD
-from simulator.replay import replay
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform_files import platform
+from moereplay.simulator.preset import ALWAYS, NAMES, explain, preset, settings
+from moereplay.simulator.presets import NAMES as FILES
+from moereplay.simulator.presets import SPECMD
+from moereplay.simulator.replay import replay
+from moereplay.traces.writer import write_trace
 from tests.commands.test_cli import ROOT, moereplay
 from tests.kit.command import moereplay_here
 from tests.kit.policy_runs import Sizes, random_trace
-from traces.writer import write_trace
 
 FOLDER = ROOT / "simulator" / "presets"
 #: SpecMD's Table 1: prefetch, eviction, miss and routing of its numbered configurations.

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.compiled.runtime.costs import costs_of
-from simulator.compiled.runtime.initial import initial_state
-from simulator.compiled.runtime.inputs import inputs_from
-from simulator.config import configure
-from simulator.oracle import oracle_of
-from simulator.platform import Link, Roofline
-from simulator.rates import part
-from simulator.replay import plan, replay
+from moereplay.simulator.compiled.runtime.costs import costs_of
+from moereplay.simulator.compiled.runtime.initial import initial_state
+from moereplay.simulator.compiled.runtime.inputs import inputs_from
+from moereplay.simulator.config import configure
+from moereplay.simulator.oracle import oracle_of
+from moereplay.simulator.platform import Link, Roofline
+from moereplay.simulator.rates import part
+from moereplay.simulator.replay import plan, replay
+from moereplay.traces.geometry import known
+from moereplay.traces.schema import Header, Provenance, Request, memory_trace
+from moereplay.traces.store import open_trace
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, spec_of
 from tests.kit.cases import tokens as rows_of
 from tests.kit.command import moereplay_here, unfolded
-from traces.geometry import known
-from traces.schema import Header, Provenance, Request, memory_trace
-from traces.store import open_trace
 
 pytestmark = pytest.mark.usefixtures("engine")
 

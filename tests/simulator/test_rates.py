@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from simulator.platform import Link, Measured, Platform, Roofline
-from simulator.rates import ceiling, half_even
-from simulator.times import Times
-from traces.schema import Geometry
+from moereplay.simulator.platform import Link, Measured, Platform, Roofline
+from moereplay.simulator.rates import ceiling, half_even
+from moereplay.simulator.times import Times
+from moereplay.traces.schema import Geometry
 
 Document = dict[str, Any]
 

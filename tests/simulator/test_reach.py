@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from policies import files
-from policies.contract import PolicyError
-from simulator.config import configure
-from simulator.replay import ENGINES, replay
+from moereplay.policies import files
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import ENGINES, replay
 from tests.kit.policy_runs import Sizes, random_trace
 
-TWICE = """from policies.contract import Prefetch
+TWICE = """from moereplay.policies.contract import Prefetch
 
 
 def suggest(now, step, experts, copies, own, out):

@@ -9,16 +9,16 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from results.result import Row
-from simulator.bounds import FORCED, RELAXED, Bound, count
-from simulator.config import configure
-from simulator.curves.curve import curve
-from simulator.replay import replay
+from moereplay.results.result import Row
+from moereplay.simulator.bounds import FORCED, RELAXED, Bound, count
+from moereplay.simulator.config import configure
+from moereplay.simulator.curves.curve import curve
+from moereplay.simulator.replay import replay
+from moereplay.traces.geometry import known
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Trace, memory_trace
 from tests.kit.recordings import FOLDER, needs_recording
-from traces.geometry import known
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.schema import Trace, memory_trace
 
 of_scripts = needs_recording("gpt-oss-20b", "qwen3-30b-a3b", claim="scripts")
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.config import configure
-from simulator.remarks import without_effect
-from simulator.replay import replay
+from moereplay.simulator.config import configure
+from moereplay.simulator.remarks import without_effect
+from moereplay.simulator.replay import replay
+from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
 from tests.kit.command import moereplay_here, unfolded
-from traces.schema import Geometry, Header, Request, Trace, memory_trace
 
 
 def trace_of(*requests: tuple[int, int], layers: int = 2, depth: int = 1) -> Trace:

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-import simulator.source
-from policies.contract import DECODE, PREFILL, PolicyError
-from simulator.bounds import bound_of, count
-from simulator.config import configure
-from simulator.curves.curve import UNDECIDED, curve
-from simulator.reference.engine import run, run_scheduled
-from simulator.replay import replay as replay_trace
-from simulator.source import InOrder, Pass, Row, TraceGates, TraceSource
+from moereplay.policies.contract import DECODE, PREFILL, PolicyError
+from moereplay.simulator.bounds import bound_of, count
+from moereplay.simulator.config import configure
+from moereplay.simulator.curves.curve import UNDECIDED, curve
+from moereplay.simulator.reference.engine import run, run_scheduled
+from moereplay.simulator.replay import replay as replay_trace
+from moereplay.simulator.source import InOrder, Pass, Row, TraceGates, TraceSource
+from moereplay.traces.demand import UNIT
+from moereplay.traces.schema import LOOKAHEAD, Request, Trace, memory_trace
+from moereplay.traces.writer import write_trace
 from tests.kit.cases import (
     ENGINES,
     ListSource,
@@ -34,9 +36,6 @@ from tests.kit.parity import batched, seen
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.scenarios import CONTRACTS, Scenario
 from tests.simulator.test_parity import searched
-from traces.demand import UNIT
-from traces.schema import LOOKAHEAD, Request, Trace, memory_trace
-from traces.writer import write_trace
 
 DENSE_NS, EXPERT_NS, PER_TOKEN_NS, WIRE_NS = 3, 2, 1, 5
 WHERE = machine(bytes_per_ns=1 / WIRE_NS, dense_ns=DENSE_NS, expert_ns=EXPERT_NS, expert_ns_per_token=PER_TOKEN_NS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simulator.platform import Platform
+from moereplay.simulator.platform import Platform
 from tests.kit.cases import Cell, ListSource, Outcome, Prompted, Token, machine, naming, replay_lists, sizes, tokens
 
 pytestmark = pytest.mark.usefixtures("engine")

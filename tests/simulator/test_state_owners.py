@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.contract import NOW
-from simulator.compiled.runtime.layout import ARRAYS, OWNED, OWNS, RECORDS, ROWS
+from moereplay.policies.contract import NOW
+from moereplay.simulator.compiled.runtime.layout import ARRAYS, OWNED, OWNS, RECORDS, ROWS
 
 FOLDER = Path(__file__).resolve().parents[2] / "simulator" / "compiled"
 FILES = sorted(FOLDER.rglob("*.py"))

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
-from policies.errors import PolicyError
-from policies.grammar import parse
-from simulator.compiled.stepper import Stepper, can_step
-from simulator.errors import ConfigError
-from simulator.interface import RunSpec
-from simulator.reference.machine import Machine, simulated
-from simulator.reference.placement import Area, Unobserved
-from simulator.steps import run
+from moereplay.policies.errors import PolicyError
+from moereplay.policies.grammar import parse
+from moereplay.simulator.compiled.stepper import Stepper, can_step
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.interface import RunSpec
+from moereplay.simulator.reference.machine import Machine, simulated
+from moereplay.simulator.reference.placement import Area, Unobserved
+from moereplay.simulator.steps import run
 from tests.kit.cases import ListSource as Lists
 from tests.kit.cases import Outcome, Prompted, compiled_run, machine, outcome_of, sizes, spec_of, tokens
 from tests.kit.parity import anything
@@ -91,7 +91,7 @@ class Seats:
 @searched(60)
 @given(anything())
 def test_copies_are_placed_where_the_reference_places_them(scenario: Scenario) -> None:
-    from simulator.reference.engine import run as reference
+    from moereplay.simulator.reference.engine import run as reference
 
     spec = spec_for(scenario)
     ours, theirs = Seats(), Seats()

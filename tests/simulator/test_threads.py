@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator import threads
-from simulator.compiled import engine
-from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.layout import STOP
-from simulator.compiled.runtime.machine_code import COMPILING
-from simulator.config import configure
-from simulator.curves.curve import curve
-from simulator.errors import ConfigError
-from simulator.replay import replay
-from sweeps import grid
+from moereplay.simulator import threads
+from moereplay.simulator.compiled import engine
+from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
+from moereplay.simulator.compiled.runtime.layout import STOP
+from moereplay.simulator.compiled.runtime.machine_code import COMPILING
+from moereplay.simulator.config import configure
+from moereplay.simulator.curves.curve import curve
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import replay
+from moereplay.sweeps import grid
+from moereplay.traces.schema import Trace
+from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.sweeping import ROOT, SHAPE
-from traces.schema import Trace
-from traces.synthetic import Synthetic, synthesise
 
 PLAIN = configure(capacity="40%")
 GENERAL = configure(capacity="40%", contract="sequential")
@@ -128,7 +128,7 @@ def test_a_compilation_goes_on_by_itself_and_the_next_replay_waits_for_it(trace,
 @pytest.mark.parametrize("config", [PLAIN, GENERAL], ids=["plain", "general"])
 def test_both_kernels_end_at_the_next_step_once_they_are_told(trace, config, monkeypatch):
     flag = flag_of(asked=1)
-    monkeypatch.setattr("simulator.compiled.runtime.initial.stop_flag", lambda: flag)
+    monkeypatch.setattr("moereplay.simulator.compiled.runtime.initial.stop_flag", lambda: flag)
     with pytest.raises(KeyboardInterrupt):
         replay(trace, config)
     flag["requested"] = 0
@@ -150,7 +150,7 @@ def test_machine_code_reads_the_flag_while_it_runs(config, monkeypatch):
         code = bound(*given)
         return lambda: (begun.set(), code())
 
-    monkeypatch.setattr("simulator.compiled.runtime.initial.stop_flag", lambda: flag)
+    monkeypatch.setattr("moereplay.simulator.compiled.runtime.initial.stop_flag", lambda: flag)
     monkeypatch.setattr(engine, "bound", told)
     threading.Thread(target=tell, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
@@ -164,8 +164,8 @@ def test_a_curve_is_interrupted_between_two_ranges(trace, monkeypatch):
         begun.set()
         time.sleep(0.2)
 
-    monkeypatch.setattr("simulator.curves.lru.WALK", walk)
-    monkeypatch.setattr("simulator.curves.stream.STEPS_AT_ONCE", 1)
+    monkeypatch.setattr("moereplay.simulator.curves.lru.WALK", walk)
+    monkeypatch.setattr("moereplay.simulator.curves.stream.STEPS_AT_ONCE", 1)
     press_ctrl_c(begun)
     with pytest.raises(KeyboardInterrupt):
         curve(trace, "lru")
@@ -260,7 +260,7 @@ def test_an_idle_thread_does_not_delay_the_end():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_has_a_thread_of_its_own():
     script = (
-        "import os\nfrom simulator.threads import waited_for\nwaited_for(int)\n"
+        "import os\nfrom moereplay.simulator.threads import waited_for\nwaited_for(int)\n"
         "child = os.fork()\nif not child: os._exit(7 if waited_for(int) == 0 else 1)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
     )

@@ -11,16 +11,26 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from analysis.checks import COLUMN, Candidate, caption, columns, error_of, in_short, ringed, summary, with_checks
-from results.checks import Check, How, Side, load, path_of, write
-from results.errors import ResultError
-from simulator.config import ReplayConfig, configure
-from simulator.errors import ConfigError
-from sweeps.checks import Checks, Run, chosen
-from sweeps.jobs import Job
-from sweeps.run import planned
+from moereplay.analysis.checks import (
+    COLUMN,
+    Candidate,
+    caption,
+    columns,
+    error_of,
+    in_short,
+    ringed,
+    summary,
+    with_checks,
+)
+from moereplay.results.checks import Check, How, Side, load, path_of, write
+from moereplay.results.errors import ResultError
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.checks import Checks, Run, chosen
+from moereplay.sweeps.jobs import Job
+from moereplay.sweeps.run import planned
+from moereplay.traces.schema import Trace
 from tests.kit.sweeping import experiment
-from traces.schema import Trace
 
 HOW = How(way="measured", device="desk", slow_tier="pinned", layers=2, prompt=0, tokens=4)
 

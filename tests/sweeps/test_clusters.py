@@ -13,23 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from commands.sweep_run import sweep_run as sweep_run_verb
-from commands.tune import tune as tune_verb
-from results.stored import load
-from simulator.errors import ConfigError
-from sweeps.batches import Batch, compute
-from sweeps.executor import Stored
-from sweeps.experiment.file import read
-from sweeps.folder_store import Folder
-from sweeps.jobs import open_traces
-from sweeps.ray_cluster import RayExecutor, pack, place
-from sweeps.run import execute, planned
-from sweeps.slurm import last_line, options_of
-from sweeps.store import Place
-from sweeps.tune import Search, check, tune
+from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
+from moereplay.commands.tune import tune as tune_verb
+from moereplay.results.stored import load
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.batches import Batch, compute
+from moereplay.sweeps.executor import Stored
+from moereplay.sweeps.experiment.file import read
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.jobs import open_traces
+from moereplay.sweeps.ray_cluster import RayExecutor, pack, place
+from moereplay.sweeps.run import execute, planned
+from moereplay.sweeps.slurm import last_line, options_of
+from moereplay.sweeps.store import Place
+from moereplay.sweeps.tune import Search, check, tune
+from moereplay.traces.store import open_trace
 from tests.kit.command import in_python
 from tests.kit.sweeping import experiment, merged, store_trace
-from traces.store import open_trace
 
 sweep_run = in_python(sweep_run_verb)
 

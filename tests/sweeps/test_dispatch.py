@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.config import configure
-from simulator.errors import ConfigError
-from sweeps import local
-from sweeps.batches import Batch, Headline
-from sweeps.dispatch import MOST_JOBS, Dispatcher, Standing
-from sweeps.executor import Event, Lost, Stored, Unwritable
-from sweeps.folder_store import Folder
-from sweeps.jobs import Job, shard
-from sweeps.worker import Told
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps import local
+from moereplay.sweeps.batches import Batch, Headline
+from moereplay.sweeps.dispatch import MOST_JOBS, Dispatcher, Standing
+from moereplay.sweeps.executor import Event, Lost, Stored, Unwritable
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.jobs import Job, shard
+from moereplay.sweeps.worker import Told
 
 
 def job(number: int, work: int = 1) -> Job:

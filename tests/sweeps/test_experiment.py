@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from policies.contract import PolicyError
-from simulator.config import ReplayConfig, configure
-from simulator.errors import ConfigError
-from sweeps.experiment import schema
-from sweeps.experiment.expand import configurations
-from sweeps.experiment.file import read
-from sweeps.experiment.settings import configuration
-from sweeps.experiment.yaml_text import from_yaml
-from traces.documents import DocumentError, from_json, from_toml
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.experiment import schema
+from moereplay.sweeps.experiment.expand import configurations
+from moereplay.sweeps.experiment.file import read
+from moereplay.sweeps.experiment.settings import configuration
+from moereplay.sweeps.experiment.yaml_text import from_yaml
+from moereplay.traces.documents import DocumentError, from_json, from_toml
 
 ROOT = Path(__file__).resolve().parents[2]
 

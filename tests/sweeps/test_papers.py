@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from results.chart import Chart
-from results.errors import ResultError
-from simulator.config import configure
-from sweeps.papers import NAMES
-from sweeps.papers.catalogue import figures_of
-from sweeps.papers.figure import (
+from moereplay.results.chart import Chart
+from moereplay.results.errors import ResultError
+from moereplay.simulator.config import configure
+from moereplay.sweeps.papers import NAMES
+from moereplay.sweeps.papers.catalogue import figures_of
+from moereplay.sweeps.papers.figure import (
     ORACLE,
     Cell,
     LackingError,
@@ -23,12 +23,12 @@ from sweeps.papers.figure import (
     planned,
     predictor,
 )
-from sweeps.papers.specmd import table_1, table_2
+from moereplay.sweeps.papers.specmd import table_1, table_2
+from moereplay.traces.arrays import from_arrays
+from moereplay.traces.bundled import bundled
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace
 from tests.kit.tiny_runs import SMALL, small_trace
-from traces.arrays import from_arrays
-from traces.bundled import bundled
-from traces.schema import Trace
-from traces.store import open_trace
 
 FOLDER = Path(__file__).parents[2] / "sweeps" / "papers"
 EVERY = [(paper, figure) for paper in NAMES for figure in figures_of(paper)]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from policies.contract import PolicyError
-from simulator.config import configure
-from simulator.errors import ConfigError
-from sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
+from moereplay.policies.contract import PolicyError
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.policy_sets import SHIPPED, SHIPPED_BASE, named_sets, read_sets
 
 FILE = """
 [base]

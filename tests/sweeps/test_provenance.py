@@ -12,16 +12,16 @@ import polars as pl
 import pytest
 
 from moereplay import command as entry
-from policies import files
-from results.stored import load
-from simulator.platform_files import platform
-from sweeps import provenance as origins
-from sweeps.experiment.expand import platforms
-from sweeps.experiment.file import read
-from sweeps.provenance import provenance, sweep_provenance
+from moereplay.policies import files
+from moereplay.results.stored import load
+from moereplay.simulator.platform_files import platform
+from moereplay.sweeps import provenance as origins
+from moereplay.sweeps.experiment.expand import platforms
+from moereplay.sweeps.experiment.file import read
+from moereplay.sweeps.provenance import provenance, sweep_provenance
+from moereplay.traces.store import open_trace
 from tests.kit.sweeping import experiment, store_trace
 from tests.policies.test_own_policies import NEWEST
-from traces.store import open_trace
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_a_search_names_every_machine_that_it_may_come_to(tmp_path: Path) -> Non
 
 
 def platform_of(preset: str) -> str:
-    from simulator.preset import preset as named
+    from moereplay.simulator.preset import preset as named
 
     return named(preset).values()["platform"]
 

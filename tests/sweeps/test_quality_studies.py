@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.figures.quality_by_parameter import parameter
-from simulator.errors import ConfigError
-from sweeps.studies import NAMES, study
-from sweeps.studies.study import Study
-from traces.geometry import known
-from traces.schema import Geometry
+from moereplay.analysis.figures.quality_by_parameter import parameter
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.studies import NAMES, study
+from moereplay.sweeps.studies.study import Study
+from moereplay.traces.geometry import known
+from moereplay.traces.schema import Geometry
 
 MODELS = ("olmoe-1b-7b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite")
 

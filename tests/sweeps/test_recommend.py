@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.recommendation import lines, with_intervals
-from simulator.config import ReplayConfig, configure
-from simulator.errors import ConfigError
-from simulator.memory import RUNTIME, Memory, divided
-from sweeps.recommend import SHARES, WORTH, Answer, Question, most_replays, search
-from sweeps.recommendation import document
-from sweeps.runner import Budget, Runner
-from sweeps.space import Space, bits_of, can_replay, lossy_of, space_of
-from sweeps.starts import ANY, EMPTY, LAYERS, STATIC, USED, compulsory_limit, filling, start_of, started
+from moereplay.analysis.recommendation import lines, with_intervals
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.memory import RUNTIME, Memory, divided
+from moereplay.sweeps.recommend import SHARES, WORTH, Answer, Question, most_replays, search
+from moereplay.sweeps.recommendation import document
+from moereplay.sweeps.runner import Budget, Runner
+from moereplay.sweeps.space import Space, bits_of, can_replay, lossy_of, space_of
+from moereplay.sweeps.starts import ANY, EMPTY, LAYERS, STATIC, USED, compulsory_limit, filling, start_of, started
+from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
+from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
-from traces.schema import Geometry, Header, Request, Trace, memory_trace
-from traces.synthetic import Synthetic, synthesise
 
 SIZE = 1_000_000
 GEOMETRY = Geometry(layers=3, experts=8, k=2, expert_bytes=(SIZE,) * 3, dense_params=1_000, head_params=500, kv_bytes=7)
@@ -188,7 +188,7 @@ def test_a_long_trace_is_searched_on_some_requests_and_answered_on_all(monkeypat
     """14 of 40 requests; whatever is named has the figure of a replay of all of them."""
     kinds = {"requests": 40, "prompt_tokens": 2, "decode_tokens": 10, "reuse": 0.5, "recall": (0.8,)}
     trace = synthesise(Synthetic.model_validate({"kind": "markov", "geometry": GEOMETRY, **kinds}))
-    monkeypatch.setattr("sweeps.recommend.SCREENED", 1_000)
+    monkeypatch.setattr("moereplay.sweeps.recommend.SCREENED", 1_000)
     question = question_of(trace, 7, platform="phone-ufs4")
     answer = search(question)
     assert answer.screened_on == 14

@@ -14,31 +14,31 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.figures import FIGURES, draw_all
-from analysis.metrics import grouped, measured, ranked
-from results.counters import COUNTERS
-from results.errors import ResultError
-from results.parts import Part
-from results.read import filtered
-from results.stored import errors, load
-from results.tables import frame_bytes
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.replay import replay
-from sweeps import tables
-from sweeps.batches import Batch, compute
-from sweeps.estimate import estimate
-from sweeps.folder_store import Folder
-from sweeps.grid import run_grid
-from sweeps.jobs import Job, job_of, open_traces
-from sweeps.keep import keep
-from sweeps.merge import merge
-from sweeps.run import Sweep, left_to_do, planned
+from moereplay.analysis.figures import FIGURES, draw_all
+from moereplay.analysis.metrics import grouped, measured, ranked
+from moereplay.results.counters import COUNTERS
+from moereplay.results.errors import ResultError
+from moereplay.results.parts import Part
+from moereplay.results.read import filtered
+from moereplay.results.stored import errors, load
+from moereplay.results.tables import frame_bytes
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import replay
+from moereplay.sweeps import tables
+from moereplay.sweeps.batches import Batch, compute
+from moereplay.sweeps.estimate import estimate
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.jobs import Job, job_of, open_traces
+from moereplay.sweeps.keep import keep
+from moereplay.sweeps.merge import merge
+from moereplay.sweeps.run import Sweep, left_to_do, planned
+from moereplay.traces.bundled import bundled
+from moereplay.traces.schema import TraceError
+from moereplay.traces.store import open_trace
 from tests.kit.sweeping import GRID, experiment, merged, store_trace
 from tests.kit.tiny_runs import written_before
-from traces.bundled import bundled
-from traces.schema import TraceError
-from traces.store import open_trace
 
 ABOUT = {"sweep_version": 1}
 
@@ -269,7 +269,7 @@ def test_an_estimate_is_of_the_size_of_what_is_measured(sweep):
 def test_an_estimate_counts_what_would_only_be_counted(sweep, monkeypatch):
     """A bound is no replay, and takes less."""
     counts = [job for job in sweep.jobs if job.kind == "bound"]
-    monkeypatch.setattr("sweeps.estimate.replay", None)
+    monkeypatch.setattr("moereplay.sweeps.estimate.replay", None)
     assert counts and estimate(counts, "reference", 1).sampled == len(counts[:3])
 
 

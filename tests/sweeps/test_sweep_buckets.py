@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from commands.plot import plot
-from commands.sweep_merge import sweep_merge
-from commands.sweep_run import sweep_run as sweep_run_verb
-from commands.sweep_show import sweep_show as sweep_show_verb
-from results.parts import PROVENANCE, PartError
-from results.stored import load
-from simulator.errors import ConfigError
-from sweeps.batches import Batch, compute
-from sweeps.bucket_store import Bucket
-from sweeps.folder_store import Folder
-from sweeps.objects import Objects
-from sweeps.run import left_to_do, planned
-from sweeps.store import place_of
+from moereplay.commands.plot import plot
+from moereplay.commands.sweep_merge import sweep_merge
+from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
+from moereplay.commands.sweep_show import sweep_show as sweep_show_verb
+from moereplay.results.parts import PROVENANCE, PartError
+from moereplay.results.stored import load
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.batches import Batch, compute
+from moereplay.sweeps.bucket_store import Bucket
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.objects import Objects
+from moereplay.sweeps.run import left_to_do, planned
+from moereplay.sweeps.store import place_of
 from tests.kit.command import in_python
 from tests.kit.sweeping import experiment, merged, moereplay, start, store_trace
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import ConfigError
-from sweeps.experiment.file import read
-from sweeps.folder_store import Folder
-from sweeps.jobs import open_traces
-from sweeps.journal import Drawn, open_journal
-from sweeps.local import LocalExecutor
-from sweeps.tune import JOURNAL, Search, identity, tune
+from moereplay.simulator.errors import ConfigError
+from moereplay.sweeps.experiment.file import read
+from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.jobs import open_traces
+from moereplay.sweeps.journal import Drawn, open_journal
+from moereplay.sweeps.local import LocalExecutor
+from moereplay.sweeps.tune import JOURNAL, Search, identity, tune
 from tests.kit.sweeping import ROOT, experiment, merged, store_trace
 from tests.sweeps.test_clusters import Here
 

@@ -25,15 +25,15 @@ from transformers import (
     SwitchTransformersForConditionalGeneration,
 )
 
+from moereplay.tracegen import agreement, families, routing
+from moereplay.tracegen.capture import Capture, Reading, by_rank, watching
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.families.contract import small
+from moereplay.tracegen.modules import MoeModules, discover
+from moereplay.tracegen.selfcheck import check
+from moereplay.traces import routers
+from moereplay.traces.schema import Router
 from tests.kit.tiny_models import FAMILIES, random_model, shared_model, some_ids, tiny_model
-from tracegen import agreement, families, routing
-from tracegen.capture import Capture, Reading, by_rank, watching
-from tracegen.errors import RecordError
-from tracegen.families.contract import small
-from tracegen.modules import MoeModules, discover
-from tracegen.selfcheck import check
-from traces import routers
-from traces.schema import Router
 
 
 @pytest.fixture

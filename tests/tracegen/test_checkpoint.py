@@ -15,13 +15,13 @@ import torch
 from huggingface_hub import errors
 from transformers import AutoModelForCausalLM, ViTConfig
 
+from moereplay.tracegen import folder as folders
+from moereplay.tracegen.checkpoint import load
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.folder import fingerprint, locate, weight_files
+from moereplay.tracegen.requirements import require_torch
 from tests.kit.tiny_checkpoints import checkpoint
 from tests.kit.tiny_models import tiny_model
-from tracegen import folder as folders
-from tracegen.checkpoint import load
-from tracegen.errors import RecordError
-from tracegen.folder import fingerprint, locate, weight_files
-from tracegen.requirements import require_torch
 
 SHARD = "200KB"  #: cuts the tiny model into several files
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from results.result import Result
-from simulator.config import configure
-from simulator.replay import replay
+from moereplay.results.result import Result
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import replay
+from moereplay.tracegen.checkpoint import load
+from moereplay.tracegen.decoding import Decoding
+from moereplay.tracegen.live.run import Live, LiveRequest, run
 from tests.kit.live_runs import live, loaded, tokens
-from tracegen.checkpoint import load
-from tracegen.decoding import Decoding
-from tracegen.live.run import Live, LiveRequest, run
 
 PROMPTS = (LiveRequest(tokens(5, 1), 5), LiveRequest(tokens(3, 2), 3))
 SAMPLED = Decoding(max_new_tokens=8, temperature=1.0)

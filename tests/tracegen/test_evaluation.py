@@ -11,22 +11,22 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analysis.forecast import points_of
-from analysis.quality import document, judged, tables
-from results.errors import ResultError
-from results.quality import UNMODIFIED, counted_by, examples_of
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.replay import replay
+from moereplay.analysis.forecast import points_of
+from moereplay.analysis.quality import document, judged, tables
+from moereplay.results.errors import ResultError
+from moereplay.results.quality import UNMODIFIED, counted_by, examples_of
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import replay
+from moereplay.tracegen.quality.answers import Answers, Example, Measure
+from moereplay.tracegen.quality.evaluation import Evaluation
+from moereplay.tracegen.quality.session import Session
+from moereplay.tracegen.quality.texts import Given
+from moereplay.traces.lock import Lock
+from moereplay.traces.metadata import PARTIAL
+from moereplay.traces.schema import TraceError
+from moereplay.traces.store import open_trace
 from tests.kit.live_runs import loaded, modules, tokens
-from tracegen.quality.answers import Answers, Example, Measure
-from tracegen.quality.evaluation import Evaluation
-from tracegen.quality.session import Session
-from tracegen.quality.texts import Given
-from traces.lock import Lock
-from traces.metadata import PARTIAL
-from traces.schema import TraceError
-from traces.store import open_trace
 
 SETS = {
     "lru": {"eviction": "lru"},

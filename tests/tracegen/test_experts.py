@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.experts import Orders, check_computable, check_obeyed, executing, run_expert, run_experts
+from moereplay.tracegen.modules import discover
+from moereplay.tracegen.precision.affine import rounded
 from tests.kit.live_runs import DTYPES, tokens
 from tests.kit.tiny_models import FAMILIES, shared_model
-from tracegen.errors import RecordError
-from tracegen.live.experts import Orders, check_computable, check_obeyed, executing, run_expert, run_experts
-from tracegen.modules import discover
-from tracegen.precision.affine import rounded
 
 MODELS = pytest.mark.parametrize("family", FAMILIES)
 

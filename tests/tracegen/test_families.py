@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from moereplay.tracegen import families
+from moereplay.tracegen.capture import Capture, Rows
+from moereplay.tracegen.modules import MoeModules, discover
+from moereplay.tracegen.selfcheck import check
+from moereplay.traces import routers
 from tests.kit.tiny_models import FAMILIES, shared_model, some_ids, tiny_model
-from tracegen import families
-from tracegen.capture import Capture, Rows
-from tracegen.modules import MoeModules, discover
-from tracegen.selfcheck import check
-from traces import routers
 
 TOKENS, DEPTH, NEW = 40, 2, 6
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

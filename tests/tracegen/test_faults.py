@@ -17,10 +17,10 @@ import pytest
 import zarr
 from zarr.storage import LocalStore
 
-from traces.metadata import metadata_digest
-from traces.schema import Geometry, Header, Request, Trace, TraceError
-from traces.store import open_trace, verify
-from traces.writer import TraceWriter
+from moereplay.traces.metadata import metadata_digest
+from moereplay.traces.schema import Geometry, Header, Request, Trace, TraceError
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.writer import TraceWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS, EXPERTS, K = 2, 8, 2

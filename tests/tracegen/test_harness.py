@@ -10,18 +10,18 @@ import pytest
 from lm_eval import evaluator
 from lm_eval.models.huggingface import HFLM
 
-from simulator.config import configure
-from simulator.origin import Origin
-from simulator.replay import plan_for
-from tracegen.checkpoint import Loaded, load
-from tracegen.errors import RecordError
-from tracegen.live.requests import CAPABILITIES
-from tracegen.live.run import proven
-from tracegen.modules import MoeModules
-from tracegen.quality.answers import sha256_of
-from tracegen.quality.harness import HarnessTask, known_tasks
-from tracegen.quality.session import Session, Subject
-from tracegen.quality.tasks import Asking, tasks_of
+from moereplay.simulator.config import configure
+from moereplay.simulator.origin import Origin
+from moereplay.simulator.replay import plan_for
+from moereplay.tracegen.checkpoint import Loaded, load
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.requests import CAPABILITIES
+from moereplay.tracegen.live.run import proven
+from moereplay.tracegen.modules import MoeModules
+from moereplay.tracegen.quality.answers import sha256_of
+from moereplay.tracegen.quality.harness import HarnessTask, known_tasks
+from moereplay.tracegen.quality.session import Session, Subject
+from moereplay.tracegen.quality.tasks import Asking, tasks_of
 
 TASKS = Path(__file__).resolve().parents[1] / "tasks"
 NAMES = ("next_word", "answer", "whole_text")

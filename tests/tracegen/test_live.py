@@ -13,24 +13,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.contract import PolicyError
-from policies.routing import prune
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.reference.counters import Counters
-from simulator.reference.fidelity import count_fidelity
-from simulator.source import Gate, Mixture, Pass
+from moereplay.policies.contract import PolicyError
+from moereplay.policies.routing import prune
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.reference.counters import Counters
+from moereplay.simulator.reference.fidelity import count_fidelity
+from moereplay.simulator.source import Gate, Mixture, Pass
+from moereplay.tracegen.decoding import Decoding, continued, seed_of
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.quality import Score, score
+from moereplay.tracegen.live.run import Live, LiveRequest, check_same_model, prepare, requests_of, run
+from moereplay.tracegen.live.source import Emulation
+from moereplay.tracegen.steps import Stepper
+from moereplay.traces import routers
+from moereplay.traces.demand import union_of
+from moereplay.traces.schema import memory_trace
 from tests.kit.live_runs import DTYPES, TO_RUN, live, loaded, modules, tokens
 from tests.kit.tiny_models import FAMILIES
-from tracegen.decoding import Decoding, continued, seed_of
-from tracegen.errors import RecordError
-from tracegen.live.quality import Score, score
-from tracegen.live.run import Live, LiveRequest, check_same_model, prepare, requests_of, run
-from tracegen.live.source import Emulation
-from tracegen.steps import Stepper
-from traces import routers
-from traces.demand import union_of
-from traces.schema import memory_trace
 
 #: Nothing is changed: fetch runs what the router chose, and a lift of nothing lifts nothing.
 UNCHANGING = ({}, {"routing": "cache_prior:lam=0", "prefetch": "top_k"}, {"miss": "split", "contract": "sequential"})
@@ -155,7 +155,7 @@ def test_the_model_runs_what_the_policies_decided(family: str, settings: dict[st
 
 def test_a_routing_policy_that_drops_without_saying_so_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # the model's own experts would run what has no id
-    monkeypatch.setattr("policies.routing.prune.POLICY", replace(prune.POLICY, drops=False))
+    monkeypatch.setattr("moereplay.policies.routing.prune.POLICY", replace(prune.POLICY, drops=False))
     with pytest.raises(PolicyError, match="routing prune dropped an expert, which it must declare: drops=True"):
         live("olmoe", routing="prune:keep=1")
 
@@ -274,7 +274,7 @@ def test_a_failure_on_either_side_ends_the_run_and_leaves_the_model_as_it_was(
 
     ready = prepare(loaded("olmoe"), TO_RUN, configure(capacity="30%", miss="drop", prefetch="top_k"))
     if where != "caller":
-        monkeypatch.setattr(f"simulator.reference.gate.{where}", fail)
+        monkeypatch.setattr(f"moereplay.simulator.reference.gate.{where}", fail)
     with pytest.raises(kind, match="once"):
         ready.run(progress=fail if where == "caller" else lambda tokens: None)
     monkeypatch.undo()

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from simulator.compiled.stepper import Stepper
-from simulator.errors import ConfigError
-from simulator.platform import Calibration
-from simulator.reference.engine import Engine
+from moereplay.simulator.compiled.stepper import Stepper
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Calibration
+from moereplay.simulator.reference.engine import Engine
+from moereplay.tracegen.offload.bench import Bench, Ran, check_measurable, replayed
+from moereplay.tracegen.offload.comparison import agreement, figures
+from moereplay.tracegen.offload.compute import Layers, layout_of, shape_of
+from moereplay.tracegen.offload.experts import check_marks, contents, marks_of
+from moereplay.tracegen.offload.part import tokens_of
+from moereplay.tracegen.offload.slow_tier import Disk, Memory, Throttled, experts_file
+from moereplay.traces.geometry import known
 from tests.kit import offloading
 from tests.kit.offloading import RATE, Broken, bench_of, config_of, geometry, trace_of
-from tracegen.offload.bench import Bench, Ran, check_measurable, replayed
-from tracegen.offload.comparison import agreement, figures
-from tracegen.offload.compute import Layers, layout_of, shape_of
-from tracegen.offload.experts import check_marks, contents, marks_of
-from tracegen.offload.part import tokens_of
-from tracegen.offload.slow_tier import Disk, Memory, Throttled, experts_file
-from traces.geometry import known
 
 ABOUT = Calibration(device="here")
 
@@ -266,11 +266,11 @@ def test_a_folder_that_cannot_be_read_past_the_page_cache_is_refused(tmp_path, m
 
 
 def test_more_than_the_memory_holds_is_refused_before_it_is_taken(monkeypatch):
-    monkeypatch.setattr("tracegen.offload.slow_tier.available_memory", lambda: 10_000)
+    monkeypatch.setattr("moereplay.tracegen.offload.slow_tier.available_memory", lambda: 10_000)
     with pytest.raises(ConfigError, match=r"--slow-tier pinned: .* of experts in .* of free memory"):
         Memory(layout_of(geometry()), "cpu")
     monkeypatch.undo()
-    monkeypatch.setattr("tracegen.offload.device.available_memory", lambda: 10_000)
+    monkeypatch.setattr("moereplay.tracegen.offload.device.available_memory", lambda: 10_000)
     trace, config = trace_of(), config_of()
     with pytest.raises(ConfigError, match=r"the cache needs .* are free; take less --capacity"):
         bench_of(trace, [config])

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
-from simulator.platform import Calibration
+from moereplay.simulator.platform import Calibration
+from moereplay.tracegen.offload.compute import Layers, as_weights, layout_of
+from moereplay.tracegen.offload.experts import contents
+from moereplay.tracegen.offload.slow_tier import copier
 from tests.kit.offloading import geometry
-from tracegen.offload.compute import Layers, as_weights, layout_of
-from tracegen.offload.experts import contents
-from tracegen.offload.slow_tier import copier
 
 ABOUT = Calibration(device="here")
 

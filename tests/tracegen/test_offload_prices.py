@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from simulator.platform import Calibration, Measured
-from simulator.platform_files import platform
+from moereplay.simulator.platform import Calibration, Measured
+from moereplay.simulator.platform_files import platform
+from moereplay.tracegen.offload import calibration, kernels
+from moereplay.tracegen.offload.compute import as_weights, layout_of, shape_of
+from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
+from moereplay.tracegen.offload.experts import BITS_PER_WEIGHT, WEIGHT, marks_of
+from moereplay.tracegen.offload.fit import Figure, fit, trimmed_mean
+from moereplay.tracegen.offload.slow_tier import Disk, Memory, Throttled
+from moereplay.tracegen.offload.study import Cell, Plan, measure
 from tests.kit.offloading import RATE, bench_of, config_of, geometry, trace_of
-from tracegen.offload import calibration, kernels
-from tracegen.offload.compute import as_weights, layout_of, shape_of
-from tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
-from tracegen.offload.experts import BITS_PER_WEIGHT, WEIGHT, marks_of
-from tracegen.offload.fit import Figure, fit, trimmed_mean
-from tracegen.offload.slow_tier import Disk, Memory, Throttled
-from tracegen.offload.study import Cell, Plan, measure
 
 ABOUT = Calibration(device="here")
 

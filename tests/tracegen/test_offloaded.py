@@ -13,25 +13,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.reference.clock import LINK
-from simulator.reference.engine import FinishedRun
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.reference.clock import LINK
+from moereplay.simulator.reference.engine import FinishedRun
+from moereplay.tracegen.checkpoint import Loaded, load
+from moereplay.tracegen.decoding import Decoding
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.experts import implemented
+from moereplay.tracegen.live.offloaded import (
+    Transfers,
+    check_movable,
+    contents_of,
+    layout_of,
+    real_transfers,
+    weights_in,
+)
+from moereplay.tracegen.live.requests import check_offloadable
+from moereplay.tracegen.live.run import LiveRequest, Prepared, prepare, proven
+from moereplay.tracegen.live.source import Emulation
+from moereplay.tracegen.modules import MoeModules
+from moereplay.tracegen.offload.clock import RealClock, Worker
+from moereplay.tracegen.offload.comparison import agreement
+from moereplay.tracegen.offload.named import Named
+from moereplay.tracegen.offload.slow_tier import Memory
+from moereplay.tracegen.steps import Stepper
 from tests.kit.live_runs import DTYPES, TO_RUN, loaded, modules, tokens
-from tracegen.checkpoint import Loaded, load
-from tracegen.decoding import Decoding
-from tracegen.errors import RecordError
-from tracegen.live.experts import implemented
-from tracegen.live.offloaded import Transfers, check_movable, contents_of, layout_of, real_transfers, weights_in
-from tracegen.live.requests import check_offloadable
-from tracegen.live.run import LiveRequest, Prepared, prepare, proven
-from tracegen.live.source import Emulation
-from tracegen.modules import MoeModules
-from tracegen.offload.clock import RealClock, Worker
-from tracegen.offload.comparison import agreement
-from tracegen.offload.named import Named
-from tracegen.offload.slow_tier import Memory
-from tracegen.steps import Stepper
 
 IDS = tokens(10)
 PARTS = [IDS[:6], *([token] for token in IDS[6:])]
@@ -249,7 +256,7 @@ def test_writing_that_is_interrupted_leaves_no_file(tmp_path: Path, monkeypatch:
         yield from list(contents_of(*arguments))[:3]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tracegen.live.offloaded.contents_of", interrupted)
+    monkeypatch.setattr("moereplay.tracegen.live.offloaded.contents_of", interrupted)
     with pytest.raises(KeyboardInterrupt), opened(prepared("olmoe"), named=Named(tmp_path, True)):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -275,13 +282,13 @@ def test_a_read_that_fails_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch)
 
 def test_slots_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = prepared("olmoe")
-    monkeypatch.setattr("tracegen.offload.device.available_memory", lambda: 10_000)
+    monkeypatch.setattr("moereplay.tracegen.offload.device.available_memory", lambda: 10_000)
     with pytest.raises(ConfigError, match=r"the cache needs .* are free; take less --capacity"), opened(ready):
         pass
 
 
 def test_experts_on_several_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracegen.live.offloaded._devices", lambda modules: ["cpu", "meta"])
+    monkeypatch.setattr("moereplay.tracegen.live.offloaded._devices", lambda modules: ["cpu", "meta"])
     with pytest.raises(RecordError, match="experts lie on cpu, meta; leave --device-map out"):
         check_movable(modules("olmoe"))
 

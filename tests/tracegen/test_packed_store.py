@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tracegen.precision import store
-from tracegen.precision.affine import pack
-from tracegen.precision.contract import Packed
-from tracegen.precision.store import path_of, stored
+from moereplay.tracegen.precision import store
+from moereplay.tracegen.precision.affine import pack
+from moereplay.tracegen.precision.contract import Packed
+from moereplay.tracegen.precision.store import path_of, stored
 
 WEIGHT = torch.randn(4, 128, generator=torch.Generator().manual_seed(3)).bfloat16()
 KEY = {"checkpoint": "ab", "site": 0, "expert": 1, "parameter": "down_proj", "quantiser": "hqq 1.0", "bits": 4}

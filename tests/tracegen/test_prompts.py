@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moereplay.tracegen import prompts, tokens
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.prompts import Prompts, read_dataset, read_prompts, read_texts
+from moereplay.tracegen.tokens import Room, encode, windows
 from tests.kit.tiny_checkpoints import CHARACTERS, character_tokenizer
-from tracegen import prompts, tokens
-from tracegen.errors import RecordError
-from tracegen.prompts import Prompts, read_dataset, read_prompts, read_texts
-from tracegen.tokens import Room, encode, windows
 
 ROOM = Room(context=64, vocabulary=96)
 PLAIN = character_tokenizer()

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from simulator.config import configure
-from simulator.origin import Origin
-from simulator.replay import Plan, plan_for, replay
+from moereplay.simulator.config import configure
+from moereplay.simulator.origin import Origin
+from moereplay.simulator.replay import Plan, plan_for, replay
+from moereplay.tracegen.decoding import Decoding, continued
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.requests import CAPABILITIES
+from moereplay.tracegen.live.run import LiveRequest, run
+from moereplay.tracegen.live.sampling import Sampler
+from moereplay.tracegen.quality.session import Session, Subject, Tally, alone_because
+from moereplay.tracegen.quality.texts import Continued, Given
+from moereplay.tracegen.steps import Stepper
+from moereplay.traces.schema import Request, memory_trace
 from tests.kit.live_runs import loaded, modules, tokens
 from tests.kit.tiny_models import FAMILIES
-from tracegen.decoding import Decoding, continued
-from tracegen.errors import RecordError
-from tracegen.live.requests import CAPABILITIES
-from tracegen.live.run import LiveRequest, run
-from tracegen.live.sampling import Sampler
-from tracegen.quality.session import Session, Subject, Tally, alone_because
-from tracegen.quality.texts import Continued, Given
-from tracegen.steps import Stepper
-from traces.schema import Request, memory_trace
 
 #: Policies that change what is run, by what is resident; with a random eviction, and with a prefetch policy.
 CHANGING = (

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import linear
 
-from tracegen import precision
-from tracegen.errors import RecordError
-from tracegen.precision import BEST, CHOOSING, NAMES, affine, at_width, check_quantiser
-from tracegen.precision.contract import Packed, Quantiser
-from tracegen.precision.integers import packed, unpacked
-from tracegen.precision.libraries import imported
-from tracegen.precision.registry import load, quantiser_at, titled
-from tracegen.precision.torchao_intx import as_theirs
+from moereplay.tracegen import precision
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.precision import BEST, CHOOSING, NAMES, affine, at_width, check_quantiser
+from moereplay.tracegen.precision.contract import Packed, Quantiser
+from moereplay.tracegen.precision.integers import packed, unpacked
+from moereplay.tracegen.precision.libraries import imported
+from moereplay.tracegen.precision.registry import load, quantiser_at, titled
+from moereplay.tracegen.precision.torchao_intx import as_theirs
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Whole groups of 64, less than one, a rest behind one, and rows that end within a block of the next.
@@ -243,7 +243,7 @@ def test_the_best_is_a_quantiser_by_width_and_ours_where_none_was_measured() -> 
 
 
 def test_its_title_has_the_version_of_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracegen.precision.registry.version_of", lambda library: "1.2" if library else "")
+    monkeypatch.setattr("moereplay.tracegen.precision.registry.version_of", lambda library: "1.2" if library else "")
     nothing: Any = lambda *given: Packed({}, (1, 1), 4)  # noqa: E731
     assert titled(Quantiser("hqq", "", nothing, nothing, (4,))) == "hqq 1.2"
     assert titled(Quantiser("affine", "", nothing, nothing, None)) == "affine"

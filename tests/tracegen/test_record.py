@@ -17,20 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.storage import LocalStore
 
+from moereplay.tracegen import record as recording
+from moereplay.tracegen.checkpoint import Loaded, load
+from moereplay.tracegen.decoding import Decoding, continued, seed_of
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.nll import Surprise, nll
+from moereplay.tracegen.plan import Plan, refuse_taken
+from moereplay.tracegen.prompts import Prompts
+from moereplay.tracegen.record import Progress, record, room_of
+from moereplay.tracegen.steps import Stepper
+from moereplay.tracegen.tokens import Work, encode
+from moereplay.traces.schema import Geometry, Header, Trace, TraceError
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.writer import TraceWriter
 from tests.kit.tiny_checkpoints import checkpoint
-from tracegen import record as recording
-from tracegen.checkpoint import Loaded, load
-from tracegen.decoding import Decoding, continued, seed_of
-from tracegen.errors import RecordError
-from tracegen.nll import Surprise, nll
-from tracegen.plan import Plan, refuse_taken
-from tracegen.prompts import Prompts
-from tracegen.record import Progress, record, room_of
-from tracegen.steps import Stepper
-from tracegen.tokens import Work, encode
-from traces.schema import Geometry, Header, Trace, TraceError
-from traces.store import open_trace, verify
-from traces.writer import TraceWriter
 
 TEXTS = ("def f(x):", "Hello", "a", "import os\nimport sys\n", "for each in range(3):")
 GREEDY, SAMPLED = Decoding(max_new_tokens=9), Decoding(max_new_tokens=9, temperature=1.3, top_p=0.95, top_k=40)

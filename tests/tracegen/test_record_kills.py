@@ -20,14 +20,14 @@ import numpy as np
 import pytest
 import torch
 
+from moereplay.tracegen import record as recording
+from moereplay.tracegen.checkpoint import Loaded, load
+from moereplay.tracegen.decoding import Decoding
+from moereplay.tracegen.record import Plan, Progress, record
+from moereplay.tracegen.tokens import Work
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace, verify
 from tests.kit.tiny_checkpoints import checkpoint
-from tracegen import record as recording
-from tracegen.checkpoint import Loaded, load
-from tracegen.decoding import Decoding
-from tracegen.record import Plan, Progress, record
-from tracegen.tokens import Work
-from traces.schema import Trace
-from traces.store import open_trace, verify
 
 ROOT = Path(__file__).resolve().parents[2]
 PER_ROUND = 10

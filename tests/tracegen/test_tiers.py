@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load as read_tensors
 from torch import Tensor
 
-from simulator.config import configure
+from moereplay.simulator.config import configure
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live import experts
+from moereplay.tracegen.live.run import prepare, run
+from moereplay.tracegen.live.tiers import Tiers, tiers_of
+from moereplay.tracegen.precision import affine, registry
+from moereplay.tracegen.precision.contract import Packed
+from moereplay.tracegen.precision.store import path_of
+from moereplay.tracegen.quality.evaluation import Evaluation
 from tests.kit.live_runs import DTYPES, TO_RUN, live, loaded, modules
 from tests.tracegen.test_evaluation import Likelihood
-from tracegen.errors import RecordError
-from tracegen.live import experts
-from tracegen.live.run import prepare, run
-from tracegen.live.tiers import Tiers, tiers_of
-from tracegen.precision import affine, registry
-from tracegen.precision.contract import Packed
-from tracegen.precision.store import path_of
-from tracegen.quality.evaluation import Evaluation
 
 NEEDS_HQQ = pytest.mark.skipif(not find_spec("hqq"), reason="hqq is not installed")
 #: The second is stored as (in, out), and has biases.

@@ -13,21 +13,21 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.traces.combine import appended, merged
+from moereplay.traces.schema import Trace
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.writer import TraceWriter
 from tests.kit.stored import PLAIN, ids_only
-from traces.combine import appended, merged
-from traces.schema import Trace
-from traces.store import open_trace, verify
-from traces.writer import TraceWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The last step waits, so that kills come before, during and after it; reading and writing take their own time.
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from traces import blocks
-from traces.combine import appended, merged
-from traces.store import open_trace
-from traces.writer import TraceWriter
+from moereplay.traces import blocks
+from moereplay.traces.combine import appended, merged
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import TraceWriter
 
 blocks.SHARD, blocks.VALUES_AT_ONCE = 1, 600
 extend, write = TraceWriter._extend, TraceWriter._write_attributes

@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from moereplay.traces.importers import mapping
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import TraceError
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.importing import imported, refusal, written
-from traces.importers import mapping
-from traces.importers.contract import Options
-from traces.schema import TraceError
 
 COLUMNS = "token=pos,layer=moe_layer,experts=topk"
 IDS = np.array([[[3, 1], [0, 2]], [[2, 3], [1, 0]], [[0, 1], [3, 2]]])  #: (3 tokens, 2 layers, 2)

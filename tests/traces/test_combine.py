@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moereplay.traces import blocks
+from moereplay.traces.combine import appended, content_digest, merged, taken
+from moereplay.traces.pieces import Piece, pieces
+from moereplay.traces.schema import Header, Provenance, Request, RowError, Trace, TraceError, memory_trace
+from moereplay.traces.selection import drawn, listed, runs, spaced
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.stored import BIAS, HEADER, LAYERS, PLAIN, assert_holds, everything, ids_only
-from traces import blocks
-from traces.combine import appended, content_digest, merged, taken
-from traces.pieces import Piece, pieces
-from traces.schema import Header, Provenance, Request, RowError, Trace, TraceError, memory_trace
-from traces.selection import drawn, listed, runs, spaced
-from traces.store import open_trace, verify
-from traces.writer import TraceWriter, write_trace
 
 TOKENS = (9, 1, 30, 17, 40)
 LENGTHS = st.lists(st.integers(1, 40), min_size=2, max_size=7)

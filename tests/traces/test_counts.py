@@ -10,6 +10,10 @@ from random import Random
 import numpy as np
 import pytest
 
+from moereplay.traces.profiles import NAMES, registry
+from moereplay.traces.profiles.coli_usage import ENGINES, hash_of
+from moereplay.traces.profiles.contract import ranked
+from moereplay.traces.schema import TraceError
 from tests.kit import importer_samples
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.count_samples import (
@@ -26,10 +30,6 @@ from tests.kit.count_samples import (
 )
 from tests.kit.damage import BYTES
 from tests.kit.importing import DATA, on_real_data
-from traces.profiles import NAMES, registry
-from traces.profiles.coli_usage import ENGINES, hash_of
-from traces.profiles.contract import ranked
-from traces.schema import TraceError
 
 each = pytest.mark.parametrize("sample", ALL, ids=[sample.name for sample in ALL])
 CUTS, TIMES = 60, 4  #: truncations of a file, draws of every damage
@@ -116,9 +116,9 @@ def test_the_best_experts_alone_are_kept(tmp_path: Path) -> None:
 
 def test_a_profile_of_counts_is_what_a_replay_takes(tmp_path: Path) -> None:
     """Counts of a trace's own choices are the profile that `static` finds by itself."""
-    from traces.bundled import bundled
-    from traces.split import profile
-    from traces.store import open_trace
+    from moereplay.traces.bundled import bundled
+    from moereplay.traces.split import profile
+    from moereplay.traces.store import open_trace
 
     trace = open_trace(bundled(Path("miniature")))
     chosen = trace.read("chosen").astype(int)

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.source import Pass
+from moereplay.simulator.source import Pass
+from moereplay.traces import blocks, growing, routers
+from moereplay.traces import demand as demand_module
+from moereplay.traces.demand import NEVER, Demand, Union, demand_of, next_passes, to_units, union_of
+from moereplay.traces.lookahead import predicted
+from moereplay.traces.passes import schedule
+from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
+from moereplay.traces.writer import write_trace
 from tests.kit.schedules import laid
-from traces import blocks, growing, routers
-from traces import demand as demand_module
-from traces.demand import NEVER, Demand, Union, demand_of, next_passes, to_units, union_of
-from traces.lookahead import predicted
-from traces.passes import schedule
-from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
-from traces.writer import write_trace
 
 LAYERS, EXPERTS, K = 2, 6, 3
 SCHEDULES = ["recorded", "token", "chunk:2", "decode:2", "batch:1", "batch:2", "batch:3"]

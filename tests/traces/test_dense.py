@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traces.dense import assumption, dense_of, resolved, with_bits, with_bytes, with_stored
-from traces.geometry import known, recognised
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.schema import Geometry, Header, Request, TraceError, memory_trace
-from traces.usage import chance_of, experts_per_token
-from traces.weight_formats import dense_bits_of
+from moereplay.traces.dense import assumption, dense_of, resolved, with_bits, with_bytes, with_stored
+from moereplay.traces.geometry import known, recognised
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Geometry, Header, Request, TraceError, memory_trace
+from moereplay.traces.usage import chance_of, experts_per_token
+from moereplay.traces.weight_formats import dense_bits_of
 
 PLAIN = Geometry(layers=2, experts=4, k=2, expert_bytes=(1000, 1000))
 MODEL = PLAIN.model_copy(update={"dense_params": 300, "head_params": 400})

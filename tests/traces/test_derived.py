@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moereplay.traces import manifest as manifest_module
+from moereplay.traces.demand import Demand, demand_of, next_passes
+from moereplay.traces.passes import schedule
+from moereplay.traces.schema import Trace
+from moereplay.traces.writer import write_trace
 from tests.traces.test_demand import HEADER, assert_same, in_memory, request
-from traces import manifest as manifest_module
-from traces.demand import Demand, demand_of, next_passes
-from traces.passes import schedule
-from traces.schema import Trace
-from traces.writer import write_trace
 
 SETTLED = 0.03  # seconds: a write within a tick of the clock leaves a file's times as they are
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from calibration.columns import FILES
-from calibration.columns import markdown as columns
-from policies import NAMES, catalogue
-from policies.grammar import parse
-from policies.table import explain, markdown, rows
-from results import counters
-from traces.exporters import registry as exporters
-from traces.importers import registry as importers
-from traces.profiles import registry as profiles
+from moereplay.calibration.columns import FILES
+from moereplay.calibration.columns import markdown as columns
+from moereplay.policies import NAMES, catalogue
+from moereplay.policies.grammar import parse
+from moereplay.policies.table import explain, markdown, rows
+from moereplay.results import counters
+from moereplay.traces.exporters import registry as exporters
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.profiles import registry as profiles
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -48,7 +48,7 @@ def test_the_list_of_policies_has_everything_that_may_be_set():
 @pytest.mark.parametrize("policy", catalogue(), ids=lambda policy: f"{policy.kind}-{policy.name}")
 def test_a_policy_is_explained_with_its_notes_and_ranges(policy):
     text = "\n".join(f"{heading} {said}" for heading, said in explain(policy))
-    assert (import_module(f"policies.{policy.kind}.{policy.name}").__doc__ or "?").splitlines()[0] in text
+    assert (import_module(f"moereplay.policies.{policy.kind}.{policy.name}").__doc__ or "?").splitlines()[0] in text
     assert all(f"{param.name} {param.allowed}" in text for param in policy.params)
     assert policy.source in text and policy.summary in text
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from moereplay.traces.geometry import MODELS
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.overlap import interleaved
+from moereplay.traces.routers import weigh
+from moereplay.traces.schema import Geometry, Router
 from tests.kit.importer_engines import RANKS, WIDTH, schedule
 from tests.kit.importer_formulas import EXPERTS, LAYERS, SAMPLES, K, ids
 from tests.kit.importing import SIZED, imported, refusal, written
-from traces.geometry import MODELS
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.overlap import interleaved
-from traces.routers import weigh
-from traces.schema import Geometry, Router
 
 
 def notes_of(path: Path, options: Options = SIZED) -> str:

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moereplay.traces import blocks
+from moereplay.traces.exporters import NAMES, parquet, registry
+from moereplay.traces.exporters.contract import Exporter, Options, fields_of
+from moereplay.traces.schema import Geometry, Header, Trace, TraceError
 from tests.kit.exporting import ALL, exported, options_for, out_of, whole
 from tests.kit.recordings import ROOT
-from traces import blocks
-from traces.exporters import NAMES, parquet, registry
-from traces.exporters.contract import Exporter, Options, fields_of
-from traces.schema import Geometry, Header, Trace, TraceError
 
 each = pytest.mark.parametrize("exporter", ALL, ids=[exporter.name for exporter in ALL])
 STREAMED = [exporter for exporter in ALL if exporter.name != "oracle-general"]  # it reads derived data, which is mapped

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.experiment.yaml_text import from_yaml
+from moereplay.sweeps.experiment.yaml_text import from_yaml
+from moereplay.traces.bundled import bundled
+from moereplay.traces.documents import content
+from moereplay.traces.exporters.hf import card, shards
+from moereplay.traces.exporters.lines import number
+from moereplay.traces.exporters.llama_cpp import arguments
+from moereplay.traces.exporters.parquet import schema_of
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Header, Provenance, Trace, TraceError, memory_trace
+from moereplay.traces.split import first_requests
+from moereplay.traces.store import open_trace
+from moereplay.traces.usage import uses
 from tests.kit.exporting import exported, same_rows, whole
 from tests.kit.importing import imported
-from traces.bundled import bundled
-from traces.documents import content
-from traces.exporters.hf import card, shards
-from traces.exporters.lines import number
-from traces.exporters.llama_cpp import arguments
-from traces.exporters.parquet import schema_of
-from traces.importers.contract import Options
-from traces.schema import Header, Provenance, Trace, TraceError, memory_trace
-from traces.split import first_requests
-from traces.store import open_trace
-from traces.usage import uses
 
 BARE = Options()
 DENSE = 3  #: layers without experts that a model may begin with
@@ -117,7 +117,7 @@ def ids():
 
 
 def test_shards_are_of_whole_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("traces.exporters.hf.SHARD", 10)
+    monkeypatch.setattr("moereplay.traces.exporters.hf.SHARD", 10)
     trace = whole(5, 7)  # requests of 7, 8, 9, 10 and 11 tokens
     assert shards(trace) == [(0, 15), (15, 24), (24, 34), (34, 45)]
 

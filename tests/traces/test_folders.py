@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from moereplay.traces.importers import folders
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.profiles import count_table
+from moereplay.traces.schema import TraceError
 from tests.kit.importer_formulas import SAMPLES
 from tests.kit.importing import imported, refusal
-from traces.importers import folders
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.profiles import count_table
-from traces.schema import TraceError
 
 SIZED = Options(expert_bytes=1000)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
+from moereplay.traces.geometry import MODELS, Attention, LatentAttention, Mamba2, as_known, known
+from moereplay.traces.schema import Geometry, Header, Provenance, Router, TraceError
 from tests.kit.recordings import FOLDER, needs_recording
-from traces.geometry import MODELS, Attention, LatentAttention, Mamba2, as_known, known
-from traces.schema import Geometry, Header, Provenance, Router, TraceError
 
 GIB = 2**30
 

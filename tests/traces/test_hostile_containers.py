@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moereplay.traces.importers import packed
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import TraceError
 from tests.kit.importer_formulas import SAMPLES
 from tests.kit.importing import CSV, IDS, gptoss, imported, refusal, router_data, written
-from traces.importers import packed
-from traces.importers.contract import Options
-from traces.schema import TraceError
 
 # ---------------------------------------------------------------- gzip
 

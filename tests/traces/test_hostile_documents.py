@@ -9,26 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from commands.options import named_experts
-from policies.contract import PolicyError
-from policies.files import register
-from simulator.config import configure
-from simulator.errors import ConfigError
-from simulator.platform_files import platform
-from simulator.replay import plan
-from sweeps.experiment.file import read
-from sweeps.experiment.schema import Range
-from sweeps.jobs import open_traces, parse_shard
-from sweeps.policy_sets import read_sets
+from moereplay.commands.options import named_experts
+from moereplay.policies.contract import PolicyError
+from moereplay.policies.files import register
+from moereplay.simulator.config import configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform_files import platform
+from moereplay.simulator.replay import plan
+from moereplay.sweeps.experiment.file import read
+from moereplay.sweeps.experiment.schema import Range
+from moereplay.sweeps.jobs import open_traces, parse_shard
+from moereplay.sweeps.policy_sets import read_sets
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.folder import Folder, read_config
+from moereplay.tracegen.prompts import read_prompts
+from moereplay.traces.documents import DocumentError, content, from_json, from_toml
+from moereplay.traces.schema import TraceError
+from moereplay.traces.store import open_trace
 from tests.kit.command import moereplay_here
 from tests.kit.fuzz_documents import TOMLS, YAMLS
 from tests.kit.sweeping import store_trace
-from tracegen.errors import RecordError
-from tracegen.folder import Folder, read_config
-from tracegen.prompts import read_prompts
-from traces.documents import DocumentError, content, from_json, from_toml
-from traces.schema import TraceError
-from traces.store import open_trace
 
 REFUSALS = (ConfigError, PolicyError, RecordError, TraceError, DocumentError, OSError)
 

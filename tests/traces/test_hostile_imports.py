@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from moereplay import command as entry
+from moereplay.traces.importers import text
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import MOST_EXPERTS, Header
+from moereplay.traces.writer import TraceWriter
 from tests.kit.importer_formulas import SAMPLES
 from tests.kit.importing import CSV, IDS, gptoss, imported, refusal, router_data, written
-from traces.importers import text
-from traces.importers.contract import Options
-from traces.schema import MOST_EXPERTS, Header
-from traces.writer import TraceWriter
 
 WEIGHED = "request,token,layer,expert_0,weight_0\n"
 NOT_FINITE = ["nan", "inf", "-inf", "1e300"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traces.store import open_trace, verify
+from moereplay.traces.store import open_trace, verify
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, TOKENS = 300, 350  #: a file as long as the published collection of decode runs

@@ -18,13 +18,13 @@ from numcodecs import zstd  # pyright: ignore[reportAttributeAccessIssue]
 from typer.testing import CliRunner
 
 from moereplay import command as entry
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.schema import Request, TraceError
+from moereplay.traces.store import open_trace, verify
 from tests.kit import importer_samples
 from tests.kit.importer_formulas import EXPERTS, LAYERS, SAMPLES, K, Sample
 from tests.kit.importer_samples import ALL
 from tests.kit.importing import imported
-from traces.importers import registry as importers
-from traces.schema import Request, TraceError
-from traces.store import open_trace, verify
 
 CUTS = 40  #: truncations of one file
 PACKED_CUTS = 10

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moereplay.traces.geometry import MODELS
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Geometry
 from tests.kit.importing import DATA, imported, on_real_data, refusal, written
-from traces.geometry import MODELS
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.schema import Geometry
 
 
 def layers_file(path: Path, experts: np.ndarray, **meta: object) -> Path:

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.config import configure
-from simulator.replay import ENGINES, replay
+from moereplay.simulator.config import configure
+from moereplay.simulator.replay import ENGINES, replay
+from moereplay.traces import writer
+from moereplay.traces.schema import Geometry, Header, Request, TraceError
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.summary import summarise
+from moereplay.traces.validator import examine
+from moereplay.traces.writer import write_trace
 from tests.tracegen.test_faults import edit_attributes, reseal
-from traces import writer
-from traces.schema import Geometry, Header, Request, TraceError
-from traces.store import open_trace, verify
-from traces.summary import summarise
-from traces.validator import examine
-from traces.writer import write_trace
 
 LAYERS, EXPERTS, K, TOKENS = 2, 8, 2, 12
 HEADER = Header(geometry=Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(64, 64)), lookahead_depth=1)

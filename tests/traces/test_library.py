@@ -18,18 +18,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sweeps.ray_cluster import pack
+from moereplay.sweeps.ray_cluster import pack
+from moereplay.traces.bundled import bundled
+from moereplay.traces.column import Column
+from moereplay.traces.library.fetch import fetch
+from moereplay.traces.library.publish import publish
+from moereplay.traces.library.sources import library_of
+from moereplay.traces.schema import TraceError
+from moereplay.traces.scratch import write_whole
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.hub import IDENTITY, hub_of
-from traces.bundled import bundled
-from traces.column import Column
-from traces.library.fetch import fetch
-from traces.library.publish import publish
-from traces.library.sources import library_of
-from traces.schema import TraceError
-from traces.scratch import write_whole
-from traces.store import open_trace, verify
-from traces.writer import write_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = bundled(Path("miniature"))
@@ -292,7 +292,7 @@ def test_a_publication_that_a_full_disk_ended_is_completed_by_the_same_call(
         if step == "rows":
             patched.setattr(Column, "write", refuses)
         else:
-            patched.setattr("traces.library.publish.write_whole", full)
+            patched.setattr("moereplay.traces.library.publish.write_whole", full)
         with pytest.raises(TraceError, match="No space left on device") as refused:
             _publish(tmp_path / "lib", "x")
     assert "--resume" not in str(refused.value)

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from moereplay.traces.geometry import MODELS
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.importers.strided import NOTE
+from moereplay.traces.schema import Geometry, Request, TraceError
 from tests.kit.damage import BYTES
 from tests.kit.drawn_logs import Workload, workloads
 from tests.kit.importer_formulas import Sample
 from tests.kit.importer_loggers import ALL
 from tests.kit.importing import imported, refusal, written
-from traces.geometry import MODELS
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.importers.strided import NOTE
-from traces.schema import Geometry, Request, TraceError
 
 MODEL = Options(geometry=Geometry(layers=2, experts=32, k=4, expert_bytes=(9, 9)))
 TIMES = 3  #: draws of every damage

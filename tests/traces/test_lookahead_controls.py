@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moereplay.traces.lookahead import predicted
+from moereplay.traces.routers import weigh
+from moereplay.traces.schema import Header, Request, Trace, memory_trace
 from tests.kit.policy_runs import RENORMALISED, Sizes, geometry_of, random_trace, replayed
-from traces.lookahead import predicted
-from traces.routers import weigh
-from traces.schema import Header, Request, Trace, memory_trace
 
 
 def test_shuffling_tokens_keeps_every_prediction_and_gives_it_to_another_token():

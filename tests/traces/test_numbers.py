@@ -8,13 +8,13 @@ from math import inf, nan
 import pytest
 from pydantic import ValidationError
 
-from simulator.config import ReplayConfig
-from simulator.platform import Link, Measured, Platform, Roofline
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.platform import Link, Measured, Platform, Roofline
+from moereplay.traces.documents import DocumentError, from_json, json_text
+from moereplay.traces.faults import first_fault
+from moereplay.traces.frozen import Frozen
+from moereplay.traces.schema import Geometry
 from tests.kit.command import moereplay_here
-from traces.documents import DocumentError, from_json, json_text
-from traces.faults import first_fault
-from traces.frozen import Frozen
-from traces.schema import Geometry
 
 SIZES = {"layers": 1, "experts": 4, "k": 2, "expert_bytes": (8,)}
 

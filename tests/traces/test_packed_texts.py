@@ -14,12 +14,12 @@ import polars as pl
 import pytest
 from numcodecs import zstd  # pyright: ignore[reportAttributeAccessIssue]
 
+from moereplay.traces.importers import packed, text
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.importers.packed import FREE, MOST_HELD, Unpacked
+from moereplay.traces.schema import TraceError
 from tests.kit.importing import imported
-from traces.importers import packed, text
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.importers.packed import FREE, MOST_HELD, Unpacked
-from traces.schema import TraceError
 
 ROW = "0,0,0,3\n"
 HEAD = "request,token,layer,expert_0\n"

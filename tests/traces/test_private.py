@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sweeps.ray_cluster import place
-from traces.private import claimed, temporary
+from moereplay.sweeps.ray_cluster import place
+from moereplay.traces.private import claimed, temporary
 
 Owned = Callable[[Path], None]
 

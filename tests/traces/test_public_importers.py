@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.routers import weigh
+from moereplay.traces.schema import Geometry, Router
 from tests.kit.importer_formulas import EXPERTS, LAYERS, SAMPLES, K
 from tests.kit.importing import imported, refusal, written
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.routers import weigh
-from traces.schema import Geometry, Router
 
 SIZED = Options(expert_bytes=1000)
 

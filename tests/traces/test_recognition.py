@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import TraceError
 from tests.kit.importing import imported, refusal, written
-from traces.importers.contract import Options
-from traces.schema import TraceError
 
 ROWS = [(token, layer, [token, layer + 4]) for token in range(3) for layer in range(2)]
 
@@ -101,7 +101,7 @@ def suggested(said: str) -> dict[str, str]:
 
 
 def test_rows_of_other_names_are_imported_as_the_message_says(tmp_path: Path) -> None:
-    from traces.importers import mapping
+    from moereplay.traces.importers import mapping
 
     kinds: dict[str, list[dict[str, object]]] = {"a.jsonl": LINES, "b.jsonl": [{"x": {"y": row}} for row in LINES]}
     for name, rows in kinds.items():
@@ -111,7 +111,7 @@ def test_rows_of_other_names_are_imported_as_the_message_says(tmp_path: Path) ->
 
 
 def test_events_in_an_envelope_are_imported_as_the_message_says(tmp_path: Path) -> None:
-    from traces.importers import mapping
+    from moereplay.traces.importers import mapping
 
     found = suggested(refusal(lines(tmp_path / "a.jsonl", EVENTS)))
     assert found["where"] == "event_type=routing"

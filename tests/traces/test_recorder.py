@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.recorder import Recorder
+from moereplay.traces.gathering import Gathering
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Geometry, Request, Trace, TraceError
+from moereplay.traces.store import open_trace, verify
 from tests.kit.importing import imported
-from traces.gathering import Gathering
-from traces.importers.contract import Options
-from traces.schema import Geometry, Request, Trace, TraceError
-from traces.store import open_trace, verify
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Geometry(layers=3, experts=8, k=2, expert_bytes=(100,) * 3)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.schema import Geometry
 from tests.kit.importing import SIZED, imported, refusal, written
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.schema import Geometry
 
 LAYERS, EXPERTS, K = 6, 32, 4
 MODEL = Options(geometry=Geometry(layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=(7,) * LAYERS))

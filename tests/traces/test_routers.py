@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from traces.routers import choice_scores, choose, scores, weigh
-from traces.schema import Router, TraceError
+from moereplay.traces.routers import choice_scores, choose, scores, weigh
+from moereplay.traces.schema import Router, TraceError
 
 LN2 = math.log(2)
 #: softmax of these is 4, 2, 1, 1 eighths

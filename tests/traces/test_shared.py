@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.compiled.runtime.inputs import inputs_of
-from simulator.config import configure
+from moereplay.simulator.compiled.runtime.inputs import inputs_of
+from moereplay.simulator.config import configure
+from moereplay.traces import shared as sharing
+from moereplay.traces.demand import demand_of
+from moereplay.traces.schema import Trace, memory_trace
+from moereplay.traces.shared import shared
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import write_trace
 from tests.traces.test_demand import HEADER, request
-from traces import shared as sharing
-from traces.demand import demand_of
-from traces.schema import Trace, memory_trace
-from traces.shared import shared
-from traces.store import open_trace
-from traces.writer import write_trace
 
 SETTLED = 0.03  # seconds: a write within a tick of the clock leaves a file's times as they are
 NOTHING: frozenset[str] = frozenset()

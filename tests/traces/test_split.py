@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.grammar import parse
-from simulator.config import configure
-from simulator.oracle import ranking
-from simulator.source import TraceSource
+from moereplay.policies.grammar import parse
+from moereplay.simulator.config import configure
+from moereplay.simulator.oracle import ranking
+from moereplay.simulator.source import TraceSource
+from moereplay.traces.schema import TraceError
+from moereplay.traces.split import profile, split
+from moereplay.traces.store import open_trace
 from tests.kit.sweeping import moereplay, store_trace
 from tests.kit.tiny_runs import small_trace
-from traces.schema import TraceError
-from traces.split import profile, split
-from traces.store import open_trace
 
 
 @given(st.integers(2, 60), st.floats(0.01, 0.99), st.integers(0, 1 << 30))

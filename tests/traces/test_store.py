@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from moereplay.traces.schema import Geometry, Header, Provenance, Request, TraceError
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.stored import (
     BIAS,
     EXPERTS,
@@ -24,9 +27,6 @@ from tests.kit.stored import (
     everything,
     ids_only,
 )
-from traces.schema import Geometry, Header, Provenance, Request, TraceError
-from traces.store import open_trace, verify
-from traces.writer import TraceWriter, write_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -216,7 +216,7 @@ def test_a_finished_writer_takes_no_more(tmp_path):
 
 WHICH = """
 import sys
-from traces.store import open_trace
+from moereplay.traces.store import open_trace
 trace = open_trace(sys.argv[1])
 assert trace.requests == 2
 print("zarr" in sys.modules)

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moereplay.traces.importers import cache_lab, sheet, text
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers import rows as table_rows
+from moereplay.traces.importers.by_request import Ends, by_request, in_groups
+from moereplay.traces.importers.forward_passes import by_pass, tokens_of
+from moereplay.traces.importers.numbering import Restarts, restarts
+from moereplay.traces.schema import TraceError
 from tests.kit.importer_formulas import Sample
 from tests.kit.importer_samples import ALL
 from tests.kit.importing import SIZED, imported
 from tests.kit.long_files import LAYERS, MANY, ONE, TOKENS, written
-from traces.importers import cache_lab, sheet, text
-from traces.importers import registry as importers
-from traces.importers import rows as table_rows
-from traces.importers.by_request import Ends, by_request, in_groups
-from traces.importers.forward_passes import by_pass, tokens_of
-from traces.importers.numbering import Restarts, restarts
-from traces.schema import TraceError
 
 TEXTS = [sample for sample in ALL if sample.path.is_file() and sample.path.suffix not in (".pt", ".npy", ".bin")]
 FEW, MANY_MORE = 40, 120  #: requests of a short and of a long file, with 96 rows each

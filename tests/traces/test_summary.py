@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
-from traces.summary import summarise
+from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
+from moereplay.traces.summary import summarise
 
 
 def header(layers: int, experts: int, k: int, depth: int = 0) -> Header:
@@ -83,7 +83,7 @@ def test_recall_ranks_with_the_correction_bias_of_the_later_layer() -> None:
 def test_blocks_do_not_change_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = memory_trace(header(3, 16, 2), [Request(random_rows(size, size), 0) for size in (1300, 520)])
     whole = summarise(trace)
-    monkeypatch.setattr("traces.summary.BLOCK_BYTES", 1)  # blocks of 512 tokens, the longest window
+    monkeypatch.setattr("moereplay.traces.summary.BLOCK_BYTES", 1)  # blocks of 512 tokens, the longest window
     assert summarise(trace) == whole
 
 

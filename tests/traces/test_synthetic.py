@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from traces.routers import choice_scores, choose, weigh
-from traces.schema import Geometry, Router, Trace, TraceError
-from traces.synthetic import Synthetic, synthesise
+from moereplay.traces.routers import choice_scores, choose, weigh
+from moereplay.traces.schema import Geometry, Router, Trace, TraceError
+from moereplay.traces.synthetic import Synthetic, synthesise
 
 V3 = Router(family="sigmoid_groups", groups=8, groups_kept=4, renormalise=True, scale=2.5)
 V2 = Router(family="softmax_groups", groups=8, groups_kept=3, scale=16.0)

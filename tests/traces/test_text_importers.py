@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moereplay.traces.geometry import MODELS
+from moereplay.traces.importers.contract import Options
 from tests.kit.importing import DATA, imported, on_real_data, refusal, written
-from traces.geometry import MODELS
-from traces.importers.contract import Options
 
 GENERIC_CSV = "request,token,layer,expert_0,expert_1,weight_0,weight_1,phase\n"
 PREAMBLE = """# route_trace v1

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moereplay.traces.metadata import metadata_digest
+from moereplay.traces.schema import Header, Provenance
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.texts import CUT, MOST_NAME, MOST_NOTES, MOST_TEXT, escaped, in_csv, in_markdown, settled
+from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.stored import GEOMETRY, PLAIN, ids_only
-from traces.metadata import metadata_digest
-from traces.schema import Header, Provenance
-from traces.store import open_trace, verify
-from traces.texts import CUT, MOST_NAME, MOST_NOTES, MOST_TEXT, escaped, in_csv, in_markdown, settled
-from traces.writer import TraceWriter, write_trace
 
 #: Escape sequences, a bell, C1 and bidirectional controls, NUL, line breaks, a surrogate, what is no character.
 ODD = "\x1b[2J\x07\x9b31m\u202eabc\0\r\nforged: 100% hit\u2028\ud800\uffff\t"

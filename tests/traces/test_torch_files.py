@@ -15,11 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moereplay.traces.importers import torch_file
+from moereplay.traces.importers.sources import refuse_unreadable
+from moereplay.traces.importers.torch_file import Archive, Tensor
+from moereplay.traces.schema import TraceError
 from tests.kit.torch_pickles import archive, named, plain, tensor
-from traces.importers import torch_file
-from traces.importers.sources import refuse_unreadable
-from traces.importers.torch_file import Archive, Tensor
-from traces.schema import TraceError
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8),
@@ -257,7 +257,7 @@ def test_a_list_that_holds_itself_twice_over_is_neither_walked_nor_shown(tmp_pat
 
 
 def test_more_opcodes_than_a_recording_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("traces.importers.torch_pickle.MOST_STEPS", 1000)
+    monkeypatch.setattr("moereplay.traces.importers.torch_pickle.MOST_STEPS", 1000)
     assert "more than 1,000 opcodes" in refusal(archive(tmp_path / "a.pt", b"]" * 5000))
 
 

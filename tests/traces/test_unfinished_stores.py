@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moereplay.traces.column import Column
+from moereplay.traces.lock import Lock
+from moereplay.traces.schema import Header, Provenance, TraceError
+from moereplay.traces.scratch import clear_abandoned
+from moereplay.traces.store import open_trace, verify
+from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.stored import BIAS, GEOMETRY, HEADER, LAYERS, PLAIN, K, assert_holds, commit_some, everything, ids_only
-from traces.column import Column
-from traces.lock import Lock
-from traces.schema import Header, Provenance, TraceError
-from traces.scratch import clear_abandoned
-from traces.store import open_trace, verify
-from traces.writer import TraceWriter, write_trace
 
 DEAD = 1 << 22  #: no process of this number is there
 
@@ -121,7 +121,7 @@ def test_a_lock_whose_file_was_just_removed_is_no_lock(tmp_path, monkeypatch):
         first.release()  # between opening the file and locking it
         return descriptor
 
-    monkeypatch.setattr("traces.lock.os.open", as_the_first_ends)
+    monkeypatch.setattr("moereplay.traces.lock.os.open", as_the_first_ends)
     second = Lock(tmp_path / "a.zarr.partial")
     with pytest.raises(TraceError, match="is being written by"):
         Lock(tmp_path / "a.zarr.partial")

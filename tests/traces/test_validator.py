@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.overlap import overlap, reset_stride, shared
+from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
+from moereplay.traces.summary import summarise
+from moereplay.traces.validator import Finding, examine, take_sample
 from tests.kit.recordings import FOLDER, needs_recording
-from traces.importers import registry as importers
-from traces.importers.contract import Options
-from traces.overlap import overlap, reset_stride, shared
-from traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
-from traces.summary import summarise
-from traces.validator import Finding, examine, take_sample
 
 on_real_data = needs_recording("gpt-oss-20b", "qwen3-30b-a3b", "gemma-4-26b-a4b", claim="inspect")
 
@@ -306,7 +306,7 @@ def test_rows_are_compared_across_the_blocks_that_they_are_read_in(monkeypatch: 
     rows[90:180] = rows[90]
     rows[200:240] = -1
     whole = examine(wide(rows))
-    monkeypatch.setattr("traces.oddities.BLOCK", 7 * LAYERS * K)
+    monkeypatch.setattr("moereplay.traces.oddities.BLOCK", 7 * LAYERS * K)
     assert examine(wide(rows)) == whole
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from traces.geometry import MODELS, known
-from traces.importers import registry as importers
-from traces.importers.contract import Origin, Shape, header_for, size_line
-from traces.weight_formats import BITS_PER_WEIGHT, BLOCKS, named_in
+from moereplay.traces.geometry import MODELS, known
+from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers.contract import Origin, Shape, header_for, size_line
+from moereplay.traces.weight_formats import BITS_PER_WEIGHT, BLOCKS, named_in
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-from tracegen.families.contract import Family
+from moereplay.tracegen.families.contract import Family
 
 NAMES: tuple[str, ...] = (
     "olmoe",
@@ -38,7 +38,7 @@ NAMES: tuple[str, ...] = (
 @cache
 def catalogue() -> tuple[Family, ...]:
     """Every family, in the order of NAMES."""
-    return tuple(import_module(f"tracegen.families.{name}").FAMILY for name in NAMES)
+    return tuple(import_module(f"moereplay.tracegen.families.{name}").FAMILY for name in NAMES)
 
 
 def of(model_type: str) -> Family | None:

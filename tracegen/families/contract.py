@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from traces.schema import Router
+from moereplay.traces.schema import Router
 
 
 def small(**keys: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """DeepSeek-V3.2: V3's router behind sparse attention."""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 ATTENTION = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16}
 SPARSE = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 2, "head_dim": 8}

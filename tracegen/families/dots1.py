@@ -1,7 +1,7 @@
 """dots.llm1: DeepSeek-V3's router behind ordinary attention; by default without groups."""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 EXPERTS = {"n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 2, "first_k_dense_replace": 1}
 SIZES = {"intermediate_size": 48, "moe_intermediate_size": 16, "sliding_window": None}

@@ -1,7 +1,7 @@
 """ERNIE 4.5: softmax over all experts in f32, a correction bias that only chooses, the k probabilities renormalised."""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 EXPERTS = {"moe_num_experts": 16, "moe_k": 4, "moe_num_shared_experts": 2, "moe_layer_start_index": 1}
 #: A dense layer and 2 of 16 experts, top 4, with 2 shared ones; no embedding is tied to the head.

@@ -1,7 +1,7 @@
 """gpt-oss: the k best logits of a gate with a bias, softmax over these alone; experts have biases too."""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 SIZES = {"intermediate_size": 16, "head_dim": 16, "sliding_window": 8}
 ROTARY = {"rope_theta": 10000.0, "rope_type": "default"}

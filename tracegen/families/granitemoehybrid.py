@@ -1,7 +1,7 @@
 """Granite 4: Granite's router and a shared expert, in layers of Mamba-2 or attention."""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 EXPERTS = {"num_local_experts": 16, "num_experts_per_tok": 4, "shared_intermediate_size": 16}

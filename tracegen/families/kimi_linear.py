@@ -1,7 +1,7 @@
 """Kimi Linear: DeepSeek-V3's router; three layers in four have linear attention. (Kimi K2 is a `deepseek_v3`.)"""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 ATTENTION = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16}
 LINEAR = {"linear_head_dim": 16, "linear_num_heads": 2}

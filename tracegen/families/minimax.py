@@ -1,7 +1,7 @@
 """MiniMax-Text-01: Mixtral's router, between lightning and full attention."""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 LAYERS = ["linear_attention", "linear_attention", "full_attention"]
 SIZES = {"intermediate_size": 24, "head_dim": 16, "block_size": 16}

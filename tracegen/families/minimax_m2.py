@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tracegen.families.contract import Family, small
-from traces.schema import Router
+from moereplay.tracegen.families.contract import Family, small
+from moereplay.traces.schema import Router
 
 
 def router(config: Any) -> Router:

@@ -1,7 +1,7 @@
 """Nemotron 3: DeepSeek-V3's router over experts without a gate projection; a layer is Mamba-2, attention or experts."""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 MAMBA = {"ssm_state_size": 8, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1, "chunk_size": 8}
 EXPERTS = {"n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 2, "topk_group": 1}

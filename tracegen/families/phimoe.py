@@ -5,8 +5,8 @@ Its band around each pick (`router_jitter_noise`) is part of the model also when
 
 from typing import Any
 
-from tracegen.families.contract import Family, small
-from traces.schema import Router
+from moereplay.tracegen.families.contract import Family, small
+from moereplay.traces.schema import Router
 
 
 def router(config: Any) -> Router:

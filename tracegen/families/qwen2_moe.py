@@ -1,7 +1,7 @@
 """Qwen1.5-MoE and Qwen2-57B: softmax over all experts, top k, one wide shared expert behind a gate of its own."""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 SIZES = {"intermediate_size": 48, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 32}
 #: 3 layers of 12 experts, top 4, and a shared one; the first layer is dense.

@@ -1,7 +1,7 @@
 """Qwen3.5-MoE, its language model: softmax over all experts, top k always renormalised, a gated shared expert."""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 LINEAR = {
     "linear_num_key_heads": 2,

@@ -1,7 +1,7 @@
 """Qwen3-MoE: softmax over all experts, top k, renormalised in the published checkpoints but not by default."""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 SIZES = {"intermediate_size": 48, "moe_intermediate_size": 16, "head_dim": 16}
 #: 3 layers of 16 experts, top 4.

@@ -1,7 +1,7 @@
 """Qwen3-Next: softmax over all experts, top k renormalised, a gated shared expert; three layers in four are linear."""
 
-from tracegen.families import rules
-from tracegen.families.contract import Family, small
+from moereplay.tracegen.families import rules
+from moereplay.tracegen.families.contract import Family, small
 
 LINEAR = {
     "linear_num_key_heads": 2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from traces.schema import Router
+from moereplay.traces.schema import Router
 
 
 def softmax_top_k(config: Any) -> Router:

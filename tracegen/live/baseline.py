@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tracegen.errors import RecordError
-from tracegen.live.quality import Score, score
-from tracegen.live.source import Emulation
-from tracegen.nll import nll
-from tracegen.steps import Stepper
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.quality import Score, score
+from moereplay.tracegen.live.source import Emulation
+from moereplay.tracegen.nll import nll
+from moereplay.tracegen.steps import Stepper
 
 
 class Readers:

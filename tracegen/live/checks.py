@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 
 import torch
 
-from policies.contract import PolicyError
-from results.checks import How, Side, side_of
-from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
-from simulator.replay import plan, replay
-from sweeps.checks import Run
-from tracegen.checkpoint import Loaded
-from tracegen.errors import RecordError
-from tracegen.live.requests import check_live, requests_of
-from tracegen.live.run import Prepared, prepare, proven
-from tracegen.modules import MoeModules
-from tracegen.offload.device import described
-from traces.schema import Trace, memory_trace
+from moereplay.policies.contract import PolicyError
+from moereplay.results.checks import How, Side, side_of
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import plan, replay
+from moereplay.sweeps.checks import Run
+from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.requests import check_live, requests_of
+from moereplay.tracegen.live.run import Prepared, prepare, proven
+from moereplay.tracegen.modules import MoeModules
+from moereplay.tracegen.offload.device import described
+from moereplay.traces.schema import Trace, memory_trace
 
 
 @dataclass(frozen=True)

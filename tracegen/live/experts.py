@@ -19,8 +19,8 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from tracegen.errors import RecordError
-from tracegen.live.tiers import Tiers
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.tiers import Tiers
 
 NAME = "moereplay"
 Weights = Mapping[str, Tensor]  #: of one expert, by name of the parameter

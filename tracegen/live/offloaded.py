@@ -20,26 +20,26 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from simulator.errors import ConfigError
-from simulator.reference.clock import COMPUTE, LINK, Activity, Span
-from simulator.reference.driven import Driven
-from simulator.reference.engine import FinishedRun
-from simulator.reference.machine import Machine
-from simulator.reference.transfers import Transfer
-from simulator.replay import Plan
-from tracegen.checkpoint import Loaded
-from tracegen.errors import RecordError
-from tracegen.live.experts import Weights, check_computable, projections, run_expert
-from tracegen.modules import MoeModules
-from tracegen.offload.arena import Arena, Slots, arena_of
-from tracegen.offload.bench import slots_needed
-from tracegen.offload.clock import RealClock, Worker
-from tracegen.offload.device import described
-from tracegen.offload.durations import DENSE, NoProcessor
-from tracegen.offload.experts import Layout
-from tracegen.offload.named import Named
-from tracegen.offload.slow_tier import SlowTier, faults_named, opened, throttled
-from traces.schema import canonical
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.reference.clock import COMPUTE, LINK, Activity, Span
+from moereplay.simulator.reference.driven import Driven
+from moereplay.simulator.reference.engine import FinishedRun
+from moereplay.simulator.reference.machine import Machine
+from moereplay.simulator.reference.transfers import Transfer
+from moereplay.simulator.replay import Plan
+from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.experts import Weights, check_computable, projections, run_expert
+from moereplay.tracegen.modules import MoeModules
+from moereplay.tracegen.offload.arena import Arena, Slots, arena_of
+from moereplay.tracegen.offload.bench import slots_needed
+from moereplay.tracegen.offload.clock import RealClock, Worker
+from moereplay.tracegen.offload.device import described
+from moereplay.tracegen.offload.durations import DENSE, NoProcessor
+from moereplay.tracegen.offload.experts import Layout
+from moereplay.tracegen.offload.named import Named
+from moereplay.tracegen.offload.slow_tier import SlowTier, faults_named, opened, throttled
+from moereplay.traces.schema import canonical
 
 HEAD = DENSE - 1  #: in the place of an expert: what follows the last layer
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
-from simulator.platform_files import platform
-from tracegen.errors import RecordError
-from traces.schema import Trace
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform_files import platform
+from moereplay.tracegen.errors import RecordError
+from moereplay.traces.schema import Trace
 
 CAPABILITIES = frozenset({"ids", "weights", "logits", "lookahead"})  #: what a live model provides: all but the future
 

@@ -20,30 +20,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from results.result import Result
-from simulator.config import KINDS, ReplayConfig
-from simulator.origin import Origin
-from simulator.reference.engine import FinishedRun
-from simulator.replay import Plan, plan_for, report, report_measured
-from tracegen.checkpoint import Loaded
-from tracegen.decoding import seed_of
-from tracegen.errors import RecordError
-from tracegen.live.baseline import Readers
-from tracegen.live.experts import check_computable, implemented
-from tracegen.live.offloaded import Transfers
-from tracegen.live.quality import Quality
-from tracegen.live.requests import CAPABILITIES, LiveRequest, check_live, requests_of
-from tracegen.live.sampling import Sampler, endings
-from tracegen.live.source import Emulation, changes_experts, depth_needed, rounding
-from tracegen.live.tiers import Stored, said, tiers_of
-from tracegen.modules import MoeModules, discover
-from tracegen.plan import Decoding
-from tracegen.plan import Plan as Recording
-from tracegen.precision import DEFAULT, check_quantiser
-from tracegen.record import header_of, room_of
-from tracegen.selfcheck import check
-from tracegen.tokens import Room, Work
-from traces.schema import Header, Request, Trace, canonical, memory_trace
+from moereplay.results.result import Result
+from moereplay.simulator.config import KINDS, ReplayConfig
+from moereplay.simulator.origin import Origin
+from moereplay.simulator.reference.engine import FinishedRun
+from moereplay.simulator.replay import Plan, plan_for, report, report_measured
+from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.decoding import seed_of
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.baseline import Readers
+from moereplay.tracegen.live.experts import check_computable, implemented
+from moereplay.tracegen.live.offloaded import Transfers
+from moereplay.tracegen.live.quality import Quality
+from moereplay.tracegen.live.requests import CAPABILITIES, LiveRequest, check_live, requests_of
+from moereplay.tracegen.live.sampling import Sampler, endings
+from moereplay.tracegen.live.source import Emulation, changes_experts, depth_needed, rounding
+from moereplay.tracegen.live.tiers import Stored, said, tiers_of
+from moereplay.tracegen.modules import MoeModules, discover
+from moereplay.tracegen.plan import Decoding
+from moereplay.tracegen.plan import Plan as Recording
+from moereplay.tracegen.precision import DEFAULT, check_quantiser
+from moereplay.tracegen.record import header_of, room_of
+from moereplay.tracegen.selfcheck import check
+from moereplay.tracegen.tokens import Room, Work
+from moereplay.traces.schema import Header, Request, Trace, canonical, memory_trace
 
 __all__ = ["Live", "LiveRequest", "Prepared", "check_same_model", "prepare", "proven", "requests_of", "run"]
 

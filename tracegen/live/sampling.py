@@ -12,7 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tracegen.plan import Decoding
+from moereplay.tracegen.plan import Decoding
 
 
 class Sampler:

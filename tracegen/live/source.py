@@ -15,23 +15,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from policies.contract import DECODE, NONE, PREFILL, PolicyError
-from simulator.reference.driven import Driven
-from simulator.reference.engine import FinishedRun
-from simulator.reference.weights import reweighed
-from simulator.replay import Plan
-from simulator.source import Gate, GateReadings, Mixture, Pass, gate_of, weigh
-from tracegen.capture import Reading, Rows, watching
-from tracegen.errors import RecordError
-from tracegen.live.experts import Orders, check_obeyed, executing
-from tracegen.live.offloaded import Transfers
-from tracegen.live.tiers import Tiers
-from tracegen.modules import MoeModules
-from tracegen.offload.clock import undisturbed
-from traces import routers
-from traces.demand import to_units, union_of
-from traces.lookahead import Predicted, rank
-from traces.schema import Geometry
+from moereplay.policies.contract import DECODE, NONE, PREFILL, PolicyError
+from moereplay.simulator.reference.driven import Driven
+from moereplay.simulator.reference.engine import FinishedRun
+from moereplay.simulator.reference.weights import reweighed
+from moereplay.simulator.replay import Plan
+from moereplay.simulator.source import Gate, GateReadings, Mixture, Pass, gate_of, weigh
+from moereplay.tracegen.capture import Reading, Rows, watching
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.experts import Orders, check_obeyed, executing
+from moereplay.tracegen.live.offloaded import Transfers
+from moereplay.tracegen.live.tiers import Tiers
+from moereplay.tracegen.modules import MoeModules
+from moereplay.tracegen.offload.clock import undisturbed
+from moereplay.traces import routers
+from moereplay.traces.demand import to_units, union_of
+from moereplay.traces.lookahead import Predicted, rank
+from moereplay.traces.schema import Geometry
 
 
 class Said(NamedTuple):

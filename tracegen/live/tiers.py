@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from simulator.errors import ConfigError
-from tracegen.live.lru_cache import LruCache
-from tracegen.modules import MoeModules
-from tracegen.offload.device import free_memory
-from tracegen.precision import DEFAULT
-from tracegen.precision.contract import Packed, Quantiser
-from tracegen.precision.registry import quantiser_at, titled
-from tracegen.precision.store import stored
+from moereplay.simulator.errors import ConfigError
+from moereplay.tracegen.live.lru_cache import LruCache
+from moereplay.tracegen.modules import MoeModules
+from moereplay.tracegen.offload.device import free_memory
+from moereplay.tracegen.precision import DEFAULT
+from moereplay.tracegen.precision.contract import Packed, Quantiser
+from moereplay.tracegen.precision.registry import quantiser_at, titled
+from moereplay.tracegen.precision.store import stored
 
 ROOM = 2**30  #: bytes of restored weights in memory, and of packed ones, at least
 PACKED_SHARE, RESTORED_SHARE = 1 / 2, 1 / 4  #: of what is free when the model has been loaded, if that is more

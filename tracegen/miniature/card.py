@@ -1,4 +1,4 @@
-"""Measure the miniature and write its model card: `python -m tracegen.miniature.card`.
+"""Measure the miniature and write its model card: `python -m moereplay.tracegen.miniature.card`.
 
 Routing is measured on the held-out excerpts, teacher-forced, and beside it the same model as it was before training:
 random routing is a misleading stand-in for a model's, and the table shows how.
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from tracegen.capture import Capture
-from tracegen.miniature.train import Recipe, new_model
-from tracegen.modules import discover
-from traces.schema import Header, Request, memory_trace
-from traces.summary import Summary, summarise
+from moereplay.tracegen.capture import Capture
+from moereplay.tracegen.miniature.train import Recipe, new_model
+from moereplay.tracegen.modules import discover
+from moereplay.traces.schema import Header, Request, memory_trace
+from moereplay.traces.summary import Summary, summarise
 
 FOLDER = Path(__file__).parent
 DEPTH = 3

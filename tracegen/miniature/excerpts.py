@@ -1,4 +1,4 @@
-"""Text the miniature has never seen, for prompts and perplexity: `python -m tracegen.miniature.excerpts`.
+"""Text the miniature has never seen, for prompts and perplexity: `python -m moereplay.tracegen.miniature.excerpts`.
 
 Excerpts of the held-out files, committed so that every machine and every Python version measures the same tokens.
 """
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from tracegen.miniature import corpus
-from traces.documents import json_text
+from moereplay.tracegen.miniature import corpus
+from moereplay.traces.documents import json_text
 
 PROMPTS, PROMPT_BYTES = 32, 240
 EXCERPT_BYTES = 3000

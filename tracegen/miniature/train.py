@@ -1,4 +1,4 @@
-"""Train the miniature: `python -m tracegen.miniature.train --out FOLDER`.
+"""Train the miniature: `python -m moereplay.tracegen.miniature.train --out FOLDER`.
 
 The topology is OLMoE-1B-7B's (16 layers of 64 experts, top-8, softmax over all, weights not renormalised), the widths
 are not: hidden 128, expert width 32, about 15 million parameters. Balance is asked of every layer by itself: the
@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from transformers import OlmoeConfig, OlmoeForCausalLM, PreTrainedTokenizerFast
 
-from tracegen.miniature import corpus
-from traces.documents import json_text
+from moereplay.tracegen.miniature import corpus
+from moereplay.traces.documents import json_text
 
 END = "<|endoftext|>"
 

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from simulator.errors import ConfigError
-from simulator.reference.placement import Area
-from tracegen.offload.device import free_memory, memory_of
-from tracegen.offload.experts import PAGE
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.reference.placement import Area
+from moereplay.tracegen.offload.device import free_memory, memory_of
+from moereplay.tracegen.offload.experts import PAGE
 
 
 class Arena:

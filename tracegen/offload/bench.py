@@ -10,21 +10,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from results.counters import PHASES
-from results.result import Event, Result, Row
-from simulator.config import ReplayConfig
-from simulator.reference import engine as reference
-from simulator.replay import Plan, plan, report, report_measured, source_of
-from tracegen.offload.arena import Arena, Slots, arenas_of
-from tracegen.offload.clock import undisturbed
-from tracegen.offload.compute import Layers, experts_only, format_at, shape_of
-from tracegen.offload.copies import Copies
-from tracegen.offload.decisions import AUTO, Decider, way_of
-from tracegen.offload.durations import Durations, Step, as_machine
-from tracegen.offload.machine import RealMachine
-from tracegen.offload.planned import planned
-from tracegen.offload.slow_tier import SlowTier, faults_named, throttled
-from traces.schema import Trace
+from moereplay.results.counters import PHASES
+from moereplay.results.result import Event, Result, Row
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.reference import engine as reference
+from moereplay.simulator.replay import Plan, plan, report, report_measured, source_of
+from moereplay.tracegen.offload.arena import Arena, Slots, arenas_of
+from moereplay.tracegen.offload.clock import undisturbed
+from moereplay.tracegen.offload.compute import Layers, experts_only, format_at, shape_of
+from moereplay.tracegen.offload.copies import Copies
+from moereplay.tracegen.offload.decisions import AUTO, Decider, way_of
+from moereplay.tracegen.offload.durations import Durations, Step, as_machine
+from moereplay.tracegen.offload.machine import RealMachine
+from moereplay.tracegen.offload.planned import planned
+from moereplay.tracegen.offload.slow_tier import SlowTier, faults_named, throttled
+from moereplay.traces.schema import Trace
 
 SPARE_SLOTS = 2  #: the buffer of a demand that is not admitted, and one to spare
 #: Slow tiers by the bytes of an expert at each layer: one for each precision.

@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simulator.config import ReplayConfig, configure
-from simulator.platform import Calibration, Measured
-from simulator.platform_files import as_toml, sealed
-from tracegen.offload.bench import Bench, SlowTiers, check_measurable, replayed
-from tracegen.offload.durations import Durations
-from tracegen.offload.fit import Figure, Fitted, figure_of, fit
-from tracegen.offload.kernels import TOKENS, by_format, by_tokens, in_times
-from tracegen.offload.slow_tier import SlowTier
-from traces.dense import dense_of
-from traces.geometry import KnownModel
-from traces.schema import Geometry, Trace
-from traces.synthetic import Synthetic, synthesise
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.platform import Calibration, Measured
+from moereplay.simulator.platform_files import as_toml, sealed
+from moereplay.tracegen.offload.bench import Bench, SlowTiers, check_measurable, replayed
+from moereplay.tracegen.offload.durations import Durations
+from moereplay.tracegen.offload.fit import Figure, Fitted, figure_of, fit
+from moereplay.tracegen.offload.kernels import TOKENS, by_format, by_tokens, in_times
+from moereplay.tracegen.offload.slow_tier import SlowTier
+from moereplay.traces.dense import dense_of
+from moereplay.traces.geometry import KnownModel
+from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.synthetic import Synthetic, synthesise
 
 PROMPT, DECODED = 8, 12  #: tokens of a run
 REUSE = 0.31  #: OLMoE's

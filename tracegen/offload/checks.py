@@ -6,21 +6,29 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
-from policies.contract import PolicyError
-from results.checks import How, Side, side_of
-from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
-from simulator.platform import Calibration, Platform
-from simulator.platform_files import platform
-from simulator.replay import Plan
-from sweeps.checks import Run
-from tracegen.offload.bench import Bench, SlowTiers, bits_of, bits_of_all, check_measurable, replayed, slots_of
-from tracegen.offload.compute import layout_of
-from tracegen.offload.device import compute_on, described, free_memory
-from tracegen.offload.part import tokens_of
-from tracegen.offload.slow_tier import kind_of
-from traces.geometry import known
-from traces.schema import Geometry, Trace, TraceError
+from moereplay.policies.contract import PolicyError
+from moereplay.results.checks import How, Side, side_of
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Calibration, Platform
+from moereplay.simulator.platform_files import platform
+from moereplay.simulator.replay import Plan
+from moereplay.sweeps.checks import Run
+from moereplay.tracegen.offload.bench import (
+    Bench,
+    SlowTiers,
+    bits_of,
+    bits_of_all,
+    check_measurable,
+    replayed,
+    slots_of,
+)
+from moereplay.tracegen.offload.compute import layout_of
+from moereplay.tracegen.offload.device import compute_on, described, free_memory
+from moereplay.tracegen.offload.part import tokens_of
+from moereplay.tracegen.offload.slow_tier import kind_of
+from moereplay.traces.geometry import known
+from moereplay.traces.schema import Geometry, Trace, TraceError
 
 OpenSlow = Callable[[Geometry, Sequence[float]], AbstractContextManager[SlowTiers]]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from results.checks import side_of
-from results.result import Event
-from tracegen.offload.bench import Ran
-from tracegen.offload.study import Cell, Measurement
+from moereplay.results.checks import side_of
+from moereplay.results.result import Event
+from moereplay.tracegen.offload.bench import Ran
+from moereplay.tracegen.offload.study import Cell, Measurement
 
 MS = 1e6
 #: How the engine classifies an access, in the words of its log.

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
-from simulator.errors import ConfigError
-from tracegen.offload.experts import BITS_PER_WEIGHT, SEED, WEIGHT, Layout
-from traces.geometry import MODELS
-from traces.schema import Geometry
+from moereplay.simulator.errors import ConfigError
+from moereplay.tracegen.offload.experts import BITS_PER_WEIGHT, SEED, WEIGHT, Layout
+from moereplay.traces.geometry import MODELS
+from moereplay.traces.schema import Geometry
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MATRICES = 3  #: gate, up and down

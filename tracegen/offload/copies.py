@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tracegen.offload.compute import Shape, as_weights
-from tracegen.offload.experts import Layout, check_marks, marks_of
-from tracegen.offload.slow_tier import SlowTier
+from moereplay.tracegen.offload.compute import Shape, as_weights
+from moereplay.tracegen.offload.experts import Layout, check_marks, marks_of
+from moereplay.tracegen.offload.slow_tier import SlowTier
 
 
 class Copies:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from simulator.compiled.stepper import Stepper, can_step
-from simulator.errors import ConfigError
-from simulator.interface import FinishedRun
-from simulator.reference import engine as reference
-from simulator.reference.machine import Machine
-from simulator.reference.placement import Placement
-from simulator.replay import Plan, source_of
-from simulator.steps import run
-from traces.schema import Trace
-from traces.spelling import hint
+from moereplay.simulator.compiled.stepper import Stepper, can_step
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.interface import FinishedRun
+from moereplay.simulator.reference import engine as reference
+from moereplay.simulator.reference.machine import Machine
+from moereplay.simulator.reference.placement import Placement
+from moereplay.simulator.replay import Plan, source_of
+from moereplay.simulator.steps import run
+from moereplay.traces.schema import Trace
+from moereplay.traces.spelling import hint
 
 AUTO, COMPILED, REFERENCE = WAYS = ("auto", "compiled", "reference")
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simulator.errors import ConfigError
+from moereplay.simulator.errors import ConfigError
 
 
 def described(device: str) -> str:

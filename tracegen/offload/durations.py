@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import simpy
 
-from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span
-from simulator.reference.machine import Machine
-from simulator.reference.transfers import Transfer
+from moereplay.simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Planned, Span
+from moereplay.simulator.reference.machine import Machine
+from moereplay.simulator.reference.transfers import Transfer
 
 DENSE = -1  #: in place of an expert
 

@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from simulator.platform import Calibration, Contention, Link, Loading, Measured, Platform, Points
-from simulator.platform_files import sealed
-from tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
+from moereplay.simulator.platform import Calibration, Contention, Link, Loading, Measured, Platform, Points
+from moereplay.simulator.platform_files import sealed
+from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
 
 TRIM = 0.02
 APART = 0.05  #: two halves of a calibration differ by more: say so

@@ -8,11 +8,11 @@ from itertools import accumulate
 
 import torch
 
-from tracegen.offload.bench import Bench
-from tracegen.offload.compute import as_weights, layout_of
-from tracegen.offload.experts import BITS_PER_WEIGHT
-from tracegen.offload.fit import Figure, figure_of
-from traces.schema import Geometry
+from moereplay.tracegen.offload.bench import Bench
+from moereplay.tracegen.offload.compute import as_weights, layout_of
+from moereplay.tracegen.offload.experts import BITS_PER_WEIGHT
+from moereplay.tracegen.offload.fit import Figure, figure_of
+from moereplay.traces.schema import Geometry
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 ROUNDS = 12  #: of all token counts in turns, so that a machine that changes changes all of them

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Span
-from simulator.reference.machine import Machine
-from simulator.reference.transfers import Transfer
-from tracegen.offload.arena import Slots
-from tracegen.offload.clock import RealClock, Worker
-from tracegen.offload.compute import Layers
-from tracegen.offload.copies import Copies
-from tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
+from moereplay.simulator.reference.clock import COMPUTE, CPU, LINK, Activity, Span
+from moereplay.simulator.reference.machine import Machine
+from moereplay.simulator.reference.transfers import Transfer
+from moereplay.tracegen.offload.arena import Slots
+from moereplay.tracegen.offload.clock import RealClock, Worker
+from moereplay.tracegen.offload.compute import Layers
+from moereplay.tracegen.offload.copies import Copies
+from moereplay.tracegen.offload.durations import DENSE, Computed, Durations, Moved, OnCpu
 
 
 class _Asked(NamedTuple):

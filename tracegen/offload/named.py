@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from results.errors import ResultError
-from results.outputs import check_output
-from simulator.capacity import parse_size
-from simulator.errors import ConfigError
+from moereplay.results.errors import ResultError
+from moereplay.results.outputs import check_output
+from moereplay.simulator.capacity import parse_size
+from moereplay.simulator.errors import ConfigError
 
 COMPUTES = re.compile(r"cpu|cuda(:\d{1,3})?")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.errors import ConfigError
-from traces.dense import resolved
-from traces.schema import Geometry, Request, Trace, memory_trace
+from moereplay.simulator.errors import ConfigError
+from moereplay.traces.dense import resolved
+from moereplay.traces.schema import Geometry, Request, Trace, memory_trace
 
 PER_LAYER = ("weights", "logits", "residency")
 PER_TOKEN = ("token_ids", "nll")

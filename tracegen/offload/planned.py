@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from simulator.config import ReplayConfig
-from simulator.errors import ConfigError
-from simulator.replay import Plan, plan
-from traces.schema import Trace
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.replay import Plan, plan
+from moereplay.traces.schema import Trace
 
 
 def planned(trace: Trace, config: ReplayConfig) -> Plan:

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simulator.errors import ConfigError
-from tracegen.offload.device import available_memory, free_memory, host_memory
-from tracegen.offload.experts import Layout, contents
-from tracegen.offload.named import Named
-from traces.documents import json_text
+from moereplay.simulator.errors import ConfigError
+from moereplay.tracegen.offload.device import available_memory, free_memory, host_memory
+from moereplay.tracegen.offload.experts import Layout, contents
+from moereplay.tracegen.offload.named import Named
+from moereplay.traces.documents import json_text
 
 SPIN_NS = 100_000  #: a throttle sleeps until so long before its end, and yields from there on
 

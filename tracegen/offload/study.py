@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from policies.contract import Costs
-from simulator.config import KINDS, ReplayConfig
-from simulator.platform import Calibration
-from simulator.platform_files import as_toml, sealed
-from simulator.replay import plan as replay_plan
-from tracegen.offload.bench import Bench, Ran, replayed
-from tracegen.offload.durations import Durations
-from tracegen.offload.fit import Fitted, fit
-from traces.schema import Trace
+from moereplay.policies.contract import Costs
+from moereplay.simulator.config import KINDS, ReplayConfig
+from moereplay.simulator.platform import Calibration
+from moereplay.simulator.platform_files import as_toml, sealed
+from moereplay.simulator.replay import plan as replay_plan
+from moereplay.tracegen.offload.bench import Bench, Ran, replayed
+from moereplay.tracegen.offload.durations import Durations
+from moereplay.tracegen.offload.fit import Fitted, fit
+from moereplay.traces.schema import Trace
 
 
 class Cell(NamedTuple):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from tracegen.errors import RecordError
-from traces.installing import install_command
-from traces.spelling import hint
+from moereplay.tracegen.errors import RecordError
+from moereplay.traces.installing import install_command
+from moereplay.traces.spelling import hint
 
 #: Each with the library that it needs.
 NAMES: Mapping[str, str | None] = {

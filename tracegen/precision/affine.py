@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tracegen.precision.contract import Packed, Quantiser
-from tracegen.precision.groups import grouped, ungrouped
-from tracegen.precision.integers import BYTE, packed, unpacked
+from moereplay.tracegen.precision.contract import Packed, Quantiser
+from moereplay.tracegen.precision.groups import grouped, ungrouped
+from moereplay.tracegen.precision.integers import BYTE, packed, unpacked
 
 EXACT = 20  #: bits up to which float32 divides without reaching one value too many
 

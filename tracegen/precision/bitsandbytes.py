@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as padded
 
-from tracegen.precision.contract import Packed, Quantiser
-from tracegen.precision.libraries import imported
+from moereplay.tracegen.precision.contract import Packed, Quantiser
+from moereplay.tracegen.precision.libraries import imported
 
 BLOCK = 64
 EIGHT = 8

@@ -11,8 +11,8 @@ from importlib.metadata import version
 from io import StringIO
 from types import ModuleType
 
-from tracegen.errors import RecordError
-from traces.installing import install_command
+from moereplay.tracegen.errors import RecordError
+from moereplay.traces.installing import install_command
 
 
 @cache

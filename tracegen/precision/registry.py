@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from tracegen.errors import RecordError
-from tracegen.precision import DEFAULT, NAMES, at_width, check_quantiser
-from tracegen.precision.contract import Quantiser
-from tracegen.precision.libraries import version_of
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.precision import DEFAULT, NAMES, at_width, check_quantiser
+from moereplay.tracegen.precision.contract import Quantiser
+from moereplay.tracegen.precision.libraries import version_of
 
 
 def load(name: str) -> Quantiser:
     """The quantiser of that file."""
-    return import_module(f"tracegen.precision.{name}").QUANTISER
+    return import_module(f"moereplay.tracegen.precision.{name}").QUANTISER
 
 
 def quantiser_at(name: str, bits: float) -> Quantiser:

@@ -14,10 +14,10 @@ from pathlib import Path
 from safetensors.torch import load, save
 from torch import Tensor
 
-from tracegen.precision.contract import Packed
-from traces.private import private_folder
-from traces.schema import canonical
-from traces.scratch import write_whole
+from moereplay.tracegen.precision.contract import Packed
+from moereplay.traces.private import private_folder
+from moereplay.traces.schema import canonical
+from moereplay.traces.scratch import write_whole
 
 FORM = 1  #: raised when the same tensors come to mean other weights
 DIGEST = 32  #: bytes of a sha256

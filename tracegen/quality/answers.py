@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-from results.result import Row
+from moereplay.results.result import Row
 
 
 class Measure(NamedTuple):

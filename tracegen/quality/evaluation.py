@@ -19,35 +19,35 @@ from typing import Any
 
 import polars as pl
 
-from policies.contract import PolicyError
-from results.quality import UNMODIFIED, counted, counted_by, read, to_frame
-from results.result import Row
-from results.write import write_frame
-from simulator.bounds import bound_of, count
-from simulator.config import KINDS, SEMANTICS_VERSION, ReplayConfig
-from simulator.errors import ConfigError
-from simulator.origin import Origin
-from simulator.replay import Plan, plan_for, replay
-from tracegen.checkpoint import Loaded
-from tracegen.errors import RecordError
-from tracegen.live.experts import check_computable
-from tracegen.live.requests import CAPABILITIES
-from tracegen.live.source import changes_experts, depth_needed, rounding
-from tracegen.live.tiers import said, tiers_of
-from tracegen.modules import MoeModules
-from tracegen.plan import Plan as Recording
-from tracegen.precision import DEFAULT
-from tracegen.quality.answers import Answers
-from tracegen.quality.session import Session, Subject, alone_because
-from tracegen.quality.tasks import Task
-from tracegen.record import header_of
-from tracegen.steps import input_device
-from tracegen.tokens import Work
-from traces.lock import refuse_busy
-from traces.metadata import PARTIAL
-from traces.schema import Request, Trace, canonical
-from traces.store import open_trace
-from traces.writer import TraceWriter
+from moereplay.policies.contract import PolicyError
+from moereplay.results.quality import UNMODIFIED, counted, counted_by, read, to_frame
+from moereplay.results.result import Row
+from moereplay.results.write import write_frame
+from moereplay.simulator.bounds import bound_of, count
+from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, ReplayConfig
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.origin import Origin
+from moereplay.simulator.replay import Plan, plan_for, replay
+from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.experts import check_computable
+from moereplay.tracegen.live.requests import CAPABILITIES
+from moereplay.tracegen.live.source import changes_experts, depth_needed, rounding
+from moereplay.tracegen.live.tiers import said, tiers_of
+from moereplay.tracegen.modules import MoeModules
+from moereplay.tracegen.plan import Plan as Recording
+from moereplay.tracegen.precision import DEFAULT
+from moereplay.tracegen.quality.answers import Answers
+from moereplay.tracegen.quality.session import Session, Subject, alone_because
+from moereplay.tracegen.quality.tasks import Task
+from moereplay.tracegen.record import header_of
+from moereplay.tracegen.steps import input_device
+from moereplay.tracegen.tokens import Work
+from moereplay.traces.lock import refuse_busy
+from moereplay.traces.metadata import PARTIAL
+from moereplay.traces.schema import Request, Trace, canonical
+from moereplay.traces.store import open_trace
+from moereplay.traces.writer import TraceWriter
 
 #: Gates up to which the reference engine answers sooner than the compiled one is compiled. Both count the same.
 FEW_GATES = 50_000

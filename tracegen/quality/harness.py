@@ -13,14 +13,14 @@ from importlib.metadata import version
 from math import isfinite, log
 from typing import Any, TextIO
 
-from tracegen.errors import RecordError
-from tracegen.folder import one_line
-from tracegen.quality.answers import Answers, Example, Measure, sha256_of
-from tracegen.quality.named import YAML, called_of
-from tracegen.quality.session import Session
-from tracegen.quality.task_file import check_task_file, content_of
-from tracegen.tokens import check_chat
-from traces.spelling import nearest
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.folder import one_line
+from moereplay.tracegen.quality.answers import Answers, Example, Measure, sha256_of
+from moereplay.tracegen.quality.named import YAML, called_of
+from moereplay.tracegen.quality.session import Session
+from moereplay.tracegen.quality.task_file import check_task_file, content_of
+from moereplay.tracegen.tokens import check_chat
+from moereplay.traces.spelling import nearest
 
 #: Measures that follow from log-likelihoods, with what a mean is divided by: an example has nats, or bits.
 NATS = {"perplexity": 1.0, "word_perplexity": 1.0, "byte_perplexity": 1.0, "bits_per_byte": log(2)}
@@ -75,7 +75,7 @@ class HarnessTask:
     def _evaluated(self, session: Session) -> Any:
         from lm_eval import evaluator  # seconds, and only where a task of the harness is asked
 
-        from tracegen.quality.interface import UnderPolicies
+        from moereplay.tracegen.quality.interface import UnderPolicies
 
         seeds = dict.fromkeys(
             ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), self.seed

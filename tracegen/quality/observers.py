@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from tracegen.capture import Capture, Reading, Rows
-from tracegen.errors import RecordError
-from tracegen.live.experts import Orders
-from tracegen.modules import MoeModules
+from moereplay.tracegen.capture import Capture, Reading, Rows
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.experts import Orders
+from moereplay.tracegen.modules import MoeModules
 
 
 class Observer(Protocol):

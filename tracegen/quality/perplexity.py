@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from math import exp, inf
 from pathlib import Path
 
-from tracegen.live.quality import LARGEST_EXPONENT
-from tracegen.prompts import Prompts, read_texts
-from tracegen.quality.answers import Answers, Example, Measure, sha256_of
-from tracegen.quality.named import PERPLEXITY
-from tracegen.quality.session import Session
-from tracegen.quality.texts import Given
-from tracegen.record import room_of
-from tracegen.tokens import windows
+from moereplay.tracegen.live.quality import LARGEST_EXPONENT
+from moereplay.tracegen.prompts import Prompts, read_texts
+from moereplay.tracegen.quality.answers import Answers, Example, Measure, sha256_of
+from moereplay.tracegen.quality.named import PERPLEXITY
+from moereplay.tracegen.quality.session import Session
+from moereplay.tracegen.quality.texts import Given
+from moereplay.tracegen.record import room_of
+from moereplay.tracegen.tokens import windows
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from results.result import Result, Row
-from simulator.replay import Plan, report
-from tracegen.allocator import PASSES, return_freed_memory
-from tracegen.capture import OnGate, Reading, watching
-from tracegen.checkpoint import Loaded
-from tracegen.errors import RecordError
-from tracegen.live.source import Emulation, rounding, under_orders
-from tracegen.live.tiers import Tiers
-from tracegen.modules import MoeModules
-from tracegen.quality.observers import Observer, Recorder
-from tracegen.quality.side_by_side import OneByOne, SideBySide, places, unpadded_because
-from tracegen.quality.texts import Text
-from traces.schema import Request
+from moereplay.results.result import Result, Row
+from moereplay.simulator.replay import Plan, report
+from moereplay.tracegen.allocator import PASSES, return_freed_memory
+from moereplay.tracegen.capture import OnGate, Reading, watching
+from moereplay.tracegen.checkpoint import Loaded
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.source import Emulation, rounding, under_orders
+from moereplay.tracegen.live.tiers import Tiers
+from moereplay.tracegen.modules import MoeModules
+from moereplay.tracegen.quality.observers import Observer, Recorder
+from moereplay.tracegen.quality.side_by_side import OneByOne, SideBySide, places, unpadded_because
+from moereplay.tracegen.quality.texts import Text
+from moereplay.traces.schema import Request
 
 YOUNG = 32  #: groups of texts after which engines that have aged are collected too, which takes half a second
 

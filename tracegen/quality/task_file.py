@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sweeps.experiment.yaml_text import composed
-from tracegen.errors import RecordError
-from tracegen.folder import one_line
+from moereplay.sweeps.experiment.yaml_text import composed
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.folder import one_line
 
 #: What a task's examples come from.
 SOURCES = {"dataset_path", "custom_dataset", "class"}

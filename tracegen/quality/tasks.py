@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tracegen.quality.answers import Answers
-from tracegen.quality.harness import HarnessTask
-from tracegen.quality.named import PERPLEXITY
-from tracegen.quality.perplexity import Perplexity
-from tracegen.quality.session import Session
+from moereplay.tracegen.quality.answers import Answers
+from moereplay.tracegen.quality.harness import HarnessTask
+from moereplay.tracegen.quality.named import PERPLEXITY
+from moereplay.tracegen.quality.perplexity import Perplexity
+from moereplay.tracegen.quality.session import Session
 
 
 class Task(Protocol):

@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tracegen.errors import RecordError
-from tracegen.live.quality import Score, score
-from tracegen.live.sampling import Sampler
+from moereplay.tracegen.errors import RecordError
+from moereplay.tracegen.live.quality import Score, score
+from moereplay.tracegen.live.sampling import Sampler
 
 
 class Text(Protocol):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traces.exporters.contract import Answer, Exporter, Options, Target
-from traces.exporters.lines import Block, blocks, number
-from traces.schema import Trace
-from traces.stated import state
+from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
+from moereplay.traces.exporters.lines import Block, blocks, number
+from moereplay.traces.schema import Trace
+from moereplay.traces.stated import state
 
 
 def write(trace: Trace, options: Options, target: Target) -> Answer:

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from traces.documents import json_text
-from traces.exporters.contract import Answer, Exporter, Options, Target
-from traces.exporters.parquet import LISTS, schema_of, write_rows
-from traces.schema import Trace, shown
+from moereplay.traces.documents import json_text
+from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
+from moereplay.traces.exporters.parquet import LISTS, schema_of, write_rows
+from moereplay.traces.schema import Trace, shown
 
 SHARD = 1 << 16  #: tokens of a shard, roughly
 SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from traces.documents import json_text
-from traces.exporters.contract import Answer, Exporter, Options, Target
-from traces.exporters.lines import Block, blocks, number
-from traces.schema import Trace
-from traces.stated import state
+from moereplay.traces.documents import json_text
+from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
+from moereplay.traces.exporters.lines import Block, blocks, number
+from moereplay.traces.schema import Trace
+from moereplay.traces.stated import state
 
 
 def write(trace: Trace, options: Options, target: Target) -> Answer:

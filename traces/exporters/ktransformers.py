@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.exporters import torch_file
-from traces.exporters.contract import Answer, Exporter, Options, Target
-from traces.exporters.scores import dense_layers, scores
-from traces.placement import experts_per_layer
-from traces.schema import Trace
+from moereplay.traces.exporters import torch_file
+from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
+from moereplay.traces.exporters.scores import dense_layers, scores
+from moereplay.traces.placement import experts_per_layer
+from moereplay.traces.schema import Trace
 
 TYPED = (
     "python -m sglang.launch_server --model-path MODEL --kt-weight-path MODEL --kt-num-gpu-experts {count} "

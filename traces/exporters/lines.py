@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.blocks import token_blocks
-from traces.schema import Trace
+from moereplay.traces.blocks import token_blocks
+from moereplay.traces.schema import Trace
 
 #: Times as large as an array's numbers are those that Python holds.
 OBJECTS = 8

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traces.exporters.contract import Answer, Exporter, Options, Target
-from traces.exporters.scores import dense_layers, scores
-from traces.placement import held_layers, layers_by_worth
-from traces.schema import Trace
+from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
+from moereplay.traces.exporters.scores import dense_layers, scores
+from moereplay.traces.placement import held_layers, layers_by_worth
+from moereplay.traces.schema import Trace
 
 TENSORS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  #: of experts, as llama.cpp finds them; shared ones end in shexp
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from traces.exporters.contract import Answer, Exporter, Options, Target
-from traces.exporters.lines import Block, blocks
-from traces.exporters.scores import dense_layers
-from traces.schema import Trace
+from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
+from moereplay.traces.exporters.lines import Block, blocks
+from moereplay.traces.exporters.scores import dense_layers
+from moereplay.traces.schema import Trace
 
 
 def write(trace: Trace, options: Options, target: Target) -> Answer:

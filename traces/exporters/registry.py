@@ -8,10 +8,10 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from traces.exporters import NAMES
-from traces.exporters.contract import TYPED, Answer, Exporter, Options, fields_of, target_of
-from traces.schema import Trace, TraceError
-from traces.spelling import hint
+from moereplay.traces.exporters import NAMES
+from moereplay.traces.exporters.contract import TYPED, Answer, Exporter, Options, fields_of, target_of
+from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.spelling import hint
 
 PIECE = 1 << 20  #: bytes hashed at a time
 
@@ -41,7 +41,7 @@ class Export(NamedTuple):
 
 def exporters() -> list[Exporter]:
     """All of them, in the order of their list."""
-    return [importlib.import_module(f"traces.exporters.{name}").EXPORTER for name in NAMES]
+    return [importlib.import_module(f"moereplay.traces.exporters.{name}").EXPORTER for name in NAMES]
 
 
 def load(name: str) -> Exporter:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.exporters.contract import Options
-from traces.geometry import known
-from traces.schema import Trace, TraceError
-from traces.usage import uses
+from moereplay.traces.exporters.contract import Options
+from moereplay.traces.geometry import known
+from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.usage import uses
 
 
 def scores(trace: Trace, options: Options) -> np.ndarray:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.documents import json_text
-from traces.exporters.contract import Answer, Exporter, Options, Target
-from traces.exporters.scores import dense_layers
-from traces.schema import Trace
-from traces.usage import uses
+from moereplay.traces.documents import json_text
+from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
+from moereplay.traces.exporters.scores import dense_layers
+from moereplay.traces.schema import Trace
+from moereplay.traces.usage import uses
 
 
 def write(trace: Trace, options: Options, target: Target) -> Answer:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from traces.importers.computed import Placed, Rows
-from traces.importers.contract import Foreign, Options, Origin, Shape, header_for
-from traces.importers.flat_ids import flat_in, shape_of_flat
-from traces.importers.responses import FIELD, Response
-from traces.importers.survey import Survey
-from traces.schema import Request, TraceError
+from moereplay.traces.importers.computed import Placed, Rows
+from moereplay.traces.importers.contract import Foreign, Options, Origin, Shape, header_for
+from moereplay.traces.importers.flat_ids import flat_in, shape_of_flat
+from moereplay.traces.importers.responses import FIELD, Response
+from moereplay.traces.importers.survey import Survey
+from moereplay.traces.schema import Request, TraceError
 
 DRAFTS = (
     "speculative decoding: rows are of accepted tokens, each of which counts as a pass of its own; "

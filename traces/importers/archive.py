@@ -14,8 +14,8 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
-from traces.importers.packed import EXPANSION, allowance
-from traces.schema import TraceError, check_values, shown
+from moereplay.traces.importers.packed import EXPANSION, allowance
+from moereplay.traces.schema import TraceError, check_values, shown
 
 #: what zipfile raises on a damaged archive; RuntimeError where damage looks like encryption
 ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)

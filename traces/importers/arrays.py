@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers import archive, router_logits, vllm_response
-from traces.importers.computed import padding_of
-from traces.importers.contract import (
+from moereplay.traces.importers import archive, router_logits, vllm_response
+from moereplay.traces.importers.computed import padding_of
+from moereplay.traces.importers.contract import (
     Foreign,
     Importer,
     Options,
@@ -23,7 +23,7 @@ from traces.importers.contract import (
     header_for,
     prompt_tokens,
 )
-from traces.schema import Request, TraceError, check_values, shown
+from moereplay.traces.schema import Request, TraceError, check_values, shown
 
 SUFFIXES = (".npy", ".npz")
 UNNAMED = "no phase recorded: every token counts as decoded"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from traces.schema import TraceError
+from moereplay.traces.schema import TraceError
 
 Columns = Mapping[str, np.ndarray]
 """Some rows (N,) or (N, width) by name, their requests (N,) under `REQUEST`."""

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from traces.faults import first_fault
-from traces.importers.contract import ASSUMED, Foreign, Importer, Options, Origin, Shape, header_for
-from traces.importers.numbering import renumbering
-from traces.importers.rows import Rows, Seen, emptied, fits, requests_in, streamed
-from traces.importers.table import COUNT, LAYER, ids_below
-from traces.importers.text import blocks, parse_json, start_of, suffix_of
-from traces.schema import MOST_EXPERTS, VALUES, TraceError, shown
+from moereplay.traces.faults import first_fault
+from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options, Origin, Shape, header_for
+from moereplay.traces.importers.numbering import renumbering
+from moereplay.traces.importers.rows import Rows, Seen, emptied, fits, requests_in, streamed
+from moereplay.traces.importers.table import COUNT, LAYER, ids_below
+from moereplay.traces.importers.text import blocks, parse_json, start_of, suffix_of
+from moereplay.traces.schema import MOST_EXPERTS, VALUES, TraceError, shown
 
 FORMAT = "moe-cache-lab.routing-jsonl"
 START = re.compile(rb'\s*\{.*"format"\s*:\s*"' + re.escape(FORMAT).encode() + rb'"', re.DOTALL)

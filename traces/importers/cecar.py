@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.logits import Choice, choice_for
-from traces.importers.survey import Survey
-from traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat
-from traces.schema import Request, TraceError, check_values, shown
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.logits import Choice, choice_for
+from moereplay.traces.importers.survey import Survey
+from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat
+from moereplay.traces.schema import Request, TraceError, check_values, shown
 
 KEYS = ("routing_decode", "gen_ids_decode", "input_ids_prompt", "eos_pos_in_decode")
 KINDS = {"full_logits": "logits", "topk": "idx"}

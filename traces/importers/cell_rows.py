@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers import mapping
-from traces.importers.by_request import REQUEST
-from traces.importers.cells import number, numbers, whole
-from traces.importers.numbering import Restarts
-from traces.importers.rows import PHASE, Rows
-from traces.importers.sheet import Cells, Sheet
-from traces.importers.table import COUNT, ids_below
-from traces.schema import MOST_EXPERTS, VALUES, TraceError, Values, shown
+from moereplay.traces.importers import mapping
+from moereplay.traces.importers.by_request import REQUEST
+from moereplay.traces.importers.cells import number, numbers, whole
+from moereplay.traces.importers.numbering import Restarts
+from moereplay.traces.importers.rows import PHASE, Rows
+from moereplay.traces.importers.sheet import Cells, Sheet
+from moereplay.traces.importers.table import COUNT, ids_below
+from moereplay.traces.schema import MOST_EXPERTS, VALUES, TraceError, Values, shown
 
 LAYER_NUMBER = re.compile(r"(?:layers?|blocks?|blk|h)[._/]?(\d+)", re.ASCII | re.IGNORECASE)
 LAYER_NAME = re.compile(r"[A-Za-z].*[./_\d]|[./_].*[A-Za-z]", re.ASCII)  #: as modules are named

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.by_request import Columns
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from traces.importers.forward_passes import by_pass
-from traces.importers.numbering import renumbering
-from traces.importers.rows import Rows, Seen, requests_in, streamed
-from traces.importers.table import COUNT, LAYER, ids_below
-from traces.importers.text import blocks, start_of
-from traces.schema import VALUES, TraceError, Values, shown
+from moereplay.traces.importers.by_request import Columns
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from moereplay.traces.importers.forward_passes import by_pass
+from moereplay.traces.importers.numbering import renumbering
+from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
+from moereplay.traces.importers.table import COUNT, LAYER, ids_below
+from moereplay.traces.importers.text import blocks, start_of
+from moereplay.traces.schema import VALUES, TraceError, Values, shown
 
 CHOICE = r"\d{1,6}:\d{1,6}\.\d{1,6}"
 LINE = re.compile(rf"(\d{{1,15}}) (\d{{1,15}}) (\d{{1,6}})((?: {CHOICE})+)\s*", re.ASCII)

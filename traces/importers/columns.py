@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers import exported, mapping, rank_rows
-from traces.importers.cell_rows import CellRows
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
-from traces.importers.numbering import renumbering
-from traces.importers.rows import Rows, Seen, requests_in, streamed
-from traces.importers.sheet import PARQUET, SUFFIXES, Sheet, header_lines, sheets
-from traces.importers.text import suffix_of
-from traces.schema import TraceError
+from moereplay.traces.importers import exported, mapping, rank_rows
+from moereplay.traces.importers.cell_rows import CellRows
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
+from moereplay.traces.importers.numbering import renumbering
+from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
+from moereplay.traces.importers.sheet import PARQUET, SUFFIXES, Sheet, header_lines, sheets
+from moereplay.traces.importers.text import suffix_of
+from moereplay.traces.schema import TraceError
 
 BY_NAME = (".tsv", ".parquet")  #: read without --columns; `generic` reads the others
 UNNAMED = "no phase recorded: every token counts as decoded"

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.importers.responses import Answer, Response
-from traces.overlap import beginnings
-from traces.schema import TraceError
+from moereplay.traces.importers.responses import Answer, Response
+from moereplay.traces.overlap import beginnings
+from moereplay.traces.schema import TraceError
 
 FEWEST_SHARED = 4  #: rows of a common beginning that count as a prefix
 MOST_HELD = 1 << 18  #: beginnings that are remembered

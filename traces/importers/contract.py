@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
-from traces.dense import check_dense_bits, in_words, with_params, with_stored
-from traces.faults import first_fault
-from traces.geometry import MODELS, recognised
-from traces.importers import folders
-from traces.importers.sources import digest_of
-from traces.schema import (
+from moereplay.traces.dense import check_dense_bits, in_words, with_params, with_stored
+from moereplay.traces.faults import first_fault
+from moereplay.traces.geometry import MODELS, recognised
+from moereplay.traces.importers import folders
+from moereplay.traces.importers.sources import digest_of
+from moereplay.traces.schema import (
     LEAST_BITS,
     MOST_BITS,
     MOST_BYTES,
@@ -28,8 +28,8 @@ from traces.schema import (
     TraceError,
     check_bits,
 )
-from traces.texts import MOST_NAME, changed, settled
-from traces.weight_formats import BITS_PER_WEIGHT, named_in
+from moereplay.traces.texts import MOST_NAME, changed, settled
+from moereplay.traces.weight_formats import BITS_PER_WEIGHT, named_in
 
 SAME_FORMAT, NEAR_FORMAT = 0.003, 0.25  #: bits of a block format are exact, those of a mixture differ by model
 ASSUMED = "assumed: "  #: how a note begins that says how a file was read

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.sources import files_of
-from traces.importers.table import COUNT, LAYER, read_table
-from traces.importers.text import start_of, suffix_of
-from traces.importers.torch_file import Archive, Tensor, mentions, torch_files
-from traces.overlap import interleaved
-from traces.schema import VALUES, Request, TraceError, check_values
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.sources import files_of
+from moereplay.traces.importers.table import COUNT, LAYER, read_table
+from moereplay.traces.importers.text import start_of, suffix_of
+from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, torch_files
+from moereplay.traces.overlap import interleaved
+from moereplay.traces.schema import VALUES, Request, TraceError, check_values
 
 START = b"layer_id,token_id,expert_0"
 NUMBERED = re.compile(r"layer[_-]?(\d{1,4})", re.IGNORECASE)

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from traces.documents import refuse_irregular
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.grid import prompt_of
-from traces.importers.packed import EXPANSION, allowance
-from traces.importers.sources import files_of
-from traces.importers.table import COUNT, LAYER
-from traces.schema import Geometry, Request, TraceError, check_values, first_refused, shown
-from traces.stated import KEY, sizes_in
+from moereplay.traces.documents import refuse_irregular
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.grid import prompt_of
+from moereplay.traces.importers.packed import EXPANSION, allowance
+from moereplay.traces.importers.sources import files_of
+from moereplay.traces.importers.table import COUNT, LAYER
+from moereplay.traces.schema import Geometry, Request, TraceError, check_values, first_refused, shown
+from moereplay.traces.stated import KEY, sizes_in
 
 SUFFIX = ".parquet"
 KEYS = {"request": COUNT, "token": COUNT, "layer": LAYER, "phase": COUNT._replace(most=1)}

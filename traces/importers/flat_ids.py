@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.importers.contract import ASSUMED, Options
-from traces.importers.responses import Response
-from traces.overlap import shared
-from traces.schema import TraceError
+from moereplay.traces.importers.contract import ASSUMED, Options
+from moereplay.traces.importers.responses import Response
+from moereplay.traces.overlap import shared
+from moereplay.traces.schema import TraceError
 
 LARGEST_K = 128
 MOST_DENSE = 8  #: hidden layers without experts, beside a model's MoE layers

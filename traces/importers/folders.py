@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from traces.schema import TraceError, shown
+from moereplay.traces.schema import TraceError, shown
 
 SHARD = re.compile(r"(\d{1,6})([-_. ]?of[-_. ]?)(\d{1,6})(?!\d)", re.ASCII | re.IGNORECASE)
 COUNTED = re.compile(r"(?:part|shard|chunk|split|file|rank|layer)s?[-_.]?(\d{1,6})(?!\d)", re.ASCII | re.IGNORECASE)

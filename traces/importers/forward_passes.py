@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.importers.by_request import REQUEST, Columns, joined
+from moereplay.traces.importers.by_request import REQUEST, Columns, joined
 
 
 @dataclass(frozen=True)

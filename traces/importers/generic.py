@@ -25,14 +25,14 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers import dynande, responses, token_lines
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
-from traces.importers.rows import FIX, KEYS, NEEDED, Rows, Seen, from_jsonl, from_table, requests_in, streamed
-from traces.importers.sheet import header_lines
-from traces.importers.table import tables
-from traces.importers.text import blocks, start_of, suffix_of
-from traces.schema import Geometry, TraceError
-from traces.stated import KEY, Stated, sizes_in
+from moereplay.traces.importers import dynande, responses, token_lines
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
+from moereplay.traces.importers.rows import FIX, KEYS, NEEDED, Rows, Seen, from_jsonl, from_table, requests_in, streamed
+from moereplay.traces.importers.sheet import header_lines
+from moereplay.traces.importers.table import tables
+from moereplay.traces.importers.text import blocks, start_of, suffix_of
+from moereplay.traces.schema import Geometry, TraceError
+from moereplay.traces.stated import KEY, Stated, sizes_in
 
 SUFFIXES = (".csv", ".jsonl")
 COMMENT = b"# "

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.rows import fits
-from traces.importers.sources import files_of
-from traces.importers.text import holds, read_json
-from traces.schema import VALUES, Request, Router, TraceError, shown
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.rows import fits
+from moereplay.traces.importers.sources import files_of
+from moereplay.traces.importers.text import holds, read_json
+from moereplay.traces.schema import VALUES, Request, Router, TraceError, shown
 
 MARK = '"router_data"'
 ENTRY = '{"token_P": {"layer_0": {"selected_experts", "selected_probs"}, ...}}'

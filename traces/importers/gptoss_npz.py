@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers import archive
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.sources import files_of
-from traces.importers.text import read_json
-from traces.schema import Request, Router, TraceError, check_values
+from moereplay.traces.importers import archive
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.sources import files_of
+from moereplay.traces.importers.text import read_json
+from moereplay.traces.schema import Request, Router, TraceError, check_values
 
 ARRAYS = frozenset({"ids", "probs", "offsets"})
 NOTE = "decode steps only: rows of the prompts were not recorded"

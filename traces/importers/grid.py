@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.schema import TraceError
+from moereplay.traces.schema import TraceError
 
 
 @dataclass(frozen=True)

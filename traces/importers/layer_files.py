@@ -19,14 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers import archive
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, counted, header_for, prompt_tokens
-from traces.importers.numbering import renumbering
-from traces.importers.rows import fits
-from traces.importers.sources import files_of
-from traces.importers.table import COUNT
-from traces.importers.text import read_json
-from traces.schema import Request, TraceError, check_values, shown
+from moereplay.traces.importers import archive
+from moereplay.traces.importers.contract import (
+    Foreign,
+    Importer,
+    Options,
+    Origin,
+    assumed,
+    counted,
+    header_for,
+    prompt_tokens,
+)
+from moereplay.traces.importers.numbering import renumbering
+from moereplay.traces.importers.rows import fits
+from moereplay.traces.importers.sources import files_of
+from moereplay.traces.importers.table import COUNT
+from moereplay.traces.importers.text import read_json
+from moereplay.traces.schema import Request, TraceError, check_values, shown
 
 NAME = re.compile(r"(?:layers?|blocks?|blk|l|moe)[._-]?(\d{1,4})", re.ASCII | re.IGNORECASE)
 IDS = ("indices", "experts", "expert_ids", "topk_ids", "topk_indices", "selected_experts", "chosen", "ids")

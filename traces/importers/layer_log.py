@@ -18,17 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.by_request import Columns, in_groups
-from traces.importers.cells import numbers, whole
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from traces.importers.forward_passes import by_pass
-from traces.importers.numbering import renumbering
-from traces.importers.rows import Rows, Seen, requests_in, streamed
-from traces.importers.sheet import sheets
-from traces.importers.strided import NOTE, equally_often
-from traces.importers.table import LAYER, ids_below, tables
-from traces.importers.text import start_of
-from traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
+from moereplay.traces.importers.by_request import Columns, in_groups
+from moereplay.traces.importers.cells import numbers, whole
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from moereplay.traces.importers.forward_passes import by_pass
+from moereplay.traces.importers.numbering import renumbering
+from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
+from moereplay.traces.importers.sheet import sheets
+from moereplay.traces.importers.strided import NOTE, equally_often
+from moereplay.traces.importers.table import LAYER, ids_below, tables
+from moereplay.traces.importers.text import start_of
+from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
 
 SINGLE, LISTS = ("layer", "expert"), ("layer_id", "expert_ids")
 START = re.compile(rb"(layer,expert|layer_id,expert_ids)\r?\n")

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from traces.importers.numbering import renumbering
-from traces.importers.rows import Rows, Seen, fits, requests_in, streamed
-from traces.importers.table import LAYER, ids_below
-from traces.importers.text import read_json, start_of, suffix_of
-from traces.schema import MOST_EXPERTS, TraceError, shown
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from moereplay.traces.importers.numbering import renumbering
+from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
+from moereplay.traces.importers.table import LAYER, ids_below
+from moereplay.traces.importers.text import read_json, start_of, suffix_of
+from moereplay.traces.schema import MOST_EXPERTS, TraceError, shown
 
 LISTS = ("trace", "entries", "data")
 START = re.compile(

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from traces.faults import first_fault
-from traces.importers import archive
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.sources import files_of
-from traces.importers.text import parse_json
-from traces.overlap import overlap, reset_stride
-from traces.schema import Request, TraceError, shown
+from moereplay.traces.faults import first_fault
+from moereplay.traces.importers import archive
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.sources import files_of
+from moereplay.traces.importers.text import parse_json
+from moereplay.traces.overlap import overlap, reset_stride
+from moereplay.traces.schema import Request, TraceError, shown
 
 ARRAYS = frozenset({"experts", "meta"})
 FORCED = "teacher-forced text: every token is prompt; replay it token by token"

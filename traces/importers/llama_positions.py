@@ -19,13 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
-from traces.importers.numbering import Restarts, renumbering
-from traces.importers.rows import Rows, Seen, requests_in, streamed
-from traces.importers.strided import NOTE, read_flat
-from traces.importers.table import LAYER, headerless, ids_below
-from traces.importers.text import start_of
-from traces.schema import TraceError, Values
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
+from moereplay.traces.importers.numbering import Restarts, renumbering
+from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
+from moereplay.traces.importers.strided import NOTE, read_flat
+from moereplay.traces.importers.table import LAYER, headerless, ids_below
+from moereplay.traces.importers.text import start_of
+from moereplay.traces.schema import TraceError, Values
 
 START = re.compile(rb"-?\d{1,9},\d{1,5},\d{1,5}(,\d{1,5})*\r?\n")
 LONGEST_START = 1_024  #: bytes

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.by_request import Columns, in_groups, joined
-from traces.importers.cells import number
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from traces.importers.numbering import renumbering
-from traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
-from traces.importers.sheet import Sheet, sheets
-from traces.importers.table import COUNT, LAYER, Table, ids_below
-from traces.importers.text import start_of
-from traces.schema import MOST_EXPERTS, TraceError, shown
+from moereplay.traces.importers.by_request import Columns, in_groups, joined
+from moereplay.traces.importers.cells import number
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from moereplay.traces.importers.numbering import renumbering
+from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
+from moereplay.traces.importers.sheet import Sheet, sheets
+from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below
+from moereplay.traces.importers.text import start_of
+from moereplay.traces.schema import MOST_EXPERTS, TraceError, shown
 
 NAMES = ("phase", "token", "layer", "rank", "expert")
 PHASES = {"prefill": 0, "decode": 1}

@@ -15,10 +15,19 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for, prompt_tokens
-from traces.importers.numbering import moe_layers
-from traces.importers.strided import NOTE, read_flat
-from traces.schema import MOST_EXPERTS, MOST_LAYERS, Request, TraceError, check_values
+from moereplay.traces.importers.contract import (
+    Foreign,
+    Importer,
+    Options,
+    Origin,
+    Shape,
+    assumed,
+    header_for,
+    prompt_tokens,
+)
+from moereplay.traces.importers.numbering import moe_layers
+from moereplay.traces.importers.strided import NOTE, read_flat
+from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, Request, TraceError, check_values
 
 SUFFIX = ".bin"
 HEAD = struct.Struct("<iii")

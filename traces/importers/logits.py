@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.geometry import known
-from traces.importers.contract import Options
-from traces.routers import choice_scores, choose, weigh
-from traces.schema import Geometry, Request, Router, TraceError, check_values
+from moereplay.traces.geometry import known
+from moereplay.traces.importers.contract import Options
+from moereplay.traces.routers import choice_scores, choose, weigh
+from moereplay.traces.schema import Geometry, Request, Router, TraceError, check_values
 
 
 class Choice(NamedTuple):

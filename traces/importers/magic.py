@@ -10,8 +10,8 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from traces.importers.packed import Unpacked
-from traces.schema import TraceError, shown
+from moereplay.traces.importers.packed import Unpacked
+from moereplay.traces.schema import TraceError, shown
 
 LOOKED_AT = 1 << 10  #: bytes
 TAR_AT = 257  #: where a tar archive has its magic number

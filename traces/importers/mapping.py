@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from traces.schema import TraceError, shown
-from traces.spelling import hint
+from moereplay.traces.schema import TraceError, shown
+from moereplay.traces.spelling import hint
 
 NEEDED = ("token", "layer", "experts")
 FIELDS = ("request", *NEEDED, "weights", "phase")

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers import mapping
-from traces.importers.cell_rows import CellRows
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
-from traces.importers.numbering import renumbering
-from traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
-from traces.importers.sheet import Sheet, sheets
-from traces.importers.sources import files_of
-from traces.importers.text import start_of
-from traces.schema import Geometry, Request, TraceError
+from moereplay.traces.importers import mapping
+from moereplay.traces.importers.cell_rows import CellRows
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
+from moereplay.traces.importers.numbering import renumbering
+from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
+from moereplay.traces.importers.sheet import Sheet, sheets
+from moereplay.traces.importers.sources import files_of
+from moereplay.traces.importers.text import start_of
+from moereplay.traces.schema import Geometry, Request, TraceError
 
 LAYER, BATCH, EXPERTS = "Layer ID", "Batch Number", "Activated Expert IDs"
 START = f"{LAYER},{BATCH},Token,{EXPERTS}".encode()

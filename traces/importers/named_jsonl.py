@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers import mapping
-from traces.importers.cell_rows import CellRows
-from traces.importers.columns import UNNAMED
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from traces.importers.numbering import Restarts, renumbering
-from traces.importers.rows import Rows, Seen, fits, requests_in, streamed
-from traces.importers.sheet import sheets
-from traces.importers.table import ids_below
-from traces.importers.text import blocks, parse_json, suffix_of
-from traces.schema import MOST_LAYERS, TraceError, shown
+from moereplay.traces.importers import mapping
+from moereplay.traces.importers.cell_rows import CellRows
+from moereplay.traces.importers.columns import UNNAMED
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from moereplay.traces.importers.numbering import Restarts, renumbering
+from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
+from moereplay.traces.importers.sheet import sheets
+from moereplay.traces.importers.table import ids_below
+from moereplay.traces.importers.text import blocks, parse_json, suffix_of
+from moereplay.traces.schema import MOST_LAYERS, TraceError, shown
 
 MOST_RESTARTS = 1 << 32  #: of one id
 FEWEST_ALIKE = 32  #: tokens of text never route alike for so long

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.schema import MOST_LAYERS, TraceError
+from moereplay.traces.schema import MOST_LAYERS, TraceError
 
 
 def moe_layers(found: np.ndarray) -> tuple[np.ndarray, list[str]]:

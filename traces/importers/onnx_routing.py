@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers.columns import read_as
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from traces.importers.rows import Rows, Seen, fits, requests_in, streamed
-from traces.importers.table import ids_below
-from traces.importers.text import blocks, parse_json, start_of
-from traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
+from moereplay.traces.importers.columns import read_as
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
+from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
+from moereplay.traces.importers.table import ids_below
+from moereplay.traces.importers.text import blocks, parse_json, start_of
+from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
 
 MARK = "moe_routing {"
 INCOMPLETE, FOOTER = "moe_routing_truncated", "moe_routing_complete "

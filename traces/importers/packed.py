@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from traces.documents import refuse_irregular
-from traces.schema import TraceError, shown
+from moereplay.traces.documents import refuse_irregular
+from moereplay.traces.schema import TraceError, shown
 
 FREE, EXPANSION = 1 << 25, 100
 MOST_HELD = 1 << 28  #: bytes of a file whose packing is undone at once

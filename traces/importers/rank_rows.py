@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from traces.importers.rows import Rows
-from traces.schema import TraceError
+from moereplay.traces.importers.rows import Rows
+from moereplay.traces.schema import TraceError
 
 SAID = "a row per expert, ranks in the order of rows"
 

@@ -13,12 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from traces.importers import archive
-from traces.importers.cells import numbers, whole
-from traces.importers.sheet import flat, objects_in
-from traces.importers.text import blocks, read_json, suffix_of
-from traces.schema import TraceError, shown
-from traces.stated import KEY
+from moereplay.traces.importers import archive
+from moereplay.traces.importers.cells import numbers, whole
+from moereplay.traces.importers.sheet import flat, objects_in
+from moereplay.traces.importers.text import blocks, read_json, suffix_of
+from moereplay.traces.schema import TraceError, shown
+from moereplay.traces.stated import KEY
 
 LOOKED_AT = 200  #: lines
 MOST_SMALL = 1 << 22  #: bytes of a JSON document that is read to say what it holds

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from traces.importers import NAMES, arrays, recognise, sheet
-from traces.importers.contract import Foreign, Importer, Options
-from traces.importers.remapped import remapped
-from traces.importers.sources import refuse_unreadable
-from traces.importers.text import suffix_of
-from traces.schema import TraceError
-from traces.spelling import hint
+from moereplay.traces.importers import NAMES, arrays, recognise, sheet
+from moereplay.traces.importers.contract import Foreign, Importer, Options
+from moereplay.traces.importers.remapped import remapped
+from moereplay.traces.importers.sources import refuse_unreadable
+from moereplay.traces.importers.text import suffix_of
+from moereplay.traces.schema import TraceError
+from moereplay.traces.spelling import hint
 
 COLUMNS, PLAIN = "columns", "generic"  #: importers of named columns, and of the plain formats
 
@@ -25,7 +25,7 @@ def load(name: str) -> Importer:
     """The importer of that name. Raises TraceError naming the nearest one."""
     if name not in NAMES:
         raise TraceError(f"no importer called {name!r}: {hint(name, NAMES)}")
-    return importlib.import_module(f"traces.importers.{name}").IMPORTER
+    return importlib.import_module(f"moereplay.traces.importers.{name}").IMPORTER
 
 
 def detect(path: Path) -> Importer:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.contract import ASSUMED, Foreign, Options
-from traces.ranges_of_ids import experts_per_layer, ranges_by_layer
-from traces.schema import Header, Request, TraceError
+from moereplay.traces.importers.contract import ASSUMED, Foreign, Options
+from moereplay.traces.ranges_of_ids import experts_per_layer, ranges_by_layer
+from moereplay.traces.schema import Header, Request, TraceError
 
 FLOATS = "logits of experts without weights: left out, and look-ahead with them"
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from traces.importers.sources import files_of
-from traces.importers.spelled_ids import Spelled, spelled
-from traces.importers.text import blocks, holds, parse_json, read_json, suffix_of
-from traces.schema import TraceError, shown
+from moereplay.traces.importers.sources import files_of
+from moereplay.traces.importers.spelled_ids import Spelled, spelled
+from moereplay.traces.importers.text import blocks, holds, parse_json, read_json, suffix_of
+from moereplay.traces.schema import TraceError, shown
 
 Document = dict[str, Any]
 SUFFIXES = (".json", ".jsonl")

@@ -21,10 +21,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.gathering import Gathering
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for, prompt_tokens
-from traces.importers.text import blocks, start_of
-from traces.schema import MOST_LAYERS, Geometry, Request, TraceError, check_values, shown
+from moereplay.traces.gathering import Gathering
+from moereplay.traces.importers.contract import (
+    Foreign,
+    Importer,
+    Options,
+    Origin,
+    Shape,
+    assumed,
+    header_for,
+    prompt_tokens,
+)
+from moereplay.traces.importers.text import blocks, start_of
+from moereplay.traces.schema import MOST_LAYERS, Geometry, Request, TraceError, check_values, shown
 
 LOOKED_AT = 1 << 20  #: bytes of a log in which a first line is looked for
 NUMBER = r"(\d{1,15})"

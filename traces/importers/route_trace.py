@@ -18,12 +18,12 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from traces.importers.by_request import CHANGED, REQUEST, Columns, Ends, by_request
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.grid import Grid, Keys, grids, prompt_of
-from traces.importers.table import COUNT, LAYER, Table, ids_below, require, tables
-from traces.importers.text import first_lines, start_of
-from traces.schema import MOST_LAYERS, VALUES, Request, TraceError, Values, shown
+from moereplay.traces.importers.by_request import CHANGED, REQUEST, Columns, Ends, by_request
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.grid import Grid, Keys, grids, prompt_of
+from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, require, tables
+from moereplay.traces.importers.text import first_lines, start_of
+from moereplay.traces.schema import MOST_LAYERS, VALUES, Request, TraceError, Values, shown
 
 MAGIC = "# route_trace"
 VERSION = "v1"

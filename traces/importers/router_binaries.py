@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.by_request import Columns, joined
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
-from traces.importers.forward_passes import by_pass
-from traces.importers.logits import Choice, choice_for
-from traces.importers.numbering import Restarts, renumbering
-from traces.importers.rows import Rows, Seen, requests_in, streamed
-from traces.routers import choice_scores, choose, weigh
-from traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, check_values
+from moereplay.traces.importers.by_request import Columns, joined
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
+from moereplay.traces.importers.forward_passes import by_pass
+from moereplay.traces.importers.logits import Choice, choice_for
+from moereplay.traces.importers.numbering import Restarts, renumbering
+from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
+from moereplay.traces.routers import choice_scores, choose, weigh
+from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, check_values
 
 MBOLT, FITZ = b"MBLT", b"RTRACE01"
 MBOLT_HEAD, FITZ_HEAD = struct.Struct("<4sii"), struct.Struct("<8sii")

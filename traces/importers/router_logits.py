@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from traces.importers import archive
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.logits import Choice, choice_for
-from traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat, torch_files
-from traces.schema import Request, TraceError, check_values
+from moereplay.traces.importers import archive
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.logits import Choice, choice_for
+from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat, torch_files
+from moereplay.traces.schema import Request, TraceError, check_values
 
 FIELD, TOKENS, MASK, K = "router_logits", "input_ids", "attention_mask", "k"
 AXES = "(layers, tokens, experts), or one (tokens, experts) per layer"

@@ -18,12 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, assumed, counted, header_for, prompt_tokens
-from traces.importers.numbering import renumbering
-from traces.importers.rows import fits, refuse_twice
-from traces.importers.table import COUNT, LAYER, ids_below
-from traces.importers.text import holds, read_json, suffix_of
-from traces.schema import Request, TraceError, shown
+from moereplay.traces.importers.contract import (
+    Foreign,
+    Importer,
+    Options,
+    Origin,
+    assumed,
+    counted,
+    header_for,
+    prompt_tokens,
+)
+from moereplay.traces.importers.numbering import renumbering
+from moereplay.traces.importers.rows import fits, refuse_twice
+from moereplay.traces.importers.table import COUNT, LAYER, ids_below
+from moereplay.traces.importers.text import holds, read_json, suffix_of
+from moereplay.traces.schema import Request, TraceError, shown
 
 IDS = "executed_topk"
 STARTS, ENDS = ("row_start", "start_row", "row_begin", "start"), ("row_end", "end_row", "end")

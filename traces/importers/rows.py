@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers.by_request import CHANGED, Ends, by_request
-from traces.importers.contract import Options, Shape, prompt_tokens, shape_of
-from traces.importers.grid import Grid, Keys, grids, prompt_of
-from traces.importers.numbering import renumbering
-from traces.importers.table import COUNT, LAYER, Table, ids_below, require
-from traces.importers.text import blocks, parse_json
-from traces.schema import MOST_LAYERS, TOKEN_ARRAYS, VALUES, Geometry, Request, TraceError, Values, shown
+from moereplay.traces.importers.by_request import CHANGED, Ends, by_request
+from moereplay.traces.importers.contract import Options, Shape, prompt_tokens, shape_of
+from moereplay.traces.importers.grid import Grid, Keys, grids, prompt_of
+from moereplay.traces.importers.numbering import renumbering
+from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, require
+from moereplay.traces.importers.text import blocks, parse_json
+from moereplay.traces.schema import MOST_LAYERS, TOKEN_ARRAYS, VALUES, Geometry, Request, TraceError, Values, shown
 
 KEYS = ("request", "token", "layer")
 NEEDED = (*KEYS, "expert_0")  #: columns of a table

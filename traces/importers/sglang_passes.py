@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers.torch_file import Archive, Tensor, refuse_bloat
-from traces.schema import VALUES, TraceError, check_values, shown
+from moereplay.traces.importers.torch_file import Archive, Tensor, refuse_bloat
+from moereplay.traces.schema import VALUES, TraceError, check_values, shown
 
 MIXED, IDLE = 3, 4  #: of SGLang's ForwardMode: 1 extends, 2 decodes, 3 does both; those above 4 are of speculation
 DETAIL = ("topk_ids_of_layer", "input_ids", "positions")

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.sglang_passes import Follower, Pass, Sequence, follow, logical, passes_of
-from traces.importers.survey import Survey
-from traces.importers.torch_file import Archive, Tensor, mentions, torch_files
-from traces.schema import MOST_EXPERTS, Request, TraceError
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.sglang_passes import Follower, Pass, Sequence, follow, logical, passes_of
+from moereplay.traces.importers.survey import Survey
+from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, torch_files
+from moereplay.traces.schema import MOST_EXPERTS, Request, TraceError
 
 MAP = "last_physical_to_logical_map"
 ORDER = "requests were not recorded: tokens are followed by their positions, in the order of each batch"

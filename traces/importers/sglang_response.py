@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from traces.importers.answers import read_responses
-from traces.importers.contract import Foreign, Importer, Options, Origin
-from traces.importers.responses import FIELD, has_ids, of_sglang, response_files, responses
-from traces.schema import TraceError
+from moereplay.traces.importers.answers import read_responses
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin
+from moereplay.traces.importers.responses import FIELD, has_ids, of_sglang, response_files, responses
+from moereplay.traces.schema import TraceError
 
 
 def sniff(path: Path) -> bool:

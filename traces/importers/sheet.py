@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from traces.documents import refuse_irregular
-from traces.importers.packed import EXPANSION, allowance
-from traces.importers.text import blocks, parse_json, read_json, suffix_of
-from traces.schema import TraceError, shown
+from moereplay.traces.documents import refuse_irregular
+from moereplay.traces.importers.packed import EXPANSION, allowance
+from moereplay.traces.importers.text import blocks, parse_json, read_json, suffix_of
+from moereplay.traces.schema import TraceError, shown
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PARQUET = ".parquet"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from traces.importers.archive import names_in_zip
-from traces.importers.magic import refuse_known
-from traces.importers.text import suffix_of
-from traces.schema import TraceError
+from moereplay.traces.importers.archive import names_in_zip
+from moereplay.traces.importers.magic import refuse_known
+from moereplay.traces.importers.text import suffix_of
+from moereplay.traces.schema import TraceError
 
 PICKLE_SUFFIXES = {".pt", ".pth", ".pkl", ".pickle", ".joblib"}
 PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))

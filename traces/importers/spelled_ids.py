@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from traces.importers import archive
-from traces.schema import TraceError, check_values
+from moereplay.traces.importers import archive
+from moereplay.traces.schema import TraceError, check_values
 
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 BY_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  #: where the dtype is not stated

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.schema import TraceError, check_values
+from moereplay.traces.schema import TraceError, check_values
 
 
 class Survey:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.text import blocks
-from traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
+from moereplay.traces.importers.text import blocks
+from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
 
 EXACT = 2**53  #: whole numbers up to here survive the float64 they are parsed into
 COUNT = Values("iu", 0, EXACT - 1)  #: what numbers a request or a token

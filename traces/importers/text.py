@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from traces.importers.packed import SUFFIXES as PACKED
-from traces.importers.packed import Unpacked, packing_of
-from traces.schema import TraceError
+from moereplay.traces.importers.packed import SUFFIXES as PACKED
+from moereplay.traces.importers.packed import Unpacked, packing_of
+from moereplay.traces.schema import TraceError
 
 PIECE = 1 << 20  #: characters read at a time
 BUFFER = 1 << 18  #: bytes read at a time

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from traces.importers.grid import Keys, grids
-from traces.importers.rows import NARROW, fits, refuse_twice
-from traces.importers.table import COUNT, ids_below
-from traces.importers.text import blocks, parse_json, start_of, suffix_of
-from traces.schema import Request, TraceError, shown
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.grid import Keys, grids
+from moereplay.traces.importers.rows import NARROW, fits, refuse_twice
+from moereplay.traces.importers.table import COUNT, ids_below
+from moereplay.traces.importers.text import blocks, parse_json, start_of, suffix_of
+from moereplay.traces.schema import Request, TraceError, shown
 
 START = re.compile(rb'\s*\{\s*"tok"\s*:\s*\d{1,18}\s*,\s*"layers"\s*:\s*\[')
 LONGEST_START = 64  #: bytes

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers.archive import ZIP_DAMAGE, names_in_zip
-from traces.importers.packed import EXPANSION, allowance
-from traces.importers.sources import TORCH_DOCUMENT, TORCH_SUFFIXES, files_of
-from traces.importers.torch_pickle import Layout, interpret
-from traces.schema import TraceError, shown
+from moereplay.traces.importers.archive import ZIP_DAMAGE, names_in_zip
+from moereplay.traces.importers.packed import EXPANSION, allowance
+from moereplay.traces.importers.sources import TORCH_DOCUMENT, TORCH_SUFFIXES, files_of
+from moereplay.traces.importers.torch_pickle import Layout, interpret
+from moereplay.traces.schema import TraceError, shown
 
 MOST_PICKLE = 1 << 26  #: bytes of the pickle, which is held whole
 MOST_AXES = 16

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from traces.importers.torch_names import CALLS, DTYPES, BrokenError, Layout, Name, Storage
-from traces.schema import TraceError, shown
+from moereplay.traces.importers.torch_names import CALLS, DTYPES, BrokenError, Layout, Name, Storage
+from moereplay.traces.schema import TraceError, shown
 
 MOST_STEPS = 1 << 23  #: opcodes; a recording of a million tokens has about four million
 LONGEST_INTEGER = 8  #: bytes

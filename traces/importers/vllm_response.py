@@ -13,13 +13,22 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers import archive
-from traces.importers.answers import read_responses
-from traces.importers.contract import Foreign, Importer, Options, Origin
-from traces.importers.responses import FIELD, PROMPT, Answer, Response, has_ids, of_sglang, response_files, responses
-from traces.importers.sources import files_of
-from traces.importers.spelled_ids import Spelled
-from traces.schema import TraceError
+from moereplay.traces.importers import archive
+from moereplay.traces.importers.answers import read_responses
+from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin
+from moereplay.traces.importers.responses import (
+    FIELD,
+    PROMPT,
+    Answer,
+    Response,
+    has_ids,
+    of_sglang,
+    response_files,
+    responses,
+)
+from moereplay.traces.importers.sources import files_of
+from moereplay.traces.importers.spelled_ids import Spelled
+from moereplay.traces.schema import TraceError
 
 NPZ = ".npz"
 

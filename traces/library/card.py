@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from traces.library.index import Entry, Index
-from traces.texts import in_markdown
+from moereplay.traces.library.index import Entry, Index
+from moereplay.traces.texts import in_markdown
 
 PLAIN = re.compile(r"[A-Za-z0-9.+-]+")  #: a licence that YAML reads as a text
 TAGS = ("mixture-of-experts", "expert-routing", "moereplay")

@@ -7,12 +7,12 @@ import os
 import shutil
 from pathlib import Path, PurePosixPath
 
-from traces.documents import AT_ONCE
-from traces.library.index import Entry, File
-from traces.library.sources import Library
-from traces.schema import Trace, TraceError
-from traces.scratch import SUFFIX, refuse_inside_trace, scratch_name
-from traces.store import files_of, open_trace, verify
+from moereplay.traces.documents import AT_ONCE
+from moereplay.traces.library.index import Entry, File
+from moereplay.traces.library.sources import Library
+from moereplay.traces.schema import Trace, TraceError
+from moereplay.traces.scratch import SUFFIX, refuse_inside_trace, scratch_name
+from moereplay.traces.store import files_of, open_trace, verify
 
 BLOCK = 1 << 20
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)

@@ -11,14 +11,24 @@ from pathlib import Path
 import numpy as np
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-from traces.documents import content
-from traces.library.card import card
-from traces.library.index import INDEX, MOST_BYTES, Entry, File, Index, checked_name, described, folder_of, read_index
-from traces.lock import Lock
-from traces.schema import Request, Trace, TraceError
-from traces.scratch import refuse_inside_trace, write_whole
-from traces.store import files_of, open_trace, verify
-from traces.writer import write_trace
+from moereplay.traces.documents import content
+from moereplay.traces.library.card import card
+from moereplay.traces.library.index import (
+    INDEX,
+    MOST_BYTES,
+    Entry,
+    File,
+    Index,
+    checked_name,
+    described,
+    folder_of,
+    read_index,
+)
+from moereplay.traces.lock import Lock
+from moereplay.traces.schema import Request, Trace, TraceError
+from moereplay.traces.scratch import refuse_inside_trace, write_whole
+from moereplay.traces.store import files_of, open_trace, verify
+from moereplay.traces.writer import write_trace
 
 CARD = "README.md"
 PROMPT_ARRAY = "token_ids"

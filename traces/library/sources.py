@@ -9,12 +9,12 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from traces.bundled import SAMPLE, bundled
-from traces.documents import content
-from traces.faults import first_fault
-from traces.library.index import INDEX, MOST_BYTES, Entry, Index, described, folder_of, read_index
-from traces.schema import TraceError, shown
-from traces.store import open_trace
+from moereplay.traces.bundled import SAMPLE, bundled
+from moereplay.traces.documents import content
+from moereplay.traces.faults import first_fault
+from moereplay.traces.library.index import INDEX, MOST_BYTES, Entry, Index, described, folder_of, read_index
+from moereplay.traces.schema import TraceError, shown
+from moereplay.traces.store import open_trace
 
 HUB = "hf://datasets/"
 IDENTITY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)

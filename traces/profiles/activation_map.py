@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from traces.importers.rows import fits
-from traces.importers.table import LAYER
-from traces.importers.text import blocks, parse_json, read_json, start_of, suffix_of
-from traces.profiles.contract import MOST_COUNT, Counts, Form, tabulated
-from traces.schema import MOST_EXPERTS, TraceError, Values, shown
+from moereplay.traces.importers.rows import fits
+from moereplay.traces.importers.table import LAYER
+from moereplay.traces.importers.text import blocks, parse_json, read_json, start_of, suffix_of
+from moereplay.traces.profiles.contract import MOST_COUNT, Counts, Form, tabulated
+from moereplay.traces.schema import MOST_EXPERTS, TraceError, Values, shown
 
 LOOKED_AT = 1 << 12  #: bytes
 COUNT = Values("iuf", 0, MOST_COUNT - 1)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers import archive
-from traces.profiles.contract import Counts, Form, checked
-from traces.schema import TraceError, shown
+from moereplay.traces.importers import archive
+from moereplay.traces.profiles.contract import Counts, Form, checked
+from moereplay.traces.schema import TraceError, shown
 
 
 def sniff(path: Path) -> bool:

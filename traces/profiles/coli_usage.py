@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.text import blocks, start_of
-from traces.profiles.contract import MOST_CELLS, Counts, Form, check_size, checked, tabulated
-from traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
+from moereplay.traces.importers.text import blocks, start_of
+from moereplay.traces.profiles.contract import MOST_CELLS, Counts, Form, check_size, checked, tabulated
+from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
 
 LINE = re.compile(r"\s*(-[12]|\d{1,5})\s+(\d{1,5})\s+(\d{1,15})\s*", re.ASCII)
 START = re.compile(rb"(-[12]|\d{1,5}) \d{1,5} \d{1,15}\r?\n")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.geometry import KnownModel
-from traces.importers.numbering import moe_layers
-from traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
+from moereplay.traces.geometry import KnownModel
+from moereplay.traces.importers.numbering import moe_layers
+from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
 
 NO_ORDER = "counts have no order of tokens: no hit rate follows from them without a trace"
 EVEN = 0.95  #: a layer with a smaller share of the choices of the busiest one is named

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers import archive
-from traces.profiles.contract import Counts, Form, checked, same_shape
-from traces.schema import TraceError, shown
+from moereplay.traces.importers import archive
+from moereplay.traces.profiles.contract import Counts, Form, checked, same_shape
+from moereplay.traces.schema import TraceError, shown
 
 SUFFIX, COUNTS = ".npz", "counts"
 PARTS = 3  #: of a published name: model, texts, counts

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers import folders
-from traces.importers.sources import files_of
-from traces.importers.table import COUNT, LAYER, ids_below, read_table
-from traces.importers.text import start_of
-from traces.profiles.contract import Counts, Form, tabulated
-from traces.schema import TraceError
+from moereplay.traces.importers import folders
+from moereplay.traces.importers.sources import files_of
+from moereplay.traces.importers.table import COUNT, LAYER, ids_below, read_table
+from moereplay.traces.importers.text import start_of
+from moereplay.traces.profiles.contract import Counts, Form, tabulated
+from moereplay.traces.schema import TraceError
 
 START = re.compile(rb"(layer,expert|layer_id,expert_id),count\r?\n")
 LONGEST_START = 40  #: bytes

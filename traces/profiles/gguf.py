@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from traces.schema import TraceError, shown
+from moereplay.traces.schema import TraceError, shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

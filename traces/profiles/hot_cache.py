@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from traces.importers.rows import fits
-from traces.importers.table import LAYER, ids_below
-from traces.importers.text import holds, read_json
-from traces.profiles.contract import MOST_COUNT, Counts, Form, tabulated
-from traces.schema import TraceError, Values, shown
+from moereplay.traces.importers.rows import fits
+from moereplay.traces.importers.table import LAYER, ids_below
+from moereplay.traces.importers.text import holds, read_json
+from moereplay.traces.profiles.contract import MOST_COUNT, Counts, Form, tabulated
+from moereplay.traces.schema import TraceError, Values, shown
 
 MARK = '"llama.cpp.moe_layer_'
 SCHEMAS = ("llama.cpp.moe_layer_perf.v1", "llama.cpp.moe_layer_opt_perf.v1")

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.importers.numbering import moe_layers
-from traces.profiles.contract import Counts, Form, check_size, checked
-from traces.profiles.gguf import Gguf, is_gguf, read_gguf
-from traces.schema import TraceError, shown
+from moereplay.traces.importers.numbering import moe_layers
+from moereplay.traces.profiles.contract import Counts, Form, check_size, checked
+from moereplay.traces.profiles.gguf import Gguf, is_gguf, read_gguf
+from moereplay.traces.schema import TraceError, shown
 
 COUNTS = re.compile(r"blk\.(\d{1,5})\.ffn_(gate|up|gate_up|down)_exps\.weight\.counts")
 ORDER = ("gate", "gate_up", "up", "down")  #: whose counts are taken, if they differ

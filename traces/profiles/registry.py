@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from traces.importers.sources import refuse_unreadable
-from traces.profiles import NAMES
-from traces.profiles.contract import Form
+from moereplay.traces.importers.sources import refuse_unreadable
+from moereplay.traces.profiles import NAMES
+from moereplay.traces.profiles.contract import Form
 
 
 def load(name: str) -> Form:
     """The form of that name, which is in `NAMES`."""
-    return importlib.import_module(f"traces.profiles.{name}").FORM
+    return importlib.import_module(f"moereplay.traces.profiles.{name}").FORM
 
 
 def detect(path: Path, named: str | None = None) -> Form | None:

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from simulator.interface import RunSpec
-from simulator.times import Times
+from moereplay.simulator.interface import RunSpec
+from moereplay.simulator.times import Times
 
 Inputs = Mapping[str, np.ndarray]  #: by the names of `layout.FEED`
 

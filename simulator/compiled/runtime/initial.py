@@ -7,26 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from policies.contract import KEY_SCOPES, NEVER, NONE, NOW, QUEUES, Eviction, Memory
-from policies.grammar import Chosen
-from policies.hooks import EVENTS
-from simulator.compiled.channel import NOT_YET
-from simulator.compiled.clock import NEVER_DUE
-from simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
-from simulator.compiled.runtime.costs import Inputs, costs_of
-from simulator.compiled.runtime.jit import IS_PYTHON
-from simulator.compiled.runtime.layout import ARRAYS, HEAD, MEMORIES, POSITIONS, RECORDS, ROWS, RULE, STATE
-from simulator.compiled.runtime.queues import NO_QUEUE
-from simulator.compiled.runtime.ranking import TOUCH
-from simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
-from simulator.compiled.runtime.variants import OWN_CLOCK, STEPPED, is_fast, is_plain
-from simulator.compiled.weights import FAMILIES
-from simulator.config import KINDS, PolicySet, parse_reset
-from simulator.interface import RunSpec
-from simulator.oracle import Oracle
-from simulator.threads import stop_flag
-from traces.routers import is_shared
-from traces.schema import Router
+from moereplay.policies.contract import KEY_SCOPES, NEVER, NONE, NOW, QUEUES, Eviction, Memory
+from moereplay.policies.grammar import Chosen
+from moereplay.policies.hooks import EVENTS
+from moereplay.simulator.compiled.channel import NOT_YET
+from moereplay.simulator.compiled.clock import NEVER_DUE
+from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
+from moereplay.simulator.compiled.runtime.costs import Inputs, costs_of
+from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
+from moereplay.simulator.compiled.runtime.layout import ARRAYS, HEAD, MEMORIES, POSITIONS, RECORDS, ROWS, RULE, STATE
+from moereplay.simulator.compiled.runtime.queues import NO_QUEUE
+from moereplay.simulator.compiled.runtime.ranking import TOUCH
+from moereplay.simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
+from moereplay.simulator.compiled.runtime.variants import OWN_CLOCK, STEPPED, is_fast, is_plain
+from moereplay.simulator.compiled.weights import FAMILIES
+from moereplay.simulator.config import KINDS, PolicySet, parse_reset
+from moereplay.simulator.interface import RunSpec
+from moereplay.simulator.oracle import Oracle
+from moereplay.simulator.threads import stop_flag
+from moereplay.traces.routers import is_shared
+from moereplay.traces.schema import Router
 
 #: Tables begin with one: a row of `owned` is then one, and what every use writes of an expert's is in one. Bytes.
 CACHE_LINE = 64

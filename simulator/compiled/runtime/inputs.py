@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.contract import NONE, UNIT, Prefetch
-from policies.grammar import Chosen, parse
-from simulator.compiled.runtime.costs import Inputs
-from simulator.compiled.runtime.layout import FEED
-from simulator.config import ReplayConfig
-from simulator.source import Gate, Pass, Source
-from traces import plain, routers
-from traces.blocks import VALUES_AT_ONCE
-from traces.demand import Demand, demand_of, next_passes
-from traces.derived import derived
-from traces.growing import Growing, Rows, append
-from traces.lookahead import look
-from traces.passes import Passes, is_long, schedule
-from traces.passes import Rows as PassRows
-from traces.schema import Geometry, Trace
-from traces.shared import read_only, shared
+from moereplay.policies.contract import NONE, UNIT, Prefetch
+from moereplay.policies.grammar import Chosen, parse
+from moereplay.simulator.compiled.runtime.costs import Inputs
+from moereplay.simulator.compiled.runtime.layout import FEED
+from moereplay.simulator.config import ReplayConfig
+from moereplay.simulator.source import Gate, Pass, Source
+from moereplay.traces import plain, routers
+from moereplay.traces.blocks import VALUES_AT_ONCE
+from moereplay.traces.demand import Demand, demand_of, next_passes
+from moereplay.traces.derived import derived
+from moereplay.traces.growing import Growing, Rows, append
+from moereplay.traces.lookahead import look
+from moereplay.traces.passes import Passes, is_long, schedule
+from moereplay.traces.passes import Rows as PassRows
+from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.shared import read_only, shared
 
 #: The demand stream's columns in `traces.demand`.
 STREAM = {

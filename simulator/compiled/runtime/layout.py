@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from policies.contract import COPY, EXPERT
-from policies.hooks import EVENTS
-from simulator.platform import MOST_LINKS, MOST_TIERS
+from moereplay.policies.contract import COPY, EXPERT
+from moereplay.policies.hooks import EVENTS
+from moereplay.simulator.platform import MOST_LINKS, MOST_TIERS
 
 
 def record(names: str) -> np.dtype:

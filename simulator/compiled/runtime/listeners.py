@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from policies.hooks import HOOKS, KINDS
-from simulator.compiled.runtime.jit import called
+from moereplay.policies.hooks import HOOKS, KINDS
+from moereplay.simulator.compiled.runtime.jit import called
 
 ROUTING, PREFETCH, EVICTION, MISS = (1 << at for at in range(len(KINDS)))
 

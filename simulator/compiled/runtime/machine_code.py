@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 from llvmlite import binding
 
-from traces.documents import json_text
-from traces.private import private_folder
+from moereplay.traces.documents import json_text
+from moereplay.traces.private import private_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Packages whose sources end up in machine code, or decide what it means.

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policies.contract import PolicyError
-from results.counters import COUNTERS, PHASES, reported
-from results.result import Event, Row
-from simulator.compiled.counters import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
-from simulator.compiled.log import BY_RESET, CAUSES, KINDS
-from simulator.compiled.runtime.errors import (
+from moereplay.policies.contract import PolicyError
+from moereplay.results.counters import COUNTERS, PHASES, reported
+from moereplay.results.result import Event, Row
+from moereplay.simulator.compiled.counters import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
+from moereplay.simulator.compiled.log import BY_RESET, CAUSES, KINDS
+from moereplay.simulator.compiled.runtime.errors import (
     BAD_CHOICE,
     BAD_NAME,
     BAD_STAND_IN,
@@ -26,11 +26,11 @@ from simulator.compiled.runtime.errors import (
     STUCK,
     TOO_LATE,
 )
-from simulator.compiled.runtime.initial import SimulationState
-from simulator.config import PolicySet
-from simulator.errors import ConfigError
-from simulator.interface import RunSpec
-from simulator.platform import too_late
+from moereplay.simulator.compiled.runtime.initial import SimulationState
+from moereplay.simulator.config import PolicySet
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.interface import RunSpec
+from moereplay.simulator.platform import too_late
 
 
 class FinishedCounters:

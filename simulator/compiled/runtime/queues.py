@@ -7,9 +7,9 @@ arrived: it is pinned until then.
 
 from __future__ import annotations
 
-from policies.contract import QUEUES
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import behind, copies, in_front, pool_of
+from moereplay.policies.contract import QUEUES
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.state import behind, copies, in_front, pool_of
 
 NO_QUEUE, BY_LAST_USE, BY_ENTRY = range(len(QUEUES))
 

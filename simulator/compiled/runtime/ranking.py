@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.contract import KEY_SCOPES
-from simulator.compiled.runtime.jit import called, fast
-from simulator.compiled.runtime.state import (
+from moereplay.policies.contract import KEY_SCOPES
+from moereplay.simulator.compiled.runtime.jit import called, fast
+from moereplay.simulator.compiled.runtime.state import (
     NEVER_LEFT,
     NO_KEY,
     answers,

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from policies.contract import EXPERT, OPTIONAL_ARRAYS, OPTIONAL_COLUMNS, Step
-from simulator.compiled.runtime.jit import IS_PYTHON, array_reader, merged
-from simulator.compiled.runtime.layout import ARRAYS
-from simulator.compiled.runtime.state import (
+from moereplay.policies.contract import EXPERT, OPTIONAL_ARRAYS, OPTIONAL_COLUMNS, Step
+from moereplay.simulator.compiled.runtime.jit import IS_PYTHON, array_reader, merged
+from moereplay.simulator.compiled.runtime.layout import ARRAYS
+from moereplay.simulator.compiled.runtime.state import (
     all_batch_order,
     all_batch_score,
     all_batch_scores,

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from types import FunctionType
 
-from policies.contract import Policy, PolicyError
-from policies.files import complaint
+from moereplay.policies.contract import Policy, PolicyError
+from moereplay.policies.files import complaint
 
 #: Where colorama is installed, Numba colours what it says, whoever reads it.
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

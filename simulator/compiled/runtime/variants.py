@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
-from policies.hooks import EVENTS
+from moereplay.policies.hooks import EVENTS
 
 #: The engine says when something ends.
 OWN_CLOCK = {"external": 0}

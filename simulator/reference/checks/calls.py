@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from policies.contract import Own, Policy
-from policies.hooks import Hook
-from simulator.reference.checks.results import ResultChecks
-from simulator.reference.checks.tables import CheckedTables
-from simulator.reference.tables import Tables
+from moereplay.policies.contract import Own, Policy
+from moereplay.policies.hooks import Hook
+from moereplay.simulator.reference.checks.results import ResultChecks
+from moereplay.simulator.reference.checks.tables import CheckedTables
+from moereplay.simulator.reference.tables import Tables
 
 
 class CheckedCalls:

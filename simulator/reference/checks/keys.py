@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.contract import Eviction, PolicyError
-from policies.files import complaint
-from simulator.reference.hooks import BoundPolicy
-from simulator.reference.tables import Tables
+from moereplay.policies.contract import Eviction, PolicyError
+from moereplay.policies.files import complaint
+from moereplay.simulator.reference.hooks import BoundPolicy
+from moereplay.simulator.reference.tables import Tables
 
 #: Kept keys that are evaluated once more at a choice.
 TRIED = 16

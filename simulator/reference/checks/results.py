@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from policies.contract import CPU, DROP, NONE, PER_TOKEN, Policy, PolicyError
-from policies.declaration import check_result
-from policies.files import blamed, complaint
-from policies.hooks import Hook
+from moereplay.policies.contract import CPU, DROP, NONE, PER_TOKEN, Policy, PolicyError
+from moereplay.policies.declaration import check_result
+from moereplay.policies.files import blamed, complaint
+from moereplay.policies.hooks import Hook
 
 Rows = Sequence[Mapping[str, int]]
 

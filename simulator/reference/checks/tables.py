@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.contract import OPTIONAL, OPTIONAL_ARRAYS, Policy, PolicyError, Step
-from policies.declaration import BITS, fits
-from policies.files import complaint_here
-from simulator.reference.tables import Tables
+from moereplay.policies.contract import OPTIONAL, OPTIONAL_ARRAYS, Policy, PolicyError, Step
+from moereplay.policies.declaration import BITS, fits
+from moereplay.policies.files import complaint_here
+from moereplay.simulator.reference.tables import Tables
 
 
 class Row:

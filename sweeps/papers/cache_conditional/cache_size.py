@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from results.chart import Chart
-from sweeps.papers.cache_conditional_settings import ASSUMED, ROUTING, settings
-from sweeps.papers.figure import Cell, PaperFigure, Published, grid
-from traces.schema import Trace
+from moereplay.results.chart import Chart
+from moereplay.sweeps.papers.cache_conditional_settings import ASSUMED, ROUTING, settings
+from moereplay.sweeps.papers.figure import Cell, PaperFigure, Published, grid
+from moereplay.traces.schema import Trace
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 WAYS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from results.chart import Chart
-from sweeps.papers.cache_conditional_settings import ASSUMED, PANELS, ROUTING, settings
-from sweeps.papers.figure import Cell, PaperFigure, Published, grid
-from traces.schema import Trace
+from moereplay.results.chart import Chart
+from moereplay.sweeps.papers.cache_conditional_settings import ASSUMED, PANELS, ROUTING, settings
+from moereplay.sweeps.papers.figure import Cell, PaperFigure, Published, grid
+from moereplay.traces.schema import Trace
 
 LAMBDAS = (0.1, 0.2, 0.5)
 COLUMN, FASTEST = "relative_tokens_per_s", "cache_prior lam=0.5"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from results.chart import Chart
-from sweeps.papers.cache_conditional_settings import ASSUMED, PANELS, ROUTING, settings
-from sweeps.papers.figure import Cell, PaperFigure, Published, grid
-from traces.schema import Trace
+from moereplay.results.chart import Chart
+from moereplay.sweeps.papers.cache_conditional_settings import ASSUMED, PANELS, ROUTING, settings
+from moereplay.sweeps.papers.figure import Cell, PaperFigure, Published, grid
+from moereplay.traces.schema import Trace
 
 LAMBDAS = (*(step / 100 for step in range(0, 21, 2)), 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 PROTECTED = (0, 1, 2, 4)  #: J, the first experts of a token, which cache-prior always keeps

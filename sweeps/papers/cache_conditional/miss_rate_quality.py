@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from results.chart import Chart
-from sweeps.papers.cache_conditional_settings import ASSUMED, CHANGED, PANELS, PERPLEXITY, ROUTING, settings
-from sweeps.papers.figure import Cell, PaperFigure, Published, grid
-from traces.schema import Trace
+from moereplay.results.chart import Chart
+from moereplay.sweeps.papers.cache_conditional_settings import ASSUMED, CHANGED, PANELS, PERPLEXITY, ROUTING, settings
+from moereplay.sweeps.papers.figure import Cell, PaperFigure, Published, grid
+from moereplay.traces.schema import Trace
 
 LAMBDAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from results.chart import Chart
-from sweeps.papers.cache_conditional_settings import ASSUMED, PERPLEXITY, settings
-from sweeps.papers.figure import Cell, PaperFigure, grid
-from traces.schema import Trace
+from moereplay.results.chart import Chart
+from moereplay.sweeps.papers.cache_conditional_settings import ASSUMED, PERPLEXITY, settings
+from moereplay.sweeps.papers.figure import Cell, PaperFigure, grid
+from moereplay.traces.schema import Trace
 
 
 def cells(trace: Trace) -> Iterator[Cell]:

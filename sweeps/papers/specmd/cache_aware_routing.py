@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from results.chart import Chart
-from simulator.preset import preset
-from sweeps.papers.figure import Cell, PaperFigure, grid
-from sweeps.papers.specmd_settings import PANELS
-from traces.schema import Trace
+from moereplay.results.chart import Chart
+from moereplay.simulator.preset import preset
+from moereplay.sweeps.papers.figure import Cell, PaperFigure, grid
+from moereplay.sweeps.papers.specmd_settings import PANELS
+from moereplay.traces.schema import Trace
 
 LAMBDAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 EVICTIONS = ("lru", "least_stale")

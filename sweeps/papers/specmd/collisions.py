@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from results.chart import Chart
-from sweeps.papers.figure import Cell, PaperFigure, Published, grid
-from sweeps.papers.specmd_settings import ASSUMED, EVICTIONS, PANELS, settings
-from traces.schema import Trace
+from moereplay.results.chart import Chart
+from moereplay.sweeps.papers.figure import Cell, PaperFigure, Published, grid
+from moereplay.sweeps.papers.specmd_settings import ASSUMED, EVICTIONS, PANELS, settings
+from moereplay.traces.schema import Trace
 
 SOURCE = "§4.2, at 5 %"
 COLUMN, AT = "collisions_per_miss", "capacity 5%"

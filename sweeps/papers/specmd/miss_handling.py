@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from results.chart import Chart
-from sweeps.papers.figure import Cell, PaperFigure, grid
-from sweeps.papers.specmd_settings import ASSUMED, PANELS, settings
-from traces.schema import Trace
+from moereplay.results.chart import Chart
+from moereplay.sweeps.papers.figure import Cell, PaperFigure, grid
+from moereplay.sweeps.papers.specmd_settings import ASSUMED, PANELS, settings
+from moereplay.traces.schema import Trace
 
 WAYS = {
     "fetch": "fetch",

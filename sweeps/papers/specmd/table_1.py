@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from results.chart import Chart
-from simulator.config import configure
-from simulator.preset import preset
-from sweeps.papers.figure import Cell, PaperFigure, Published
-from traces.schema import Trace
+from moereplay.results.chart import Chart
+from moereplay.simulator.config import configure
+from moereplay.simulator.preset import preset
+from moereplay.sweeps.papers.figure import Cell, PaperFigure, Published
+from moereplay.traces.schema import Trace
 
 NAMES = ("baseline", "#1", "#2", "#3", "#4", "#5")
 #: TTFT in ms and tokens/s, in the order of NAMES.

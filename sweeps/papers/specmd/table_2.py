@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from results.chart import Chart
-from simulator.config import configure
-from simulator.preset import LEAST_STALE, preset
-from sweeps.papers.figure import PROMPTS, Cell, PaperFigure, Published
-from traces.schema import Trace
+from moereplay.results.chart import Chart
+from moereplay.simulator.config import configure
+from moereplay.simulator.preset import LEAST_STALE, preset
+from moereplay.sweeps.papers.figure import PROMPTS, Cell, PaperFigure, Published
+from moereplay.traces.schema import Trace
 
 PRESETS = ("specmd-1", "specmd-2", "specmd-3", "specmd-4")
 NAMES = {"specmd-1": "Eliseev", "specmd-2": "Zhu", "specmd-3": "HOBBIT", "specmd-4": "MixtureCache"}
