@@ -168,10 +168,11 @@ def copied_policies(folder: Path, names: tuple[str, ...]) -> Iterator[dict[str, 
         source = (ROOT / "policies" / "eviction" / f"{name}.py").read_text()
         (folder / f"{copy}.py").write_text(source.replace(f'name="{name}"', f'name="{copy}"'))
     policies.NAMES["eviction"] += tuple(copies.values())
-    policies.eviction.__path__.append(str(folder))
+    kind = importlib.import_module("moereplay.policies.eviction")
+    kind.__path__.append(str(folder))
     yield copies
     policies.NAMES["eviction"] = known_names
-    policies.eviction.__path__.remove(str(folder))
+    kind.__path__.remove(str(folder))
 
 
 def log_on(made: Made, rounds: int) -> Iterator[Row]:

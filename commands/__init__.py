@@ -3,6 +3,9 @@
 A verb imports its stage when it runs, not at the top of its file, so that `--help` is instant.
 """
 
+if __name__ != "moereplay.commands":
+    raise ImportError("import this package as moereplay.commands: a second copy of its modules would be loaded")
+
 #: Verbs of a kind, with what they are about: `sweep_run` is typed as `sweep run`.
 GROUPS = {
     "sweep": "Many configurations from one experiment file, stored as they are replayed.",

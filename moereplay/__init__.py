@@ -79,7 +79,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of `__all__`. Raises ImportError if a file of the user's hides one of our packages."""
+    """Import a name of `__all__`."""
     if name not in __all__:
         raise AttributeError(f"module 'moereplay' has no attribute {name!r}")
     globals()[name] = found = _imported(name)
@@ -91,9 +91,6 @@ def _imported(name: str) -> Any:
         from importlib.metadata import version
 
         return version("moereplay")
-    from moereplay.packages import check
-
-    check()
     if name == "contract":
         return import_module("moereplay.contract")
     module, _, other = _HOME[name].partition(":")

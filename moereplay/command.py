@@ -10,10 +10,7 @@ from io import TextIOWrapper
 from math import isfinite
 from typing import Annotated, Any
 
-from moereplay.packages import HiddenPackageError, check
-
 try:
-    check()
     import typer
     from typer.core import TyperCommand
 
@@ -24,9 +21,6 @@ try:
     VERBS = {name: getattr(import_module(f"moereplay.commands.{name}"), name) for name in commands.NAMES}
 except KeyboardInterrupt:  # nothing has begun yet, and a traceback would say nothing
     sys.exit(130)
-except HiddenPackageError as error:
-    print(f"moereplay: {error}", file=sys.stderr)
-    sys.exit(2)
 
 #: A disk, a quota or a largest file is reached.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

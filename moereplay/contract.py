@@ -3,11 +3,7 @@
 `policies/contract.py` defines it, with every table, column and hook; docs/policies.md has an example of each kind.
 """
 
-from moereplay.packages import check
-
-check()
-
-from moereplay.policies.contract import (  # noqa: E402
+from moereplay.policies.contract import (
     ABSENT,
     CPU,
     DECODE,

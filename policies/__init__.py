@@ -8,6 +8,9 @@ from typing import Any
 from moereplay.policies.errors import PolicyError
 from moereplay.traces.spelling import hint
 
+if __name__ != "moereplay.policies":
+    raise ImportError("import this package as moereplay.policies: a second copy of its modules would be loaded")
+
 #: Every policy by kind, in the order in which tables and legends show them.
 NAMES: dict[str, tuple[str, ...]] = {
     "routing": ("standard", "cache_prior", "max_rank", "cumulative", "reuse_distance", "prune", "prune_rank", "swap"),

@@ -127,7 +127,8 @@ def test_a_second_ctrl_c_ends_a_sweep_though_replays_are_in_flight(tmp_path):
 
 
 def test_workers_end_with_a_process_that_is_killed(tmp_path):
-    script = "import time; from moereplay.sweeps.processes import in_processes; next(in_processes(time.sleep, [600, 600], 2))"
+    imports = "import time; from moereplay.sweeps.processes import in_processes"
+    script = f"{imports}; next(in_processes(time.sleep, [600, 600], 2))"
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     workers = wait_for(lambda: len(found := descendants(process.pid)) == 2 and found)
     process.kill()

@@ -10,12 +10,21 @@ import numpy as np
 import pytest
 
 import moereplay
-from moereplay import packages
 from moereplay.policies import contract
 from moereplay.traces.schema import Geometry, TraceError
-from tests.project.test_imports import ROOT, STAGES
+from tests.project.test_imports import PACKAGES, ROOT, STAGES
 
-SLOW = ("numpy", "numba", "polars", "zarr", "pydantic", "simpy", "typer", "importlib.metadata", *STAGES)
+SLOW = (
+    "numpy",
+    "numba",
+    "polars",
+    "zarr",
+    "pydantic",
+    "simpy",
+    "typer",
+    "importlib.metadata",
+    *(f"moereplay.{name}" for name in STAGES),
+)
 GEOMETRY = Geometry(layers=2, experts=8, k=2, expert_bytes=(1000, 1000))
 
 
@@ -55,25 +64,21 @@ def test_what_a_policy_file_imports_is_the_contract_itself() -> None:
     assert all(getattr(public, name) is getattr(contract, name) for name in public.__all__)
 
 
-@pytest.mark.parametrize("package", ["traces", "results"])
-@pytest.mark.parametrize("form", ["{}.py", "{}/__init__.py"])
-def test_a_file_that_hides_a_room_is_named(form: str, package: str, tmp_path: Path) -> None:
-    file = tmp_path / form.format(package)
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("")
-    named = file.parent if file.name == "__init__.py" else file
-    said = f"{named} hides the package {package!r} of moereplay; rename it, or run from another folder"
-    ran = command(tmp_path)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"moereplay: {said}\n")
-    imported = python(f"import {package}\nfrom moereplay import open_trace", tmp_path)
-    assert imported.stderr.splitlines()[-1] == f"moereplay.packages.HiddenPackageError: {said}"
-
-
-def test_a_plain_folder_hides_nothing(tmp_path: Path) -> None:
-    for package in packages.PACKAGES:
-        (tmp_path / package).mkdir()
+@pytest.mark.parametrize("form", ["{}.py", "{}/__init__.py", "{}/notes.txt"])
+def test_what_a_user_calls_by_a_name_of_ours_hides_nothing(form: str, tmp_path: Path) -> None:
+    for package in PACKAGES:
+        file = tmp_path / form.format(package)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("raise SystemExit('a file of the user was imported')")
     ran = command(tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "") and "a100-5gbps" in ran.stdout
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_has_two_names(package: str) -> None:
+    """The folders lie at the top of a clone, where Python would find them as well."""
+    ran = python(f"import {package}", ROOT)
+    assert f"import this package as moereplay.{package}" in ran.stderr.splitlines()[-1]
 
 
 # -- a trace in memory -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ PACKAGES = (*STAGES, "commands")
 #: What each package may import.
 MAY_IMPORT = {
     "traces": {"traces"},
-    "policies": {"policies", "moereplay.traces.spelling"},
+    "policies": {"policies", "traces.spelling"},
     "results": {"results", "traces"},
     "simulator": {"simulator", "policies", "results", "traces"},
     "sweeps": {"sweeps", "simulator", "policies", "results", "traces"},
@@ -36,22 +36,29 @@ MAY_IMPORT = {
 #: A run of a model, or of real threads, is the reference engine driven from above, as a sweep drives it.
 LIVE = (ROOT / "tracegen" / "live", ROOT / "tracegen" / "offload", ROOT / "tracegen" / "quality")
 #: Options are made from this file before a verb runs: it needs the standard library only.
-INSTANT = "moereplay.results.settings"
+INSTANT = "results.settings"
 BANNED_NAMES = {"utils", "common", "helpers", "base", "misc", "v2"}
 SOURCES = sorted(path for package in (*PACKAGES, "moereplay") for path in (ROOT / package).rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 
 
 def imported(path: Path) -> set[str]:
-    """Every module that a file imports, wherever in the file."""
-    return {name for node in ast.walk(ast.parse(path.read_text())) for name in named_by(node)}
+    """Every module that a file imports, wherever in the file; ours without the name that all have in common."""
+    return {short(name) for node in ast.walk(ast.parse(path.read_text())) for name in named_by(node)}
 
 
 def named_by(node: ast.AST) -> list[str]:
     """The modules that an import statement names."""
     if isinstance(node, ast.ImportFrom):
+        if node.module == "moereplay":
+            return [f"moereplay.{alias.name}" if alias.name in PACKAGES else "moereplay" for alias in node.names]
         return [node.module or "."]
     return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+def short(name: str) -> str:
+    """A module's name below the one that all of ours have in common."""
+    return name.removeprefix("moereplay.")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)
@@ -104,7 +111,7 @@ def needed(path: Path, root: Path = ROOT) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom):
             names += [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
-            for file in files_of(name, root):
+            for file in files_of(short(name), root):
                 if file != path:
                     yield str(file.relative_to(root))
 
@@ -190,7 +197,7 @@ def test_verbs_import_their_stage_when_they_run():
     """Not at the top of the file, but for the table of settings; what only a type checker reads may stand there."""
     for path in (ROOT / "commands").glob("*.py"):
         at_import = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-        roots = {name.split(".")[0] for node in at_import for name in named_by(node) if name != INSTANT}
+        roots = {name.split(".")[0] for node in at_import for name in map(short, named_by(node)) if name != INSTANT}
         assert roots & {*STAGES} == set(), path.name
 
 
@@ -219,7 +226,13 @@ def test_no_verb_takes_more_than_ten_arguments(path):
 
 def test_every_package_is_listed_by_name():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    assert listed == {".".join(path.relative_to(ROOT).parent.parts) for path in SOURCES if path.name == "__init__.py"}
+    found = {".".join(path.relative_to(ROOT).parent.parts) for path in SOURCES if path.name == "__init__.py"}
+    assert listed == {name if name == "moereplay" else f"moereplay.{name}" for name in found}
+
+
+def test_every_folder_is_linked_into_the_package():
+    links = {path.name: path.readlink() for path in (ROOT / "moereplay").iterdir() if path.is_symlink()}
+    assert links == {name: Path("..", name) for name in PACKAGES}
 
 
 def test_numbers_that_two_packages_must_agree_on_are_the_same():

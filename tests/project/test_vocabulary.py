@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.packages import PACKAGES
+from tests.project.test_imports import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = (*PACKAGES, "benchmarks", "moereplay", "tests")

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.packages import PACKAGES as OURS
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace
 from tests.kit.recordings import ROOT
+from tests.project.test_imports import PACKAGES
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-PACKAGES = (*OURS, "moereplay")
 SAMPLE = ROOT / "traces" / "samples" / "miniature.zarr"
 UNWANTED = (".*", "runs", "build", "dist", "*.egg-info", "*.derived", "__pycache__")
 #: Names that a user may have in the folder where the program runs.
@@ -39,7 +38,8 @@ def ran(*command: object, cwd: Path | None = None) -> subprocess.CompletedProces
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of both distributions."""
     folder = tmp_path_factory.mktemp("dist")
-    tree = shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*UNWANTED))  # it is written to
+    unwanted = shutil.ignore_patterns(*UNWANTED)
+    tree = shutil.copytree(ROOT, folder / "tree", symlinks=True, ignore=unwanted)  # it is written to
     done = ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -57,9 +57,15 @@ def is_shipped(path: Path) -> bool:
 
 def test_the_wheel_holds_every_file_of_the_packages_and_no_other(built: Path) -> None:
     names = {name for name in zipfile.ZipFile(only(built, "*.whl")).namelist() if ".dist-info/" not in name}
-    files = {path for package in PACKAGES for path in (ROOT / package).rglob("*") if is_shipped(path)}
-    assert names == {path.relative_to(ROOT).as_posix() for path in files}
-    assert {"moereplay/py.typed", "simulator/py.typed"} <= names
+    places = {package: f"moereplay/{package}" for package in PACKAGES} | {"moereplay": "moereplay"}
+    files = {
+        f"{inside}/{path.relative_to(ROOT / package).as_posix()}"
+        for package, inside in places.items()
+        for path in (ROOT / package).rglob("*")
+        if is_shipped(path)
+    }
+    assert names == files
+    assert "moereplay/py.typed" in names
 
 
 def test_the_sdist_holds_what_tests_and_documents_it(built: Path) -> None:

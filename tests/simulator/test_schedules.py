@@ -344,7 +344,7 @@ def test_bounds_and_curves_serve_slots(crowd: Trace, passes: str, reset: str, co
 
 
 def test_gates_of_tokens_that_lie_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulator.source, "BLOCKS", 2)
+    monkeypatch.setattr("moereplay.simulator.source.BLOCKS", 2)
     trace = random_trace(7, Sizes(layers=1, experts=4, k=2, tokens=700, prompt=0, requests=3))
     spec = spec_of(trace.geometry, 4, WHERE)
     gates = TraceGates(trace, spec.config.policy_set().prefetch, NEEDS)
