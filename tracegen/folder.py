@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from moereplay.tracegen.requirements import require
 from moereplay.traces.documents import DocumentError, content, from_json, refuse_irregular
 
 MINIATURE = Path(__file__).parent / "miniature"
+WEIGHTS = "moereplay_miniature"  #: a distribution of its own, so that the wheel stays small
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 #: The files of a hub repository that are read; subfolders repeat the weights in other formats.
 READ = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
@@ -87,9 +89,14 @@ def require_tokenizer(folder: Folder) -> None:
 
 
 def _bundled() -> Folder:
-    if not (MINIATURE / "config.json").exists():
-        raise RecordError(f"the miniature's weights are not in {MINIATURE}; reinstall moereplay")
-    return Folder(MINIATURE, "miniature", "")
+    weights = find_spec(WEIGHTS)
+    for folder in (MINIATURE, *map(Path, (weights and weights.submodule_search_locations) or ())):
+        if (folder / "model.safetensors").exists():
+            return Folder(folder, "miniature", "")
+    raise RecordError(
+        "missing weights of the miniature: the wheel of moereplay comes without them; "
+        "install the wheel moereplay_miniature that `make wheel` puts beside it, or pass tracegen/miniature of a clone"
+    )
 
 
 def _fetched(source: str, revision: str | None) -> Folder:
