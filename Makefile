@@ -123,8 +123,9 @@ check: .venv/dev.stamp       ## ruff and pyright
 coverage: .venv/dev.stamp    ## the test suite with coverage, without the long replays of real streams
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --ignore tests/simulator/test_real_streams.py
 
-wheel: .venv/dev.stamp       ## sdist and wheel in dist/
+wheel: .venv/dev.stamp       ## sdist, wheel and the wheel of the bundled model's weights in dist/
 	rm -rf dist && $(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist $(MINI)
 
 study-collisions: .venv/base.stamp  ## SpecMD Fig. 4 under 24 readings: collisions per miss (TRACE=a.zarr for a trace's routing)
 	$(BIN)/python benchmarks/specmd_collisions.py $(if $(TRACE),--trace $(TRACE))

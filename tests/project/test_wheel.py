@@ -113,7 +113,7 @@ def test_the_wheel_alone_replays_the_sample_whatever_lies_beside_it(built: Path,
 
 
 def test_packages_of_other_people_are_neither_harmed_nor_harmful(python: Path, tmp_path: Path) -> None:
-    """Both names are of folders of this repository: `sweeps` is of Weights & Biases, `traces` a typed-signal library."""
+    """Folders here are called so too: `sweeps` is by Weights & Biases, `traces` is for unevenly spaced time series."""
     files = python.parent.parent.glob("lib/*/site-packages/moereplay-*.dist-info/RECORD")
     names = {line.split("/")[0].split(",")[0] for path in files for line in path.read_text().splitlines()}
     assert {name for name in names if not name.startswith((".", "moereplay-"))} == {"moereplay"}
