@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from moereplay.simulator.compiled.runtime.layout import STOP
+from moereplay.simulator.compiled.layout import STOP
 
 SECONDS = 0.2  #: of a wait: a system that cannot interrupt one handles Ctrl-C after it
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import pytest
 
 from moereplay import policies
 from moereplay.simulator.compiled import engine as compiled
-from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
+from moereplay.simulator.jit.marks import IS_PYTHON
 from tests.kit import cases, recordings
 
 # Commands that tests start read bytecode, whatever the environment says: without it an import takes longer than a test.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moereplay.policies.contract import ABSENT, IN_FLIGHT, NONE, RESIDENT
+from moereplay.simulator.compiled import listeners
 from moereplay.simulator.compiled.counters import (
     BYTES_WASTED,
     CAPACITY,
@@ -14,11 +15,9 @@ from moereplay.simulator.compiled.counters import (
     lived,
 )
 from moereplay.simulator.compiled.log import IS_EVICT, note
-from moereplay.simulator.compiled.runtime import listeners
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.queues import BY_ENTRY, NO_QUEUE, leave_queue, move_last
-from moereplay.simulator.compiled.runtime.ranking import add_member, invalidate, invalidate_expert, remove_member
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.queues import BY_ENTRY, NO_QUEUE, leave_queue, move_last
+from moereplay.simulator.compiled.ranking import add_member, invalidate, invalidate_expert, remove_member
+from moereplay.simulator.compiled.state import (
     NEVER_LEFT,
     copies,
     demand_expert,
@@ -33,6 +32,7 @@ from moereplay.simulator.compiled.runtime.state import (
     pools,
 )
 from moereplay.simulator.compiled.uses import count_first_use, count_use, forget_uses, need_no_more, set_timestamp
+from moereplay.simulator.jit.marks import called, fast
 
 on_evict = listeners.notifier("on_evict")
 on_use = listeners.notifier("on_use")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from moereplay.simulator.compiled.clock import cpu_is_busy
 from moereplay.simulator.compiled.counters import LINK_BUSY_NS, count
-from moereplay.simulator.compiled.runtime.jit import fast
-from moereplay.simulator.compiled.runtime.state import kind_of, layer_of, slow_wire_ns, wire_ns
+from moereplay.simulator.compiled.state import kind_of, layer_of, slow_wire_ns, wire_ns
+from moereplay.simulator.jit.marks import fast
 
 NOT_YET = -1  #: before the first nanosecond
 MILLION = 1_000_000

@@ -6,7 +6,7 @@ each.
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.runtime.jit import fast
+from moereplay.simulator.jit.marks import fast
 
 #: No event: later than any time.
 NEVER_DUE = (1 << 63) - 1

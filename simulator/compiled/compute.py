@@ -21,6 +21,7 @@ from moereplay.simulator.compiled.counters import (
     open_page,
 )
 from moereplay.simulator.compiled.cpu import start_cpu
+from moereplay.simulator.compiled.errors import STOPPED, TOO_LATE, fail
 from moereplay.simulator.compiled.fidelity import count_changed, count_unchanged
 from moereplay.simulator.compiled.gate import (
     close_gate,
@@ -37,10 +38,8 @@ from moereplay.simulator.compiled.loading import begin_loading, fetch_all_announ
 from moereplay.simulator.compiled.log import BY_COMPUTE, IS_DENSE, IS_EXPERT, NO_COPY, span
 from moereplay.simulator.compiled.reset import reset_if_due
 from moereplay.simulator.compiled.rows import row_at
-from moereplay.simulator.compiled.runtime.errors import STOPPED, TOO_LATE, fail
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.served import HIT
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.served import HIT
+from moereplay.simulator.compiled.state import (
     accesses,
     expert_of,
     kept,
@@ -55,6 +54,7 @@ from moereplay.simulator.compiled.runtime.state import (
     slot,
     stop_flag,
 )
+from moereplay.simulator.jit.marks import called, fast
 from moereplay.simulator.platform import LATEST_NS
 
 STEP, GATE, LOOK, SUGGEST, SHARE, LOAD, LOADED, START, TURN, RAN, END, OVER = range(12)

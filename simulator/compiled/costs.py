@@ -8,8 +8,7 @@ from __future__ import annotations
 from moereplay.simulator.compiled.channel import MILLION, part
 from moereplay.simulator.compiled.link import its_piece_is_here, lands_at
 from moereplay.simulator.compiled.links import any_link_is_busy
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.state import (
     accesses,
     cost_row,
     dense_ns,
@@ -24,6 +23,7 @@ from moereplay.simulator.compiled.runtime.state import (
     slow_expert_ns,
     slow_kv_ns,
 )
+from moereplay.simulator.jit.marks import called, fast
 
 
 @fast

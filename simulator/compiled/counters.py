@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from moereplay.results.counters import COUNTERS, LIFETIME_BUCKETS
 from moereplay.simulator.compiled.rows import row_at
-from moereplay.simulator.compiled.runtime.jit import bit_length, called, fast
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.state import (
     before,
     cells,
     lifetimes,
@@ -20,6 +19,7 @@ from moereplay.simulator.compiled.runtime.state import (
     row_times,
     rows,
 )
+from moereplay.simulator.jit.marks import bit_length, called, fast
 
 WIDTH = len(COUNTERS)
 BUCKETS = LIFETIME_BUCKETS

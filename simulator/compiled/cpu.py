@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from moereplay.simulator.compiled.clock import cpu_busy
+from moereplay.simulator.compiled.errors import NO_CPU, fail
 from moereplay.simulator.compiled.links import any_link_is_busy
 from moereplay.simulator.compiled.log import BY_MISS, IS_CPU, span
-from moereplay.simulator.compiled.runtime.errors import NO_CPU, fail
-from moereplay.simulator.compiled.runtime.jit import called
-from moereplay.simulator.compiled.runtime.served import ON_CPU
-from moereplay.simulator.compiled.runtime.state import accesses, cost_row, cpu_ns, kind_of, slow_cpu_ns
+from moereplay.simulator.compiled.served import ON_CPU
+from moereplay.simulator.compiled.state import accesses, cost_row, cpu_ns, kind_of, slow_cpu_ns
+from moereplay.simulator.jit.marks import called
 
 
 @called

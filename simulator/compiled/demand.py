@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from moereplay.policies.contract import NONE
+from moereplay.simulator.compiled.errors import BAD_CHOICE, fail
 from moereplay.simulator.compiled.rows import token_at
-from moereplay.simulator.compiled.runtime.errors import BAD_CHOICE, fail
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.state import (
     batch_order,
     batch_score,
     batch_scores,
@@ -43,6 +42,7 @@ from moereplay.simulator.compiled.runtime.state import (
     weights,
 )
 from moereplay.simulator.compiled.weights import to_units, weigh_run
+from moereplay.simulator.jit.marks import called, fast
 
 
 @fast

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.policies.contract import RESIDENT
+from moereplay.simulator.compiled import hooks
+from moereplay.simulator.compiled.cost_tables import Inputs
 from moereplay.simulator.compiled.fast_path import FastHooks, fast_path
+from moereplay.simulator.compiled.initial import SimulationState, initial_state
+from moereplay.simulator.compiled.inputs import inputs_from, inputs_of
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel
-from moereplay.simulator.compiled.runtime import hooks
-from moereplay.simulator.compiled.runtime.calls import caller, flat
-from moereplay.simulator.compiled.runtime.costs import Inputs
-from moereplay.simulator.compiled.runtime.initial import SimulationState, initial_state
-from moereplay.simulator.compiled.runtime.inputs import inputs_from, inputs_of
-from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
-from moereplay.simulator.compiled.runtime.machine_code import COMPILING, is_kept, kept
-from moereplay.simulator.compiled.runtime.outcome import check, counters_of, events_of
-from moereplay.simulator.compiled.runtime.variants import FROZEN, OWN_CLOCK, PLAIN, STEPPED
+from moereplay.simulator.compiled.outcome import check, counters_of, events_of
 from moereplay.simulator.compiled.stepped import stepped_kernel
+from moereplay.simulator.compiled.variants import FROZEN, OWN_CLOCK, PLAIN, STEPPED
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, FinishedRun, RunSpec
+from moereplay.simulator.jit.calls import caller, flat
+from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
+from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.oracle import Oracle, oracle_of, oracle_of_trace
 from moereplay.simulator.source import Source, TraceSource
 from moereplay.simulator.threads import waited_for
@@ -125,7 +125,7 @@ def machine_code(of: Callable) -> Callable | int:
 
 
 def _built(of: Callable) -> Any:
-    from moereplay.simulator.compiled.runtime import compiling  # numba takes half a second to import
+    from moereplay.simulator.jit import compiling  # numba takes half a second to import
 
     shapes = hooks.shapes_of(POINTERS[of]._fields)
     return compiling.kernel(of, POINTERS[of], shapes, CONSTANTS[of])

@@ -37,6 +37,7 @@ from moereplay.simulator.compiled.counters import (
     count_here,
 )
 from moereplay.simulator.compiled.demand import begin_demand, begin_recall, recall_one, route
+from moereplay.simulator.compiled.errors import NO_ERROR, STUCK, fail
 from moereplay.simulator.compiled.fidelity import count_tokens, count_unchanged
 from moereplay.simulator.compiled.gate import (
     cancel_overtaken,
@@ -50,9 +51,7 @@ from moereplay.simulator.compiled.gate import (
 from moereplay.simulator.compiled.link import close_links, demand_may_start, meet
 from moereplay.simulator.compiled.links import complete, fetch, next_landing, start_transfers
 from moereplay.simulator.compiled.reset import count_unused
-from moereplay.simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.state import (
     copies,
     demand_expert,
     demand_sum,
@@ -62,6 +61,7 @@ from moereplay.simulator.compiled.runtime.state import (
     slot,
 )
 from moereplay.simulator.compiled.uses import foresee, need
+from moereplay.simulator.jit.marks import called, fast
 
 
 class FastHooks(NamedTuple):

@@ -20,8 +20,7 @@ from moereplay.simulator.compiled.counters import (
     count_here,
 )
 from moereplay.simulator.compiled.rows import token_at
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.state import (
     anew,
     now,
     own_in_run,
@@ -34,6 +33,7 @@ from moereplay.simulator.compiled.runtime.state import (
     units,
 )
 from moereplay.simulator.compiled.weights import any_reweighed, last_place, to_units, weigh
+from moereplay.simulator.jit.marks import called, fast
 
 
 @fast

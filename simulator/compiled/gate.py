@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moereplay.policies.contract import CPU, DROP, IN_FLIGHT, NONE, PER_TOKEN, QUEUED, RESIDENT
+from moereplay.simulator.compiled import listeners
 from moereplay.simulator.compiled.cache import find, free_bytes, pin, reason, use
 from moereplay.simulator.compiled.counters import (
     ACCESSES,
@@ -22,16 +23,15 @@ from moereplay.simulator.compiled.counters import (
     count_here,
 )
 from moereplay.simulator.compiled.demand import route
+from moereplay.simulator.compiled.errors import BAD_NAME, BAD_VERDICT, BAD_WANT, fail
 from moereplay.simulator.compiled.fidelity import count_assignments
 from moereplay.simulator.compiled.link import announce, meet
 from moereplay.simulator.compiled.links import cancel, fetch, prefetch, prefetches_wait
 from moereplay.simulator.compiled.log import BY_GATE, IS_CAPACITY, IS_COLLISION, IS_COMPULSORY, IS_HIT, IS_LATE, note
-from moereplay.simulator.compiled.runtime import listeners
-from moereplay.simulator.compiled.runtime.errors import BAD_NAME, BAD_VERDICT, BAD_WANT, fail
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.ranking import invalidate_expert
-from moereplay.simulator.compiled.runtime.served import DELAYED, FETCH, HAS_RUN, HIT, ON_CPU, runs, runs_here, waits
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.ranking import invalidate_expert
+from moereplay.simulator.compiled.served import DELAYED, FETCH, HAS_RUN, HIT, ON_CPU, runs, runs_here, waits
+from moereplay.simulator.compiled.side_buffer import promote
+from moereplay.simulator.compiled.state import (
     accesses,
     copies,
     demand_expert,
@@ -50,9 +50,9 @@ from moereplay.simulator.compiled.runtime.state import (
     verdict,
     wants,
 )
-from moereplay.simulator.compiled.side_buffer import promote
 from moereplay.simulator.compiled.substitution import add_stand_ins, drop, make_union_again, no_stand_ins, substitute
 from moereplay.simulator.compiled.uses import foresee, need, need_no_more, predict
+from moereplay.simulator.jit.marks import called, fast
 
 on_gate = listeners.notifier("on_gate")
 

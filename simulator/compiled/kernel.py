@@ -7,15 +7,15 @@ from typing import Any
 from moereplay.simulator.compiled.clock import OF_CPU, OF_LINK, OF_NOTHING, go_on, links_are_woken, next_event, resume
 from moereplay.simulator.compiled.compute import is_over, run_compute
 from moereplay.simulator.compiled.counters import close_row
+from moereplay.simulator.compiled.errors import NO_ERROR, STUCK, fail
 from moereplay.simulator.compiled.link import close_links
 from moereplay.simulator.compiled.links import complete, next_landing, start_transfers
 from moereplay.simulator.compiled.reset import count_unused, warm_up
-from moereplay.simulator.compiled.runtime.errors import NO_ERROR, STUCK, fail
-from moereplay.simulator.compiled.runtime.jit import fast
+from moereplay.simulator.jit.marks import fast
 
 
 def kernel(s: Any, hooks: Any) -> None:
-    """Replay to the end. `engine` compiles it, once for all policies: `hooks` are pointers, see `runtime/hooks.py`."""
+    """Replay to the end. `engine` compiles it, once for all policies: `hooks` are pointers, see `hooks.py`."""
     replay(s, hooks)
 
 

@@ -35,8 +35,8 @@ from moereplay.simulator.compiled.lower_tiers import (
     read,
     release,
 )
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.space import BYPASSED, GRANTED, REFUSED
+from moereplay.simulator.compiled.state import (
     asks,
     copies,
     demands,
@@ -48,8 +48,8 @@ from moereplay.simulator.compiled.runtime.state import (
     piece_at,
     ready,
 )
-from moereplay.simulator.compiled.space import BYPASSED, GRANTED, REFUSED
 from moereplay.simulator.compiled.transfers import claim
+from moereplay.simulator.jit.marks import called, fast
 
 
 @fast

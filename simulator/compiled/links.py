@@ -48,14 +48,14 @@ from moereplay.simulator.compiled.lower_tiers import (
     hold,
     release,
 )
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.state import (
     flight,
     home_of,
     layer_of,
     owned,
 )
 from moereplay.simulator.compiled.transfers import land
+from moereplay.simulator.jit.marks import called, fast
 
 
 @fast

@@ -7,9 +7,9 @@ from moereplay.simulator.compiled.counters import LOADING_NS, count
 from moereplay.simulator.compiled.link import any_announced
 from moereplay.simulator.compiled.links import fetch_announced
 from moereplay.simulator.compiled.log import BY_DEMAND, IS_LOAD, span
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.served import FETCH
-from moereplay.simulator.compiled.runtime.state import accesses, kind_of, load_ns, now
+from moereplay.simulator.compiled.served import FETCH
+from moereplay.simulator.compiled.state import accesses, kind_of, load_ns, now
+from moereplay.simulator.jit.marks import called, fast
 
 
 @fast

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import expert_of, layer_of, log, now
+from moereplay.simulator.compiled.state import expert_of, layer_of, log, now
+from moereplay.simulator.jit.marks import called, fast
 
 KINDS = (
     "dense", "expert", "cpu", "transfer", "hits", "late", "compulsory", "collisions", "capacity", "evict", "promote",

@@ -8,8 +8,8 @@ them, is none of them and has everything.
 from __future__ import annotations
 
 from moereplay.policies.contract import NONE
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import copies, held, is_there, newer, older, owned
+from moereplay.simulator.compiled.state import copies, held, is_there, newer, older, owned
+from moereplay.simulator.jit.marks import called, fast
 
 
 @fast

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from moereplay.policies.contract import RESIDENT
+from moereplay.simulator.compiled import listeners
 from moereplay.simulator.compiled.cache import clear_cache, warm_copy
 from moereplay.simulator.compiled.counters import BYTES_UNUSED_AT_END, count
 from moereplay.simulator.compiled.links import clear_links
 from moereplay.simulator.compiled.log import BY_RESET, IS_RESET, NO_COPY, note
-from moereplay.simulator.compiled.runtime import listeners
-from moereplay.simulator.compiled.runtime.jit import called
-from moereplay.simulator.compiled.runtime.queues import clear_queues
-from moereplay.simulator.compiled.runtime.ranking import clear_ranking
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.queues import clear_queues
+from moereplay.simulator.compiled.ranking import clear_ranking
+from moereplay.simulator.compiled.side_buffer import clear_side_buffers
+from moereplay.simulator.compiled.state import (
     copies,
     layer_of,
     own_eviction,
@@ -22,8 +22,8 @@ from moereplay.simulator.compiled.runtime.state import (
     pass_tokens,
     warm,
 )
-from moereplay.simulator.compiled.side_buffer import clear_side_buffers
 from moereplay.simulator.compiled.uses import clear_uses
+from moereplay.simulator.jit.marks import called
 
 on_insert = listeners.notifier("on_insert")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.runtime.jit import fast
-from moereplay.simulator.compiled.runtime.state import row_token
+from moereplay.simulator.compiled.state import row_token
+from moereplay.simulator.jit.marks import fast
 
 
 @fast

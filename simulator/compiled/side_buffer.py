@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from moereplay.policies.contract import IN_FLIGHT, NONE, RESIDENT
+from moereplay.simulator.compiled import listeners
 from moereplay.simulator.compiled.cache import leave, move_in, set_state
 from moereplay.simulator.compiled.log import BY_DEMAND, IS_PROMOTE, note
-from moereplay.simulator.compiled.runtime import listeners
-from moereplay.simulator.compiled.runtime.jit import called
-from moereplay.simulator.compiled.runtime.state import buffered, copies, now, owned
 from moereplay.simulator.compiled.space import GRANTED, REFUSED, make_space
+from moereplay.simulator.compiled.state import buffered, copies, now, owned
+from moereplay.simulator.jit.marks import called
 
 on_insert = listeners.notifier("on_insert")
 

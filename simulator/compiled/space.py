@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from moereplay.policies.contract import NONE
 from moereplay.simulator.compiled.cache import evict, pin_unlisted, show_last_resort, unpin
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import chosen_victims, copies, owned, pool_of, pools
+from moereplay.simulator.compiled.state import chosen_victims, copies, owned, pool_of, pools
 from moereplay.simulator.compiled.victims import admits, last_resort_suffices, named_by_policy, smallest_key
+from moereplay.simulator.jit.marks import called, fast
 
 GRANTED, BYPASSED, REFUSED = range(3)
 #: What a chosen victim was before: a candidate, or evictable as a last resort.

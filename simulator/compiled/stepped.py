@@ -10,11 +10,11 @@ from typing import Any
 from moereplay.simulator.compiled.clock import go_on, links_are_woken
 from moereplay.simulator.compiled.compute import GATE, RAN, run_compute, spend
 from moereplay.simulator.compiled.counters import DENSE_NS, EXPERT_NS, LINK_BUSY_NS, close_row, count, count_here
+from moereplay.simulator.compiled.errors import NO_ERROR
 from moereplay.simulator.compiled.links import complete, start_transfers
 from moereplay.simulator.compiled.reset import count_unused, warm_up
-from moereplay.simulator.compiled.runtime.errors import NO_ERROR
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import layer_of, now
+from moereplay.simulator.compiled.state import layer_of, now
+from moereplay.simulator.jit.marks import called, fast
 
 #: What the caller says, in `stepped.ended`, beside `clock.time`, and for how long it lasted, in `stepped.elapsed`.
 BEGUN, COMPUTED, LANDED, RESUMED, ABANDONED, CLOSED = range(6)

@@ -10,12 +10,12 @@ from functools import partial
 
 from moereplay.simulator.compiled.clock import NEVER_DUE
 from moereplay.simulator.compiled.compute import OVER
+from moereplay.simulator.compiled.cost_tables import Inputs
 from moereplay.simulator.compiled.engine import bound, given
+from moereplay.simulator.compiled.initial import initial_state
+from moereplay.simulator.compiled.inputs import inputs_from
 from moereplay.simulator.compiled.log import IS_DENSE, IS_EXPERT, KINDS
-from moereplay.simulator.compiled.runtime.costs import Inputs
-from moereplay.simulator.compiled.runtime.initial import initial_state
-from moereplay.simulator.compiled.runtime.inputs import inputs_from
-from moereplay.simulator.compiled.runtime.outcome import cause_of, check, counters_of, event_of
+from moereplay.simulator.compiled.outcome import cause_of, check, counters_of, event_of
 from moereplay.simulator.compiled.stepped import ABANDONED, BEGUN, CLOSED, COMPUTED, LANDED, RESUMED, stepped_kernel
 from moereplay.simulator.decisions import ACTED_ON, NO_COPY, Begun
 from moereplay.simulator.interface import FinishedRun, RunSpec

@@ -7,10 +7,9 @@ from moereplay.simulator.compiled import counters
 from moereplay.simulator.compiled.cache import find_any
 from moereplay.simulator.compiled.counters import SUBSTITUTED, count, count_for
 from moereplay.simulator.compiled.demand import mark_changed, run_instead, union_of
-from moereplay.simulator.compiled.runtime.errors import BAD_STAND_IN, NO_HOOK, fail
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.served import DROPPED, HIT, REPLACED, runs
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.errors import BAD_STAND_IN, NO_HOOK, fail
+from moereplay.simulator.compiled.served import DROPPED, HIT, REPLACED, runs
+from moereplay.simulator.compiled.state import (
     access_of,
     accesses,
     eligible,
@@ -25,6 +24,7 @@ from moereplay.simulator.compiled.runtime.state import (
     stand_ins,
 )
 from moereplay.simulator.compiled.weights import weigh_run
+from moereplay.simulator.jit.marks import called, fast
 
 
 @fast

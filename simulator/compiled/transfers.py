@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from moereplay.simulator.compiled import listeners
 from moereplay.simulator.compiled.cache import bypass, enter, join_pool, occupy
 from moereplay.simulator.compiled.counters import DECLINED, count
-from moereplay.simulator.compiled.runtime import listeners
-from moereplay.simulator.compiled.runtime.jit import fast
-from moereplay.simulator.compiled.runtime.state import layer_of, owned
 from moereplay.simulator.compiled.side_buffer import claim_side, promote
 from moereplay.simulator.compiled.space import BYPASSED, GRANTED, make_space
+from moereplay.simulator.compiled.state import layer_of, owned
+from moereplay.simulator.jit.marks import fast
 
 on_insert = listeners.notifier("on_insert")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.runtime import listeners
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.queues import BY_LAST_USE, move_last
-from moereplay.simulator.compiled.runtime.ranking import invalidate_expert
-from moereplay.simulator.compiled.runtime.state import demand_next, demand_pass, expert_of, experts, now
+from moereplay.simulator.compiled import listeners
+from moereplay.simulator.compiled.queues import BY_LAST_USE, move_last
+from moereplay.simulator.compiled.ranking import invalidate_expert
+from moereplay.simulator.compiled.state import demand_next, demand_pass, expert_of, experts, now
+from moereplay.simulator.jit.marks import called, fast
 
 on_predict = listeners.notifier("on_predict")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from moereplay.policies.contract import NONE
-from moereplay.simulator.compiled.runtime.errors import BAD_VICTIM, fail
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.queues import NO_QUEUE, first_of_queue
-from moereplay.simulator.compiled.runtime.ranking import ask, may_leave, smallest
-from moereplay.simulator.compiled.runtime.state import answers, asked, copies, done, expert_of, experts, owned, pools
+from moereplay.simulator.compiled.errors import BAD_VICTIM, fail
+from moereplay.simulator.compiled.queues import NO_QUEUE, first_of_queue
+from moereplay.simulator.compiled.ranking import ask, may_leave, smallest
+from moereplay.simulator.compiled.state import answers, asked, copies, done, expert_of, experts, owned, pools
+from moereplay.simulator.jit.marks import called, fast
 
 
 @fast

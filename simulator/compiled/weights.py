@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from moereplay.policies.contract import NONE, UNIT
+from moereplay.simulator.compiled.errors import NO_LOGITS, fail
 from moereplay.simulator.compiled.rows import token_at
-from moereplay.simulator.compiled.runtime.errors import NO_LOGITS, fail
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.state import (
     all_eligible,
     anew,
     ids,
@@ -25,6 +24,7 @@ from moereplay.simulator.compiled.runtime.state import (
     token_weights,
     units,
 )
+from moereplay.simulator.jit.marks import called, fast
 
 FAMILIES = ("softmax_topk", "topk_softmax", "sparsemixer", "softmax_groups", "sigmoid_groups")
 SPARSEMIXER = FAMILIES.index("sparsemixer")

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.compiled.runtime.calls import compiled
-from moereplay.simulator.compiled.runtime.jit import fast
 from moereplay.simulator.curves.stream import NOWHERE, Cut, Demands, Tally, spans
+from moereplay.simulator.jit.calls import compiled
+from moereplay.simulator.jit.marks import fast
 
 GONE = 1 << 62  #: the key of a place whose expert has been taken out; worse than any other
 

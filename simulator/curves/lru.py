@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.compiled.runtime.calls import compiled
-from moereplay.simulator.compiled.runtime.jit import bit_count, fast
 from moereplay.simulator.curves.stream import FIRST_USE, NOWHERE, Cut, Demands, Tally, spans
+from moereplay.simulator.jit.calls import compiled
+from moereplay.simulator.jit.marks import bit_count, fast
 
 #: log2 of the slots of a block, and of the blocks of a group.
 BLOCK, GROUP = 6, 6

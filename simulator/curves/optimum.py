@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.compiled.runtime.calls import compiled
-from moereplay.simulator.compiled.runtime.jit import called
 from moereplay.simulator.curves.stream import Cut, Demands, spans
+from moereplay.simulator.jit.calls import compiled
+from moereplay.simulator.jit.marks import called
 
 HITS, ACCESSES, COMPULSORY = range(3)
 OUT = -1  #: the key of an expert that is not cached

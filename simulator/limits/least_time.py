@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from moereplay.simulator.bounds import RELAXED, Bound
-from moereplay.simulator.compiled.runtime.costs import costs_of
-from moereplay.simulator.compiled.runtime.inputs import inputs_of
+from moereplay.simulator.compiled.cost_tables import costs_of
+from moereplay.simulator.compiled.inputs import inputs_of
 from moereplay.simulator.curves.optimum import keys, started
 from moereplay.simulator.curves.stream import Cut, Demands, demands_of
 from moereplay.simulator.limits.windows import FIRST_USES, WINDOW, Steps

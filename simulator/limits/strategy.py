@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.compiled.runtime.calls import compiled
-from moereplay.simulator.compiled.runtime.jit import called
+from moereplay.simulator.jit.calls import compiled
+from moereplay.simulator.jit.marks import called
 from moereplay.simulator.limits.choices import Choices
 from moereplay.simulator.limits.relaxation import NEVER, Pools, Prices, Solved
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.simulator.compiled.runtime.calls import compiled
 from moereplay.simulator.curves.optimum import ACCESSES, HITS, look_up
+from moereplay.simulator.jit.calls import compiled
 
 
 class Steps(NamedTuple):

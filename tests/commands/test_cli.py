@@ -18,7 +18,7 @@ from moereplay.results.counters import COUNTERS
 from moereplay.simulator.compiled import engine
 from moereplay.simulator.compiled.fast_path import fast_path
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel
-from moereplay.simulator.compiled.runtime import machine_code
+from moereplay.simulator.jit import machine_code
 from moereplay.traces.store import open_trace
 from tests.kit.command import moereplay_here
 

@@ -19,8 +19,8 @@ import typer
 from moereplay import command as entry
 from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
 from moereplay.results.write import write_events
-from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.sweeps.processes import in_processes
 from tests.kit.command import in_python
 from tests.kit.sweeping import ROOT, experiment, start, store_trace

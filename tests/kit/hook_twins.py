@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 
 from moereplay.policies.contract import COPY, EXPERT, NOW, Own, Policy, Step
 from moereplay.policies.hooks import HOOKS, given_by
-from moereplay.simulator.compiled.runtime.reached import reached_from
+from moereplay.simulator.jit.reached import reached_from
 
 RESULTS = {int: numba.types.int64, type(None): numba.types.void, bool: numba.types.boolean}
 #: Empty tables, from which the types of array arguments follow.

@@ -11,7 +11,7 @@ from moereplay.policies.contract import Miss
 from moereplay.policies.grammar import Chosen
 from moereplay.results.result import Event, Row
 from moereplay.simulator.compiled.engine import run_inputs
-from moereplay.simulator.compiled.runtime.inputs import inputs_of
+from moereplay.simulator.compiled.inputs import inputs_of
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.interface import CopyLayout, FinishedRun, RunSpec
 from moereplay.simulator.oracle import oracle_of

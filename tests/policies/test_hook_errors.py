@@ -11,8 +11,8 @@ from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
 from moereplay.policies.hooks import EVENTS, HOOKS
 from moereplay.simulator import dry_run
-from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
 from moereplay.simulator.config import configure
+from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.replay import replay
 from moereplay.sweeps.batches import Batch, compute
 from moereplay.sweeps.jobs import job_of

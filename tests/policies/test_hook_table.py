@@ -12,7 +12,7 @@ from moereplay.policies.declaration import check_result
 from moereplay.policies.hooks import AT_GATE, EVENTS, HOOKS, KINDS, TABLES, given_by, markdown
 from moereplay.results import settings as results_settings
 from moereplay.simulator import dry_run
-from moereplay.simulator.compiled.runtime.hooks import BoundHooks
+from moereplay.simulator.compiled.hooks import BoundHooks
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import plan
 from tests.kit.policy_runs import Sizes, random_trace

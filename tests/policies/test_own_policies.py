@@ -15,10 +15,10 @@ from moereplay.policies.contract import Eviction, PolicyError
 from moereplay.policies.grammar import parse
 from moereplay.policies.hooks import given_by
 from moereplay.simulator import dry_run
-from moereplay.simulator.compiled.runtime.hooks import compiled
-from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
-from moereplay.simulator.compiled.runtime.user_hooks import refusal
+from moereplay.simulator.compiled.hooks import compiled
+from moereplay.simulator.compiled.user_hooks import refusal
 from moereplay.simulator.config import configure
+from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.remarks import remarks
 from moereplay.simulator.replay import replay
 from moereplay.traces.store import open_trace

@@ -11,8 +11,8 @@ from moereplay.policies import files
 from moereplay.policies.contract import OPTIONAL, OPTIONAL_COLUMNS, Policy, PolicyError
 from moereplay.results.result import Result
 from moereplay.simulator import dry_run
-from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
 from moereplay.simulator.config import configure
+from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.reference import engine as reference
 from moereplay.simulator.replay import plan, replay
 from tests.kit.policy_runs import Sizes, random_trace

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moereplay.simulator.compiled.runtime import compiling, machine_code
-from moereplay.simulator.compiled.runtime.calls import Compiled
+from moereplay.simulator.jit import compiling, machine_code
+from moereplay.simulator.jit.calls import Compiled
 from tests.kit.file_modules import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +135,7 @@ def test_processes_that_compile_at_once_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "double.py").write_text("def double(n, into):\n    into[0] = 2 * n\n")
     script = (
         "import sys, numpy; from double import double\n"
-        "from moereplay.simulator.compiled.runtime.calls import Compiled\n"
+        "from moereplay.simulator.jit.calls import Compiled\n"
         "into = numpy.zeros(1, int); Compiled(double)(21, into); print(into[0], 'numba' in sys.modules)"
     )
     started = [python(script, tmp_path) for _ in range(3)]

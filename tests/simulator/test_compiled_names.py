@@ -16,8 +16,9 @@ import pytest
 from moereplay.policies import catalogue
 from moereplay.policies.contract import Eviction, PolicyError
 from moereplay.policies.hooks import given_by
-from moereplay.simulator.compiled.runtime import hooks, machine_code
-from moereplay.simulator.compiled.runtime.reached import digest, reached_from
+from moereplay.simulator.compiled import hooks
+from moereplay.simulator.jit import machine_code
+from moereplay.simulator.jit.reached import digest, reached_from
 from tests.kit.file_modules import module_at
 
 ROOT = Path(__file__).resolve().parents[2]

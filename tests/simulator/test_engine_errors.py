@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moereplay.simulator.compiled.runtime import errors
-from moereplay.simulator.compiled.runtime.outcome import check
+from moereplay.simulator.compiled import errors
+from moereplay.simulator.compiled.outcome import check
 from moereplay.simulator.config import configure
 
 CHOSEN = configure(eviction="fifo", prefetch="top_k", miss="drop", routing="prune").policy_set()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moereplay.simulator.compiled.runtime.inputs import inputs_of
+from moereplay.simulator.compiled.inputs import inputs_of
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.stream import resets
 from moereplay.traces import passes as schedules
@@ -55,7 +55,7 @@ def test_a_long_trace_is_read_from_disk_as_a_short_one_from_memory(
     config, nothing = configure(passes=passes, capacity="50%"), frozenset({"next_pass"})
     short = inputs_of(memory_trace(HEADER, requests), config, frozenset(), nothing)
     monkeypatch.setattr(schedules, "LONG", 1)
-    monkeypatch.setattr("moereplay.simulator.compiled.runtime.inputs.VALUES_AT_ONCE", 3)  # more than one block
+    monkeypatch.setattr("moereplay.simulator.compiled.inputs.VALUES_AT_ONCE", 3)  # more than one block
     monkeypatch.setattr(schedules, "VALUES_AT_ONCE", 3)
     write_trace(tmp_path / "long.zarr", HEADER, requests)
     trace = open_trace(tmp_path / "long.zarr")

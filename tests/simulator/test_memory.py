@@ -29,7 +29,7 @@ import json, resource, sys, threading
 from pathlib import Path
 import zarr  # its libraries are mapped before the room is made small
 threading.stack_size(2**20)  # the thread of a replay counts within the room, and would take all of it
-from moereplay.simulator.compiled.runtime.inputs import inputs_of
+from moereplay.simulator.compiled.inputs import inputs_of
 from moereplay.simulator.config import KINDS, configure
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import TraceError

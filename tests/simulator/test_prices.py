@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moereplay.simulator.compiled.runtime.costs import costs_of
-from moereplay.simulator.compiled.runtime.initial import initial_state
-from moereplay.simulator.compiled.runtime.inputs import inputs_from
+from moereplay.simulator.compiled.cost_tables import costs_of
+from moereplay.simulator.compiled.initial import initial_state
+from moereplay.simulator.compiled.inputs import inputs_from
 from moereplay.simulator.config import configure
 from moereplay.simulator.oracle import oracle_of
 from moereplay.simulator.platform import Link, Roofline

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moereplay.policies.contract import NOW
-from moereplay.simulator.compiled.runtime.layout import ARRAYS, OWNED, OWNS, RECORDS, ROWS
+from moereplay.simulator.compiled.layout import ARRAYS, OWNED, OWNS, RECORDS, ROWS
 
 FOLDER = Path(__file__).resolve().parents[2] / "simulator" / "compiled"
 FILES = sorted(FOLDER.rglob("*.py"))

@@ -18,12 +18,12 @@ import pytest
 
 from moereplay.simulator import threads
 from moereplay.simulator.compiled import engine
-from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
-from moereplay.simulator.compiled.runtime.layout import STOP
-from moereplay.simulator.compiled.runtime.machine_code import COMPILING
+from moereplay.simulator.compiled.layout import STOP
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.jit.machine_code import COMPILING
+from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.replay import replay
 from moereplay.sweeps import grid
 from moereplay.traces.schema import Trace
@@ -128,7 +128,7 @@ def test_a_compilation_goes_on_by_itself_and_the_next_replay_waits_for_it(trace,
 @pytest.mark.parametrize("config", [PLAIN, GENERAL], ids=["plain", "general"])
 def test_both_kernels_end_at_the_next_step_once_they_are_told(trace, config, monkeypatch):
     flag = flag_of(asked=1)
-    monkeypatch.setattr("moereplay.simulator.compiled.runtime.initial.stop_flag", lambda: flag)
+    monkeypatch.setattr("moereplay.simulator.compiled.initial.stop_flag", lambda: flag)
     with pytest.raises(KeyboardInterrupt):
         replay(trace, config)
     flag["requested"] = 0
@@ -150,7 +150,7 @@ def test_machine_code_reads_the_flag_while_it_runs(config, monkeypatch):
         code = bound(*given)
         return lambda: (begun.set(), code())
 
-    monkeypatch.setattr("moereplay.simulator.compiled.runtime.initial.stop_flag", lambda: flag)
+    monkeypatch.setattr("moereplay.simulator.compiled.initial.stop_flag", lambda: flag)
     monkeypatch.setattr(engine, "bound", told)
     threading.Thread(target=tell, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):

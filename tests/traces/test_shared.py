@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moereplay.simulator.compiled.runtime.inputs import inputs_of
+from moereplay.simulator.compiled.inputs import inputs_of
 from moereplay.simulator.config import configure
 from moereplay.traces import shared as sharing
 from moereplay.traces.demand import demand_of

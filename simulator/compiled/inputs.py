@@ -10,8 +10,8 @@ import numpy as np
 
 from moereplay.policies.contract import NONE, UNIT, Prefetch
 from moereplay.policies.grammar import Chosen, parse
-from moereplay.simulator.compiled.runtime.costs import Inputs
-from moereplay.simulator.compiled.runtime.layout import FEED
+from moereplay.simulator.compiled.cost_tables import Inputs
+from moereplay.simulator.compiled.layout import FEED
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.source import Gate, Pass, Source
 from moereplay.traces import plain, routers

@@ -29,7 +29,7 @@ from llvmlite import binding
 from moereplay.traces.documents import json_text
 from moereplay.traces.private import private_folder
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 #: Packages whose sources end up in machine code, or decide what it means.
 SOURCES = ("policies", "results", "simulator", "traces")
 #: Folders in them that machine code cannot reach: an edit there compiles nothing anew.

@@ -12,7 +12,7 @@ from numba.core.typing.templates import signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 from numba.np.arrayobj import populate_array
 
-from moereplay.simulator.compiled.runtime.jit import Reader
+from moereplay.simulator.jit.marks import Reader
 
 WORD = ir.IntType(64)
 

@@ -12,17 +12,17 @@ from moereplay.policies.grammar import Chosen
 from moereplay.policies.hooks import EVENTS
 from moereplay.simulator.compiled.channel import NOT_YET
 from moereplay.simulator.compiled.clock import NEVER_DUE
+from moereplay.simulator.compiled.cost_tables import Inputs, costs_of
 from moereplay.simulator.compiled.counters import BUCKETS, NO_ROW, TIMES, WIDTH
-from moereplay.simulator.compiled.runtime.costs import Inputs, costs_of
-from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
-from moereplay.simulator.compiled.runtime.layout import ARRAYS, HEAD, MEMORIES, POSITIONS, RECORDS, ROWS, RULE, STATE
-from moereplay.simulator.compiled.runtime.queues import NO_QUEUE
-from moereplay.simulator.compiled.runtime.ranking import TOUCH
-from moereplay.simulator.compiled.runtime.state import NEVER_LEFT, NO_KEY
-from moereplay.simulator.compiled.runtime.variants import OWN_CLOCK, STEPPED, is_fast, is_plain
+from moereplay.simulator.compiled.layout import ARRAYS, HEAD, MEMORIES, POSITIONS, RECORDS, ROWS, RULE, STATE
+from moereplay.simulator.compiled.queues import NO_QUEUE
+from moereplay.simulator.compiled.ranking import TOUCH
+from moereplay.simulator.compiled.state import NEVER_LEFT, NO_KEY
+from moereplay.simulator.compiled.variants import OWN_CLOCK, STEPPED, is_fast, is_plain
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, parse_reset
 from moereplay.simulator.interface import RunSpec
+from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.oracle import Oracle
 from moereplay.simulator.threads import stop_flag
 from moereplay.traces.routers import is_shared

@@ -11,7 +11,7 @@ have the adapter for as many numbers.
 # ruff: noqa: F821
 # pyright: reportUndefinedVariable=false
 
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.state import (
     all_answers,
     all_asked,
     all_chosen,

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from moereplay.policies.contract import Policy
 from moereplay.policies.hooks import HOOKS, KINDS
-from moereplay.simulator.compiled.runtime import adapters, state
-from moereplay.simulator.compiled.runtime.jit import IS_PYTHON, NotCompiledError, fast, merged, whole_number
-from moereplay.simulator.compiled.runtime.machine_code import kept, unkept
-from moereplay.simulator.compiled.runtime.reached import digest, reached_from
-from moereplay.simulator.compiled.runtime.readable import readable
-from moereplay.simulator.compiled.runtime.shapes import Shape
-from moereplay.simulator.compiled.runtime.user_hooks import refusal
+from moereplay.simulator.compiled import adapters, state
+from moereplay.simulator.compiled.readable import readable
+from moereplay.simulator.compiled.shapes import Shape
+from moereplay.simulator.compiled.user_hooks import refusal
 from moereplay.simulator.config import PolicySet
+from moereplay.simulator.jit.machine_code import kept, unkept
+from moereplay.simulator.jit.marks import IS_PYTHON, NotCompiledError, fast, merged, whole_number
+from moereplay.simulator.jit.reached import digest, reached_from
 
 if TYPE_CHECKING:
-    from moereplay.simulator.compiled.runtime.compiling import Built
+    from moereplay.simulator.jit.compiling import Built
 
 #: In place of a hook that a policy does not give; kernels call none of them.
 ABSENT = None if IS_PYTHON else 0
@@ -94,7 +94,7 @@ def name_of(name: str, given: FunctionType, kind: str, reads: frozenset[str], ch
 
 
 def _built(name: str, code: FunctionType, reached: list[FunctionType], checked: bool) -> Built:
-    from moereplay.simulator.compiled.runtime import compiling  # numba takes half a second to import
+    from moereplay.simulator.jit import compiling  # numba takes half a second to import
 
     return compiling.hook(code, _shape(name), reached, checked)
 

@@ -8,8 +8,8 @@ arrived: it is pinned until then.
 from __future__ import annotations
 
 from moereplay.policies.contract import QUEUES
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import behind, copies, in_front, pool_of
+from moereplay.simulator.compiled.state import behind, copies, in_front, pool_of
+from moereplay.simulator.jit.marks import called, fast
 
 NO_QUEUE, BY_LAST_USE, BY_ENTRY = range(len(QUEUES))
 

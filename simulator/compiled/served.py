@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.runtime.jit import fast
+from moereplay.simulator.jit.marks import fast
 
 #: REPLACED by substitutes, for every token. HAS_RUN where compute takes several rounds.
 HIT, DELAYED, FETCH, DROPPED, ON_CPU, REPLACED, HAS_RUN = range(7)

@@ -15,8 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from moereplay.policies.contract import KEY_SCOPES
-from moereplay.simulator.compiled.runtime.jit import called, fast
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.state import (
     NEVER_LEFT,
     NO_KEY,
     answers,
@@ -42,6 +41,7 @@ from moereplay.simulator.compiled.runtime.state import (
     row_key,
     row_order,
 )
+from moereplay.simulator.jit.marks import called, fast
 
 TOUCH, LAYER, STEP, PASS = range(len(KEY_SCOPES))
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from moereplay.policies.contract import EXPERT, OPTIONAL_ARRAYS, OPTIONAL_COLUMNS, Step
-from moereplay.simulator.compiled.runtime.jit import IS_PYTHON, array_reader, merged
-from moereplay.simulator.compiled.runtime.layout import ARRAYS
-from moereplay.simulator.compiled.runtime.state import (
+from moereplay.simulator.compiled.layout import ARRAYS
+from moereplay.simulator.compiled.state import (
     all_batch_order,
     all_batch_score,
     all_batch_scores,
@@ -34,6 +33,7 @@ from moereplay.simulator.compiled.runtime.state import (
     all_weights,
     now,
 )
+from moereplay.simulator.jit.marks import IS_PYTHON, array_reader, merged
 
 
 def readable(reads: frozenset[str]) -> dict[str, Callable]:

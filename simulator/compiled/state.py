@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from moereplay.policies.contract import NOW, Own
-from moereplay.simulator.compiled.runtime.jit import array_reader, fast, merged, record_reader
-from moereplay.simulator.compiled.runtime.layout import ARRAYS, FEED, MEMORIES, RULE, STOP
+from moereplay.simulator.compiled.layout import ARRAYS, FEED, MEMORIES, RULE, STOP
+from moereplay.simulator.jit.marks import array_reader, fast, merged, record_reader
 
 #: No key: larger than that of any copy that it is compared with.
 NO_KEY = (1 << 63) - 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from moereplay.policies.hooks import HOOKS, KINDS
-from moereplay.simulator.compiled.runtime.jit import called
+from moereplay.simulator.jit.marks import called
 
 ROUTING, PREFETCH, EVICTION, MISS = (1 << at for at in range(len(KINDS)))
 

@@ -19,13 +19,13 @@ from numba.core import config
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from numba.extending import register_jitable
 
-from moereplay.simulator.compiled.runtime.intrinsics import BUILTINS, HookPointer, reader
-from moereplay.simulator.compiled.runtime.jit import MARKED, Builtin, NotCompiledError, Reader
-from moereplay.simulator.compiled.runtime.layout import STATE
-from moereplay.simulator.compiled.runtime.linking import InlinedCompiler, PartCompiler, WholeCompiler
-from moereplay.simulator.compiled.runtime.machine_code import Built
-from moereplay.simulator.compiled.runtime.shapes import Shape
-from moereplay.simulator.compiled.runtime.variants import frozen
+from moereplay.simulator.compiled.layout import STATE
+from moereplay.simulator.compiled.shapes import Shape
+from moereplay.simulator.compiled.variants import frozen
+from moereplay.simulator.jit.intrinsics import BUILTINS, HookPointer, reader
+from moereplay.simulator.jit.linking import InlinedCompiler, PartCompiler, WholeCompiler
+from moereplay.simulator.jit.machine_code import Built
+from moereplay.simulator.jit.marks import MARKED, Builtin, NotCompiledError, Reader
 
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 UNWRAPPED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}

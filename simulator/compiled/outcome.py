@@ -10,8 +10,7 @@ from moereplay.policies.contract import PolicyError
 from moereplay.results.counters import COUNTERS, PHASES, reported
 from moereplay.results.result import Event, Row
 from moereplay.simulator.compiled.counters import BUCKETS, DECODE, END, FIRST, NO_FIRST, PASSES, START, TOKENS, WIDTH
-from moereplay.simulator.compiled.log import BY_RESET, CAUSES, KINDS
-from moereplay.simulator.compiled.runtime.errors import (
+from moereplay.simulator.compiled.errors import (
     BAD_CHOICE,
     BAD_NAME,
     BAD_STAND_IN,
@@ -26,7 +25,8 @@ from moereplay.simulator.compiled.runtime.errors import (
     STUCK,
     TOO_LATE,
 )
-from moereplay.simulator.compiled.runtime.initial import SimulationState
+from moereplay.simulator.compiled.initial import SimulationState
+from moereplay.simulator.compiled.log import BY_RESET, CAUSES, KINDS
 from moereplay.simulator.config import PolicySet
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.interface import RunSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moereplay.simulator.compiled.runtime.jit import fast
+from moereplay.simulator.jit.marks import fast
 
 NO_ERROR, STUCK, NO_CPU, NO_LOGITS, NO_HOOK = range(5)
 BAD_VICTIM, BAD_CHOICE, BAD_NAME, BAD_WANT, BAD_VERDICT, BAD_STAND_IN = range(5, 11)

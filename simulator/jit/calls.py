@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.simulator.compiled.runtime.jit import IS_PYTHON
-from moereplay.simulator.compiled.runtime.machine_code import COMPILING, any_kept, kept
+from moereplay.simulator.jit.machine_code import COMPILING, any_kept, kept
+from moereplay.simulator.jit.marks import IS_PYTHON
 
 DONE, NOTHING = 0, -2  #: what a function returns that raised nothing
 
@@ -59,7 +59,7 @@ class Compiled:
             return self._addresses[kind]
 
     def _built(self, arguments: tuple[Any, ...]) -> Any:
-        from moereplay.simulator.compiled.runtime import compiling  # numba takes half a second to import
+        from moereplay.simulator.jit import compiling  # numba takes half a second to import
 
         return compiling.of_arguments(self._function, arguments)
 

@@ -1,1 +1,0 @@
-"""What only a compiler needs: state, its layout, machine code on disk, hooks as pointers."""
