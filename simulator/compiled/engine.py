@@ -16,12 +16,14 @@ from moereplay.simulator.compiled.fast_path import FastHooks, fast_path
 from moereplay.simulator.compiled.initial import SimulationState, initial_state
 from moereplay.simulator.compiled.inputs import inputs_from, inputs_of
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel
+from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.outcome import check, counters_of, events_of
 from moereplay.simulator.compiled.stepped import stepped_kernel
 from moereplay.simulator.compiled.variants import FROZEN, OWN_CLOCK, PLAIN, STEPPED
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, FinishedRun, RunSpec
 from moereplay.simulator.jit.calls import caller, flat
+from moereplay.simulator.jit.canary import is_sound
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.oracle import Oracle, oracle_of, oracle_of_trace
@@ -110,15 +112,17 @@ def bound(of: Callable, state: SimulationState, chosen: PolicySet) -> Callable[[
         code = machine_code(of)
         pointers = POINTERS[of](*hooks.bound(POINTERS[of]._fields, chosen))
     if isinstance(code, int):
-        return caller(code, list(flat((state.argument, pointers))))
-    return partial(code, state.argument, pointers)
+        return caller(code, list(flat((state.address, pointers))))
+    return partial(code, state if IS_PYTHON else state.numbers, pointers)
 
 
 @cache
 def machine_code(of: Callable) -> Callable | int:
-    """The address of a kernel, compiled or from disk; in plain Python the kernel."""
+    """The address of a kernel, compiled or from disk; in plain Python, or through Numba's public names, a function."""
     if IS_PYTHON:
         return of
+    if not is_sound():
+        return hooks.plain().kernel(of, CONSTANTS[of])
     if not is_kept(of.__name__):
         LOG.info("compiling the replay engine's %s part (about half a minute, once)", PARTS[of])
     return kept(of.__name__, partial(_built, of))
@@ -128,4 +132,4 @@ def _built(of: Callable) -> Any:
     from moereplay.simulator.jit import compiling  # numba takes half a second to import
 
     shapes = hooks.shapes_of(POINTERS[of]._fields)
-    return compiling.kernel(of, POINTERS[of], shapes, CONSTANTS[of])
+    return compiling.kernel(of, STATE, POINTERS[of], shapes, CONSTANTS[of])

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from moereplay.policies.contract import Policy
 from moereplay.policies.hooks import HOOKS, KINDS
 from moereplay.simulator.compiled import adapters, state
+from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.readable import readable
-from moereplay.simulator.compiled.shapes import Shape
 from moereplay.simulator.compiled.user_hooks import refusal
 from moereplay.simulator.config import PolicySet
+from moereplay.simulator.jit.canary import is_sound
 from moereplay.simulator.jit.machine_code import kept, unkept
-from moereplay.simulator.jit.marks import IS_PYTHON, NotCompiledError, fast, merged, whole_number
+from moereplay.simulator.jit.marks import IS_PYTHON, NotCompiledError, Shape, fast, merged, whole_number
 from moereplay.simulator.jit.reached import digest, reached_from
 
 if TYPE_CHECKING:
@@ -64,11 +65,18 @@ def _adapter(name: str) -> FunctionType:
 # compiling
 
 
+def plain() -> Any:
+    """The way through Numba's public names; numba takes half a second to import."""
+    from moereplay.simulator.jit import plain as through_public_names
+
+    return through_public_names
+
+
 def compiled(name: str, policy: Policy) -> Any:
     """Where a policy's hook is as machine code. Raises PolicyError if it does not compile."""
     given = getattr(policy, name, None)
     if given is None:
-        return ABSENT
+        return ABSENT if IS_PYTHON or is_sound() else plain().absent(STATE, _shape(name))
     try:
         return _machine(name, given, policy.kind, policy.may_read, bool(policy.version))
     except NotCompiledError as error:
@@ -82,6 +90,8 @@ def _machine(name: str, given: FunctionType, kind: str, reads: frozenset[str], c
     if IS_PYTHON:
         return code
     reached = reached_from(given)
+    if not is_sound():
+        return plain().hook(code, STATE, _shape(name), reached, checked)
     build = partial(_built, name, code, reached, checked)
     named = name_of(name, given, kind, reads, checked)
     return kept(named, build) if named else unkept(build)
@@ -96,7 +106,7 @@ def name_of(name: str, given: FunctionType, kind: str, reads: frozenset[str], ch
 def _built(name: str, code: FunctionType, reached: list[FunctionType], checked: bool) -> Built:
     from moereplay.simulator.jit import compiling  # numba takes half a second to import
 
-    return compiling.hook(code, _shape(name), reached, checked)
+    return compiling.hook(code, STATE, _shape(name), reached, checked)
 
 
 def _around(name: str, kind: str, reads: frozenset[str]) -> dict[str, Callable]:

@@ -22,7 +22,6 @@ from moereplay.simulator.compiled.variants import OWN_CLOCK, STEPPED, is_fast, i
 from moereplay.simulator.compiled.weights import FAMILIES
 from moereplay.simulator.config import KINDS, PolicySet, parse_reset
 from moereplay.simulator.interface import RunSpec
-from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.simulator.oracle import Oracle
 from moereplay.simulator.threads import stop_flag
 from moereplay.traces.routers import is_shared
@@ -44,9 +43,9 @@ class SimulationState:
         self._row.view(np.int64)[: len(HEAD)] = _head(numbers, arrays)
 
     @property
-    def argument(self) -> Any:
-        """What the kernel takes."""
-        return self if IS_PYTHON else self._row.ctypes.data
+    def address(self) -> int:
+        """Where the numbers lie."""
+        return self._row.ctypes.data
 
     def __getitem__(self, name: str) -> Any:
         return self._records[name] if name in self._records else self.numbers[name]

@@ -121,7 +121,9 @@ def _load(made: Built) -> int:
     """Into memory. LLVM ends the process where a name is not known, so that is looked at first."""
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
     if not _are_known(made.undefined):
-        _register_runtime()
+        from moereplay.simulator.jit.internals import register_runtime  # numba takes half a second to import
+
+        register_runtime()
         if not _are_known(made.undefined):
             raise DamagedError
     engine.add_object_file(binding.ObjectFileRef.from_data(made.code))
@@ -132,13 +134,6 @@ def _load(made: Built) -> int:
 
 def _are_known(names: list[str]) -> bool:
     return all(binding.address_of_symbol(name) is not None for name in names)
-
-
-def _register_runtime() -> None:
-    """What hooks that make lists or print need of Numba; takes half a second."""
-    from numba.core.registry import cpu_target
-
-    assert cpu_target.target_context
 
 
 def _machine() -> Any:
@@ -174,9 +169,14 @@ def state_of_sources() -> str:
     hasher = sha256()
     for path in _source_files():
         hasher.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
-    versions = [sys.version, *(version(package) for package in PACKAGES)]
-    hasher.update("\0".join([*versions, platform.machine(), binding.get_host_cpu_name()]).encode())
+    hasher.update("\0".join(versions()).encode())
     return hasher.hexdigest()[:20]
+
+
+def versions() -> list[str]:
+    """Versions of what compiles, and the processor."""
+    packages = [version(package) for package in PACKAGES]
+    return [sys.version, *packages, platform.machine(), binding.get_host_cpu_name()]
 
 
 def _source_files() -> list[Path]:

@@ -39,6 +39,14 @@ def merged(function: F) -> F:
     return function
 
 
+class Shape(NamedTuple):
+    """What a kernel knows of a hook that it calls: what goes in beside the state, and what comes out."""
+
+    numbers: int
+    answers: bool  #: with a number
+    listeners: int = 0  #: how many hooks there are, for an event
+
+
 class NotCompiledError(Exception):
     """The compiler refuses a function, and says why."""
 

@@ -1,0 +1,223 @@
+"""Whether the installed Numba has below its public names what `internals` and `calls` take for granted.
+
+A small program goes through all of it, in a process of its own, as a wrong assumption may end the process. It runs once
+for each state of this folder and each version; its verdict is kept beside the machine code. Where it fails, `plain` is
+used. MOEREPLAY_JIT=plain asks for that, =internals for the other without a trial.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moereplay.simulator.jit.machine_code import versions
+from moereplay.simulator.jit.marks import (
+    Reader,
+    Shape,
+    array_reader,
+    bit_count,
+    bit_length,
+    called,
+    fast,
+    merged,
+    whole_number,
+)
+from moereplay.traces.private import private_folder
+
+LOG = logging.getLogger(__name__)
+SECONDS = 120  #: that the trial may take on a busy machine
+PASSED = "passed"
+RUN = "from moereplay.simulator.jit.canary import main; main()"
+#: A state like the engine's: numbers, addresses, a record inside.
+STATE = np.dtype(
+    [
+        *((name, np.int64) for name in ("n", "m", "frozen", "at_table", "at_grid", "at_box")),
+        ("inner", np.dtype([("sum", np.int64), ("last", np.int64)], align=True)),
+    ],
+    align=True,
+)
+BOX = np.dtype([("value", np.int64)], align=True)
+ITEM = np.dtype([("id", np.int64), ("weight", np.float64)], align=True)
+SHAPE = Shape(numbers=1, answers=True)
+EVENT = Shape(numbers=1, answers=False, listeners=2)
+LIMIT = 10
+
+
+class Hooks(NamedTuple):
+    """Pointers to hooks: one that answers, and the listeners of an event."""
+
+    ask: Any
+    notify: Any
+
+
+table = array_reader("table", ITEM, "n")
+grid = array_reader("grid", np.int64, "n", "m", whole=True)
+box = Reader("box", BOX)
+
+
+@fast
+def add(s, amount):
+    """Part of its caller."""
+    s["inner"]["sum"] += amount
+
+
+@called
+def visit(s, hooks, i):
+    """One row: readers, a hook, both listeners, and the numbers of its bits."""
+    answer = hooks.ask(s, i)
+    hooks.notify[0](s, answer)
+    hooks.notify[1](s, answer)
+    add(s, answer + bit_length(i) + bit_count(-1 - i))
+    table(s)[i]["weight"] += 0.5
+    s["inner"]["last"] = i
+
+
+@merged
+def row(s, i):
+    """An array, which functions cannot return."""
+    return grid(s)[i]
+
+
+def kernel(s, hooks):
+    """All rows; a frozen number rules out a branch."""
+    for i in range(s["n"]):
+        visit(s, hooks, i)
+    if s["frozen"] == 1:
+        s["inner"]["sum"] = -1
+
+
+def ask(s, i):
+    """What a hook would do with a list, memory and an error."""
+    made = [i, 2 * i]
+    if i > LIMIT:
+        raise ValueError("beyond the limit", LIMIT)
+    return whole_number(row(s, i)[0] + made[1] + box(s)["value"])
+
+
+def notify(s, number):
+    """A listener."""
+    box(s)["value"] += number % 3
+
+
+def refused(s, i):
+    """A hook that answers with a float, which does not compile."""
+    return whole_number(table(s)[i]["weight"])
+
+
+def outside(s, i):
+    """An index that no array has; checks of bounds are asked for."""
+    return whole_number(grid(s)[i + 1000, 0])
+
+
+@cache
+def is_sound() -> bool:
+    """Whether the compiled engine may go below Numba's public names."""
+    asked = os.environ.get("MOEREPLAY_JIT", "")
+    if asked in ("plain", "internals"):
+        return asked == "internals"
+    path = private_folder(f"canary-{_state()}") / "verdict"
+    try:
+        verdict = path.read_text(encoding="utf-8")
+    except OSError:
+        verdict = _tried()
+        path.write_text(verdict, encoding="utf-8")
+    if verdict != PASSED:
+        LOG.warning(
+            "this version of Numba differs inside (%s): replays compile anew in every process, with the same results",
+            verdict.strip().splitlines()[-1] if verdict.strip() else "the trial ended without a word",
+        )
+    return verdict == PASSED
+
+
+def _state() -> str:
+    hasher = sha256("\0".join(versions()).encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        hasher.update(path.read_bytes())
+    return hasher.hexdigest()[:20]
+
+
+def _tried() -> str:
+    """Run the trial in a process of its own: `passed`, or what went wrong."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NUMBA_DISABLE_JIT": "0"}
+    command = [sys.executable, "-c", RUN]
+    try:
+        ended = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the trial took more than {SECONDS} s"
+    if ended.returncode == 0 and ended.stdout.strip() == PASSED:
+        return PASSED
+    return ended.stderr or ended.stdout or f"the trial ended with {ended.returncode}"
+
+
+def main() -> None:
+    """The trial. Raises what goes wrong."""
+    from moereplay.simulator.jit import compiling
+    from moereplay.simulator.jit.calls import caller, flat
+    from moereplay.simulator.jit.machine_code import unkept
+    from moereplay.simulator.jit.marks import NotCompiledError
+
+    def hook(adapter: Any, shape: Shape, checked: bool = False) -> int:
+        return unkept(lambda: compiling.hook(adapter, STATE, shape, [], checked))
+
+    listener = hook(notify, EVENT)
+    pointers = Hooks(hook(ask, SHAPE), (listener, listener))
+    code = unkept(lambda: compiling.kernel(kernel, STATE, Hooks, (SHAPE, EVENT), {"frozen": 0}))
+    state, arrays = example(7)
+    caller(code, list(flat((state.ctypes.data, pointers))))()
+    wanted = expected(7)
+    found = (int(state["inner"]["sum"][0]), int(state["inner"]["last"][0]), int(arrays[2]["value"][0]))
+    assert found == wanted, f"a kernel computed {found}, expected {wanted}"
+    assert arrays[0]["weight"].tolist() == [0.5] * 7
+    state, _ = example(LIMIT + 2)
+    try:
+        caller(code, list(flat((state.ctypes.data, pointers))))()
+        raise AssertionError("an error of a hook was lost")
+    except ValueError as error:
+        assert error.args == ("beyond the limit", LIMIT), f"a hook raised {error.args}"
+    try:
+        hook(refused, SHAPE)
+        raise AssertionError("a float was taken for a whole number")
+    except NotCompiledError as error:
+        assert "integer is expected" in str(error)
+    checked = Hooks(hook(outside, SHAPE, checked=True), (listener, listener))
+    try:
+        caller(code, list(flat((state.ctypes.data, checked))))()
+        raise AssertionError("an index outside of an array was not seen")
+    except IndexError:
+        pass
+    print(PASSED)
+
+
+def example(n: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """A state of n rows, and its arrays, which it points to."""
+    state, arrays = np.zeros(1, STATE), (np.zeros(n, ITEM), np.arange(n * 3).reshape(n, 3).copy(), np.zeros(1, BOX))
+    state["n"], state["m"] = n, 3
+    for name, array in zip(("at_table", "at_grid", "at_box"), arrays, strict=True):
+        state[name] = array.ctypes.data
+    return state, arrays
+
+
+def expected(n: int) -> tuple[int, int, int]:
+    """The sum, the last row and the box, worked out without the functions above."""
+    total, value = 0, 0
+    for i in range(n):
+        answer = 3 * i + 2 * i + value
+        value += 2 * (answer % 3)
+        total += answer + i.bit_length() + (64 - i.bit_count())
+    return total, n - 1, value
