@@ -6,49 +6,70 @@ A verb imports its stage when it runs, not at the top of its file, so that `--he
 if __name__ != "moereplay.commands":
     raise ImportError("import this package as moereplay.commands: a second copy of its modules would be loaded")
 
-#: Verbs of a kind, with what they are about: `sweep_run` is typed as `sweep run`.
-GROUPS = {
-    "sweep": "Many configurations from one experiment file, stored as they are replayed.",
-    "traces": "Traces made of traces, and libraries of them.",
+#: Verbs by what they are for, each with the line that `--help` prints: at most 60 characters, so that none is cut.
+#: A trailing underscore (a Python keyword) is not typed; `sweep_run` is typed as `sweep run`.
+VERBS = {
+    "Record and import": {
+        "record": "Record a model's routing into a trace",
+        "import_": "Convert another tool's routing trace",
+        "synthesise": "Make a synthetic trace with a known model's geometry",
+        "inspect": "Check a trace and summarise its routing",
+        "split": "Split a trace by requests",
+        "export": "Write a trace or a placement for other tools and engines",
+        "traces_list": "List the traces of a library",
+        "traces_get": "Copy a trace from a library",
+        "traces_publish": "Add a trace to a library",
+        "traces_merge": "Join traces into one",
+        "traces_slice": "Copy a range of requests",
+        "traces_sample": "Copy a random sample of requests",
+        "traces_append": "Add a trace's requests to another trace",
+    },
+    "Replay and compare": {
+        "replay": "Replay a trace under one or many configurations",
+        "sweep_run": "Run an experiment; a rerun continues it",
+        "sweep_merge": "Join the results of several machines",
+        "sweep_show": "Print results: rankings, intervals, tables",
+        "sweep_compare": "Compare one configuration with the others, request by request",
+        "sweep_schema": "Print the JSON schema of experiment files",
+        "tune": "Search a space for configurations that no other dominates",
+        "paper": "Reproduce a paper's figures and tables from a trace",
+        "plot": "Draw figures from results",
+        "timeline": "Write one replay as a timeline for ui.perfetto.dev",
+    },
+    "Ask": {
+        "recommend": "Recommend policies for a memory size, with their speed",
+        "report": "Write one HTML page that answers the question",
+        "curve": "Count misses at every capacity in one pass",
+        "bounds": "Bound what better policies could gain, and where",
+    },
+    "Check against the model and the machine": {
+        "live": "Run a model under one policy set",
+        "validate": "Compare replays with live runs of the model",
+        "quality": "Measure perplexity and tasks under policy sets",
+        "forecast": "Estimate the quality loss of policies that were not run",
+        "measure": "Compare predicted times with real offloading",
+        "calibrate": "Fit a platform to measured runs, or to this machine",
+        "evidence": "Compare predictions with published runs",
+    },
+    "Look up": {
+        "policies": "List or explain policies",
+        "presets": "List or explain configurations of papers and engines",
+        "platforms": "List or show machines",
+        "models": "List or show known models",
+    },
 }
-#: In the order in which `moereplay --help` lists them; a trailing underscore (a Python keyword) is not typed.
-NAMES = (
-    "record",
-    "import_",
-    "synthesise",
-    "export",
-    "inspect",
-    "split",
-    "traces_list",
-    "traces_get",
-    "traces_publish",
-    "traces_merge",
-    "traces_slice",
-    "traces_sample",
-    "traces_append",
-    "replay",
-    "recommend",
-    "timeline",
-    "curve",
-    "bounds",
-    "sweep_run",
-    "sweep_merge",
-    "sweep_show",
-    "sweep_compare",
-    "sweep_schema",
-    "tune",
-    "live",
-    "validate",
-    "quality",
-    "forecast",
-    "measure",
-    "calibrate",
-    "evidence",
-    "plot",
-    "paper",
-    "report",
-    "policies",
-    "presets",
-    "platforms",
-    "models",
-)
+#: Verbs of a kind, with the part of `--help` that lists them.
+GROUPS = {
+    "traces": ("Record and import", "Merge, slice, append and share traces"),
+    "sweep": ("Replay and compare", "Replay many configurations from an experiment file"),
+}
+NAMES = tuple(name for verbs in VERBS.values() for name in verbs)
+
+
+def listed() -> dict[str, list[tuple[str, str]]]:
+    """Return what `--help` lists: by heading, each verb or group as typed, with its line."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for heading, verbs in VERBS.items():
+        single = [(name.rstrip("_"), line) for name, line in verbs.items() if name.split("_")[0] not in GROUPS]
+        found[heading] = single + [(group, line) for group, (place, line) in GROUPS.items() if place == heading]
+    return found

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 try:
     import typer
-    from typer.core import TyperCommand
+    from typer.core import TyperCommand, TyperGroup
 
     from moereplay import commands
     from moereplay.commands.interrupt import INTERRUPTED, leave, second_interrupt_ends
     from moereplay.commands.terminal import mute, say
 
+    LINES = {name: line for verbs in commands.VERBS.values() for name, line in verbs.items()}
     VERBS = {name: getattr(import_module(f"moereplay.commands.{name}"), name) for name in commands.NAMES}
 except KeyboardInterrupt:  # nothing has begun yet, and a traceback would say nothing
     sys.exit(130)
@@ -31,18 +32,18 @@ LONGEST = 1000  #: characters of a message
 
 def application() -> typer.Typer:
     """The command with all its verbs, some of them in groups."""
-    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(cls=ByPurpose, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(options)
     groups = {
-        name: typer.Typer(help=about, no_args_is_help=True, add_completion=False)
-        for name, about in commands.GROUPS.items()
+        name: typer.Typer(help=f"{about}.", no_args_is_help=True, add_completion=False)
+        for name, (_, about) in commands.GROUPS.items()
     }
     for name, group in groups.items():
         app.add_typer(group, name=name)
     for name, verb in VERBS.items():
         group, _, rest = name.partition("_")
         where, typed = (groups[group], rest) if group in groups else (app, group)
-        where.command(typed, cls=Verb)(verb)
+        where.command(typed, cls=Verb, short_help=LINES[name])(verb)
     return app
 
 
@@ -60,6 +61,16 @@ class Verb(TyperCommand):
         return left
 
 
+class ByPurpose(TyperGroup):
+    """The command, whose `--help` lists verbs under headings."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section per heading."""
+        for heading, lines in commands.listed().items():
+            with formatter.section(heading):
+                formatter.write_dl(lines)
+
+
 def _say_version(wanted: bool) -> None:
     if not wanted:
         return
@@ -73,10 +84,19 @@ def _say_version(wanted: bool) -> None:
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (anywhere on the line).")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Of the package and of semantics.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_say_version,
+            is_eager=True,
+            help="Print the versions of the package and of its semantics.",
+        ),
     ] = False,
 ) -> None:
-    """Replay the expert routing of Mixture-of-Experts models against modelled caches, links and policies."""
+    """Replay the expert routing of Mixture-of-Experts models against modelled caches, links and policies.
+
+    First try: moereplay replay miniature --passes token
+    """
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

@@ -1,5 +1,6 @@
 """`import moereplay`: every public name, imported when it is used; a file of the user's that hides one is named."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import moereplay
+from moereplay import commands
 from moereplay.policies import contract
 from moereplay.traces.schema import Geometry, TraceError
 from tests.project.test_imports import PACKAGES, ROOT, STAGES
@@ -153,3 +155,17 @@ def test_stored_results_are_read_whoever_wrote_them() -> None:
         moereplay.read_results(before / "sweep", "layer")
     with pytest.raises(moereplay.ResultError, match="no results in"):
         moereplay.read_results(ROOT / "docs")
+
+
+def test_help_lists_every_verb_under_a_heading_and_cuts_none() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "moereplay", "--help"],
+        env=os.environ | {"COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    listed = {name: line for lines in commands.listed().values() for name, line in lines}
+    verbs = {name.split("_")[0] for name in commands.NAMES}
+    assert set(listed) == verbs
+    assert all(re.search(rf"^  {name} +{re.escape(line)}$", ran.stdout, re.M) for name, line in listed.items())
