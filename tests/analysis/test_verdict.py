@@ -108,8 +108,8 @@ def test_requests_that_share_passes_have_no_interval() -> None:
     """Under batch:N every pass is charged to one of its requests."""
 
     def beside(entry: Entry) -> Entry:
-        rows = [row | {"start_ns": 5 * at, "end_ns": 5 * at + 9} for at, row in enumerate(entry.requests())]
-        assert shares_passes(rows) and not shares_passes([row | {"start_ns": 9 * row["request"]} for row in rows[:1]])
+        rows = [{**row, "start_ns": 5 * at, "end_ns": 5 * at + 9} for at, row in enumerate(entry.requests())]
+        assert shares_passes(rows) and not shares_passes([{**row, "start_ns": 9 * row["request"]} for row in rows[:1]])
         return entry._replace(requests=lambda: rows)
 
     found = said(lines([beside(many("lru", 60)), beside(many("fifo", 40))], NAMES))

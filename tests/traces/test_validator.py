@@ -392,7 +392,7 @@ def test_requests_that_begin_alike_are_found() -> None:
     [
         (np.zeros((100, LAYERS, K), np.float32), None, "all weights are 0"),
         (np.full((100, LAYERS, K), 0.5, np.float32), None, "every weight is 0.5"),
-        (np.tile(np.float32([3, 1]), (100, LAYERS, 1)), Router(renormalise=True), "weights sum to 4"),
+        (np.tile(np.asarray([3, 1], np.float32), (100, LAYERS, 1)), Router(renormalise=True), "weights sum to 4"),
     ],
 )
 def test_weights_that_are_none_are_found(weights: np.ndarray, router: Router | None, expected: str) -> None:
