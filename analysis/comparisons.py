@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moereplay.analysis.bootstrap import Interval, Pairs, difference, interval
-from moereplay.analysis.ratios import RANKED, RATIOS, Ratio
+from moereplay.analysis.ratios import MISS_RATE, RANKED, RATIOS, Ratio
 from moereplay.results.errors import unknown
 
 Rows = Sequence[Mapping[str, Any]]  #: of requests, each with its number as `request`
@@ -23,6 +23,7 @@ YES, NO, CANT_TELL = "yes", "no", "can't tell"
 #: requests that share a cache are a little less than independent (`make study-coverage`).
 SURE = 0.04
 DECIDED = ("accesses", "hits", "late", "misses")  #: counters of a request that show what policies decided
+FOUND = "found"  #: accesses that do not miss
 PREFILLS = "prefills"  #: 1 for a request that has a time to its first token
 #: The figures that can be compared: the ratio of a request's counters, and the factor of the column.
 PARTS: dict[str, tuple[Ratio, float]] = {
@@ -34,6 +35,13 @@ PARTS: dict[str, tuple[Ratio, float]] = {
 }
 #: Columns of a request's row that comparisons read.
 READ = ("request", "start_ns", "end_ns", "ttft_ns", "decode_ns", "decode_passes", *DECIDED, "collisions")
+
+
+#: What has an interval, and is no column of a ranking.
+ESTIMATED: dict[str, tuple[Ratio, float]] = {
+    "misses_per_access": (MISS_RATE, 1.0),
+    "found_per_access": (Ratio((FOUND,), ("accesses",)), 1.0),
+}
 
 
 class Comparison(NamedTuple):
@@ -211,13 +219,15 @@ def paired(rows_a: Rows, rows_b: Rows, parts: Ratio) -> tuple[Pairs, Pairs] | No
 
 def _part(row: Mapping[str, Any], name: str) -> int:
     """A counter of a request; what is missing counts nothing."""
-    return int(row.get("ttft_ns") is not None) if name == PREFILLS else row[name] or 0
+    if name == PREFILLS:
+        return int(row.get("ttft_ns") is not None)
+    return row["accesses"] - row["misses"] if name == FOUND else row[name] or 0
 
 
 def _parts(figure: str) -> tuple[Ratio, float]:
-    if figure not in PARTS:
+    if figure not in PARTS | ESTIMATED:
         raise unknown("figure to compare", figure, PARTS)
-    return PARTS[figure]
+    return (PARTS | ESTIMATED)[figure]
 
 
 def _sides(figure: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from moereplay.analysis.comparisons import READ
+from moereplay.analysis.comparisons import PARTS, READ, estimate
 from moereplay.analysis.ratios import FORMULAS, RANKED, RATIOS
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
@@ -17,6 +17,7 @@ from moereplay.results.labels import synthetic_of
 from moereplay.results.read import fields, runs
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 
+LOW, HIGH = "_low", "_high"  #: end the columns of an interval
 DEFAULTS = {each.name: each.default for each in SETTINGS}
 #: Said of a table even at their defaults.
 ALWAYS = ("model", "trace", *POLICIES, "platform", "passes")
@@ -46,17 +47,38 @@ def figures_of(frame: pl.DataFrame) -> dict[str, float | None]:
     return measured(frame).select(*FORMULAS).row(0, named=True)
 
 
-def ranked(frame: pl.DataFrame, by: str) -> pl.DataFrame:
+def ranked(frame: pl.DataFrame, by: str, ends: bool = False) -> pl.DataFrame:
     """Every configuration, the best by one figure first: its identity, what varies, and the columns of `RANKED`.
 
-    Raises ResultError if `by` is none of those columns.
+    With `ends` the intervals of those that have one stand behind them (`with_ends`). Raises ResultError if `by` is none
+    of those columns.
     """
     if by not in RANKED:
         raise unknown("ranking column", by, RANKED)
     table = measured(frame)
     varying = [field for field in fields(frame) if table[field].n_unique() > 1]
-    order = table.sort(by, "identity", descending=[RANKED[by], False], nulls_last=True)
-    return order.select("identity", *varying, *RANKED)
+    known = [figure for figure in RANKED if figure in PARTS] if ends else []
+    order = with_ends(frame, table, known).sort(by, "identity", descending=[RANKED[by], False], nulls_last=True)
+    return order.select("identity", *varying, *RANKED, *(f"{figure}{end}" for figure in known for end in (LOW, HIGH)))
+
+
+def with_ends(frame: pl.DataFrame, table: pl.DataFrame, figures: Sequence[str]) -> pl.DataFrame:
+    """Return a table of the frame's configurations, in their order, with the 95 % interval of each figure.
+
+    The columns `FIGURE_low` and `FIGURE_high` are null where requests do not give an interval.
+    """
+    kept = [samples(frame, at) for at in range(len(frame))]
+    found = [[estimate(rows, figure) for rows in kept] for figure in figures]
+    return table.with_columns(
+        pl.Series(f"{figure}{end}", [_end(each and getattr(each, end[1:]), figure) for each in own], dtype=pl.Float64)
+        for figure, own in zip(figures, found, strict=True)
+        for end in (LOW, HIGH)
+    )
+
+
+def _end(value: float | None, figure: str) -> float | None:
+    """No share is above 1."""
+    return min(value, 1.0) if figure == "hit_rate" and value is not None else value
 
 
 def judged(frame: pl.DataFrame, foresees: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> list[str]:

@@ -8,7 +8,7 @@ and marker and change dash and shade.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -19,6 +19,8 @@ COMPULSORY, CAPACITY, COLLISION = "#D4D7DA", "#6F8FAF", "#C8322B"
 BOUND, LIMIT, INK, MUTED, GRID = "#000000", "#7A7F85", "#1F2428", "#5A6168", "#E4E7EA"
 
 Dash = tuple[int, tuple[float, ...]]
+#: A letter of matplotlib's, or a star: corners, 1, and degrees by which it is turned.
+Marker = str | tuple[int, int, int]
 SOLID: Dash = (0, ())
 
 
@@ -27,7 +29,7 @@ class Look:
     """How a policy is drawn."""
 
     colour: str
-    marker: str
+    marker: Marker
     dash: Dash = SOLID
 
     def line(self) -> dict[str, Any]:
@@ -45,7 +47,7 @@ KNOWN: dict[str, Look] = {
     "farthest_layer": Look("#CC79A7", "v"),
     "score": Look("#56B4E9", "P"),
     "arc": Look("#882255", "X"),
-    "belady": Look("#000000", "*"),
+    "belady": Look("#A3004F", "*"),
     "clock": Look("#332288", "<"),
     "lfu_decay": Look("#8F6300", ">"),
     "slru": Look("#003F63", "p"),
@@ -62,9 +64,13 @@ KNOWN: dict[str, Look] = {
     "static": Look("#4D4D4D", "P"),
     "pinned": Look("#B8A34A", "X"),
 }
-#: For names that are not above, by a hash of the name.
+#: For names that are not above, as a user's own: stars, which no name above has, and colours, both by a hash of the
+#: name; the first colour that is far from those of the same figure.
 UNKNOWN = ("#661100", "#6699CC", "#AA4466", "#4477AA", "#228833", "#BB5566", "#004488", "#997700")
-UNKNOWN_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+UNKNOWN_MARKERS: tuple[Marker, ...] = ((4, 1, 0), (6, 1, 0), (3, 1, 0), (8, 1, 0), (4, 1, 45), (5, 1, 36), (3, 1, 60))
+#: Further colours of such names, where those above are near others of the figure.
+SPARE = ("#7B2CF0", "#00B7C4", "#F02C9C", "#5A5A00")
+FAR = 150  #: between two colours, of 442
 DASHES: tuple[Dash, ...] = tuple(
     (0, gaps) for gaps in ((5, 1.6), (1.4, 1.4), (6, 1.6, 1.4, 1.6), (7.5, 2.5), (3, 1, 1, 1, 1, 1))
 )
@@ -77,8 +83,27 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     """Looks of policies as users spell them, in legend order; a variant whose look is taken gets the next free one."""
     taken: dict[str, Look] = {}
     for name in sorted(set(names), key=_legend_order):
-        taken[name] = next((look for look in _candidates(name) if look not in taken.values()), look_of(name))
+        known = name.partition(":")[0] in KNOWN
+        free = (look for look in _candidates(name) if look not in taken.values())
+        taken[name] = next(free, look_of(name)) if known else _apart(name, list(taken.values()))
     return taken
+
+
+def _apart(name: str, others: Sequence[Look]) -> Look:
+    """The look of a name that is not known, with a colour far from those of the others and a marker of its own."""
+    first, markers = look_of(name), {look.marker for look in others}
+    at = UNKNOWN.index(_hashed(name.partition(":")[0]).colour)
+    shape = UNKNOWN_MARKERS.index(first.marker)
+    colours = dict.fromkeys((first.colour, *UNKNOWN[at:], *UNKNOWN[:at], *SPARE))
+    near = {each: min((_distance(each, look.colour) for look in others), default=FAR) for each in colours}
+    far = next((each for each in colours if near[each] >= FAR), max(colours, key=near.__getitem__))
+    free = (each for each in UNKNOWN_MARKERS[shape:] + UNKNOWN_MARKERS[:shape] if each not in markers)
+    return replace(first, colour=far if ":" not in name else first.colour, marker=next(free, first.marker))
+
+
+def _distance(one: str, other: str) -> float:
+    ends = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in (one, other)]
+    return sum((a - b) ** 2 for a, b in zip(*ends, strict=True)) ** 0.5
 
 
 def look_of(name: str) -> Look:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from moereplay.commands.forecast_options import Quality
+from moereplay.commands.groups import grouped
 from moereplay.commands.terminal import say
 
 if TYPE_CHECKING:
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
 CURVES_ALONE = "hit_rate_by_capacity"
 
 
+class Files(NamedTuple):
+    """Which files are written, and how wide pages are."""
+
+    png: Annotated[bool, typer.Option("--png", help="PNG. Default: PNG and SVG; a CSV is always written.")] = False
+    svg: Annotated[bool, typer.Option("--svg", help="SVG.")] = False
+    pdf: Annotated[bool, typer.Option("--pdf", help="PDF, with text as text.")] = False
+    width: Annotated[
+        str, typer.Option(help="Width as 3.3in, 84mm or 240pt, for a column: small letters, title and notes as TXT.")
+    ] = ""
+
+
+@grouped
 def plot(
     results: Annotated[
         str,
@@ -33,21 +46,49 @@ def plot(
     ] = None,
     where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these replays.")] = None,
     quality: Quality = None,
+    *,
+    files: Files,
 ) -> None:
-    """Draw figures from results, PNG and SVG: collisions by layer, misses, hit rate, TTFT and TPOT against capacity.
+    """Draw figures from results: collisions by layer, misses, hit rate, TTFT and TPOT against capacity.
 
-    Says which figures the results do not allow, and what would.
+    Writes each as PNG and SVG, and what it shows as CSV. Says which figures the results do not allow, and what would.
     """
-    from moereplay.analysis.figures import save
+    from moereplay.analysis.figures import on_page, save, save_caption, save_numbers
     from moereplay.sweeps.store import place_of
+
+    width = _inches(files.width) if files.width else None
+    kinds = [kind for kind in ("png", "svg", "pdf") if getattr(files, kind)] or ["png", "svg"]
 
     place = place_of(results)
     folder = out or place.beside(Path()) / "figures"
-    drawn = _drawn(place.local(), results, figure.split(",") if figure else None, where or [], quality)
-    for name, each in drawn.figures:
-        save(each, folder / name)
-    say(f"wrote {folder}/, each as PNG and SVG: {', '.join(name for name, _ in drawn.figures)}")
+    with on_page(width):
+        drawn = _drawn(place.local(), results, figure.split(",") if figure else None, where or [], quality)
+        for name, each in drawn.figures:
+            save(each, folder / name, kinds)
+            save_numbers(each, folder / name)
+            if width:
+                save_caption(each, folder / name)
+    formats = [kind.upper() for kind in (*kinds, "csv")] + ["TXT (its caption)"] * bool(width)
+    shown = f"{', '.join(formats[:-1])} and {formats[-1]}"
+    say(f"wrote {folder}/, each as {shown}: {', '.join(name for name, _ in drawn.figures)}")
     say_left_out(drawn)
+
+
+#: Units of a page's width, in inches, and the narrowest and widest page in inches.
+UNITS = {"in": 1.0, "mm": 1 / 25.4, "cm": 1 / 2.54, "pt": 1 / 72.27}
+LEAST, MOST = 2.0, 30.0
+
+
+def _inches(text: str) -> float:
+    """A width as typed. Raises ConfigError."""
+    from moereplay.simulator.errors import ConfigError
+
+    number, unit = text.strip()[:-2], text.strip()[-2:]
+    digits = number.strip().replace(".", "", 1)
+    inches = float(number) * UNITS[unit] if unit in UNITS and digits.isascii() and digits.isdecimal() else 0.0
+    if not LEAST <= inches <= MOST:
+        raise ConfigError(f"invalid --width {text!r}: expected {LEAST:g}in to {MOST:g}in, as 3.3in, 84mm or 240pt")
+    return inches
 
 
 def say_left_out(drawn: Drawn) -> None:

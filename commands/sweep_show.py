@@ -37,6 +37,7 @@ def sweep_show(
     where: Annotated[list[str] | None, typer.Option(help="setting=value,value: only these.")] = None,
     group_by: Annotated[str, typer.Option(help="Comma list of settings: the mean of each group.")] = "",
     errors: Annotated[bool, typer.Option("--errors", help="The configurations without a result, and why.")] = False,
+    table: Annotated[str, typer.Option(help="With --csv or --json: every counter of runs, layers or requests.")] = "",
     brief: Annotated[bool, typer.Option("--brief", help="Only which is best, by how much, and how sure.")] = False,
     *,
     foreseen: Foreseen,
@@ -49,7 +50,12 @@ def sweep_show(
     from moereplay.sweeps.store import place_of
 
     folder = place_of(results).local()
-    page = _failed(folder) if errors else _found(folder, by, where or [], group_by, foreseen)
+    if table:
+        _print_all(_counters(folder, table, where or [], form, group_by), form.as_json)
+        return
+    page = (
+        _failed(folder) if errors else _found(folder, by, where or [], group_by, foreseen, form.as_csv or form.as_json)
+    )
     if form.as_csv or form.as_json:
         _print_all(page.rows, form.as_json)
         return
@@ -63,6 +69,24 @@ def sweep_show(
         show(*page.heading, "", *drawn(shown), *page.checked, *page.best)
     if len(page.rows) > top:
         say(f"{top} of {len(page.rows):,} rows; --top for more")
+
+
+def _counters(folder: Path, name: str, where: Sequence[str], form: Form, group_by: str) -> pl.DataFrame:
+    """A tidy table of counters. Raises ResultError or ConfigError."""
+    from moereplay.results import read
+    from moereplay.results.errors import unknown
+    from moereplay.results.stored import load
+    from moereplay.simulator.errors import ConfigError
+
+    tables = {"runs": read.runs, "layers": read.layers, "requests": read.requests}
+    if name not in tables:
+        raise unknown("table", name, tables)
+    if group_by:
+        raise ConfigError("--table cannot be combined with --group-by")
+    if not (form.as_csv or form.as_json):
+        raise ConfigError("--table requires --csv or --json")
+    found = tables[name](read.filtered(load(folder), where))
+    return found.select(column for column, kind in found.schema.items() if not kind.is_nested())
 
 
 class _Page(NamedTuple):
@@ -84,7 +108,7 @@ def _failed(folder: Path) -> _Page:
     return _Page(rows, [f"{counted(len(rows), 'configuration')} without a result"])
 
 
-def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen: Foreseen) -> _Page:
+def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen: Foreseen, ends: bool) -> _Page:
     from moereplay.analysis import forecasts
     from moereplay.analysis.checks import candidates_of, columns, summary
     from moereplay.analysis.metrics import grouped as means
@@ -96,7 +120,7 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
     from moereplay.results.stored import load
 
     frame, said = foreseen.beside(filtered(load(folder), where))
-    ranking, found = ranked(frame, by), checks.load(folder)
+    ranking, found = ranked(frame, by, ends and not group_by), checks.load(folder)
     heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}; seconds: {seconds_of(frame)}"
     return _Page(
         rows=means(frame, group_by.split(","), by) if group_by else forecasts.columns(columns(ranking, found), frame),

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 MARKOV_REUSE = 0.31  #: of a trained miniature with OLMoE's topology
 
 
+class Sizes(NamedTuple):
+    """The model, and how its weights are stored."""
+
+    model: Annotated[str, typer.Option(help="Known model that gives the geometry.")] = "olmoe-1b-7b"
+    expert_bits: Annotated[
+        str, typer.Option(help="Precision of the experts: 4.85, or a format, Q4_K_M; default: as published.")
+    ] = ""
+    dense: options.Dense = ""
+    dense_bits: options.DenseBits = ""
+
+
 class Length(NamedTuple):
     """How much there is of it."""
 
@@ -32,12 +43,7 @@ class Length(NamedTuple):
 def synthesise(
     *,
     out: NewTrace,
-    model: Annotated[str, typer.Option(help="Known model that gives the geometry.")] = "olmoe-1b-7b",
-    expert_bits: Annotated[
-        str, typer.Option(help="Precision of the experts: 4.85, or a format, Q4_K_M; default: as published.")
-    ] = "",
-    dense: options.Dense = "",
-    dense_bits: options.DenseBits = "",
+    sizes: Sizes,
     kind: Annotated[str, typer.Option(help="zipf | markov | phases | cyclic.")] = "markov",
     length: Length,
     reuse: Annotated[
@@ -57,7 +63,7 @@ def synthesise(
     from moereplay.traces.synthetic import synthesise as make
     from moereplay.traces.writer import write_trace
 
-    geometry = _stored(model, options.stored(expert_bits, dense, dense_bits))
+    geometry = _stored(sizes.model, options.stored(*sizes[1:]))
     try:
         settings = Synthetic.model_validate(
             {
@@ -79,7 +85,7 @@ def synthesise(
         made = make(settings)
         requests = map(made.request, range(made.requests))
         trace = write_trace(out, made.header, requests, made.router_bias, resumable=False)
-    say(f"note: {dense_line(trace.geometry, model)}")
+    say(f"note: {dense_line(trace.geometry, sizes.model)}")
     say_wrote(out, trace)
 
 

@@ -11,13 +11,14 @@ from matplotlib.figure import Figure
 
 from moereplay.analysis import forecasts
 from moereplay.analysis.checks import COLUMN
-from moereplay.analysis.figures.sheet import save, styled
+from moereplay.analysis.figures.sheet import KINDS, on_page, save, save_caption, save_numbers, styled
 from moereplay.results.errors import ResultError, unknown
 
 __all__ = [
     "CHECK_FIGURES",
     "FIGURES",
     "FORECAST_FIGURES",
+    "KINDS",
     "MEASURED_FIGURES",
     "QUALITY_FIGURES",
     "VALIDATION_FIGURES",
@@ -25,7 +26,10 @@ __all__ = [
     "draw",
     "draw_all",
     "draw_curves",
+    "on_page",
     "save",
+    "save_caption",
+    "save_numbers",
     "unmatched",
 ]
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from moereplay.analysis.figures.facets import Facets, column_titles, facets
+from moereplay.analysis.figures.facets import Facets, cells, columned, facets
 from moereplay.analysis.figures.lines import from_zero, legend, panel_size, plot
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
 from moereplay.analysis.metrics import with_ratios
@@ -26,6 +26,7 @@ PASSES = {
     "prefill": "Prefill passes alone, those of prompts.",
     "both": "Prefill and decode passes, summed.",
 }
+NO_ENDS = "No intervals: rows of requests are not stored by layer."
 #: What to do without passes of a phase.
 WITHOUT = {
     "decode": "no pass decodes; draw collisions_in_prefill, or replay a trace that has decoded tokens",
@@ -38,25 +39,25 @@ def draw(frame: pl.DataFrame, phase: str, per: str) -> Figure:
 
     Raises ResultError if nothing was replayed in that phase, or no layer has a miss (or an access) in it.
     """
-    found = facets(frame, _points(frame, phase, f"collisions_per_{per}"))
+    found = columned(facets(frame, _points(frame, phase, f"collisions_per_{per}")))
     drawn = looks(found.policies)
-    size = panel_size(len(found.settings), len(found.capacities))
-    sheet = Sheet(Grid(column_titles(found), found.settings, size), _wording(found, phase, per), legend(drawn))
-    for row, setting in enumerate(found.settings):
-        for column, capacity in enumerate(found.capacities):
-            plot(sheet.panels[row][column], found.panel(setting, capacity), "layer", "value", drawn)
+    size, laid = panel_size(len(found.settings), len(found.capacities)), cells(found)
+    sheet = Sheet(Grid(laid.columns, laid.rows, size), _wording(found, phase, per), legend(drawn))
+    for panels, shown in zip(sheet.panels, laid.shown, strict=True):
+        for axes, (setting, capacity) in zip(panels, shown, strict=True):
+            plot(axes, found.panel(setting, capacity), "layer", "value", drawn)
     _scale(sheet.panels[0][0], found.rows)
     return sheet.figure
 
 
 def _points(frame: pl.DataFrame, phase: str, ratio: str) -> pl.DataFrame:
     """A row per configuration and layer, counters summed over the wanted phases, with `value` null where undefined."""
-    cells = layers(frame)
-    cells = cells if phase == "both" else cells.filter(pl.col("phase") == phase)
-    if cells.is_empty():
+    rows = layers(frame)
+    rows = rows if phase == "both" else rows.filter(pl.col("phase") == phase)
+    if rows.is_empty():
         raise ResultError(WITHOUT.get(phase, "no result has rows of layers; replay again with moereplay replay"))
-    sums = cells.group_by("identity", "layer").agg(pl.col("collisions", "misses", "accesses").sum())
-    about = cells.drop("layer", "collisions", "misses", "accesses").unique("identity", maintain_order=True)
+    sums = rows.group_by("identity", "layer").agg(pl.col("collisions", "misses", "accesses").sum())
+    about = rows.drop("layer", "collisions", "misses", "accesses").unique("identity", maintain_order=True)
     points = with_ratios(sums.join(about, on="identity")).with_columns(pl.col(ratio).alias("value"))
     if points["value"].drop_nulls().is_empty():
         raise ResultError(
@@ -74,7 +75,7 @@ def _wording(found: Facets, phase: str, per: str) -> Wording:
         x="MoE layer",
         y=f"collisions per {per}",
         note=f"{PASSES[phase]} Collisions: {COUNTERS['collisions'].definition}. "
-        f"Layers without any {per} have no point.",
+        f"Layers without any {per} have no point. {NO_ENDS} {found.left_out}".rstrip(),
     )
 
 

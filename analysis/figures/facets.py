@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import polars as pl
 
+from moereplay.analysis.figures.sheet import is_narrow
 from moereplay.results.errors import ResultError
 from moereplay.results.read import fields
-from moereplay.results.settings import SETTINGS
+from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels that a page can hold
+NARROW_PANELS = 3  #: capacities of a narrow page, one below the other
 #: Shared fields in the order in which the subtitle names them.
 SHARED = ("model", "trace", "platform", "contract", "scope", "capacity", "prefetch", "miss", "routing", "passes")
 #: Defaults that the subtitle leaves out.
@@ -31,6 +34,7 @@ class Facets:
     shared: str  #: one line: what every row has in common
     label: str  #: SIMULATED, open-loop, ...
     policies: list[str]
+    left_out: str = ""  #: which capacities have no panel, in words
 
     def panel(self, setting: str, capacity: str | None = None) -> pl.DataFrame:
         """The rows of one panel."""
@@ -40,7 +44,10 @@ class Facets:
 
 def facets(frame: pl.DataFrame, tidy: pl.DataFrame) -> Facets:
     """Panels of `tidy`, rows made from `frame`. Raises ResultError if they are more than a page can hold."""
-    short = tidy.with_columns(pl.col("trace").str.head(DIGEST))
+    bare = {kind: bare_names(tidy[kind].unique().to_list()) for kind in POLICIES if kind in tidy.columns}
+    short = tidy.with_columns(
+        pl.col("trace").str.head(DIGEST), *(pl.col(kind).replace(names) for kind, names in bare.items())
+    )
     varying = [name for name in fields(frame) if name not in ("eviction", "capacity") and short[name].n_unique() > 1]
     spelled = [pl.concat_str(pl.lit(f"{_word(name)} "), _text(name)) for name in varying]
     setting = pl.concat_str(spelled, separator=", ") if spelled else pl.lit("")
@@ -57,14 +64,34 @@ def facets(frame: pl.DataFrame, tidy: pl.DataFrame) -> Facets:
     return found
 
 
-def column_titles(found: Facets) -> list[str]:
-    """Of a column per capacity; one alone is in the subtitle. Raises ResultError if they do not fit a page."""
-    if len(found.capacities) > MOST_COLUMNS:
-        raise ResultError(
-            f"{len(found.capacities)} capacities do not fit a page of {MOST_COLUMNS} columns; "
-            f"choose fewer, for example --where capacity={found.capacities[0]}, or draw hit_rate_by_capacity"
-        )
-    return [f"capacity {capacity}" for capacity in found.capacities] if len(found.capacities) > 1 else [""]
+def columned(found: Facets) -> Facets:
+    """The panels with as many capacities as fit a page, the ends and some between; a column for each."""
+    most, many = NARROW_PANELS if is_narrow() else MOST_COLUMNS, len(found.capacities)
+    if many <= most:
+        return found
+    chosen = [found.capacities[round(at * (many - 1) / max(1, most - 1))] for at in range(most)]
+    rows = found.rows.filter(pl.col("capacity").is_in(chosen))
+    left = f"{most} of {many} capacities are drawn; --where capacity=... chooses others."
+    return replace(found, rows=rows, capacities=chosen, left_out=left)
+
+
+class Cells(NamedTuple):
+    """Panels of settings and capacities: titles of columns, headings of rows, and what each panel shows."""
+
+    columns: list[str]
+    rows: list[str]
+    shown: list[list[tuple[str, str]]]  #: (setting, capacity) by row and column
+
+
+def cells(found: Facets) -> Cells:
+    """A row per setting, a column per capacity; on a narrow page one below the other. One alone is in the subtitle."""
+    several = len(found.capacities) > 1
+    titles = [f"capacity {capacity}" if several else "" for capacity in found.capacities]
+    if not is_narrow():
+        return Cells(titles, found.settings, [[(each, size) for size in found.capacities] for each in found.settings])
+    stacked = [(each, size) for each in found.settings for size in found.capacities]
+    rows = [", ".join(filter(None, (f"capacity {size}" * several, each))) for each, size in stacked]
+    return Cells([""], rows, [[each] for each in stacked])
 
 
 def _check(found: Facets, varying: list[str]) -> None:

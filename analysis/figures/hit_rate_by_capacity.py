@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -15,6 +16,7 @@ from moereplay.analysis.checks import caption, ringed
 from moereplay.analysis.figures import capacities
 from moereplay.analysis.figures import curves as unbroken
 from moereplay.analysis.figures.curves import BELADY, GAPS, LIMIT_LINE, TICKS
+from moereplay.analysis.figures.ends import said
 from moereplay.analysis.figures.facets import Facets
 from moereplay.analysis.figures.lines import (
     apart,
@@ -36,7 +38,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {}
 TAKES_CURVES = True
 NOTE = (
     "Hit rate: accesses whose expert was resident at look-up; an expert in flight is no hit. Compulsory limit: every "
-    "first access of an expert misses, so that no cache without prefetch hits more. Capacity: of all expert bytes."
+    "first access of an expert misses, so that no cache without prefetch hits more."
 )
 
 
@@ -46,7 +48,7 @@ def draw(frame: pl.DataFrame, curves: pl.DataFrame | None = None) -> Figure:
     Where `curves` (of `results.curves.load`) hold for a panel, an unbroken line takes the place of the pieces between
     points, Belady's bound included. Raises ResultError if there is one capacity only, and no curve.
     """
-    found = capacities.with_percents(frame)
+    found = capacities.with_percents(frame, "hit_rate")
     panels = [found.panel(setting) for setting in found.settings]
     behind = [unbroken.beside(curves, panel) for panel in panels]
     curved = not all(lines.is_empty() for lines in behind)
@@ -55,7 +57,8 @@ def draw(frame: pl.DataFrame, curves: pl.DataFrame | None = None) -> Figure:
     drawn = looks(found.policies)
     grid = Grid([""], found.settings, panel_size(len(found.settings), 1))
     marked = ringed(frame, "hit_rate")
-    note = " ".join(filter(None, (NOTE, covered(frame), GAPS if curved else "", caption(frame, "hit_rate"))))
+    parts = (NOTE, capacities.meaning(found.rows), covered(frame), said(frame), GAPS if curved else "")
+    note = " ".join(filter(None, (*parts, caption(frame, "hit_rate"))))
     axis = axis_name("capacity", spans_a_decade(_reached(found.rows, behind)))
     wording = Wording("Hit rate against capacity", found.shared, found.label, axis, "hit rate", note)
     sheet = Sheet(grid, wording, [*_handles(found, drawn, behind), *ring_handles(marked)])
@@ -71,9 +74,9 @@ def draw(frame: pl.DataFrame, curves: pl.DataFrame | None = None) -> Figure:
 
 def _handles(found: Facets, drawn: dict[str, Look], behind: list[pl.DataFrame]) -> list[Line2D]:
     curved = {policy for lines in behind for policy in lines["policy"]}
-    known = found.rows["bound_accesses"].drop_nulls().len() > 0
-    limit = [Line2D([], [], **LIMIT_LINE)] if known or curved else []
-    bounded = unbroken.handles(["belady"]) if known or "belady" in curved else []
+    known = {name: found.rows[name].drop_nulls().len() > 0 for name in ("belady_hit_rate", "compulsory_limit")}
+    limit = [Line2D([], [], **LIMIT_LINE)] if known["compulsory_limit"] or curved else []
+    bounded = unbroken.handles(["belady"]) if known["belady_hit_rate"] or "belady" in curved else []
     replayed = legend(drawn)
     for handle in replayed:
         if all(handle.get_label() in set(lines["policy"]) for lines in behind):
@@ -102,14 +105,15 @@ def _apart(curve: Mapping[str, Any], rows: pl.DataFrame) -> str:
 def _bounds(axes: Axes, rows: pl.DataFrame, lines: pl.DataFrame, curved: bool) -> None:
     """Of a capacity the highest: where some policies of a panel may decline, theirs bounds the others as well."""
     highest = pl.col("belady_hit_rate", "compulsory_limit").max()
-    bounds = rows.drop_nulls("belady_hit_rate").group_by("percent").agg(highest).sort("percent")
+    every = rows.group_by("percent").agg(highest).sort("percent")
+    bounds, limits = every.drop_nulls("belady_hit_rate"), every.drop_nulls("compulsory_limit")
     if not bounds.is_empty():
         dots: dict[str, Any] = {"linestyle": "none", "marker": "."} if curved else {}
         axes.plot(bounds["percent"], bounds["belady_hit_rate"], **(BELADY | dots))
     if not lines.is_empty():
         unbroken.limit(axes, lines)
-    elif not bounds.is_empty():
-        axes.plot(bounds["percent"], bounds["compulsory_limit"], **LIMIT_LINE)
+    elif not limits.is_empty():
+        axes.plot(limits["percent"], limits["compulsory_limit"], **LIMIT_LINE)
 
 
 def _scale(axes: Axes, rows: pl.DataFrame, behind: list[pl.DataFrame]) -> None:
@@ -117,8 +121,10 @@ def _scale(axes: Axes, rows: pl.DataFrame, behind: list[pl.DataFrame]) -> None:
     ends = _reached(rows, behind)
     logarithmic = spans_a_decade(ends)
     axes.set_xscale("log" if logarithmic else "linear")
-    capacities.named(axes, _ticks(capacities.percents(rows), ends, math.log if logarithmic else float))
-    tops = [rows[name].max() for name in ("hit_rate", "belady_hit_rate", "compulsory_limit")]
+    word, inches, replayed = capacities.worded(rows), capacities.inches_of(axes), capacities.percents(rows)
+    spaced = partial(apart, scale=math.log if logarithmic else float, word=word, inches=inches, ends=ends)
+    capacities.named(axes, _ticks(replayed, ends, spaced), word, replayed)
+    tops = [rows[name].max() for name in ("hit_rate", "hit_rate_high", "belady_hit_rate", "compulsory_limit")]
     tops += [lines["compulsory_limit"].max() for lines in behind]
     from_zero(axes, max((top for top in tops if isinstance(top, float)), default=0.0))
 
@@ -129,11 +135,13 @@ def _reached(rows: pl.DataFrame, behind: list[pl.DataFrame]) -> tuple[float, flo
     return min(reached), max(reached)
 
 
-def _ticks(replayed: list[float], ends: tuple[float, float], scale: Callable[[float], float]) -> list[float]:
+def _ticks(
+    replayed: list[float], ends: tuple[float, float], spaced: Callable[[list[float]], list[float]]
+) -> list[float]:
     """The replayed capacities, and round ones where a curve goes beyond them."""
-    kept = apart(replayed, scale, ends)
+    kept = spaced(replayed)
     for tick in (tick for tick in TICKS if ends[0] <= tick < replayed[0] or replayed[-1] < tick <= ends[1]):
         more = sorted({*kept, tick})
-        if apart(more, scale, ends) == more:
+        if spaced(more) == more:
             kept = more
     return kept

@@ -11,11 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from moereplay.analysis.figures.sheet import DPI, LETTER
+from moereplay.analysis.figures.ends import bars
+from moereplay.analysis.figures.sheet import DPI, LETTER, TEXT_SIZE
 from moereplay.analysis.palette import INK, MUTED, Look
 
 MARKERS = 16  #: about so many per line
-MOST_TICKS, MOST_STEPS = 12, 6  #: of an axis of capacities, and of a percent axis
+MOST_STEPS = 6  #: of a percent axis
 LOG_FROM = 10  #: ratio of the largest to the smallest value from which an axis is logarithmic
 TICK_ROOM = 0.29  #: inches between ticks of a percent axis, at least
 NEARLY = 0.4  #: part of a step by which such an axis may be longer, to end on a tick
@@ -28,6 +29,7 @@ RING: dict[str, Any] = {
     "markeredgewidth": 0.9,
     "clip_on": False,
 }
+TICK_LETTER = 1.08  #: width of a digit beside `LETTER`
 SMALL = 6.5  #: points: letters of a note above a panel
 
 
@@ -42,6 +44,7 @@ def plot(axes: Axes, rows: pl.DataFrame, x: str, y: str, drawn: dict[str, Look],
         marks = {"markevery": max(1, len(line) // MARKERS), "markersize": 4, "clip_on": False}
         shape = look.line() | ({"linestyle": "none", "markevery": 1} if name in points else {})
         axes.plot(line[x].to_numpy(), values, **(marks | shape), label=name, lw=1.4)
+        bars(axes, line, x, y, look.colour, name)
         seen.setdefault(tuple(zip(line[x], line[y], strict=True)), []).append(name)
     _name_equals(axes, [names for names in seen.values() if len(names) > 1])
 
@@ -68,16 +71,23 @@ def legend(drawn: dict[str, Look]) -> list[Line2D]:
     return [Line2D([], [], label=name, **look.line(), lw=1.4, markersize=5) for name, look in drawn.items()]
 
 
-def apart(values: list[float], scale: Callable[[float], float], ends: Sequence[float] = ()) -> list[float]:
+def apart(
+    values: Sequence[float],
+    scale: Callable[[float], float],
+    word: Callable[[float], str],
+    inches: float,
+    ends: Sequence[float] = (),
+) -> list[float]:
     """Ticks whose labels do not touch: the first of the rising values, and each far enough from the one before.
 
-    `ends` are the axis' own, if it goes beyond the values.
+    `word` gives a tick's label, `inches` is the length of the axis, `ends` are its own if it goes beyond the values.
     """
     lowest, highest = ends or (values[0], values[-1])
-    room = (scale(highest) - scale(lowest)) / MOST_TICKS
-    kept = values[:1]
+    length = (scale(highest) - scale(lowest)) or 1.0
+    kept = list(values[:1])
     for value in values[1:]:
-        if scale(value) - scale(kept[-1]) >= room:
+        letters = (len(word(value)) + len(word(kept[-1]))) / 2 + 1
+        if inches * (scale(value) - scale(kept[-1])) / length >= letters * TEXT_SIZE * LETTER * TICK_LETTER:
             kept.append(value)
     return kept
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from moereplay.analysis.figures.facets import MOST_COLUMNS, NO_BREAK, shared
 from moereplay.analysis.figures.lines import apart, from_zero
-from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.analysis.figures.sheet import DPI, Grid, Sheet, Wording
 from moereplay.analysis.figures.validation import LABEL, LIVE, REPLAYED, tidy
 from moereplay.analysis.palette import MUTED
 from moereplay.results.errors import ResultError
@@ -113,7 +113,8 @@ def _fill(panels: Sequence[Axes], family: pl.DataFrame) -> None:
 
 def _scale(firsts: Sequence[Axes], rows: pl.DataFrame) -> None:
     """Ticks at the lambdas that were run; the error around zero, as large one way as the other."""
-    firsts[0].set_xticks(apart(rows["lam"].unique().sort().to_list(), float))
+    ran, inches = rows["lam"].unique().sort().to_list(), float(firsts[0].bbox.width) / DPI
+    firsts[0].set_xticks(apart(ran, float, "{:g}".format, inches))
     firsts[0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     from_zero(firsts[0], float(rows.select(pl.max_horizontal("live", "replayed").max()).item()))
     widest = 100 * float(rows["error"].abs().to_numpy().max())

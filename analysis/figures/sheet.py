@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal
@@ -17,7 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 
+from moereplay.analysis.figures.numbers import rows_of
 from moereplay.analysis.palette import GRID, INK, MUTED
+from moereplay.analysis.tables import csv
 from moereplay.results.errors import ResultError
 from moereplay.traces.scratch import write_whole
 from moereplay.traces.texts import escaped_lines
@@ -44,14 +48,27 @@ STYLE = {
     "legend.handlelength": 3.2,
     "svg.hashsalt": "moereplay",
     "svg.fonttype": "path",
+    "pdf.fonttype": 42,
     "text.parse_math": False,  # names of models and policies may hold dollar signs
     "savefig.dpi": 160,
 }
+NO_BREAK = "\N{NO-BREAK SPACE}"
 MARGIN, LINE = 0.25, 0.17  # inches: page margin, height of a line of text
 GAP, SCALE_GAP = 0.2, 0.75  # inches between columns of panels: without tick labels and with them
 TITLE_SIZE, TEXT_SIZE, NOTE_SIZE = 12.0, 8.5, 7.5  # points
 LETTER = 0.6 / 72  # inches: width of a letter of DejaVu Sans per point of its size, on the safe side
 AXIS_LABEL, ENTRY = 0.55, 0.185  # inches: below the grid, height of a legend entry
+HANDLE, NARROW_ENTRY = 0.45, 0.15  # inches: of a legend entry before its text, and its height on a narrow page
+NARROW_LETTER, NARROW_LEFT = 0.53 / 72, 0.8  # as `LETTER`; and the room for tick labels beside a wide page's
+NARROW_SIZE = 7.0  # points: every text of a page whose width is given
+LEAST_HEIGHT, SHAPE = 1.3, 0.75  # inches down, and height by width, of its panels
+#: Inches across of the pages that are drawn now; None for pages as wide as they need.
+_width: ContextVar[float | None] = ContextVar("width", default=None)
+
+
+def is_narrow() -> bool:
+    """Whether pages have a given width, as of a column of a paper."""
+    return _width.get() is not None
 
 
 @dataclass(frozen=True)
@@ -74,7 +91,9 @@ class Grid:
     rows: Sequence[str]  #: a heading above each row, none if there is one row only
     panel: tuple[float, float]
     left: float = 0.85
-    scales: Literal["one", "rows", "columns"] = "one"  #: a vertical scale for all panels, or for each row or column
+    scales: Literal["one", "rows", "columns", "each"] = (
+        "one"  #: a vertical scale for all, or for each row, column, panel
+    )
     own_x: bool = False  #: whether each column has a horizontal scale of its own
 
     @property
@@ -93,6 +112,13 @@ class Grid:
         across, down = len(self.columns), len(self.rows)
         return across * self.panel[0] + (across - 1) * self.gap, down * self.panel[1] + (down - 1) * self.above
 
+    def fitted(self, width: float) -> Grid:
+        """The same grid on a page of a given width."""
+        many = len(self.columns)
+        left = NARROW_LEFT * self.left
+        across = max(0.5, (width - left - MARGIN / 2 - (many - 1) * self.gap) / many)
+        return replace(self, left=left, panel=(across, min(self.panel[1], max(LEAST_HEIGHT, SHAPE * across))))
+
     def stretched(self, height: float) -> Grid:
         """The same grid, at least as high."""
         more = max(0.0, height - self.size[1]) / len(self.rows)
@@ -103,16 +129,31 @@ class Sheet:
     """A figure with its panels; `panels[row][column]` share both axes, or the vertical one by row or column."""
 
     def __init__(self, grid: Grid, wording: Wording, legend: Sequence[Artist]) -> None:
-        self._grid, self._wording = grid.stretched(ENTRY * len(legend) + 0.1), wording
-        self.width = self._width(legend)
-        self._subtitle = _wrapped(wording.subtitle, self.width - 2 * MARGIN, TEXT_SIZE)
-        self._note = _wrapped(wording.note, self.width - 2 * MARGIN, NOTE_SIZE)
-        self._top = 0.62 + LINE * (len(self._subtitle) + 1.5 * any(grid.columns)) + self._grid.above
-        self.height = self._top + self._grid.size[1] + AXIS_LABEL + LINE * len(self._note) + MARGIN / 2
+        width = _width.get()
+        self._narrow = width is not None
+        self._grid = grid.fitted(width) if width else grid.stretched(ENTRY * len(legend) + 0.1)
+        self._wording = wording
+        self.width = width or self._width(legend)
+        texts = ("", "") if self._narrow else (wording.subtitle, wording.note)
+        self._subtitle = _wrapped(texts[0], self.width - 2 * MARGIN, TEXT_SIZE)
+        self._note = _wrapped(texts[1], self.width - 2 * MARGIN, NOTE_SIZE)
+        head = 0.08 if self._narrow else 0.62
+        self._top = head + LINE * (len(self._subtitle) + 1.5 * any(grid.columns)) + self._grid.above
+        below = LINE * len(self._note) + NARROW_ENTRY * self._legend_rows(legend) * self._narrow
+        self.height = self._top + self._grid.size[1] + AXIS_LABEL + below + MARGIN / 2
         self.figure = Figure(figsize=(self.width, self.height), facecolor="white")
+        parts = (f"{wording.title} ({wording.label})", wording.subtitle, wording.note)
+        self.figure.set_label("\n".join(filter(None, parts)))
         self.panels = self._panels()
         self._write()
         self._legend(legend)
+
+    def _legend_columns(self, legend: Sequence[Artist]) -> int:
+        longest = max((len(str(handle.get_label())) for handle in legend), default=0)
+        return max(1, int((self.width - MARGIN / 2) / (HANDLE + longest * NARROW_SIZE * NARROW_LETTER)))
+
+    def _legend_rows(self, legend: Sequence[Artist]) -> int:
+        return ceil(len(legend) / self._legend_columns(legend))
 
     def _width(self, legend: Sequence[Artist]) -> float:
         longest = max((len(str(handle.get_label())) for handle in legend), default=0)
@@ -132,11 +173,13 @@ class Sheet:
                     "one": first,
                     "rows": next(iter(panels[-1]), None),
                     "columns": panels[0][column] if row else None,
+                    "each": None,
                 }
                 scale = like[self._grid.scales]
                 across = (panels[0][column] if row else None) if self._grid.own_x else first
                 axes = self.figure.add_axes(self._place(row, column), sharex=across, sharey=scale)
                 left = column == 0 or self._grid.scales == "columns"
+                axes.set_label(", ".join(filter(None, (self._grid.rows[row], self._grid.columns[column]))))
                 axes.tick_params(labelleft=left, labelbottom=row == len(self._grid.rows) - 1, length=2.5)
                 panels[-1].append(axes)
         return panels
@@ -153,60 +196,118 @@ class Sheet:
         return left / self.width, bottom / self.height, across / self.width, down / self.height
 
     def _write(self) -> None:
-        self._line(self._wording.title, MARGIN, 0.38, fontsize=TITLE_SIZE, fontweight="bold")
+        if not self._narrow:
+            self._line(self._wording.title, MARGIN, 0.38, fontsize=TITLE_SIZE, fontweight="bold")
+            box = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": MUTED, "linewidth": 0.8}
+            self._line(self._wording.label, self.width - MARGIN - 0.05, 0.36, ha="right", fontsize=8, bbox=box)
         for number, text in enumerate(self._subtitle):
             self._line(text, MARGIN, 0.62 + LINE * number, fontsize=TEXT_SIZE, color=MUTED)
         for number, text in enumerate(reversed(self._note)):
             self._line(text, MARGIN, self.height - MARGIN / 2 - LINE * number, fontsize=NOTE_SIZE, color=MUTED)
-        box = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": MUTED, "linewidth": 0.8}
-        self._line(self._wording.label, self.width - MARGIN - 0.05, 0.36, ha="right", fontsize=8, bbox=box)
         self._axis_labels()
         self._headings()
 
     def _axis_labels(self) -> None:
         across, down = self._grid.size
         middle = self._grid.left + across / 2, self._top + down / 2
-        self._line(self._wording.x, middle[0], self._top + down + 0.42, ha="center", fontsize=9)
-        self._line(self._wording.y, MARGIN * 0.8, middle[1], rotation=90, ha="center", va="center", fontsize=9)
+        self._line(self._wording.x, middle[0], self._top + down + 0.42, ha="center", fontsize=self._size(9))
+        self._line(
+            self._wording.y,
+            MARGIN * (0.45 if self._narrow else 0.8),
+            middle[1],
+            rotation=90,
+            ha="center",
+            va="center",
+            fontsize=self._size(9),
+        )
 
     def _headings(self) -> None:
         for column, text in enumerate(self._grid.columns):
             middle = self._corner(0, column)[0] + self._grid.panel[0] / 2
-            self._line(text, middle, self._top - 0.24 - 0.22 * (len(self._grid.rows) > 1), ha="center", fontsize=9)
+            self._line(
+                text, middle, self._top - 0.24 - 0.22 * (len(self._grid.rows) > 1), ha="center", fontsize=self._size(9)
+            )
         for row, text in enumerate(self._grid.rows if len(self._grid.rows) > 1 else ()):
             left, top = self._corner(row, 0)
-            self._line(text, left, top - 0.2, fontsize=TEXT_SIZE, fontweight="bold", color=MUTED)
+            shown = _cut(text, (self.width - left) / (NARROW_SIZE * LETTER)) if self._narrow else text
+            self._line(shown, left, top - 0.2, fontsize=self._size(TEXT_SIZE), fontweight="bold", color=MUTED)
+
+    def _size(self, points: float) -> float:
+        return min(points, NARROW_SIZE) if self._narrow else points
 
     def _line(self, text: str, x: float, y: float, **look: Any) -> None:
         """Text with its baseline `y` inches below the upper edge."""
         self.figure.text(x / self.width, 1 - y / self.height, text, **look)
 
     def _legend(self, handles: Sequence[Artist]) -> None:
-        if handles:
-            left = self._grid.left + self._grid.size[0] + 0.1
-            corner = left / self.width, 1 - (self._top - 0.05) / self.height
-            self.figure.legend(
-                handles=handles, loc="upper left", bbox_to_anchor=corner, frameon=False, handlelength=3.2
-            )
+        if not handles:
+            return
+        look: dict[str, Any] = {"handles": handles, "frameon": False, "handlelength": 3.2}
+        if self._narrow:
+            corner, columns = (0.5, MARGIN / 4 / self.height), self._legend_columns(handles)
+            look |= {"fontsize": NARROW_SIZE, "handlelength": 2.4, "columnspacing": 1.0, "labelspacing": 0.3}
+            self.figure.legend(loc="lower center", bbox_to_anchor=corner, ncols=columns, borderpad=0, **look)
+            return
+        left = self._grid.left + self._grid.size[0] + 0.1
+        corner = left / self.width, 1 - (self._top - 0.05) / self.height
+        self.figure.legend(loc="upper left", bbox_to_anchor=corner, **look)
 
 
 @contextmanager
 def styled() -> Iterator[None]:
     """The same look on every machine, whatever its matplotlibrc says."""
-    with style.context(["default", STYLE]):
+    with style.context(["default", STYLE | ({"font.size": NARROW_SIZE} if is_narrow() else {})]):
         yield
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write `stem.png` and `stem.svg`, each whole or not at all; the same figure gives the same bytes.
+@contextmanager
+def on_page(width: float | None) -> Iterator[None]:
+    """Draw pages of a given width in inches, as a column of a paper has; None for as wide as they need.
+
+    Their letters have 7 points, the legend stands below, and title and notes are the figure's label (`save_caption`).
+    """
+    before = _width.set(width)
+    try:
+        yield
+    finally:
+        _width.reset(before)
+
+
+#: What a file of each kind says of itself, without dates or versions: the same figure gives the same bytes.
+KINDS: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
+
+
+def save(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write `stem.KIND` for each of `KINDS` that is wanted, each whole or not at all; the same figure, the same bytes.
 
     Raises ResultError if they cannot be written.
     """
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    rendered = [_rendered(figure, "png", {"Software": None}), _rendered(figure, "svg", {"Date": None, "Creator": None})]
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
+    rendered = [_rendered(figure, kind, KINDS[kind]) for kind in kinds]
     for path, data in zip(paths, rendered, strict=True):
         _replace(path, data)
     return paths
+
+
+def save_caption(figure: Figure, stem: Path) -> Path:
+    """Write the title, the label and the notes of a page of given width, which has none of them, as `stem.txt`.
+
+    Raises ResultError if it cannot be written.
+    """
+    path = stem.with_name(f"{stem.name}.txt")
+    _replace(path, f"{escaped_lines(str(figure.get_label()).replace(NO_BREAK, ' '))}\n".encode())
+    return path
+
+
+def save_numbers(figure: Figure, stem: Path) -> Path:
+    """Write what is drawn as `stem.csv` (`analysis/figures/numbers.py`). Raises ResultError if it cannot be written."""
+    path = stem.with_name(f"{stem.name}.csv")
+    _replace(path, f"{csv(rows_of(figure))}\n".encode())
+    return path
 
 
 def _rendered(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
@@ -221,7 +322,7 @@ def _make_plain(figure: Figure) -> None:
     """Escape what does not print, which SVG cannot hold, and label logarithmic axes without mathematical notation."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
-        text.set_text(escaped_lines(text.get_text()))
+        text.set_text(escaped_lines(text.get_text().replace(NO_BREAK, " ")))  # lines are broken by now
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         if isinstance(axis.get_major_formatter(), LogFormatterMathtext):
             axis.set_major_formatter(LogFormatter())
@@ -238,3 +339,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 def _wrapped(text: str, inches: float, points: float) -> list[str]:
     return wrap(text, max(20, int(inches / (points * LETTER))), break_long_words=True)
+
+
+def _cut(text: str, room: float) -> str:
+    return text if len(text) <= room else f"{text[: int(room) - 1]}…"

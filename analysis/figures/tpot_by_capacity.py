@@ -8,8 +8,9 @@ from matplotlib.ticker import StrMethodFormatter
 
 from moereplay.analysis.checks import caption, ringed
 from moereplay.analysis.figures import capacities
+from moereplay.analysis.figures.ends import highest, said
 from moereplay.analysis.figures.lines import legend, panel_size, plot, ring_handles, rings
-from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
+from moereplay.analysis.figures.sheet import Grid, Sheet, Wording, is_narrow
 from moereplay.analysis.palette import looks
 from moereplay.analysis.ratios import FORMULAS
 from moereplay.results.errors import ResultError
@@ -26,7 +27,7 @@ def draw(frame: pl.DataFrame) -> Figure:
 
     Raises ResultError if the rows have one capacity only, or nothing was decoded.
     """
-    found = capacities.with_percents(frame)
+    found = capacities.with_percents(frame, *METRICS)
     capacities.check_several(found, "tpot_by_capacity")
     if found.rows["tpot_ms"].drop_nulls().is_empty():
         raise ResultError(
@@ -34,18 +35,22 @@ def draw(frame: pl.DataFrame) -> Figure:
             "moereplay record MODEL --prompts FILE --max-new-tokens 64 --out TRACE"
         )
     drawn, marked = looks(found.policies), ringed(frame, "tpot_ms")
-    note = f"{NOTE} Seconds: {seconds_of(frame)}. Capacity: of all expert bytes. {caption(frame, 'tpot_ms')}".rstrip()
+    means = f"Seconds: {seconds_of(frame)}. {capacities.meaning(found.rows)} {said(frame)}"
+    note = f"{NOTE} {means} {caption(frame, 'tpot_ms')}".rstrip()
     axis = capacities.axis(found.rows)
     wording = Wording("Time per output token against capacity", found.shared, found.label, axis, "", note)
+    panels = [(setting, metric) for setting in found.settings for metric in METRICS]
     size = panel_size(len(found.settings), len(METRICS))
-    grid = Grid(list(METRICS.values()), found.settings, size, scales="columns")
+    if is_narrow():  # one below the other
+        rows = [f"{METRICS[metric]}{', ' * bool(setting)}{setting}" for setting, metric in panels]
+        grid = Grid([""], rows, size, scales="each")
+    else:
+        grid = Grid(list(METRICS.values()), found.settings, size, scales="columns")
     sheet = Sheet(grid, wording, [*legend(drawn), *ring_handles(marked)])
-    for row, setting in enumerate(found.settings):
-        for axes, metric in zip(sheet.panels[row], METRICS, strict=True):
-            plot(axes, found.panel(setting), "percent", metric, drawn)
-            rings(axes, found.panel(setting), "percent", metric, marked)
-    capacities.scale(sheet.panels[0][0], found.rows)
-    for axes, metric in zip(sheet.panels[0], METRICS, strict=True):
-        axes.set_ylim(0, 1.06 * max(found.rows[metric].drop_nulls()) or 1)
+    for axes, (setting, metric) in zip((axes for row in sheet.panels for axes in row), panels, strict=True):
+        plot(axes, found.panel(setting), "percent", metric, drawn)
+        rings(axes, found.panel(setting), "percent", metric, marked)
+        axes.set_ylim(0, 1.06 * highest(found.rows, metric) or 1)
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    capacities.scale(sheet.panels[0][0], found.rows)
     return sheet.figure

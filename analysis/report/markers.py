@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from math import cos, pi, sin
 
+from moereplay.analysis.palette import UNKNOWN_MARKERS, Marker
+
+UNKNOWN_STARS = [each for each in UNKNOWN_MARKERS if not isinstance(each, str)]
+
 CIRCLE = "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0Z"
 PLUS = "M-.35,-1L.35,-1L.35,-.35L1,-.35L1,.35L.35,.35L.35,1L-.35,1L-.35,.35L-1,.35L-1,-.35L-.35,-.35Z"
 CROSS = "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z"
@@ -19,8 +23,9 @@ def _polygon(corners: int, turned: float = 0.0, inner: float = 1.0) -> str:
     return "M" + "L".join(f"{x:.3f},{y:.3f}" for x, y in places) + "Z"
 
 
-#: By matplotlib's letters, which `analysis.palette` uses.
-PATHS = {
+#: By matplotlib's markers, which `analysis.palette` uses.
+PATHS: dict[Marker, str] = {
+    **{(corners, 1, degrees): _polygon(corners, -degrees / 90, 0.45) for corners, _, degrees in UNKNOWN_STARS},
     "o": CIRCLE,
     "s": "M-.9,-.9L.9,-.9L.9,.9L-.9,.9Z",
     "^": _polygon(3),

@@ -28,7 +28,7 @@ from moereplay.results.result import Row
 from moereplay.results.write import to_frame
 from moereplay.simulator.config import ReplayConfig
 from moereplay.traces.schema import Geometry
-from tests.kit.drawn import drawn, legend, renamed, texts
+from tests.kit.drawn import drawn, legend, note, renamed, texts
 from tests.kit.tiny_runs import EVICTIONS, by_hand, frame_of, replayed, small_trace, written_to
 
 
@@ -49,7 +49,7 @@ def test_every_eviction_policy_has_a_look_of_its_own() -> None:
 def test_a_look_depends_on_the_name_alone() -> None:
     assert looks(["lru", "belady"])["lru"] == looks(["arc", "lru", "fifo"])["lru"] == KNOWN["lru"]
     # the hash fallback, pinned: it must not follow Python's own hash, which changes from process to process
-    assert look_of("my_policy") == Look("#228833", "^")
+    assert look_of("my_policy") == Look("#228833", (3, 1, 0))
 
 
 def test_variants_keep_the_marker_and_change_the_line() -> None:
@@ -260,8 +260,15 @@ def test_more_panels_than_a_page_holds_are_refused_with_a_way_out() -> None:
     assert refusal("misses", rows).startswith(
         "9 combinations of seed do not fit a page of 8 rows; choose fewer, for example --where seed=0"
     )
-    columns = pl.concat([by_hand({}, capacity=f"{percent}%") for percent in range(1, 8)])
-    assert refusal("misses", columns).endswith("for example --where capacity=1%, or draw hit_rate_by_capacity")
+
+
+def test_of_more_capacities_than_a_page_has_columns_the_ends_and_some_between_are_drawn() -> None:
+    columns = pl.concat([by_hand({}, capacity=f"{percent}%") for percent in range(11, 21)])
+    figure = draw("misses", columns)
+    assert len(figure.axes) == 6
+    shown = [text for text in texts(figure) if text.startswith("capacity ")]
+    assert shown[0] == "capacity 11%" and shown[-1] == "capacity 20%"
+    assert "6 of 10 capacities are drawn; --where capacity=... chooses others." in note(figure)
 
 
 # Files

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from moereplay.analysis.figures import FIGURES
-from moereplay.commands.plot import plot
+from moereplay.commands.plot import plot as plot_verb
 from moereplay.commands.sweep_compare import sweep_compare
 from moereplay.commands.sweep_merge import sweep_merge
 from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
@@ -23,7 +23,7 @@ from moereplay.results.errors import ResultError
 from tests.kit.command import in_python, unfolded
 from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
 
-sweep_run, sweep_show = in_python(sweep_run_verb), in_python(sweep_show_verb)
+plot, sweep_run, sweep_show = map(in_python, (plot_verb, sweep_run_verb, sweep_show_verb))
 
 ROUNDS = int(os.environ.get("MOEREPLAY_KILLS", "3"))
 SLOWLY = ("--engine", "reference")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from moereplay import policies
-from moereplay.commands.plot import plot
+from moereplay.commands.plot import plot as plot_verb
 from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
 from moereplay.commands.sweep_show import sweep_show as sweep_show_verb
 from moereplay.policies import files
@@ -33,7 +33,7 @@ from tests.kit.sweeping import experiment, merged
 from tests.policies.test_own_policies import NEWEST
 from tests.sweeps.test_clusters import Here
 
-sweep_run, sweep_show = in_python(sweep_run_verb), in_python(sweep_show_verb)
+plot, sweep_run, sweep_show = map(in_python, (plot_verb, sweep_run_verb, sweep_show_verb))
 
 EXPERIMENT = """
 traces = ["tiny.zarr"]
@@ -117,7 +117,7 @@ def test_results_are_shown_drawn_and_merged_without_the_file(
     plot(str(whole / "out"), out=tmp_path / "figures", figure="misses")
     assert (tmp_path / "figures" / "misses.png").exists()
     assert set(merged(tmp_path / "merged", whole / "out")) == {
-        *("bounds.parquet", "configurations.parquet", "layers.parquet")
+        *("bounds.parquet", "configurations.parquet", "layers.parquet", "requests.parquet")
     }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.commands.plot import plot
+from moereplay.commands.plot import plot as plot_verb
 from moereplay.commands.sweep_merge import sweep_merge
 from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
 from moereplay.commands.sweep_show import sweep_show as sweep_show_verb
@@ -29,7 +29,7 @@ from moereplay.sweeps.store import place_of
 from tests.kit.command import in_python
 from tests.kit.sweeping import experiment, merged, moereplay, start, store_trace
 
-sweep_run, sweep_show = in_python(sweep_run_verb), in_python(sweep_show_verb)
+plot, sweep_run, sweep_show = map(in_python, (plot_verb, sweep_run_verb, sweep_show_verb))
 
 obstore = pytest.importorskip("obstore")
 NOBODY = "http://127.0.0.1:9"  #: the port `discard`, where nothing listens
@@ -171,7 +171,7 @@ def test_kills_lose_nothing_that_is_stored(s3, tmp_path):
 def test_a_part_that_cannot_be_stored_costs_no_other(files, folder, tmp_path):
     """A folder lies where a table of the first part belongs: the part stays half, the others get whole."""
     longest = max(planned(folder / "experiment.toml").jobs, key=lambda job: job.work)
-    first = compute(Batch(0, (longest,), REFERENCE, False)).part
+    first = compute(Batch(0, (longest,), REFERENCE, True)).part
     (tmp_path / "bucket" / first.name / "layers.parquet" / "full").mkdir(parents=True)
     with pytest.raises(ConfigError, match=rf"cannot store {files}/{first.name}/layers.parquet: .*; check the address"):
         sweep_run(folder / "experiment.toml", files, workers=2, engine=REFERENCE)
@@ -195,7 +195,7 @@ def test_show_merge_and_plot_take_the_url(filled, folder, tmp_path, monkeypatch,
         sweep_merge([filled], f"{filled}/merged")
     monkeypatch.chdir(tmp_path)
     plot(filled, figure="misses")
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"misses.png", "misses.svg"}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"misses.png", "misses.svg", "misses.csv"}
 
 
 def test_a_part_is_fetched_once_and_what_is_there_is_asked_every_time(filled):

@@ -95,9 +95,10 @@ def holds(file: Path, mark: str) -> bool:
         return True  # `read_json` says what is wrong with it
     try:
         for piece in pieces(file):
-            if mark in before + piece:
+            before += piece
+            if mark in before:
                 return True
-            before = piece[-len(mark) :]
+            before = before[-len(mark) :]
     except TraceError:
         return False
     return False
