@@ -86,9 +86,8 @@ def calibrate(
     _refuse(typed & {*Here._fields}, "means nothing without --slow-tier")
     if not sources:
         raise ConfigError("name a folder with --fit PATTERN, or logs; or measure this machine with --slow-tier")
-    for source in sources:
-        if not source.exists():
-            raise ConfigError(f"cannot read {source}: No such file or directory; check the path")
+    for missing in (source for source in sources if not source.exists()):
+        raise ConfigError(f"cannot read {missing}: No such file or directory; check the path")
     if sources[0].is_dir():
         if len(sources) > 1 or not fit:
             raise ConfigError("one folder and at least one --fit PATTERN are needed; or name per-token logs")

@@ -34,8 +34,7 @@ from moereplay.traces.schema import canonical
 from moereplay.traces.weight_formats import check_format
 
 MIB = 1 << 20
-MOST_LINKS = 16
-MOST_TIERS = 4  #: between the fast and the slow one
+MOST_LINKS, MOST_TIERS = 16, 4  #: tiers between the fast and the slow one
 LATEST_NS = 1 << 62  #: at which a step may begin, 146 years: engines add times up in int64
 Ns = Annotated[int, Field(ge=0, le=MOST_NS)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]
@@ -398,6 +397,4 @@ def _ratio(rate: float) -> tuple[int, int]:
 
 def too_late() -> ConfigError:
     """What a run ends with where a step would begin after LATEST_NS."""
-    return ConfigError(
-        "the run takes more than 146 years of simulated time; lower the platform's times, or replay less"
-    )
+    return ConfigError("the run takes more than 146 years of simulated time; lower the platform's times")

@@ -30,7 +30,7 @@ for name in {NAMES["signal"]}: delattr(signal, name)
 if __name__ == "__main__":
     for package in ("", "analysis", "commands", "policies", "results", "simulator", "traces"):
         for path in sorted(Path({str(ROOT)!r}, "moereplay", package).rglob("*.py")):
-            importlib.import_module(".".join(path.relative_to({str(ROOT)!r}).with_suffix("").parts))
+            importlib.import_module(".".join(path.relative_to({str(ROOT)!r}).with_suffix("").parts).removesuffix(".__init__"))
     from moereplay.command import main
     sys.argv = ["moereplay", *sys.argv[1:]]
     main()

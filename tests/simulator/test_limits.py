@@ -22,7 +22,7 @@ from moereplay.simulator.replay import plan, replay_source, report, source_of
 from moereplay.simulator.times import Times
 from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Trace
-from tests.kit.cases import machine, sizes
+from tests.kit.cases import at_rate, machine, sizes
 from tests.kit.policy_runs import Sizes, random_trace
 from tests.kit.scenarios import all_prices
 from tests.simulator.test_curves import trace_of
@@ -97,7 +97,7 @@ def machines(draw: st.DrawFn) -> Platform:
     few, rates = st.integers(0, 7), st.sampled_from((0.5, 1.0, 3.0, float("inf")))
     names = ("dense_ns", "expert_ns", "expert_ns_per_token", "pass_ns", "latency_ns")
     spent: dict[str, Any] = {name: draw(few) for name in names}
-    more = [Link(bytes_per_s=draw(rates) * 1e9, latency_ns=draw(few), depth=draw(st.integers(1, 3)))]
+    more = [at_rate(Link(bytes_per_s=1, latency_ns=draw(few), depth=draw(st.integers(1, 3))), draw(rates) * 1e9)]
     lower = [LowerTier(name="lower", capacity="20B", bytes_per_s=1e9)]
     return machine(
         bytes_per_ns=draw(rates),
