@@ -31,10 +31,11 @@ from moereplay.traces.importers.contract import (
 from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import fits, refuse_twice
 from moereplay.traces.importers.table import COUNT, LAYER, ids_below
-from moereplay.traces.importers.text import holds, read_json, suffix_of
+from moereplay.traces.importers.text import read_json, start_of, suffix_of
 from moereplay.traces.schema import Request, TraceError, shown
 
 IDS = "executed_topk"
+LOOKED_AT = 1 << 20  #: bytes of a document in which the first layer begins
 STARTS, ENDS = ("row_start", "start_row", "row_begin", "start"), ("row_end", "end_row", "end")
 RANGES, LENGTHS = ("row_range", "rows"), ("prompt_tokens", "n_rows", "tokens")
 FORCED = "whole prompts: every token is prompt; replay it token by token"
@@ -43,7 +44,7 @@ SCORES = "executed_scores are scores of selection, with the router's bias, and n
 
 def sniff(path: Path) -> bool:
     """A JSON document that has the ids of layers under their name."""
-    return path.is_file() and suffix_of(path) == ".json" and holds(path, f'"{IDS}"')
+    return path.is_file() and suffix_of(path) == ".json" and f'"{IDS}"'.encode() in start_of(path, LOOKED_AT)
 
 
 def read(path: Path, options: Options) -> Foreign:

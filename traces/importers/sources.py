@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moereplay.traces.importers.archive import names_in_zip
 from moereplay.traces.importers.magic import refuse_known
-from moereplay.traces.importers.text import suffix_of
+from moereplay.traces.importers.text import refuse_bomb, suffix_of
 from moereplay.traces.schema import TraceError
 
 PICKLE_SUFFIXES = {".pt", ".pth", ".pkl", ".pickle", ".joblib"}
@@ -50,6 +50,8 @@ def _refuse_file(file: Path) -> None:
     if not start:
         raise TraceError(f"{file}: the file is empty; expected a trace, so download or record it again")
     refuse_known(file)
+    if suffix_of(file) in (".json", ".jsonl"):
+        refuse_bomb(file)
     names = names_in_zip(file)
     if file.suffix in TORCH_SUFFIXES and any(name.endswith(TORCH_DOCUMENT) for name in names or ()):
         return

@@ -104,6 +104,17 @@ def holds(file: Path, mark: str) -> bool:
     return False
 
 
+def refuse_bomb(file: Path) -> None:
+    """Read a packed document, or the first of packed lines, once before importers look at it. Raises TraceError."""
+    with Unpacked(file) as stream:
+        packed = stream.packing is not None
+    if packed and suffix_of(file) == ".jsonl":
+        next(blocks(file), None)
+    elif packed:
+        for _ in pieces(file):
+            pass
+
+
 def pieces(file: Path) -> Iterator[str]:
     """The text, every line end as one newline. Raises TraceError if it is no text, damaged, or expands too far."""
     with Unpacked(file) as stream:
