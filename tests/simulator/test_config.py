@@ -170,6 +170,8 @@ CHANGES = [
     {"profile": ((0, 1),)},
     {"profile": ((0, 2), (0, 1))},
     {"seed": 1},
+    {"dense": "1GB"},
+    {"dense_bits": "4.5"},
     *({each.name: value} for each in SETTINGS for value in each.values if value != each.default),
 ]
 
