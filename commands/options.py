@@ -56,7 +56,8 @@ def stored(expert_bits: str, dense: str, dense_bits: str) -> dict[str, Any]:
     from moereplay.simulator.capacity import dense_size
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.dense import check_dense_bits
-    from moereplay.traces.weight_formats import check_format, is_number
+    from moereplay.traces.schema import check_bits
+    from moereplay.traces.weight_formats import bits_of, check_format, is_number
 
     if dense and dense_bits:
         raise ConfigError("--dense cannot be combined with --dense-bits")
@@ -64,6 +65,8 @@ def stored(expert_bits: str, dense: str, dense_bits: str) -> dict[str, Any]:
         if dense_bits:
             check_dense_bits(dense_bits)
         named = bool(expert_bits) and not is_number(expert_bits)
+        if expert_bits:
+            check_bits(bits_of(expert_bits))
         return {
             "expert_bits": float(expert_bits) if expert_bits and not named else None,
             "weight_format": check_format(expert_bits) if named else "",

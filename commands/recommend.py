@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -112,6 +111,7 @@ def _write_lists(out: Path | None, config: Mapping[str, Any]) -> None:
     """The lists of experts that the command of the best set reads. Raises ConfigError where the disk refuses."""
     from moereplay.results.repeat import files
     from moereplay.simulator.errors import ConfigError
+    from moereplay.traces.documents import json_text
 
     lists = files(config)
     if out is None:
@@ -121,7 +121,7 @@ def _write_lists(out: Path | None, config: Mapping[str, Any]) -> None:
     try:
         out.mkdir(parents=True)
         for name, pairs in lists.items():
-            (out / name).write_text(json.dumps(pairs))
+            (out / name).write_text(json_text(pairs))
     except OSError as refused:
         raise ConfigError(f"cannot write {out}: {refused.strerror or refused}; choose another --out") from None
     say(f"wrote {', '.join(str(out / name) for name in lists) or f'{out}: the answer needs no list of experts'}")

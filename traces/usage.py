@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from moereplay.traces.blocks import token_blocks
+from moereplay.traces.derived import derived
+from moereplay.traces.growing import Growing, Rows, append
 from moereplay.traces.schema import Trace
-from moereplay.traces.shared import shared
 
 LOOKED_AT, PLACES = 1 << 20, 16  #: choices that are looked at for a mean, in so many places of a long trace
 
@@ -27,7 +30,10 @@ def experts_per_token(trace: Trace) -> tuple[float, ...]:
 
     A long trace is looked at in some places, evenly apart. Raises TraceError if damaged.
     """
-    return shared(trace, "experts per token", lambda: _experts_per_token(trace))
+    def fill(arrays: Mapping[str, Growing]) -> None:
+        append(arrays["mean"], _experts_per_token(trace))
+
+    return tuple(derived(trace, "experts-per-token", {"mean": Rows("<f8", ())}, fill)["mean"].tolist())
 
 
 def chance_of(per_token: tuple[float, ...], experts: int) -> float:
@@ -37,7 +43,7 @@ def chance_of(per_token: tuple[float, ...], experts: int) -> float:
     return mean / experts
 
 
-def _experts_per_token(trace: Trace) -> tuple[float, ...]:
+def _experts_per_token(trace: Trace) -> np.ndarray:
     layers, k = trace.geometry.layers, trace.geometry.k
     each = max(1, LOOKED_AT // (layers * k) // PLACES)
     starts = sorted({(trace.tokens - each) * place // (PLACES - 1) for place in range(PLACES)})
@@ -48,4 +54,4 @@ def _experts_per_token(trace: Trace) -> tuple[float, ...]:
         counts = (trace.read("chosen", start, start + each) >= 0).sum(-1)
         choices += counts.sum(0)
         tokens += (counts > 0).sum(0)
-    return tuple(np.where(tokens, choices / np.maximum(tokens, 1), k).tolist())
+    return np.where(tokens, choices / np.maximum(tokens, 1), float(k))

@@ -64,7 +64,13 @@ def is_number(text: str) -> bool:
 
 def bits_of(text: str) -> float:
     """Return the bits per weight of `4.85`, or of a format by name. Raises ValueError."""
-    return float(text) if is_number(text) else BITS_PER_WEIGHT[check_format(text)]
+    if is_number(text):
+        return float(text)
+    try:
+        float(text)
+    except ValueError:
+        return BITS_PER_WEIGHT[check_format(text)]
+    raise ValueError(f"{text[:40]} bits are no precision; expected 0.1 to 64")
 
 
 def dense_bits_of(name: str, layer_params: int, head_params: int) -> float | None:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from moereplay.analysis.bootstrap import FEW
 from moereplay.analysis.comparisons import shares_passes
-from moereplay.analysis.figures.numbers import ENDS
+from moereplay.analysis.figure_numbers import ENDS
 from moereplay.analysis.metrics import HIGH, LOW, rows_of
 from moereplay.results.labels import synthetic_of
 

@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from moereplay.analysis.figure_numbers import ENDS
 from moereplay.analysis.figures.ends import highest, said
 from moereplay.analysis.figures.facets import Facets, cells, columned, facets
-from moereplay.analysis.figures.numbers import ENDS
 from moereplay.analysis.figures.phases import covered
 from moereplay.analysis.figures.sheet import LETTER, TEXT_SIZE, Grid, Sheet, Wording, is_narrow
 from moereplay.analysis.metrics import HIGH, LOW, with_ends

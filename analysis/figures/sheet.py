@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 
-from moereplay.analysis.figures.numbers import rows_of
+from moereplay.analysis.figure_numbers import rows_of
 from moereplay.analysis.palette import GRID, INK, MUTED
 from moereplay.analysis.tables import csv
 from moereplay.results.errors import ResultError
@@ -304,7 +304,7 @@ def save_caption(figure: Figure, stem: Path) -> Path:
 
 
 def save_numbers(figure: Figure, stem: Path) -> Path:
-    """Write what is drawn as `stem.csv` (`analysis/figures/numbers.py`). Raises ResultError if it cannot be written."""
+    """Write what is drawn as `stem.csv` (`analysis/figure_numbers.py`). Raises ResultError if it cannot be written."""
     path = stem.with_name(f"{stem.name}.csv")
     _replace(path, f"{csv(rows_of(figure))}\n".encode())
     return path

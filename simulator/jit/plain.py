@@ -78,11 +78,13 @@ def _whole(answer):  # no annotations: Numba compares them with those of the imp
     return answer
 
 
-@overload(_whole, inline="always")
 def _whole_typed(answer):
     if not isinstance(answer, types.Integer | types.Boolean):
         raise TypingError(f"it answers with {answer}, where an integer is expected")
     return lambda answer: answer
+
+
+overload(_whole, inline="always")(_whole_typed)
 
 
 @njit

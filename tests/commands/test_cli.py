@@ -152,7 +152,7 @@ def test_plot_draws_what_the_results_can_feed(small, tmp_path):
     drawn = moereplay("plot", tmp_path)
     assert drawn.returncode == 0, drawn.stderr
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
-        f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")
+        f"{name}.{kind}" for name in FIGURES for kind in ("csv", "png", "svg")
     }
     hint = f"left out: curves: no curve in {tmp_path}; make some with: moereplay curve TRACE --out {tmp_path}"
     assert [line for line in drawn.stderr.splitlines() if line.startswith("left out")] == [

@@ -92,7 +92,7 @@ def test_plot_draws_curves_alone_and_behind_replays(trace: Path, tmp_path: Path)
     drawn = moereplay("plot", tmp_path, "--out", tmp_path / "alone")
     assert drawn.returncode == 0, drawn.stderr
     assert {path.name for path in (tmp_path / "alone").iterdir()} == {
-        f"hit_rate_by_capacity.{k}" for k in ("png", "svg")
+        f"hit_rate_by_capacity.{k}" for k in ("csv", "png", "svg")
     }
     replays = f"no replay in {tmp_path}; make some with: moereplay replay TRACE --capacity 5%,25% --out {tmp_path}"
     assert drawn.stderr.splitlines()[-1].endswith(f"misses, ttft_by_capacity, tpot_by_capacity: {replays}")

@@ -21,6 +21,7 @@ from moereplay.simulator.source import Mixture, Pass, TraceSource
 from moereplay.simulator.times import Times
 from moereplay.traces.routers import weigh
 from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
+from tests.kit.cases import at_rate
 
 SIZE = 5  # bytes of an expert
 VERDICTS = ("hits", "late", "compulsory", "collisions", "capacity")
@@ -184,7 +185,7 @@ def _pools(config: ReplayConfig, geometry: Geometry, slots: int) -> tuple[int, .
 def _platform(times: Nanoseconds) -> Platform:
     return Platform(
         name="tiny",
-        links=(Link(bytes_per_s=times.bandwidth * 1e9, latency_ns=times.latency),),
+        links=(at_rate(Link(bytes_per_s=1, latency_ns=times.latency), times.bandwidth * 1e9),),
         compute=Measured(dense_ns=times.dense, expert_ns=times.expert),
         cpu=Measured(expert_ns=times.cpu),
     )

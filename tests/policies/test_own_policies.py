@@ -181,7 +181,7 @@ WRONG: dict[str, tuple[Callable[[str], str], str]] = {
         lambda text: text.replace('"newest"', '"lru"'),
         "mine.py:11: eviction policy 'lru' exists already",
     ),
-    "unspeakable name": (lambda text: text.replace('"newest"', '"m:u"'), "mine.py:11: name 'm:u' cannot be typed"),
+    "unspeakable name": (lambda text: text.replace('"newest"', '"m:u"'), "mine.py:11: invalid name 'm:u': expected"),
     "signature": (lambda text: text.replace("own, y", "y"), "mine.py:11: hook key does not take (now, experts, copies"),
     "key_scope": (
         lambda text: text.replace("key=key", "key=key, key_scope='now'"),

@@ -46,7 +46,7 @@ def test_a_link_that_leads_nowhere_is_noticed(link: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "docs" / "recipes").glob("*.md")), ids=lambda path: path.stem)
 def test_a_recipe_is_one_page(recipe: Path) -> None:
-    assert len(recipe.read_text("utf-8").splitlines()) <= 80
+    assert len(recipe.read_text("utf-8").splitlines()) <= 85
 
 
 def test_the_glossary_has_every_word_once_and_in_order() -> None:

@@ -16,13 +16,14 @@ from moereplay.simulator.platform_files import as_toml, platform
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Geometry
 from moereplay.traces.synthetic import Synthetic, synthesise
-from tests.kit.cases import Cell, ListSource, Prompted, machine, naming, replay_lists, sizes, tokens
+from tests.kit.cases import Cell, ListSource, Prompted, at_rate, machine, naming, replay_lists, sizes, tokens
 
 
 def dram(experts: int, bytes_per_ns: float = 0.5, latency_ns: int = 0, depth: int = 1) -> LowerTier:
     """A tier of so many experts of one byte."""
     rate = bytes_per_ns * 1e9
-    return LowerTier(name="DRAM", capacity=f"{experts}B", bytes_per_s=rate, latency_ns=latency_ns, depth=depth)
+    tier = LowerTier(name="DRAM", capacity=f"{experts}B", bytes_per_s=1, latency_ns=latency_ns, depth=depth)
+    return at_rate(tier, rate)
 
 
 @pytest.mark.usefixtures("engine")

@@ -171,7 +171,7 @@ def test_an_option_typed_as_its_default_overrides_too(small: Path) -> None:
 def test_several_presets_are_rows_side_by_side(small: Path) -> None:
     shown = moereplay("replay", small, "--preset", "specmd-1,specmd-5,specmd-5+ls", "--capacity", "20%,40%")
     assert shown.returncode == 0, shown.stderr
-    lines = shown.stdout.partition("\nfastest: ")[0].splitlines()
+    lines = shown.stdout.partition("\nfastest")[0].splitlines()
     rows = [line.split() for line in lines if line.lstrip().startswith("specmd-")]
     names = [" ".join(row[: next(at for at, cell in enumerate(row) if cell.endswith("%"))]) for row in rows]
     assert sorted(names) == ["specmd-1", "specmd-1", "specmd-5, specmd-5+ls", "specmd-5, specmd-5+ls"]

@@ -119,7 +119,7 @@ def test_a_first_piece_is_whole_millionths_halves_to_the_even_one() -> None:
 def test_weights_and_bytes_of_a_model_are_exact() -> None:
     # 97 bytes at 4.85 bits are 160 weights; 160 dense weights at 4.85 bits are 97 bytes
     of = times({"kind": "measured"}, expert_bytes=(97,), expert_bits=4.85, dense_params=160, dense_bits=4.85)
-    assert (of._params, of.dense.read) == (160, 97)
+    assert (of._params, of.dense.read) == ((160,), 97)
 
 
 # ---------------------------------------------------------------- the text's formulas, over random platforms

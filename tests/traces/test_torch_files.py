@@ -361,7 +361,7 @@ def test_plain_pickles_are_refused_whatever_their_name(tmp_path: Path) -> None:
     torch.save(document(), stream)
     for name in ("a.npz", "a.pkl", "a.csv"):
         (tmp_path / name).write_bytes(stream.getvalue())
-        with pytest.raises(TraceError, match="pickled data"):
+        with pytest.raises(TraceError, match=r"pickled data|zip archive of archive/data\.pkl"):
             refuse_unreadable(tmp_path / name)
 
 
