@@ -30,6 +30,7 @@ def experts_per_token(trace: Trace) -> tuple[float, ...]:
 
     A long trace is looked at in some places, evenly apart. Raises TraceError if damaged.
     """
+
     def fill(arrays: Mapping[str, Growing]) -> None:
         append(arrays["mean"], _experts_per_token(trace))
 

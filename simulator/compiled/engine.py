@@ -23,9 +23,9 @@ from moereplay.simulator.compiled.variants import FROZEN, OWN_CLOCK, PLAIN, STEP
 from moereplay.simulator.config import KINDS, PolicySet
 from moereplay.simulator.interface import EndState, FinishedRun, RunSpec
 from moereplay.simulator.jit.calls import caller, flat
-from moereplay.simulator.jit.canary import is_sound
 from moereplay.simulator.jit.machine_code import COMPILING, is_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
+from moereplay.simulator.jit.trial import is_sound
 from moereplay.simulator.oracle import Oracle, oracle_of, oracle_of_trace
 from moereplay.simulator.source import Source, TraceSource
 from moereplay.simulator.threads import waited_for

@@ -19,10 +19,10 @@ from moereplay.simulator.compiled.layout import STATE
 from moereplay.simulator.compiled.readable import readable
 from moereplay.simulator.compiled.user_hooks import refusal
 from moereplay.simulator.config import PolicySet
-from moereplay.simulator.jit.canary import is_sound
 from moereplay.simulator.jit.machine_code import kept, unkept
 from moereplay.simulator.jit.marks import IS_PYTHON, NotCompiledError, Shape, fast, merged, whole_number
 from moereplay.simulator.jit.reached import digest, reached_from
+from moereplay.simulator.jit.trial import is_sound
 
 if TYPE_CHECKING:
     from moereplay.simulator.jit.compiling import Built

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from moereplay.simulator.jit.canary import is_sound
 from moereplay.simulator.jit.machine_code import COMPILING, any_kept, kept
 from moereplay.simulator.jit.marks import IS_PYTHON
+from moereplay.simulator.jit.trial import is_sound
 
 DONE, NOTHING = 0, -2  #: what a function returns that raised nothing
 

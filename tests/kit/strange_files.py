@@ -138,9 +138,9 @@ class Author:
 
     # what a hook can read
 
-    def _names(self, row: str = "-1", copy: str = "-1", at_gate: bool = False) -> Names:
+    def _names(self, row: str = "len(experts) - 1", copy: str = "len(copies) - 1", at_gate: bool = False) -> Names:
         """Everywhere: the tables at some row and at a random one, and the memory."""
-        other = self.dice.choice(("0", "-1", "len(experts) // 2"))
+        other = self.dice.choice(("0", "len(experts) - 1", "len(experts) // 2"))
         wholes = [*of_now(), *tables(row, copy), *tables(other, other), *self._memory(copy)]
         reals = [Value(f"own.reals[{at}][{column}]", 1e6) for at in ("0", "-1") for column in range(ODD)]
         names = Names(tuple(wholes), (*reals, *self._par()), tuple(f"own.reals[{at}][{ODD}]" for at in ("0", "-1")))
@@ -216,7 +216,7 @@ class Author:
         over = ("range(3)", "range(-2, 5, 3)", "range(4, -1, -2)", "range(len(experts) - 1, -1, -2)", "(3, -1, 4)")
         inside = names.plus(Value(index, 999))
         if writes != "none":  # a key, which reads its own rows alone
-            inside = inside.plus(*tables(f"{index} % len(experts)", f"-1 - {index} % len(copies)"))
+            inside = inside.plus(*tables(f"{index} % len(experts)", f"len(copies) - 1 - {index} % len(copies)"))
         lines = [f"for {index} in {self.dice.choice(over)}:", *self._block(inside, writes, depth)]
         if self.dice.random() < 0.3:
             lines += [f"    if {self.write.truth(inside)}:", f"        {self.dice.choice(('break', 'continue'))}"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.simulator.jit import canary
+from moereplay.simulator.jit import canary, trial
 from moereplay.simulator.jit.marks import IS_PYTHON
 
 pytestmark = pytest.mark.skipif(IS_PYTHON, reason="there is no compiler in plain Python")
@@ -42,13 +42,13 @@ def private_names() -> list[tuple[str, str]]:
 
 def tried(before: str) -> subprocess.CompletedProcess[str]:
     """The trial, in a process of its own in which something else has happened before."""
-    script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport numba\n{before}\n{canary.RUN}"
+    script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport numba\n{before}\n{trial.RUN}"
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_this_version_of_numba_passes() -> None:
     ended = tried("")
-    assert (ended.returncode, ended.stdout.strip()) == (0, canary.PASSED), ended.stderr
+    assert (ended.returncode, ended.stdout.strip()) == (0, trial.PASSED), ended.stderr
 
 
 def test_private_names_stand_in_one_file() -> None:
@@ -126,8 +126,8 @@ def test_a_version_that_fails_the_trial_is_said_and_remembered(
 ) -> None:
     trials: list[str] = []
     monkeypatch.delenv("MOEREPLAY_JIT", raising=False)
-    monkeypatch.setattr(canary, "private_folder", lambda name: tmp_path)
-    monkeypatch.setattr(canary, "_tried", lambda: trials.append("once") or "Traceback\nImportError: no JITCodeLibrary")
-    assert [canary.is_sound.__wrapped__() for _ in range(2)] == [False, False]
+    monkeypatch.setattr(trial, "private_folder", lambda name: tmp_path)
+    monkeypatch.setattr(trial, "_tried", lambda: trials.append("once") or "Traceback\nImportError: no JITCodeLibrary")
+    assert [trial.is_sound.__wrapped__() for _ in range(2)] == [False, False]
     assert trials == ["once"]
     assert "ImportError: no JITCodeLibrary" in caplog.text

@@ -163,7 +163,7 @@ def test_a_task_is_another_when_what_it_includes_is(tmp_path: Path, changed: str
 
 NO_TASKS = {
     "": "Expected YAML dict",
-    "a: [1": "did not find expected",
+    "a: [1": "expected",
     "- 1": "got list",
     "include: none.yaml": "No such file",
     "task: mine": "names no `dataset_path`; write one",
