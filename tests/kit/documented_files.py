@@ -109,9 +109,11 @@ def _routes(folder: Path) -> None:
 def _logs(folder: Path) -> None:
     """What other tools' loggers write, and colibri's counts of a model like the miniature."""
     samples = {"colibri.route": "route.txt", "cache_lab.jsonl": "lab.jsonl", "engine_log.jsonl": "moe_routes.jsonl"}
+    samples |= {"onnx_routing.log": "ort.log", "layer_rows.json": "trace.json"}
     for sample, name in samples.items():
         shutil.copy(ROOT / "tests" / "samples" / sample, folder / name)
     shutil.copytree(ROOT / "tests" / "samples" / "moe_beyond", folder / "prompts")
+    shutil.copytree(ROOT / "tests" / "samples" / "layer_files", folder / "results" / "trace-full")
     rows = [f"{layer} {expert} {1 + (layer * expert) % 97}" for layer in range(LAYERS) for expert in range(64)]
     (folder / "m.coli_usage").write_text("\n".join(rows) + "\n")
 

@@ -11,6 +11,7 @@ from tests.kit.documented_files import assumed, stand_in
 
 MODEL = "it downloads a model"
 READERS = "it needs a checkpoint of the reader's"
+LOGS = "it needs logs of the reader's"
 CLUSTER = "it needs a cluster"
 BUCKET = "it needs a bucket"
 REAL = "it fills 3 GB of a disk and wants a quiet machine"
@@ -23,6 +24,11 @@ NOT_RUN = {
     "pip install -e": "it downloads packages",
     "moereplay quality allenai/OLMoE-1B-7B-0924": MODEL,
     "moereplay record ./checkpoints/qwen": READERS,
+    "moereplay import router.bin": "it needs the file of a model of 48 layers",
+    "moereplay calibrate log.csv": LOGS,
+    "moereplay evidence other.csv": LOGS,
+    "moereplay calibrate runs/": LOGS,
+    "moereplay evidence runs/": LOGS,
     "moereplay measure like.zarr": REAL,
     "moereplay plot runs/measured": "it draws what was not measured",
     "moereplay calibrate --slow-tier disk:runs/experts": REAL,
