@@ -16,8 +16,6 @@ from moereplay.traces.importers.contract import ASSUMED, Foreign, Options
 from moereplay.traces.ranges_of_ids import experts_per_layer, ranges_by_layer
 from moereplay.traces.schema import Header, Request, TraceError
 
-FLOATS = "logits of experts without weights: left out, and look-ahead with them"
-
 
 def remapped(path: Path, read: Callable[[], Foreign], options: Options) -> Foreign:
     """The trace with the ids that `options` ask for. Raises TraceError if its ids are not of that kind."""
@@ -62,7 +60,10 @@ def _local(path: Path, foreign: Foreign, read: Callable[[], Foreign], options: O
 
 def _real(path: Path, foreign: Foreign, experts: int) -> Foreign:
     """Ids below `experts`; those without weights stand as -1 behind the others, and weigh nothing."""
-    note = f"ids from {experts} on are experts without weights (--real-experts): kept as not routed (-1)"
+    note = (
+        f"ids from {experts} on are experts without weights (--real-experts): kept as not routed (-1); "
+        "logits and look-ahead, if there are any, are left out"
+    )
     header = _with(foreign.header, experts, path, note)
     header = header.model_copy(update={"lookahead_depth": 0})
     return Foreign(header, _below(foreign.requests, experts))
