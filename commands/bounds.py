@@ -150,7 +150,8 @@ def _report(trace: Trace, documents: Sequence[dict[str, Any]], free: Freedom | N
 
     show(*simulated(trace))
     for document in documents:
-        settings = "; ".join(f"{name} {value}" for name, value in document["config"].items() if name != "capacity")
+        told = {name: value for name, value in document["config"].items() if name != "capacity" and value != ""}
+        settings = "; ".join(f"{name} {value}" for name, value in told.items())
         show("", f"capacity {document['config']['capacity']}: {document['capacity_forms']}", settings, "")
         show(*drawn(document))
     show("", *LEGEND)

@@ -243,11 +243,13 @@ def _replay(machine: Platform, run: Run, routing: Path) -> dict[str, object]:
 def _report(found: Fitted, held: list[Prediction], more: dict[str, object]) -> None:
     from moereplay.analysis.tables import table
     from moereplay.calibration.report import SPARE, figure_rows, residual_rows, summary_line, warning_lines
-    from moereplay.traces.documents import json_text
 
     show(f"{found.device}: {found.platform.calibration.method}" if found.platform.calibration else found.device)
     show(table(figure_rows(found)), table(residual_rows([*found.on_itself, *held]), spare=SPARE, more="--json"))
     show(f"fit       {summary_line(found.on_itself)}", f"held out  {summary_line(held)}")
     show(*warning_lines(found.warnings))
-    if more.get("replay"):
-        show(f"replay of its routing: {json_text(more['replay'])}")
+    if isinstance(again := more.get("replay"), dict):
+        show(
+            "replay of its routing",
+            table([{"figure": name, "value": value} for name, value in again["columns"].items()]),
+        )
