@@ -112,8 +112,8 @@ def _logs(folder: Path) -> None:
     samples |= {"onnx_routing.log": "ort.log", "layer_rows.json": "trace.json"}
     for sample, name in samples.items():
         shutil.copy(ROOT / "tests" / "samples" / sample, folder / name)
-    shutil.copytree(ROOT / "tests" / "samples" / "moe_beyond", folder / "prompts")
-    shutil.copytree(ROOT / "tests" / "samples" / "layer_files", folder / "results" / "trace-full")
+    shutil.copytree(ROOT / "tests" / "samples" / "moe_beyond", folder / "prompts", dirs_exist_ok=True)
+    shutil.copytree(ROOT / "tests" / "samples" / "layer_files", folder / "results" / "trace-full", dirs_exist_ok=True)
     rows = [f"{layer} {expert} {1 + (layer * expert) % 97}" for layer in range(LAYERS) for expert in range(64)]
     (folder / "m.coli_usage").write_text("\n".join(rows) + "\n")
 
