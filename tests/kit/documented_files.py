@@ -113,7 +113,7 @@ def _logs(folder: Path) -> None:
     for sample, name in samples.items():
         shutil.copy(ROOT / "tests" / "samples" / sample, folder / name)
     shutil.copytree(ROOT / "tests" / "samples" / "moe_beyond", folder / "prompts", dirs_exist_ok=True)
-    shutil.copytree(ROOT / "tests" / "samples" / "layer_files", folder / "results" / "trace-full", dirs_exist_ok=True)
+    shutil.copytree(ROOT / "tests" / "samples" / "layer_files", folder / "deepseek" / "trace-full", dirs_exist_ok=True)
     rows = [f"{layer} {expert} {1 + (layer * expert) % 97}" for layer in range(LAYERS) for expert in range(64)]
     (folder / "m.coli_usage").write_text("\n".join(rows) + "\n")
 

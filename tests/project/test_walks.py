@@ -35,9 +35,9 @@ def tree(tmp_path: Path) -> Path:
     if not (ROOT / ".git").exists():
         pytest.skip("needs a checkout")
     for name in ran("git", "ls-files", "-z", cwd=ROOT).strip("\0").split("\0"):
-        if (ROOT / name).is_file():
+        if (ROOT / name).exists():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tmp_path / name)
+            shutil.copy(ROOT / name, tmp_path / name, follow_symlinks=False)  # folders are linked into the package
     return tmp_path
 
 
