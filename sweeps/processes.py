@@ -43,16 +43,31 @@ def find_own_packages() -> dict[str, str]:
     return found
 
 
+@contextmanager
+def _own_packages_first() -> Iterator[None]:
+    """Give processes that start meanwhile the environment of `find_own_packages`; this one keeps its own."""
+    names = ("PYTHONSAFEPATH", "PYTHONPATH")
+    before = {name: os.environ.get(name) for name in names}
+    find_own_packages()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def started(work: Callable[..., None], *arguments: Any) -> Worker:
     """A process that runs `work(connection, *arguments)`. Ctrl-C does not reach it: who started it decides.
 
     A terminal sends the signal to every process of a command, also to one that is still importing.
     """
-    find_own_packages()
     ours, theirs = get_context("spawn").Pipe()  # spawn, not fork: polars and zarr run threads
     process = get_context("spawn").Process(target=work, args=(theirs, *arguments), daemon=True)
     try:
-        with _without_interrupts():
+        with _without_interrupts(), _own_packages_first():
             process.start()
     except BaseException:
         if process.pid is not None:

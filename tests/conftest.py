@@ -65,3 +65,16 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     cases.ENGINE.append(request.param)
     yield request.param
     cases.ENGINE.pop()
+
+
+#: A command that starts jobs on a cluster sets these for its process, which is that of the tests here.
+WHERE_PYTHON_LOOKS = {name: os.environ.get(name) for name in ("PYTHONSAFEPATH", "PYTHONPATH")}
+
+
+def pytest_runtest_teardown() -> None:
+    """Each test begins with the paths that the first one had."""
+    for name, value in WHERE_PYTHON_LOOKS.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

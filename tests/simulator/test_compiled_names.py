@@ -46,7 +46,8 @@ POLICY = Eviction(name="mine", summary="by a rank from another file", source="-"
 """
 REPLAY_BY_BOTH = """
 import json, sys
-import policies, policies.eviction
+import moereplay.policies.eviction
+from moereplay import policies
 from pathlib import Path
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
