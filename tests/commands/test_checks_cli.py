@@ -122,7 +122,7 @@ def test_plot_draws_the_checks(sweep, tmp_path):
     assert svg.count("<!-- checked -->") == 1 and "Ringed: 3" in svg
     assert "left out: ttft_by_capacity: no request has a prompt" in drawn.stderr
     alone = moereplay("plot", sweep / "out", "--out", tmp_path / "one", "--figure", "checks")
-    assert alone.returncode == 0 and len(list((tmp_path / "one").iterdir())) == 2
+    assert alone.returncode == 0 and len(list((tmp_path / "one").iterdir())) == 3
 
 
 def test_a_sweep_without_checks_has_no_figure_of_them(sweep, tmp_path):
