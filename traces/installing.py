@@ -39,6 +39,9 @@ def _of_clone(clone: Path, extra: str) -> str:
 
 def _clone_of(found: metadata.Distribution) -> Path | None:
     """The folder that an installation in place leads to (PEP 610); None for a wheel."""
+    project = Path(str(found.locate_file("pyproject.toml")))
+    if project.is_file():  # Python runs in the clone, and finds what its build left there first
+        return project.parent
     try:
         origin = json.loads(found.read_text("direct_url.json") or "{}")
         editable = origin["dir_info"]["editable"]

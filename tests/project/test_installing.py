@@ -24,6 +24,9 @@ class Installed:
     def read_text(self, name: str) -> str | None:
         return self.origin
 
+    def locate_file(self, name: str) -> Path:
+        return Path("/no/such/folder", name)
+
 
 EDITABLE = '{"url": "file:///home/a%20b/clone", "dir_info": {"editable": true}}'
 
