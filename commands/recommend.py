@@ -109,7 +109,7 @@ def _check_new(out: Path | None) -> None:
 
 def _write_lists(out: Path | None, config: Mapping[str, Any]) -> None:
     """The lists of experts that the command of the best set reads. Raises ConfigError where the disk refuses."""
-    from moereplay.results.repeat import files
+    from moereplay.results.settings import files
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.documents import json_text
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from moereplay.results.idle import idle
 from moereplay.results.labels import synthetic_of
-from moereplay.results.repeat import command
+from moereplay.results.settings import command
 from moereplay.simulator.memory import kv_bytes_of
 from moereplay.simulator.platform_files import platform
 from moereplay.sweeps.engine_flags import Held, flags

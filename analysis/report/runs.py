@@ -12,8 +12,7 @@ from moereplay.analysis.ratios import FORMULAS
 from moereplay.analysis.report.cases import GROUPS, Case
 from moereplay.analysis.report.material import Material
 from moereplay.analysis.verdict import FIGURES, Entry
-from moereplay.results.repeat import command, files
-from moereplay.results.settings import POLICIES
+from moereplay.results.settings import POLICIES, command, files
 
 Run = dict[str, Any]
 #: Facts of a result that a reader needs beside its settings.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moereplay.results.repeat import command, files
+from moereplay.results.settings import command, files
 from moereplay.simulator.config import configure
 
 
