@@ -109,11 +109,11 @@ def _check_new(out: Path | None) -> None:
 
 def _write_lists(out: Path | None, config: Mapping[str, Any]) -> None:
     """The lists of experts that the command of the best set reads. Raises ConfigError where the disk refuses."""
-    from moereplay.results.settings import files
+    from moereplay.results.settings import expert_lists
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.documents import json_text
 
-    lists = files(config)
+    lists = expert_lists(config)
     if out is None:
         if lists:
             say(f"--out FOLDER writes {' and '.join(lists)}, which that command reads")

@@ -142,7 +142,7 @@ def _listed(setting: Setting) -> str:
 LISTS = tuple(name for name, kind in setting_kinds().items() if kind == EXPERTS)
 
 
-def command(config: Mapping[str, Any], trace: str, policy_files: Sequence[str] = ()) -> str:
+def repeat_command(config: Mapping[str, Any], trace: str, policy_files: Sequence[str] = ()) -> str:
     """What replays the configuration, typed: settings at their default are left out, `trace` is as a user names it.
 
     Lists of experts are read from the files that `files` says; a user's own policy goes without the hash of its file.
@@ -158,7 +158,7 @@ def command(config: Mapping[str, Any], trace: str, policy_files: Sequence[str] =
     return shlex.join([*words, *(word for path in policy_files for word in ("--policy-file", path))])
 
 
-def files(config: Mapping[str, Any]) -> dict[str, list[list[int]]]:
+def expert_lists(config: Mapping[str, Any]) -> dict[str, list[list[int]]]:
     """What the files of that command must hold, by their names: lists of [layer, expert]."""
     return {f"{name}.json": _plain(config[name]) for name in LISTS if config.get(name)}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from moereplay.results.idle import idle
 from moereplay.results.labels import synthetic_of
-from moereplay.results.settings import command
+from moereplay.results.settings import repeat_command
 from moereplay.simulator.memory import kv_bytes_of
 from moereplay.simulator.platform_files import platform
 from moereplay.sweeps.engine_flags import Held, flags
@@ -89,7 +89,7 @@ def _leader(question: Question, tried: Tried, trace_name: str) -> Document:
     return _found(tried) | {
         "start": start,
         "engines": engines_of(tried.config, start),
-        "command": command(tried.config.model_dump(mode="json"), trace_name),
+        "command": repeat_command(tried.config.model_dump(mode="json"), trace_name),
     }
 
 

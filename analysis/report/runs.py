@@ -12,7 +12,7 @@ from moereplay.analysis.ratios import FORMULAS
 from moereplay.analysis.report.cases import GROUPS, Case
 from moereplay.analysis.report.material import Material
 from moereplay.analysis.verdict import FIGURES, Entry
-from moereplay.results.settings import POLICIES, command, files
+from moereplay.results.settings import POLICIES, expert_lists, repeat_command
 
 Run = dict[str, Any]
 #: Facts of a result that a reader needs beside its settings.
@@ -43,8 +43,8 @@ def _run(case: Case, entry: Entry, row: Mapping[str, Any], stored: Mapping[str, 
         "series": case.series(entry.settings),
         "group": case.groups[row["identity"]],
         "config": config,
-        "command": command(config, trace, policy_files(config, material.provenances)),
-        "files": files(config),
+        "command": repeat_command(config, trace, policy_files(config, material.provenances)),
+        "files": expert_lists(config),
         "figures": {name: row.get(name) for name in FORMULAS},
         "interval": {figure.name: interval(entry, figure.name) for figure in FIGURES},
         "about": {name: row[name] for name in ("model", "trace")} | {name: about.get(name) for name in FACTS},
