@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from moereplay.results.digest import row_digest
 from moereplay.results.errors import ResultError
 from moereplay.results.files import damaged, read_parquet
+from moereplay.results.schema import row_digest
 from moereplay.results.settings import OF_CURVES
 from moereplay.results.write import write_frame
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import polars as pl
 
-from moereplay.results.digest import is_damaged, row_digest
 from moereplay.results.errors import ResultError
-from moereplay.results.schema import ROWS_VERSION, fields_of
+from moereplay.results.schema import ROWS_VERSION, fields_of, is_damaged, row_digest
 from moereplay.traces.documents import content
 
 MOST_BYTES = 1 << 30  #: of one file of results

@@ -10,12 +10,11 @@ from typing import Any
 
 import polars as pl
 
-from moereplay.results.columns import with_config
 from moereplay.results.counters import heading_of
 from moereplay.results.files import check_columns, check_digests, read_rows
 from moereplay.results.parts import PROVENANCE, SWEEP_VERSION, PartError, older_files
 from moereplay.results.read import ABOUT_FIELDS
-from moereplay.results.schema import BOUNDS, FACTS, IN_FULL, LATENCIES, fields_of
+from moereplay.results.schema import BOUNDS, FACTS, IN_FULL, LATENCIES, fields_of, with_config
 from moereplay.results.tables import latencies
 from moereplay.traces.documents import DocumentError, content, from_json
 

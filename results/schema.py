@@ -13,14 +13,16 @@ columns, takes others as they are, and fills what a file lacks with null.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from moereplay.results.counters import COUNTERS, REQUEST_TIMES, Rows
-from moereplay.results.digest import row_digest
 from moereplay.results.errors import ResultError
+from moereplay.results.settings import older, setting_kinds
+from moereplay.traces.schema import canonical
 
 Columns = dict[str, Any]  #: name -> what polars takes for a type
 
@@ -204,3 +206,61 @@ def _joined(ours: pl.DataType, theirs: pl.DataType, column: str) -> pl.DataType:
 
 def _instance(kind: Any) -> pl.DataType:
     return kind() if isinstance(kind, type) else kind
+
+
+# -- Digests of what is stored: of every row, and of every file of replays, curves and validations.
+
+#: In the metadata of a Parquet file: sha256 of the file, with zeros where the digest stands.
+FILE_DIGEST = "moereplay.sha256"
+NO_DIGEST = "0" * 64
+
+
+def row_digest(row: Mapping[str, Any]) -> str:
+    """sha256 of a stored row without its digest: polars checks no page of a Parquet file that it reads."""
+    content = {name: value for name, value in row.items() if name != "digest"}
+    return hashlib.sha256(canonical(content)).hexdigest()
+
+
+def with_file_digest(data: bytes) -> bytes:
+    """A Parquet file that was written with the metadata {FILE_DIGEST: NO_DIGEST}, with its digest there."""
+    place = _file_digest(data)
+    if place is None:
+        raise AssertionError("the file was written without a place for its digest")
+    return data[: place[0]] + hashlib.sha256(data).hexdigest().encode() + data[place[1] :]
+
+
+def is_damaged(data: bytes) -> bool:
+    """Whether a file is not what its digest says; one without a digest is an older version's."""
+    place = _file_digest(data)
+    if place is None:
+        return False
+    blank = data[: place[0]] + NO_DIGEST.encode() + data[place[1] :]
+    return hashlib.sha256(blank).hexdigest().encode() != data[slice(*place)]
+
+
+def _file_digest(data: bytes) -> tuple[int, int] | None:
+    """Where the digest begins and ends: two bytes after its name, for the type and the length of a text in Thrift."""
+    name = data.rfind(FILE_DIGEST.encode())  # metadata stand behind all rows
+    begin = name + len(FILE_DIGEST) + 2
+    return None if name < 0 else (begin, begin + len(NO_DIGEST))
+
+
+# -- Results of versions that had fewer settings (`results/settings.py`) get them, with the values that they had.
+
+
+def with_config(part: pl.DataFrame) -> pl.DataFrame:
+    """Results of any version, their column `config` with the settings that it lacks."""
+    config = with_settings(part.select("config").unnest("config"))
+    return part.with_columns(config.to_struct("config"))
+
+
+def with_settings(table: pl.DataFrame) -> pl.DataFrame:
+    """A table of configurations of any version, with the settings that it lacks: each had its default."""
+    found, kinds = table.columns, setting_kinds()
+    absent = {name: value for name, value in older().items() if name not in found}
+    if not absent:
+        return table
+    first = min(found.index(name) for name in kinds if name in found)
+    names = dict.fromkeys([*found[:first], *(name for name in kinds if name in found or name in absent), *found])
+    filled = [pl.lit(value, DTYPES[kinds[name]]).alias(name) for name, value in absent.items()]
+    return table.with_columns(filled).select(list(names))

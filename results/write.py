@@ -8,10 +8,9 @@ from pathlib import Path
 
 import polars as pl
 
-from moereplay.results.digest import FILE_DIGEST, NO_DIGEST, with_file_digest
 from moereplay.results.errors import ResultError
 from moereplay.results.result import Event, Result
-from moereplay.results.schema import nested
+from moereplay.results.schema import FILE_DIGEST, NO_DIGEST, nested, with_file_digest
 from moereplay.traces.scratch import write_whole
 from moereplay.traces.texts import in_csv
 

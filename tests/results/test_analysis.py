@@ -11,12 +11,11 @@ import pytest
 from moereplay.analysis import ranking as ranking_module
 from moereplay.analysis.metrics import measured, with_ratios
 from moereplay.analysis.ratios import FORMULAS, RANKED, RATIOS
-from moereplay.results.digest import row_digest
 from moereplay.results.errors import ResultError
 from moereplay.results.older import NEEDED
 from moereplay.results.read import fields, layers, only, requests, runs
 from moereplay.results.result import Row
-from moereplay.results.schema import BOUNDS, rows_schema
+from moereplay.results.schema import BOUNDS, row_digest, rows_schema
 from moereplay.results.settings import setting_kinds
 from moereplay.results.stored import load
 from moereplay.results.write import write_frame

@@ -12,8 +12,7 @@ import typer
 from moereplay import policies
 from moereplay.command import application
 from moereplay.results import settings
-from moereplay.results.columns import with_config, with_settings
-from moereplay.results.schema import rows_schema
+from moereplay.results.schema import rows_schema, with_config, with_settings
 from moereplay.results.settings import EXPERTS, KINDS, LISTED, NAMES, OF_CURVES, SETTINGS, TEXT, WHOLE, setting_kinds
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.origin import Origin

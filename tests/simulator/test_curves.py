@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.policies.contract import PolicyError
-from moereplay.results.digest import row_digest
 from moereplay.results.result import Result
+from moereplay.results.schema import row_digest
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import Curve, curve
 from moereplay.simulator.curves.rows import to_row, write_curve
