@@ -24,7 +24,7 @@ import heldout
 from moereplay.analysis.metrics import measured
 from moereplay.analysis.statistics import spearman
 from moereplay.analysis.tables import console, table
-from moereplay.results.write import to_frame
+from moereplay.results.files import to_frame
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.tracegen.checkpoint import Loaded, load
 from moereplay.tracegen.live.run import LiveRequest, proven, run

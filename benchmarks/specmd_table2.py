@@ -27,7 +27,7 @@ from typing import NamedTuple
 from moereplay.analysis.metrics import measured
 from moereplay.analysis.statistics import spearman
 from moereplay.analysis.tables import console, table
-from moereplay.results.write import to_frame
+from moereplay.results.files import to_frame
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.preset import LEAST_STALE, preset
 from moereplay.sweeps.grid import run_grid

@@ -305,7 +305,7 @@ def _report(ran: Live, tokens: int) -> None:
     from moereplay.analysis.heading import settings
     from moereplay.analysis.metrics import measured
     from moereplay.analysis.tables import counted, table
-    from moereplay.results.write import to_frame
+    from moereplay.results.files import to_frame
 
     row = measured(to_frame([ran.result], [None])).row(0, named=True)
     about = ran.result.about
@@ -331,7 +331,7 @@ def _quality(ran: Live) -> dict[str, Any] | None:
 
 
 def _write_events(path: Path, ran: Live) -> None:
-    from moereplay.results.write import write_events
+    from moereplay.results.files import write_events
 
     write_events(path, ran.result.events)
     say(f"wrote {path}")

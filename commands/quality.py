@@ -167,8 +167,8 @@ def _answered(evaluation: Evaluation, tasks: Sequence[Task]) -> pl.DataFrame:
 
 def _write(frame: pl.DataFrame, out: Path) -> None:
     from moereplay.analysis.figures import draw_all, save
+    from moereplay.results.files import write_frame
     from moereplay.results.quality import EXAMPLES, FILE, examples_of
-    from moereplay.results.write import write_frame
 
     write_frame(frame, out / FILE)
     write_frame(examples_of(frame), out / EXAMPLES)

@@ -66,7 +66,7 @@ def replay(
         say_when_compiling()
         outcomes = list(_stored(out, outcomes, opened, configs, engine) if out else outcomes)
     if events:
-        from moereplay.results.write import write_events
+        from moereplay.results.files import write_events
 
         write_events(events, outcomes[0][0].events)
     if as_json:
@@ -124,8 +124,8 @@ def _kept_in(out: Path | None) -> str:
 def _document(trace: Trace, config: ReplayConfig, outcome: Outcome, engine: str) -> dict[str, object]:
     """What `--json` prints: the result, what is derived from it, and what is to be said of that."""
     from moereplay.analysis.metrics import figures_of
+    from moereplay.results.files import to_frame
     from moereplay.results.idle import idle
-    from moereplay.results.write import to_frame
     from moereplay.simulator.remarks import remarks
 
     result, bound = outcome

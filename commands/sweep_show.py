@@ -132,7 +132,7 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
 
 
 def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
-    from moereplay.results.write import csv_text
+    from moereplay.results.files import csv_text
     from moereplay.traces.documents import json_text
 
     if not as_json:

@@ -228,8 +228,8 @@ def _write(out: Path, found: Sequence[Comparison]) -> None:
     from moereplay.analysis.validation_rows import to_frame
     from moereplay.commands.plot import say_left_out
     from moereplay.results.errors import ResultError
+    from moereplay.results.files import write_frame
     from moereplay.results.validation import FILE
-    from moereplay.results.write import write_frame
 
     frame = to_frame(found)
     write_frame(frame, out / FILE)

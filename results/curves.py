@@ -9,10 +9,9 @@ from typing import Any
 import polars as pl
 
 from moereplay.results.errors import ResultError
-from moereplay.results.files import damaged, read_parquet
+from moereplay.results.files import damaged, read_parquet, write_frame
 from moereplay.results.schema import row_digest
 from moereplay.results.settings import OF_CURVES
-from moereplay.results.write import write_frame
 
 VERB = "run moereplay curve"
 CURVES_VERSION = 1  #: of the columns

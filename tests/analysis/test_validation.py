@@ -22,10 +22,10 @@ from moereplay.analysis.validation import Comparison, Measure, Runs, Tolerances,
 from moereplay.analysis.validation_rows import document, heading, lines, measure_rows, quality_rows, to_frame
 from moereplay.results.counters import COUNTERS
 from moereplay.results.errors import ResultError
+from moereplay.results.files import write_frame
 from moereplay.results.result import Event, Result, Row
 from moereplay.results.settings import setting_kinds
 from moereplay.results.validation import FILE, load
-from moereplay.results.write import write_frame
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Trace, memory_trace

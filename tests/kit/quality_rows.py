@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 
 from moereplay.analysis.changes import Change
+from moereplay.results.files import write_frame
 from moereplay.results.quality import FILE, UNMODIFIED, to_frame
 from moereplay.results.result import Row
-from moereplay.results.write import write_frame
 from moereplay.simulator.config import KINDS, configure
 from tests.kit.tiny_runs import NO_COUNT
 

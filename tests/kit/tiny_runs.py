@@ -9,11 +9,11 @@ from pathlib import Path
 import polars as pl
 
 from moereplay.results.counters import COUNTERS
+from moereplay.results.files import to_frame, write_frame
 from moereplay.results.parts import SWEEP_VERSION
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
 from moereplay.results.tables import part_of
-from moereplay.results.write import to_frame, write_frame
 from moereplay.simulator.bounds import Counted
 from moereplay.simulator.config import KINDS, configure
 from moereplay.sweeps.folder_store import Folder

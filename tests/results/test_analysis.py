@@ -12,13 +12,13 @@ from moereplay.analysis import ranking as ranking_module
 from moereplay.analysis.metrics import measured, with_ratios
 from moereplay.analysis.ratios import FORMULAS, RANKED, RATIOS
 from moereplay.results.errors import ResultError
+from moereplay.results.files import write_frame
 from moereplay.results.older import NEEDED
 from moereplay.results.read import fields, layers, only, requests, runs
 from moereplay.results.result import Row
 from moereplay.results.schema import BOUNDS, row_digest, rows_schema
 from moereplay.results.settings import setting_kinds
 from moereplay.results.stored import load
-from moereplay.results.write import write_frame
 from moereplay.simulator.config import KINDS
 from tests.kit.tiny_runs import by_hand, frame_of, replayed, small_trace, written_before
 

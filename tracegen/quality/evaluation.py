@@ -20,9 +20,9 @@ from typing import Any
 import polars as pl
 
 from moereplay.policies.contract import PolicyError
+from moereplay.results.files import write_frame
 from moereplay.results.quality import UNMODIFIED, counted, counted_by, read, to_frame
 from moereplay.results.result import Row
-from moereplay.results.write import write_frame
 from moereplay.simulator.bounds import bound_of, count
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION, ReplayConfig
 from moereplay.simulator.errors import ConfigError
