@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from moereplay.analysis.ratios import RATIOS
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 
 
 class Change(NamedTuple):

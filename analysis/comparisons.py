@@ -14,7 +14,7 @@ import numpy as np
 
 from moereplay.analysis.bootstrap import Interval, Pairs, difference, interval
 from moereplay.analysis.ratios import MISS_RATE, RANKED, RATIOS, Ratio
-from moereplay.results.errors import unknown
+from moereplay.results.result import unknown
 
 Rows = Sequence[Mapping[str, Any]]  #: of requests, each with its number as `request`
 

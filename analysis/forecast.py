@@ -21,8 +21,8 @@ from moereplay.analysis.changes import Change, change_of, policy_of, stored_bits
 from moereplay.analysis.left_out import Left, best_form, distances, reach_of
 from moereplay.analysis.quality import Judged, judged
 from moereplay.analysis.rising import Point, Refusal, Rising, fitted, moved
-from moereplay.results.errors import ResultError, unknown
 from moereplay.results.quality import UNMODIFIED
+from moereplay.results.result import ResultError, unknown
 from moereplay.results.settings import KINDS
 
 NLL, KL = "nll", "kl"  #: the measure whose loss is a rise of perplexity, and the one with the least noise

@@ -15,7 +15,7 @@ from moereplay.analysis.forecast import LARGEST_EXPONENT, NLL, Answer, Forecast,
 from moereplay.analysis.rising import Refusal
 from moereplay.analysis.short import FORECAST as HEADS
 from moereplay.analysis.tables import counted
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 
 #: Column of a results frame: what is forecast of a configuration, or why nothing is.
 COLUMN = "forecast"

@@ -11,8 +11,8 @@ from typing import Any
 from moereplay.analysis.ratios import RANKED, RATIOS, quotient
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
-from moereplay.results.errors import unknown
 from moereplay.results.labels import synthetic_of
+from moereplay.results.result import unknown
 from moereplay.results.settings import POLICIES, bare_names
 from moereplay.results.spent import spent
 

@@ -9,8 +9,7 @@ from itertools import groupby
 from moereplay.analysis.timeline_levels import Levels
 from moereplay.analysis.timeline_moves import FREE, Machine, Move, copy_of, moves_of
 from moereplay.analysis.timeline_steps import BUSY, LOOKED_UP, Stall, Step, stalls_of, steps_of
-from moereplay.results.errors import ResultError
-from moereplay.results.result import Event, Row
+from moereplay.results.result import Event, ResultError, Row
 from moereplay.results.trace_events import Instant, Item, Slice, Track
 from moereplay.traces.passes import PREFILL, Passes
 

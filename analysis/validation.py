@@ -17,8 +17,7 @@ from pydantic import Field
 
 from moereplay.analysis.divergence import Divergence, first_choice, first_divergence
 from moereplay.analysis.ratios import RATIOS, quotient
-from moereplay.results.errors import ResultError
-from moereplay.results.result import Result, Row
+from moereplay.results.result import Result, ResultError, Row
 from moereplay.results.spent import spent
 from moereplay.results.validation import LAYER_COUNTERS
 from moereplay.traces.schema import Frozen, Trace

@@ -103,7 +103,7 @@ def _traces(
     digests: Sequence[str], provenances: Sequence[Mapping[str, Any]], given: Sequence[Path]
 ) -> dict[str, Source]:
     """Each trace where the results say that it lies, or where the user says; none of another digest."""
-    from moereplay.results.errors import ResultError
+    from moereplay.results.result import ResultError
     from moereplay.traces.store import open_trace
 
     moved = {opened.digest: (path, opened) for path in given for opened in [open_trace(path)]}

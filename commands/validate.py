@@ -227,8 +227,8 @@ def _write(out: Path, found: Sequence[Comparison]) -> None:
     from moereplay.analysis.figures import draw_all, save
     from moereplay.analysis.validation_rows import to_frame
     from moereplay.commands.plot import say_left_out
-    from moereplay.results.errors import ResultError
     from moereplay.results.files import write_frame
+    from moereplay.results.result import ResultError
     from moereplay.results.validation import FILE
 
     frame = to_frame(found)

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     import moereplay.policies.contract as contract
     from moereplay.policies.contract import PolicyError
     from moereplay.policies.files import register as register_policy
-    from moereplay.results.errors import ResultError
-    from moereplay.results.result import Result
+    from moereplay.results.result import Result, ResultError
     from moereplay.simulator.config import ReplayConfig, configure
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import replay
@@ -36,7 +35,7 @@ _HOME = {
     "ReplayConfig": "moereplay.simulator.config",
     "Request": "moereplay.traces.schema",
     "Result": "moereplay.results.result",
-    "ResultError": "moereplay.results.errors",
+    "ResultError": "moereplay.results.result",
     "Router": "moereplay.traces.schema",
     "Trace": "moereplay.traces.schema",
     "TraceError": "moereplay.traces.schema",

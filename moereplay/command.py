@@ -102,7 +102,7 @@ def options(
 def _user_errors() -> tuple[type[Exception], ...]:
     """Errors that a user can cause; imported only once one has been raised."""
     from moereplay.policies.contract import PolicyError
-    from moereplay.results.errors import ResultError
+    from moereplay.results.result import ResultError
     from moereplay.simulator.errors import ConfigError
     from moereplay.tracegen.errors import RecordError
     from moereplay.traces.schema import TraceError

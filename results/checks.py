@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from moereplay.results.errors import ResultError
-from moereplay.results.result import Result
+from moereplay.results.result import Result, ResultError
 from moereplay.results.spent import spent
 from moereplay.traces.documents import DocumentError, content, from_json, json_text
 from moereplay.traces.frozen import Frozen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 from moereplay.traces.scratch import refuse_inside_trace
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moereplay.results import read
-from moereplay.results.errors import unknown
+from moereplay.results.result import unknown
 from moereplay.results.stored import load
 from moereplay.sweeps.store import place_of
 

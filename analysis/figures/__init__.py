@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from moereplay.analysis import forecasts
 from moereplay.analysis.checks import COLUMN
 from moereplay.analysis.figures.sheet import KINDS, on_page, save, save_caption, save_numbers, styled
-from moereplay.results.errors import ResultError, unknown
+from moereplay.results.result import ResultError, unknown
 
 __all__ = [
     "CHECK_FIGURES",

@@ -14,7 +14,7 @@ from moereplay.analysis.figures.facets import Facets, facets
 from moereplay.analysis.figures.lines import apart, axis_name, spans_a_decade
 from moereplay.analysis.figures.sheet import DPI
 from moereplay.analysis.metrics import measured, with_ends
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 from moereplay.traces.amounts import digits
 
 ALIKE = 1.01  #: how far two sizes of all experts may be apart, as percentages have four digits

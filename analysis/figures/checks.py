@@ -13,7 +13,7 @@ from moereplay.analysis.figures.lines import axis_name, legend, spans_a_decade
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
 from moereplay.analysis.metrics import measured
 from moereplay.analysis.palette import MUTED, Look, looks
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 LABELS = {"measured": "MEASURED beside SIMULATED", "live": "LIVE, emulated, beside SIMULATED"}

@@ -17,8 +17,8 @@ from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
 from moereplay.analysis.metrics import with_ratios
 from moereplay.analysis.palette import looks
 from moereplay.results.counters import COUNTERS
-from moereplay.results.errors import ResultError
 from moereplay.results.read import layers
+from moereplay.results.result import ResultError
 
 OPTIONS = {"phase": ("decode", "prefill", "both"), "per": ("miss", "access")}
 PASSES = {

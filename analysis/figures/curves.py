@@ -14,7 +14,7 @@ from moereplay.analysis.figures.lines import axis_name, from_zero, panel_size
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
 from moereplay.analysis.palette import BOUND, LIMIT, look_of
 from moereplay.results.curves import TIDY
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 from moereplay.results.settings import OF_CURVES
 
 MOST_PANELS = 8  #: that a page can hold

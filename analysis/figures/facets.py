@@ -8,8 +8,8 @@ from typing import NamedTuple
 import polars as pl
 
 from moereplay.analysis.figures.sheet import is_narrow
-from moereplay.results.errors import ResultError
 from moereplay.results.read import fields
+from moereplay.results.result import ResultError
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 
 MOST_ROWS, MOST_COLUMNS = 8, 6  #: panels that a page can hold

@@ -15,7 +15,7 @@ from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
 from moereplay.analysis.forecasts import COLUMN, SIDES, refusals
 from moereplay.analysis.metrics import measured, shared
 from moereplay.analysis.palette import MUTED, Look, looks
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 UNCHANGED = "output unchanged"

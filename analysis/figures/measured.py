@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 LINKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  #: a colour per throttle

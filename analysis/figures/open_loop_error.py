@@ -15,7 +15,7 @@ from moereplay.analysis.figures.lines import apart, from_zero
 from moereplay.analysis.figures.sheet import DPI, Grid, Sheet, Wording
 from moereplay.analysis.figures.validation import LABEL, LIVE, REPLAYED, tidy
 from moereplay.analysis.palette import MUTED
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 from moereplay.results.settings import NAMES
 
 OPTIONS: dict[str, tuple[str, ...]] = {}

@@ -14,7 +14,7 @@ from moereplay.analysis.forecast import Forecast, forecast
 from moereplay.analysis.left_out import LEVEL, Left
 from moereplay.analysis.palette import INK, MUTED, Look, looks
 from moereplay.analysis.rising import moved
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 
 #: nll: the rise of the negative log-likelihood, whose exponential is that of perplexity.
 OPTIONS: dict[str, tuple[str, ...]] = {"measure": ("kl", "nll")}

@@ -15,8 +15,7 @@ from moereplay.analysis.figures.facets import MOST_COLUMNS
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
 from moereplay.analysis.palette import INK, MUTED, Look, in_order
 from moereplay.analysis.quality import Judged, figures, judged, leading
-from moereplay.results.errors import ResultError
-from moereplay.results.result import Row
+from moereplay.results.result import ResultError, Row
 
 FRONT = {"color": INK, "lw": 0.9, "linestyle": ":", "zorder": 1}
 NOTE = (

@@ -22,7 +22,7 @@ from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 from moereplay.analysis.figure_numbers import rows_of
 from moereplay.analysis.palette import GRID, INK, MUTED
 from moereplay.analysis.tables import csv
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 from moereplay.traces.scratch import write_whole
 from moereplay.traces.texts import escaped_lines
 

@@ -13,8 +13,8 @@ from moereplay.analysis.figures.lines import legend, panel_size, plot, ring_hand
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording, is_narrow
 from moereplay.analysis.palette import looks
 from moereplay.analysis.ratios import FORMULAS
-from moereplay.results.errors import ResultError
 from moereplay.results.read import seconds_of
+from moereplay.results.result import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 #: A column of panels each.

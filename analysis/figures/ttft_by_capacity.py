@@ -14,8 +14,8 @@ from moereplay.analysis.figures.lines import legend, panel_size, plot, ring_hand
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
 from moereplay.analysis.palette import looks
 from moereplay.analysis.ratios import FORMULAS
-from moereplay.results.errors import ResultError
 from moereplay.results.read import seconds_of
+from moereplay.results.result import ResultError
 
 OPTIONS = {"latency": ("ttft_mean_ms", "ttft_median_ms")}
 WORDS = {"ttft_mean_ms": "mean TTFT", "ttft_median_ms": "median TTFT"}

@@ -12,7 +12,7 @@ from moereplay.analysis.figures.facets import DIGEST, MOST_ROWS, shared
 from moereplay.analysis.figures.lines import from_zero
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
 from moereplay.results.counters import COUNTERS
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 #: A dot inside a ring means agreement.

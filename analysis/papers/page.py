@@ -19,7 +19,7 @@ from moereplay.analysis.figures.sheet import Grid, Sheet, Wording, styled
 from moereplay.analysis.palette import INK, Look, in_order
 from moereplay.analysis.papers import bars, lines
 from moereplay.results.chart import Chart
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 
 MOST_PANELS = 24  #: of a page
 #: Columns that are shares: their axes are in percent.

@@ -11,7 +11,7 @@ import polars as pl
 from moereplay.analysis.papers.rows import PLACE
 from moereplay.analysis.tables import csv, table
 from moereplay.results.chart import Chart
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 from moereplay.traces.scratch import write_whole
 
 #: Of published numbers: the column that they stand beside, a range, where in the figure, of what model and from where.

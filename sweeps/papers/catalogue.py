@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from moereplay.results.errors import unknown
+from moereplay.results.result import unknown
 from moereplay.sweeps.papers import NAMES
 from moereplay.sweeps.papers.figure import PaperFigure
 

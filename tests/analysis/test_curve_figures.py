@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from moereplay.analysis.figures import draw, draw_curves
 from moereplay.results.curves import load
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.curves.rows import write_curve
 from moereplay.sweeps.curve_gaps import decide

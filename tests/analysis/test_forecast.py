@@ -19,7 +19,7 @@ from moereplay.analysis.left_out import best_form, distances, leave_out, reach_o
 from moereplay.analysis.nonnegative import nonnegative
 from moereplay.analysis.quality import judged
 from moereplay.analysis.rising import Form, Point, distance, fitted, moved
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 from tests.kit.quality_rows import ASSIGNMENTS, MASS, TASK, Loss, changed, counters_of, quality_frame
 
 #: Settings of sets by the kind of change that they make.

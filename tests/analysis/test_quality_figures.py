@@ -9,7 +9,7 @@ from moereplay.analysis.figures import draw, draw_all
 from moereplay.analysis.figures.quality_by_parameter import families_of
 from moereplay.analysis.figures.quality_panels import Point, front
 from moereplay.analysis.quality import leading, shown
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 from tests.kit.quality_rows import changed, quality_frame
 
 SETS = {

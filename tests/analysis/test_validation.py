@@ -21,9 +21,8 @@ from moereplay.analysis.figures.sheet import styled
 from moereplay.analysis.validation import Comparison, Measure, Runs, Tolerances, compare
 from moereplay.analysis.validation_rows import document, heading, lines, measure_rows, quality_rows, to_frame
 from moereplay.results.counters import COUNTERS
-from moereplay.results.errors import ResultError
 from moereplay.results.files import write_frame
-from moereplay.results.result import Event, Result, Row
+from moereplay.results.result import Event, Result, ResultError, Row
 from moereplay.results.settings import setting_kinds
 from moereplay.results.validation import FILE, load
 from moereplay.simulator.config import configure

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moereplay.results.chart import Chart
-from moereplay.results.errors import ResultError
+from moereplay.results.result import ResultError
 from moereplay.simulator.config import configure
 from moereplay.sweeps.papers import NAMES
 from moereplay.sweeps.papers.catalogue import figures_of

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from moereplay.results.errors import ResultError
 from moereplay.results.outputs import check_output
+from moereplay.results.result import ResultError
 from moereplay.simulator.capacity import parse_size
 from moereplay.simulator.errors import ConfigError
 
