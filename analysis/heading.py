@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from moereplay.analysis.tables import counted
-from moereplay.results.labels import assumptions, seconds_in_words, with_routing
+from moereplay.results.remarks import assumptions, seconds_in_words, with_routing
 from moereplay.results.result import Result
 from moereplay.results.settings import EXPERTS, POLICIES, SETTINGS
 from moereplay.traces.schema import Trace

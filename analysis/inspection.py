@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from moereplay.analysis.tables import table
-from moereplay.results.labels import assumptions
+from moereplay.results.remarks import assumptions
 from moereplay.traces.schema import Trace
 from moereplay.traces.summary import LayerSummary, Summary
 from moereplay.traces.synthetic import synthetic

@@ -12,8 +12,8 @@ from moereplay.analysis.comparisons import PARTS, READ, estimate
 from moereplay.analysis.ratios import FORMULAS, RANKED, RATIOS
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
-from moereplay.results.labels import synthetic_of
 from moereplay.results.read import fields, runs
+from moereplay.results.remarks import synthetic_of
 from moereplay.results.result import unknown
 from moereplay.results.settings import POLICIES, SETTINGS, bare_names
 

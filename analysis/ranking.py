@@ -11,7 +11,7 @@ from typing import Any
 from moereplay.analysis.ratios import RANKED, RATIOS, quotient
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
-from moereplay.results.labels import synthetic_of
+from moereplay.results.remarks import synthetic_of
 from moereplay.results.result import unknown
 from moereplay.results.settings import POLICIES, bare_names
 from moereplay.results.spent import spent

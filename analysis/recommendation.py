@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moereplay.analysis.tables import Share, table
-from moereplay.results.labels import assumptions, seconds_in_words, with_routing
+from moereplay.results.remarks import assumptions, seconds_in_words, with_routing
 from moereplay.traces.amounts import percent, size
 
 Document = Mapping[str, Any]

@@ -55,7 +55,7 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Write a trace, or the placement of experts that it suggests, in another tool's format."""
-    from moereplay.results.labels import assumptions
+    from moereplay.results.remarks import assumptions
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.exporters import registry
     from moereplay.traces.split import first_requests

@@ -125,7 +125,7 @@ def _document(trace: Trace, config: ReplayConfig, outcome: Outcome, engine: str)
     """What `--json` prints: the result, what is derived from it, and what is to be said of that."""
     from moereplay.analysis.metrics import figures_of
     from moereplay.results.files import to_frame
-    from moereplay.results.idle import idle
+    from moereplay.results.remarks import idle
     from moereplay.simulator.remarks import remarks
 
     result, bound = outcome
@@ -146,7 +146,7 @@ def _report(
     from moereplay.analysis.ranking import best_of_each, judged, ranking
     from moereplay.analysis.short import drawn
     from moereplay.policies.grammar import foresight
-    from moereplay.results.idle import idle
+    from moereplay.results.remarks import idle
     from moereplay.simulator.remarks import remarks
 
     results = [result for result, _ in outcomes]

@@ -95,7 +95,7 @@ def tune(
 def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
     from moereplay.analysis.tables import counted, table
     from moereplay.policies.grammar import foresight
-    from moereplay.results.labels import assumptions
+    from moereplay.results.remarks import assumptions
     from moereplay.sweeps.figures import FIGURES
     from moereplay.sweeps.tune import jobs_found
     from moereplay.traces.documents import json_text

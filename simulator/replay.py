@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from moereplay.policies.contract import PolicyError
-from moereplay.results.labels import with_routing
+from moereplay.results.remarks import with_routing
 from moereplay.results.result import Result, Row
 from moereplay.results.settings import setting_kinds
 from moereplay.simulator.capacity import Capacity, cliff, parse_capacity, surplus

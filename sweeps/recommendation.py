@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from moereplay.results.idle import idle
-from moereplay.results.labels import synthetic_of
+from moereplay.results.remarks import idle, synthetic_of
 from moereplay.results.settings import repeat_command
 from moereplay.simulator.memory import kv_bytes_of
 from moereplay.simulator.platform_files import platform

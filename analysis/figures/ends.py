@@ -9,7 +9,7 @@ from moereplay.analysis.bootstrap import FEW
 from moereplay.analysis.comparisons import shares_passes
 from moereplay.analysis.figure_numbers import ENDS
 from moereplay.analysis.metrics import HIGH, LOW, rows_of
-from moereplay.results.labels import synthetic_of
+from moereplay.results.remarks import synthetic_of
 
 
 def bars(axes: Axes, rows: pl.DataFrame, x: str, y: str, colour: str, name: str) -> None:

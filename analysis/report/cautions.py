@@ -13,8 +13,8 @@ from moereplay.analysis.report.cases import Case, title
 from moereplay.analysis.report.material import Material
 from moereplay.analysis.sentences import untimed
 from moereplay.analysis.tables import counted
-from moereplay.results.labels import assumptions
 from moereplay.results.read import label_of, routing_of, runs
+from moereplay.results.remarks import assumptions
 from moereplay.traces.synthetic import named_synthetic, synthetic
 
 

@@ -9,8 +9,8 @@ import polars as pl
 
 from moereplay.analysis.report.material import Material
 from moereplay.analysis.tables import cell
-from moereplay.results.labels import seconds_in_words
 from moereplay.results.read import fields, runs
+from moereplay.results.remarks import seconds_in_words
 from moereplay.results.schema import fields_of
 
 

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from moereplay.results.curves import CURVES_VERSION, write_row
-from moereplay.results.labels import with_routing
+from moereplay.results.remarks import with_routing
 from moereplay.results.result import Row
 from moereplay.results.settings import OF_CURVES
 from moereplay.simulator.config import SEMANTICS_VERSION

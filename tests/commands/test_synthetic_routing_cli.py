@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.results.labels import synthetic_of
 from moereplay.results.read import label_of, routing_of
+from moereplay.results.remarks import synthetic_of
 from moereplay.results.stored import load
 from moereplay.traces.schema import Provenance
 from moereplay.traces.store import open_trace

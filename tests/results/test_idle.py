@@ -1,6 +1,6 @@
 """Remarks on caches that stay empty and tiers that catch nothing, from replays."""
 
-from moereplay.results.idle import LEAST, idle
+from moereplay.results.remarks import LEAST, idle
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.command import unfolded
 
