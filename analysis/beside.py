@@ -17,7 +17,7 @@ from moereplay.analysis.verdict import Entry, Foresight, called, same_routing
 from moereplay.results.read import fields
 from moereplay.results.result import ResultError, unknown
 from moereplay.results.settings import KINDS, OF_A_FILE
-from moereplay.traces.amounts import percent
+from moereplay.traces.texts import percent
 
 #: Figures that another platform changes while every request keeps its routing.
 TIMED = ("tpot_ms", "tokens_per_s", "ttft_mean_ms")

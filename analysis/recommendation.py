@@ -7,7 +7,7 @@ from typing import Any
 
 from moereplay.analysis.tables import Share, table
 from moereplay.results.remarks import assumptions, seconds_in_words, with_routing
-from moereplay.traces.amounts import percent, size
+from moereplay.traces.texts import percent, size
 
 Document = Mapping[str, Any]
 KINDS = ("eviction", "prefetch", "miss", "scope")

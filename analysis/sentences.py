@@ -37,7 +37,7 @@ from moereplay.analysis.verdict import (
     tied_first,
     verdict,
 )
-from moereplay.traces.amounts import percent, points
+from moereplay.traces.texts import percent, points
 
 BOUND = "upper bound"
 NO_TPOT = (

@@ -18,8 +18,7 @@ from itertools import zip_longest
 from textwrap import TextWrapper, fill, wrap
 from typing import TYPE_CHECKING
 
-from moereplay.traces.amounts import SMALLEST
-from moereplay.traces.texts import escaped, in_csv, in_markdown
+from moereplay.traces.texts import SMALLEST, escaped, in_csv, in_markdown
 
 if TYPE_CHECKING:
     from rich.console import Console

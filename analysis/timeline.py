@@ -11,7 +11,8 @@ from moereplay.analysis.timeline_moves import FREE, Machine, Move, copy_of, move
 from moereplay.analysis.timeline_steps import BUSY, LOOKED_UP, Stall, Step, stalls_of, steps_of
 from moereplay.results.result import Event, ResultError, Row
 from moereplay.results.trace_events import Instant, Item, Slice, Track
-from moereplay.traces.passes import PREFILL, Passes
+from moereplay.traces.passes import Passes
+from moereplay.traces.units import PREFILL
 
 PASSES, COMPUTE, CPU, STALLS, CACHE, LINKS, FILLS, QUEUE = 1, 2, 3, 4, 5, 10, 100, 1000
 NAMES = {PASSES: "passes", COMPUTE: "compute", CPU: "CPU", STALLS: "stalls", CACHE: "cache"}

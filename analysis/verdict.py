@@ -25,7 +25,7 @@ from moereplay.analysis.comparisons import (
 )
 from moereplay.analysis.tables import cell
 from moereplay.results.settings import NAMES
-from moereplay.traces.amounts import percent, points
+from moereplay.traces.texts import percent, points
 
 #: What two configurations have alike when one of them is called the second: policies are compared, not machines.
 ALIKE = ("model", "trace", "passes", "platform", "capacity")

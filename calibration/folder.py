@@ -14,7 +14,7 @@ from pathlib import Path
 from moereplay.calibration.rows import SHOWN, Line, read_lines
 from moereplay.calibration.series import Series, read_series
 from moereplay.simulator.errors import ConfigError
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 CELLS, MODELS = "cells.csv", "models.csv"
 

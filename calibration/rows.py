@@ -13,7 +13,7 @@ from pathlib import Path
 from moereplay.calibration.columns import FILES, File, amounts, needed
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.documents import content
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 MOST_COLUMNS = 1024
 #: A decimal number; Python takes more for one: nan, infinity, 1_000, digits of other scripts.

@@ -145,7 +145,7 @@ def _settings(sizes: Sizes, reading: Reading) -> Options:
 def _shape(text: str | None) -> tuple[int, int] | None:
     """Layers and experts per token as typed, LAYERSxK. Raises ConfigError."""
     from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.spelling import whole
+    from moereplay.traces.texts import whole
 
     if text is None:
         return None
@@ -177,7 +177,7 @@ def _size(text: str) -> int:
     """Bytes, with a unit as capacities have it or without."""
     from moereplay.simulator.capacity import parse_size
     from moereplay.simulator.errors import ConfigError
-    from moereplay.traces.spelling import whole
+    from moereplay.traces.texts import whole
 
     size = whole(text) or (parse_size(text) if len(text) < 40 else None)
     if not size or size != int(size):

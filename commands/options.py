@@ -100,7 +100,7 @@ def check_events(path: Path | None) -> None:
 
 def complaint(error: ValidationError) -> str:
     """The first thing that is wrong, by the name of its option."""
-    from moereplay.traces.faults import words
+    from moereplay.traces.frozen import words
 
     first = error.errors()[0]
     option = f"--{str(first['loc'][0]).replace('_', '-')}: " if first["loc"] else ""

@@ -35,7 +35,7 @@ def report(
     from moereplay.results.outputs import check_output
     from moereplay.sweeps.extras import extra
     from moereplay.sweeps.store import place_of
-    from moereplay.traces.scratch import write_whole
+    from moereplay.traces.files import write_whole
 
     check_output(out)
     for package in ("jinja2", "vl_convert"):

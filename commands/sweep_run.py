@@ -137,7 +137,7 @@ def _starter(machines: Machines, engine: str) -> Start:
     from moereplay.simulator.errors import ConfigError
     from moereplay.sweeps.local import LocalExecutor
     from moereplay.sweeps.run import NOGIL
-    from moereplay.traces.spelling import hint
+    from moereplay.traces.texts import hint
 
     executor, workers = machines.executor, machines.workers
     if executor == "local":
@@ -176,7 +176,7 @@ def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
 
 def _say_estimate(jobs: list[Job], engine: str, workers: int, requests: bool) -> None:
     from moereplay.sweeps.estimate import estimate
-    from moereplay.traces.amounts import size
+    from moereplay.traces.texts import size
 
     if not jobs:
         return

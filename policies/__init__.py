@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from moereplay.policies.errors import PolicyError
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 if __name__ != "moereplay.policies":
     raise ImportError("import this package as moereplay.policies: a second copy of its modules would be loaded")

@@ -25,11 +25,13 @@ import numpy as np
 
 from moereplay.policies.errors import PolicyError as PolicyError  # as policies know it
 from moereplay.policies.hooks import EventHooks, EvictionHooks, MissHooks, PrefetchHooks, RoutingHooks
+from moereplay.traces.units import DECODE as DECODE  # re-exported: policies import the contract only
+from moereplay.traces.units import NEVER as NEVER
+from moereplay.traces.units import PREFILL as PREFILL
+from moereplay.traces.units import UNIT as UNIT
 
 #: States of a copy.
 ABSENT, QUEUED, IN_FLIGHT, RESIDENT = 0, 1, 2, 3
-#: Phases of a pass.
-PREFILL, DECODE = 0, 1
 #: Verdicts of a miss policy: a precision index (0, 1, ...) up to the wanted one to fetch at, or one of these.
 DROP, CPU, PER_TOKEN = -1, -2, -3
 #: Logical timestamps that a queue may be ordered by: none, `experts[x]["last_use"]`, `copies[y]["entered"]`.
@@ -38,12 +40,8 @@ QUEUES = ("", "last_use", "entered")
 KEY_SCOPES = ("touch", "layer", "step", "pass")
 #: No victim, no substitute.
 NONE = -1
-#: Next use of an expert that is never demanded again; place of one that a profile does not list.
-NEVER = 1 << 60
 #: Which profile a policy is fitted to: none, what --profile gives, or the demand of the trace's first N tokens, 0 all.
 NO_PROFILE, GIVEN_PROFILE = -2, -1
-#: Gate weights and scores enter policies as round(weight * UNIT), half to even.
-UNIT = 1 << 24
 
 #: The execution point: it moves when a step starts, before its dense part.
 NOW = np.dtype(

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from moereplay import policies
 from moereplay.policies.contract import PAR_SLOTS, Parameter, Policy, PolicyError
 from moereplay.policies.declaration import check_under
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 

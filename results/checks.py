@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from moereplay.results.result import Result, ResultError
 from moereplay.results.spent import spent
 from moereplay.traces.documents import DocumentError, content, from_json, json_text
+from moereplay.traces.files import write_whole
 from moereplay.traces.frozen import Frozen
 from moereplay.traces.schema import canonical
-from moereplay.traces.scratch import write_whole
 
 FOLDER = "checks"
 VERSION = 1  #: of the file

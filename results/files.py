@@ -20,7 +20,7 @@ from moereplay.results.schema import (
     with_file_digest,
 )
 from moereplay.traces.documents import content
-from moereplay.traces.scratch import write_whole
+from moereplay.traces.files import write_whole
 from moereplay.traces.texts import in_csv
 
 MOST_BYTES = 1 << 30  #: of one file of results

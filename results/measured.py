@@ -10,7 +10,7 @@ import polars as pl
 
 from moereplay.results.result import ResultError
 from moereplay.traces.documents import DocumentError, content, from_json, json_text
-from moereplay.traces.scratch import write_whole
+from moereplay.traces.files import write_whole
 
 FILE = "measured.json"
 SIDES = ("measured", "simulated", "closure")

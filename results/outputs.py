@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from moereplay.results.result import ResultError
-from moereplay.traces.scratch import refuse_inside_trace
+from moereplay.traces.files import refuse_inside_trace
 
 
 def check_output(path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from moereplay.traces.amounts import percent
 from moereplay.traces.synthetic import named_synthetic
+from moereplay.traces.texts import percent
 
 #: Of such as do not rest on measured prices.
 ESTIMATE = "an estimate, not calibrated"

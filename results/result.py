@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 if TYPE_CHECKING:
     import polars as pl

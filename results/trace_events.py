@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 from moereplay.results.result import ResultError, Row
 from moereplay.traces.documents import json_text
-from moereplay.traces.scratch import whole_file
+from moereplay.traces.files import whole_file
 
 SUFFIXES = (".json", ".json.gz")
 PROCESS = 1  #: all tracks are of one process

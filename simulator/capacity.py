@@ -13,7 +13,7 @@ from fractions import Fraction
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.schema import MOST_BYTES as MOST_OF_TRACE
 from moereplay.traces.schema import Geometry
-from moereplay.traces.spelling import whole
+from moereplay.traces.texts import whole
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

@@ -18,10 +18,10 @@ from moereplay.simulator.origin import FUTURE, Origin
 from moereplay.simulator.platform_files import platform
 from moereplay.simulator.times import Times
 from moereplay.traces.dense import check_dense_bits
-from moereplay.traces.faults import first_fault
+from moereplay.traces.frozen import first_fault
 from moereplay.traces.passes import parse_passes
 from moereplay.traces.schema import Frozen, Trace, TraceError, canonical
-from moereplay.traces.spelling import whole
+from moereplay.traces.texts import whole
 
 #: Raised when the meaning of any counter or time changes: results of other versions are not comparable.
 SEMANTICS_VERSION = 1

@@ -15,9 +15,8 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform
 from moereplay.simulator.platforms import NAMES
 from moereplay.traces.documents import DocumentError, content, from_toml, json_text
-from moereplay.traces.faults import first_fault
-from moereplay.traces.frozen import Sparse
-from moereplay.traces.spelling import hint
+from moereplay.traces.frozen import Sparse, first_fault
+from moereplay.traces.texts import hint
 
 
 def presets() -> list[Platform]:

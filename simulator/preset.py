@@ -16,7 +16,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.presets import NAMES as FILES
 from moereplay.simulator.presets import SPECMD
 from moereplay.traces.schema import Frozen
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 LEAST_STALE = "+ls"
 NAMES = tuple(name for file in FILES for name in ((file, file + LEAST_STALE) if file in SPECMD else (file,)))

@@ -17,7 +17,7 @@ from moereplay.simulator import bounds
 from moereplay.simulator.config import PolicySet, ReplayConfig, parse_reset
 from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Trace
-from moereplay.traces.spelling import whole
+from moereplay.traces.texts import whole
 
 NO_PROMPTS = "no request of this trace has a prompt"
 NO_PREFETCH = "nothing is prefetched"

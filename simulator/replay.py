@@ -24,7 +24,7 @@ from moereplay.simulator.times import Times, times_of
 from moereplay.traces.dense import assumption
 from moereplay.traces.geometry import as_known, recognised
 from moereplay.traces.schema import Geometry, Provenance, Trace
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 #: The first is the default. Both give the same bytes; the reference is the specification.
 ENGINES = ("compiled", "reference")

@@ -12,10 +12,12 @@ import numpy as np
 from moereplay.policies.contract import PolicyError, Prefetch
 from moereplay.policies.grammar import Chosen
 from moereplay.traces import routers
-from moereplay.traces.demand import NEVER, Union, demand_of, to_units, union_of
+from moereplay.traces.demand import Union, demand_of, union_of
 from moereplay.traces.lookahead import Predicted, predicted
 from moereplay.traces.passes import Passes, schedule
+from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry, Router, Trace
+from moereplay.traces.units import NEVER
 
 READ_AHEAD = 512  #: tokens, one shard
 BLOCKS = 32  #: of so many tokens that an array keeps, at least, for passes whose tokens do not follow each other

@@ -17,7 +17,7 @@ from typing import Any
 
 from moereplay.results.parts import PARTS, PROVENANCE, Part, StoredPart, stored_parts
 from moereplay.simulator.errors import ConfigError
-from moereplay.traces.scratch import is_abandoned, refuse_inside_trace, scratch_name
+from moereplay.traces.files import is_abandoned, refuse_inside_trace, scratch_name
 
 SCRATCH = "tmp"
 TRIES = 100  #: at making a folder in it

@@ -16,8 +16,8 @@ from moereplay.sweeps.objects import is_url
 from moereplay.sweeps.remote import fetched
 from moereplay.traces.bundled import bundled
 from moereplay.traces.schema import Trace, TraceError
-from moereplay.traces.spelling import whole
 from moereplay.traces.store import open_trace
+from moereplay.traces.texts import whole
 
 Kind = Literal["configuration", "bound"]
 

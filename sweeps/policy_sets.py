@@ -23,7 +23,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.grid import expand
 from moereplay.sweeps.limits import check_count
 from moereplay.traces.documents import DocumentError, content, from_toml
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 Settings = Mapping[str, Any]
 #: A demand cache, a prefetcher beside the eviction made for it, and a routing that follows the cache.

@@ -20,7 +20,7 @@ from moereplay.sweeps.extras import extra
 from moereplay.sweeps.jobs import Job
 from moereplay.sweeps.processes import find_own_packages
 from moereplay.sweeps.store import Place
-from moereplay.traces.private import temporary
+from moereplay.traces.files import temporary
 from moereplay.traces.store import files_of, open_trace
 
 #: A trace as a folder of files, (n,) uint8 each: Ray maps them without a copy.

@@ -15,7 +15,7 @@ from moereplay.sweeps.recommend import WORTH, Answer, Question, chosen, differin
 from moereplay.sweeps.runner import Tried
 from moereplay.sweeps.space import bits_of
 from moereplay.sweeps.starts import SHORT, compulsory_limit, start_of
-from moereplay.traces.amounts import percent
+from moereplay.traces.texts import percent
 
 Document = dict[str, Any]
 FITS = "every expert fits, so that each is loaded once"

@@ -16,7 +16,7 @@ from moereplay.sweeps.local import LocalExecutor
 from moereplay.sweeps.processes import find_own_packages
 from moereplay.sweeps.run import NOGIL, execute, left_to_do, planned
 from moereplay.sweeps.store import Place
-from moereplay.traces.spelling import whole
+from moereplay.traces.texts import whole
 
 LOGS = "slurm"  #: folder in the output, or beside the experiment, for submitit's scripts and logs
 

@@ -19,9 +19,10 @@ from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import plan
 from moereplay.traces.blocks import token_blocks
-from moereplay.traces.demand import NEVER, demand_of
+from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Trace
 from moereplay.traces.shared import shared
+from moereplay.traces.units import NEVER
 
 EMPTY, LAYERS, USED, ANY = "empty", "layers", "used", "any"
 SHORT = 0.95  #: of hits: a trace that allows fewer from an empty cache is short

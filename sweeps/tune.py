@@ -23,7 +23,7 @@ from moereplay.sweeps.jobs import Job, job_of
 from moereplay.sweeps.journal import Drawn, Round, open_journal
 from moereplay.sweeps.limits import check_count
 from moereplay.traces.schema import Trace, canonical
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 JOURNAL = "tune.journal"
 SAMPLERS = ("tpe", "nsgaii", "random")

@@ -6,7 +6,7 @@ import re
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.requirements import require
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 #: What --quantise names, and the library that it needs beside accelerate.

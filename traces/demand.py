@@ -18,10 +18,9 @@ from moereplay.traces.blocks import VALUES_AT_ONCE, tokens_at_once
 from moereplay.traces.derived import derived
 from moereplay.traces.growing import Growing, Rows, append
 from moereplay.traces.passes import Passes, schedule
+from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Trace
-
-UNIT = 1 << 24
-NEVER = 1 << 60
+from moereplay.traces.units import NEVER
 
 
 class Union(NamedTuple):
@@ -52,11 +51,6 @@ class Demand:
         """The demand of one step."""
         span = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return Union(*(getattr(self, name)[span].tolist() for name in Union._fields))
-
-
-def to_units(weights: np.ndarray) -> np.ndarray:
-    """Weights or probabilities as integers."""
-    return np.rint(weights.astype(np.float64) * UNIT).astype(np.int64)
 
 
 def union_of(ids: Sequence[Sequence[int]], mass: Sequence[Sequence[int]]) -> Union:

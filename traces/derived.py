@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from moereplay.traces.files import is_private, user_cache
 from moereplay.traces.growing import Growing, InFile, InMemory, Rows
 from moereplay.traces.manifest import Manifest, describe, keep, manifest_of, mapped
-from moereplay.traces.private import is_private, user_cache
 from moereplay.traces.schema import Trace
 from moereplay.traces.shared import read_only, shared
 

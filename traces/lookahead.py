@@ -17,9 +17,9 @@ import numpy as np
 
 from moereplay.traces import routers
 from moereplay.traces.blocks import token_blocks
-from moereplay.traces.demand import to_units
 from moereplay.traces.derived import derived
 from moereplay.traces.growing import Growing, Rows, append
+from moereplay.traces.routers import to_units
 from moereplay.traces.schema import LOOKAHEAD, Trace
 
 ID_BITS = 16  #: of an expert

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, ValidationError
 
+from moereplay.traces.files import is_mine, is_private, private_folder
 from moereplay.traces.growing import InFile
-from moereplay.traces.private import is_mine, is_private, private_folder
 from moereplay.traces.schema import Frozen, canonical
 from moereplay.traces.shared import Mapped, look, stands_on
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from moereplay.traces.documents import DocumentError, content, from_json
-from moereplay.traces.faults import first_fault
+from moereplay.traces.frozen import first_fault
 from moereplay.traces.schema import (
     FORMAT_VERSION,
     LOOKAHEAD,

@@ -15,9 +15,9 @@ from moereplay.traces.derived import derived
 from moereplay.traces.growing import Growing, append
 from moereplay.traces.growing import Rows as Column
 from moereplay.traces.schema import Trace, TraceError
-from moereplay.traces.spelling import whole
+from moereplay.traces.texts import whole
+from moereplay.traces.units import DECODE, PREFILL
 
-PREFILL, DECODE = 0, 1
 LONG = 1 << 20  #: so many passes are kept on disk, not in memory
 #: Of the passes on disk.
 COLUMNS = {"start": Column("<i8"), "stop": Column("<i8"), "request": Column("<i8"), "phase": Column("i1")}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from moereplay.traces.schema import Router, TraceError
+from moereplay.traces.units import UNIT
 
 GROUPED = ("softmax_groups", "sigmoid_groups")
 
@@ -65,6 +66,11 @@ def weigh(router: Router, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
     else:
         weights = _of_shares(router, np.take_along_axis(share, picks, -1) * routed)
     return (weights * router.scale).astype(np.float32)
+
+
+def to_units(weights: np.ndarray) -> np.ndarray:
+    """Return weights or scores as int64 multiples of 1 / UNIT, rounded half to even."""
+    return np.rint(weights.astype(np.float64) * UNIT).astype(np.int64)
 
 
 def is_shared(router: Router) -> bool:

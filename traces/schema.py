@@ -18,8 +18,8 @@ from pydantic import Field, field_validator, model_validator
 
 from moereplay.traces.documents import canonical
 from moereplay.traces.frozen import Frozen as Frozen
-from moereplay.traces.frozen import Public
-from moereplay.traces.texts import Name, Notes, Text, shown
+from moereplay.traces.frozen import Name, Notes, Public, Text
+from moereplay.traces.texts import shown
 from moereplay.traces.weight_formats import check_format
 
 FORMAT_VERSION = 1

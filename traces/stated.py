@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from moereplay.traces.documents import json_text
-from moereplay.traces.faults import first_fault
+from moereplay.traces.frozen import first_fault
 from moereplay.traces.importers.text import parse_json
 from moereplay.traces.schema import Geometry, Header, TraceError, shown
 from moereplay.traces.synthetic import named_synthetic, synthetic

@@ -7,13 +7,13 @@ writing, halves of characters that no encoding has, the formula of a spreadsheet
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
-
-from pydantic import AfterValidator
+from collections.abc import Iterable
+from difflib import SequenceMatcher, get_close_matches
+from math import floor, isfinite, log10
+from typing import Any
 
 MOST_NAME = 200  #: characters of a name: a model, a revision, a licence
 MOST_TEXT = 2_000  #: characters of a source or a note
-MOST_NOTES = 1_000
 CUT = "..."
 #: How spreadsheets recognise a formula, wide forms of East Asian fonts among them.
 FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20\t\r]")
@@ -81,11 +81,91 @@ def in_markdown(text: str) -> str:
     return MARKUP.sub(r"\\\1", escaped(text)).replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _notes(notes: tuple[str, ...]) -> tuple[str, ...]:
-    left_out = len(notes) - MOST_NOTES + 1
-    return notes if left_out <= 1 else (*notes[: MOST_NOTES - 1], f"{left_out:,} more notes")
+# -- Names as users type them: what a line that refuses an unknown name says of the known ones. Imports nothing slow.
 
 
-Name = Annotated[str, AfterValidator(lambda text: settled(text, MOST_NAME))]
-Text = Annotated[str, AfterValidator(settled)]
-Notes = Annotated[tuple[Text, ...], AfterValidator(_notes)]
+def whole(text: str) -> int | None:
+    """A whole number of at most 18 digits, which int64 holds, as typed; None for anything else."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant, whatever its case; None if none is near."""
+    by_spelling = {_folded(each): each for each in known}
+    near = get_close_matches(_folded(name), by_spelling, n=1)
+    return by_spelling[near[0]] if near else None
+
+
+def hint(name: str, known: Iterable[str], otherwise: str = "choose from") -> str:
+    """The nearest known name as a question; if none is near, `otherwise` and all of them, the nearest first."""
+    known = list(known)
+    near = nearest(name, known)
+    if near:
+        return f"did you mean {near}?"
+    likeness = {each: SequenceMatcher(None, _folded(name), _folded(each)).ratio() for each in known}
+    return f"{otherwise} {', '.join(sorted(known, key=lambda each: -likeness[each]))}"
+
+
+def _folded(name: str) -> str:
+    return name.strip().lower().replace("-", "_")
+
+
+# -- Numbers as people read them: percent, points, bytes, rates and times, with two to four digits and no exponents.
+
+SMALLEST = 0.01  #: percent, or points: what is smaller is said to be smaller
+SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
+TIMES = ((10**9, "s"), (10**6, "ms"), (10**3, "us"), (1, "ns"))
+
+
+def percent(share: float, signed: bool = False) -> str:
+    """Return a share in percent: `230%`, `12%`, `4.3%`, `0.41%`, and `<0.01%` for what is smaller.
+
+    With `signed` a gain begins with `+`, and a change of less than 0.005 % is `0%`.
+    """
+    return _hundredths(share, "%", signed)
+
+
+def points(share: float, signed: bool = False) -> str:
+    """Return a difference of two shares in percentage points: `12 points`, `0.05 points`."""
+    return _hundredths(share, " points", signed)
+
+
+def size(count: float) -> str:
+    """Return bytes in decimal units with three digits: `28 B`, `1.5 MB`, `32.4 GB`."""
+    return _in_units(count, SIZES)
+
+
+def rate(per_second: float) -> str:
+    """Return bytes per second: `4.2 GB/s`."""
+    return f"{size(per_second)}/s"
+
+
+def duration(ns: float) -> str:
+    """Return nanoseconds in the unit that fits: `12.3 ms`, `4.5 s`."""
+    return _in_units(ns, TIMES)
+
+
+def digits(value: float, many: int) -> str:
+    """Return a number with so many significant digits, or all before the point; without an exponent."""
+    if not value or not isfinite(value):
+        return "0" if not value else str(value)
+    value = float(f"{value:.{many - 1}e}")  # 9.99 becomes 10 before its digits are counted
+    behind = max(0, many - 1 - floor(log10(abs(value))))
+    text = f"{value:,.{behind}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _hundredths(share: float, unit: str, signed: bool) -> str:
+    value = 100 * share
+    if not signed and 0 < abs(value) < SMALLEST:
+        return f"{'<' if value > 0 else '>-'}{SMALLEST}{unit}"
+    text = f"{abs(value):,.0f}" if abs(value) >= 9.95 else digits(float(f"{abs(value):.2f}"), 2)
+    sign = "-" if value < 0 else "+" if signed else ""
+    return f"{sign if text != '0' else ''}{text}{unit}"
+
+
+def _in_units(value: float, units: tuple[tuple[int, str], ...]) -> str:
+    for factor, unit in units:
+        if abs(value) >= 0.9995 * factor:
+            return f"{digits(value / factor, 3)} {unit}"
+    return f"{digits(value, 2)} {units[-1][1]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 #: Blocks of one format: bytes of a block over its weights (ggml's block structures; OCP MX 1.0 for MXFP4).
 BLOCKS = {

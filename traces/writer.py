@@ -22,8 +22,8 @@ from typing import Self
 import numpy as np
 
 from moereplay.traces.bias import checked_bias, same_bias
-from moereplay.traces.column import Column, create_column, reopen_column
 from moereplay.traces.documents import json_text
+from moereplay.traces.files import clear_abandoned, refuse_inside_trace, scratch_beside
 from moereplay.traces.lock import Lock
 from moereplay.traces.metadata import (
     BIAS,
@@ -38,8 +38,8 @@ from moereplay.traces.metadata import (
 )
 from moereplay.traces.pieces import Piece, check_piece
 from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Request, Trace, TraceError, check_request
-from moereplay.traces.scratch import clear_abandoned, refuse_inside_trace, scratch_beside
 from moereplay.traces.store import blocks, open_trace
+from moereplay.traces.stored import Column, create_column, reopen_column
 
 SHARD_TOKENS = 512
 REMOVALS, SECONDS_BETWEEN_REMOVALS = 40, 0.05

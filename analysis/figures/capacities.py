@@ -15,7 +15,7 @@ from moereplay.analysis.figures.lines import apart, axis_name, spans_a_decade
 from moereplay.analysis.figures.sheet import DPI
 from moereplay.analysis.metrics import measured, with_ends
 from moereplay.results.result import ResultError
-from moereplay.traces.amounts import digits
+from moereplay.traces.texts import digits
 
 ALIKE = 1.01  #: how far two sizes of all experts may be apart, as percentages have four digits
 MARGINS = 0.05  #: of an axis, at each end, as a part of what lies between them

@@ -23,7 +23,7 @@ from moereplay.analysis.figure_numbers import rows_of
 from moereplay.analysis.palette import GRID, INK, MUTED
 from moereplay.analysis.tables import csv
 from moereplay.results.result import ResultError
-from moereplay.traces.scratch import write_whole
+from moereplay.traces.files import write_whole
 from moereplay.traces.texts import escaped_lines
 
 DPI = 72  #: of layout; files have their own

@@ -12,7 +12,7 @@ from moereplay.analysis.papers.rows import PLACE
 from moereplay.analysis.tables import csv, table
 from moereplay.results.chart import Chart
 from moereplay.results.result import ResultError
-from moereplay.traces.scratch import write_whole
+from moereplay.traces.files import write_whole
 
 #: Of published numbers: the column that they stand beside, a range, where in the figure, of what model and from where.
 PUBLISHED = ("value", "low", "high", *PLACE, "of", "source")

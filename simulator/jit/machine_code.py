@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from llvmlite import binding
 
 from moereplay.traces.documents import json_text
-from moereplay.traces.private import private_folder
+from moereplay.traces.files import private_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Packages whose sources end up in machine code, or decide what it means.
@@ -146,7 +146,7 @@ def _machine() -> Any:
 def folder() -> Path:
     """Where this state of the sources keeps its machine code: below the user's cache, or in the temporary folder.
 
-    It is the user's alone (traces/private.py), and every process of theirs finds the same.
+    It is the user's alone (traces/files.py), and every process of theirs finds the same.
     """
     path = private_folder(f"compiled-{state_of_sources()}")
     os.utime(path)

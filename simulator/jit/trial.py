@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from moereplay.simulator.jit.machine_code import versions
-from moereplay.traces.private import private_folder
+from moereplay.traces.files import private_folder
 
 LOG = logging.getLogger(__name__)
 SECONDS = 120  #: that the trial may take on a busy machine

@@ -17,10 +17,10 @@ from moereplay.policies.contract import PolicyError
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces import plain
 from moereplay.traces.blocks import VALUES_AT_ONCE
-from moereplay.traces.demand import to_units
 from moereplay.traces.passes import schedule
+from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Trace
-from moereplay.traces.spelling import whole
+from moereplay.traces.texts import whole
 
 MILLION = 1_000_000
 FIRST = 1e300  #: above every score: what the router chose comes first

@@ -29,9 +29,10 @@ from moereplay.simulator.limits.windows import FIRST_USES, WINDOW, Steps
 from moereplay.simulator.replay import Plan
 from moereplay.simulator.threads import check_stop
 from moereplay.simulator.times import Times
-from moereplay.traces.demand import NEVER, Demand, demand_of
-from moereplay.traces.passes import DECODE, Passes, schedule
+from moereplay.traces.demand import Demand, demand_of
+from moereplay.traces.passes import Passes, schedule
 from moereplay.traces.schema import Trace
+from moereplay.traces.units import DECODE, NEVER
 
 WINDOWS = 8  #: begun in a stretch of passes without a reset, at equal distances
 

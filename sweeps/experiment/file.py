@@ -15,8 +15,8 @@ from moereplay.sweeps.experiment.schema import Experiment, Range
 from moereplay.sweeps.experiment.settings import check_name
 from moereplay.sweeps.experiment.yaml_text import from_yaml
 from moereplay.traces.documents import DocumentError, content, from_toml
-from moereplay.traces.faults import words
-from moereplay.traces.spelling import hint
+from moereplay.traces.frozen import words
+from moereplay.traces.texts import hint
 
 TABLES = ("base", "grid", "zip", "include", "exclude")
 

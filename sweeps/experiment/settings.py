@@ -13,7 +13,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform_files import platform
 from moereplay.simulator.preset import preset
 from moereplay.sweeps.experiment.schema import DOTTED
-from moereplay.traces.spelling import nearest
+from moereplay.traces.texts import nearest
 
 PRESET = "preset"  #: settings of a paper under one name, below all others
 NAMES = (*SETTINGS, PRESET)

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.studies.study import Study
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 #: As `quality --study` spells them.
 NAMES = ("ranks", "lambda", "precision")

@@ -31,9 +31,9 @@ from moereplay.sweeps.grid import Outcome, run_grid
 from moereplay.sweeps.jobs import job_of
 from moereplay.sweeps.journal import Drawn, open_journal
 from moereplay.sweeps.merge import merge
-from moereplay.traces import scratch
+from moereplay.traces import files
+from moereplay.traces.files import write_whole
 from moereplay.traces.schema import Trace, TraceError
-from moereplay.traces.scratch import write_whole
 from moereplay.traces.store import open_trace
 from moereplay.traces.writer import write_trace
 from tests.kit.policy_runs import trace_of
@@ -191,7 +191,7 @@ STEPS = {
     "open": (Path, "open"),
     "sync": (os, "fsync"),
     "rename": (Path, "replace"),
-    "clear": (scratch, "clear_abandoned"),
+    "clear": (files, "clear_abandoned"),
 }
 
 
@@ -239,7 +239,7 @@ def test_what_a_killed_writer_left_goes_when_another_writes_there(tmp_path):
     assert killed.returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
     assert re.fullmatch(r"\.part-a\.parquet\..+-\d+-[0-9a-f]{8}\.tmp", left.name)
-    others = {f".part-b.parquet.{scratch.scratch_name()}.tmp", ".part-c.parquet.elsewhere-1-0a1b2c3d.tmp", ".mine.tmp"}
+    others = {f".part-b.parquet.{files.scratch_name()}.tmp", ".part-c.parquet.elsewhere-1-0a1b2c3d.tmp", ".mine.tmp"}
     for other in others:
         (tmp_path / other).write_bytes(b"")
     write_whole(tmp_path / "part-d.parquet", b"whole")

@@ -25,8 +25,10 @@ from moereplay.simulator.reference.engine import run
 from moereplay.simulator.source import Gate, Mixture, Pass, Row
 from moereplay.simulator.times import Times
 from moereplay.traces import routers
-from moereplay.traces.demand import NEVER, Union, to_units, union_of
+from moereplay.traces.demand import Union, union_of
+from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry, Router
+from moereplay.traces.units import NEVER
 from tests.kit.schedules import laid
 
 ENGINES = ("reference", "compiled")

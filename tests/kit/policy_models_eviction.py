@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from moereplay.traces.demand import to_units
 from moereplay.traces.routers import scores as router_scores
+from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Trace
 from tests.kit.policy_models import DemandStep, Model
 

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from moereplay.traces.demand import to_units
-from moereplay.traces.routers import scores
+from moereplay.traces.routers import scores, to_units
 from moereplay.traces.schema import Trace
 from tests.kit.policy_models import named
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moereplay.traces.demand import to_units
 from moereplay.traces.routers import scores as router_scores
+from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Trace
 from tests.kit.policy_models import DemandStep, best, one_token_steps
 from tests.kit.policy_models_eviction import (

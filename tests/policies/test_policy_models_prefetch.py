@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from moereplay import policies
 from moereplay.policies.contract import ABSENT, QUEUED
-from moereplay.traces.demand import to_units, union_of
-from moereplay.traces.routers import scores
+from moereplay.traces.demand import union_of
+from moereplay.traces.routers import scores, to_units
 from moereplay.traces.schema import Trace
 from tests.kit.hook_twins import hook_of
 from tests.kit.policy_models_prefetch import (

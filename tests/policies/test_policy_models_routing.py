@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moereplay.traces.demand import to_units, union_of
-from moereplay.traces.routers import scores, weigh
+from moereplay.traces.demand import union_of
+from moereplay.traces.routers import scores, to_units, weigh
 from moereplay.traces.schema import Trace
 from tests.kit.policy_models import DemandStep, Lru, play
 from tests.kit.policy_models_routing import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moereplay.sweeps import folder_store as folder
-from moereplay.traces import scratch
+from moereplay.traces import files
 from tests.kit.sweeping import ROOT, experiment
 
 #: What Windows lacks, and what macOS lacks.
@@ -72,4 +72,4 @@ def test_on_windows_no_folder_is_opened_and_no_process_is_asked_for(tmp_path, mo
     monkeypatch.setattr(os, "kill", refused)
     folder.Folder(tmp_path).keep("part-a", {"a": b"a"})
     assert (tmp_path / "part-a" / "a").read_bytes() == b"a"
-    assert not scratch.is_abandoned(scratch.scratch_name())
+    assert not files.is_abandoned(files.scratch_name())

@@ -22,11 +22,11 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform_files import platform
 from moereplay.simulator.preset import preset
 from moereplay.simulator.replay import replay
-from moereplay.traces.faults import first_fault
+from moereplay.traces.frozen import first_fault
 from moereplay.traces.importers.registry import load as importer
 from moereplay.traces.schema import TraceError
-from moereplay.traces.spelling import hint
 from moereplay.traces.store import open_trace
+from moereplay.traces.texts import hint
 from tests.commands.test_cli import ROOT, SAMPLE
 from tests.kit.cases import sizes
 from tests.kit.command import unfolded

@@ -20,9 +20,8 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.limits.choices import Freedom, freedom
 from moereplay.simulator.limits.routed import Bracket, fewest_misses
 from moereplay.simulator.replay import replay
-from moereplay.traces.demand import to_units
 from moereplay.traces.passes import schedule
-from moereplay.traces.routers import choice_scores, shares
+from moereplay.traces.routers import choice_scores, shares, to_units
 from moereplay.traces.schema import Trace, memory_trace
 from tests.kit.policy_runs import Sizes, random_trace
 

@@ -13,9 +13,10 @@ from moereplay.simulator.compiled.inputs import inputs_of
 from moereplay.simulator.config import configure
 from moereplay.simulator.curves.stream import resets
 from moereplay.traces import passes as schedules
-from moereplay.traces.passes import DECODE, PREFILL, parse_passes
+from moereplay.traces.passes import parse_passes
 from moereplay.traces.schema import Request, memory_trace
 from moereplay.traces.store import open_trace
+from moereplay.traces.units import DECODE, PREFILL
 from moereplay.traces.writer import write_trace
 from tests.kit.stored import PLAIN as HEADER
 from tests.kit.stored import ids_only

@@ -17,8 +17,8 @@ from moereplay.simulator.curves.curve import UNDECIDED, curve
 from moereplay.simulator.reference.engine import run, run_scheduled
 from moereplay.simulator.replay import replay as replay_trace
 from moereplay.simulator.source import InOrder, Pass, Row, TraceGates, TraceSource
-from moereplay.traces.demand import UNIT
 from moereplay.traces.schema import LOOKAHEAD, Request, Trace, memory_trace
+from moereplay.traces.units import UNIT
 from moereplay.traces.writer import write_trace
 from tests.kit.cases import (
     ENGINES,

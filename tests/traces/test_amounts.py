@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from moereplay.traces.amounts import digits, duration, percent, points, rate, size
+from moereplay.traces.texts import digits, duration, percent, points, rate, size
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from moereplay.simulator.source import Pass
 from moereplay.traces import blocks, growing, routers
 from moereplay.traces import demand as demand_module
-from moereplay.traces.demand import NEVER, Demand, Union, demand_of, next_passes, to_units, union_of
+from moereplay.traces.demand import Demand, Union, demand_of, next_passes, union_of
 from moereplay.traces.lookahead import predicted
 from moereplay.traces.passes import schedule
+from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
+from moereplay.traces.units import NEVER
 from moereplay.traces.writer import write_trace
 from tests.kit.schedules import laid
 

@@ -20,13 +20,13 @@ import pytest
 
 from moereplay.sweeps.ray_cluster import pack
 from moereplay.traces.bundled import bundled
-from moereplay.traces.column import Column
+from moereplay.traces.files import write_whole
 from moereplay.traces.library.fetch import fetch
 from moereplay.traces.library.publish import publish
 from moereplay.traces.library.sources import library_of
 from moereplay.traces.schema import TraceError
-from moereplay.traces.scratch import write_whole
 from moereplay.traces.store import open_trace, verify
+from moereplay.traces.stored import Column
 from moereplay.traces.writer import write_trace
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.hub import IDENTITY, hub_of

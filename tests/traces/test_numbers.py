@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.platform import Link, Measured, Platform, Roofline
 from moereplay.traces.documents import DocumentError, from_json, json_text
-from moereplay.traces.faults import first_fault
-from moereplay.traces.frozen import Frozen
+from moereplay.traces.frozen import Frozen, first_fault
 from moereplay.traces.schema import Geometry
 from tests.kit.command import moereplay_here
 

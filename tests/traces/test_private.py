@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from moereplay.sweeps.ray_cluster import place
-from moereplay.traces.private import claimed, temporary
+from moereplay.traces.files import claimed, temporary
 
 Owned = Callable[[Path], None]
 

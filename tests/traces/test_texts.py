@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moereplay.traces.frozen import MOST_NOTES
 from moereplay.traces.metadata import metadata_digest
 from moereplay.traces.schema import Header, Provenance
 from moereplay.traces.store import open_trace, verify
-from moereplay.traces.texts import CUT, MOST_NAME, MOST_NOTES, MOST_TEXT, escaped, in_csv, in_markdown, settled
+from moereplay.traces.texts import CUT, MOST_NAME, MOST_TEXT, escaped, in_csv, in_markdown, settled
 from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.command import moereplay_here as moereplay
 from tests.kit.stored import GEOMETRY, PLAIN, ids_only

@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moereplay.traces.column import Column
+from moereplay.traces.files import clear_abandoned
 from moereplay.traces.lock import Lock
 from moereplay.traces.schema import Header, Provenance, TraceError
-from moereplay.traces.scratch import clear_abandoned
 from moereplay.traces.store import open_trace, verify
+from moereplay.traces.stored import Column
 from moereplay.traces.writer import TraceWriter, write_trace
 from tests.kit.stored import BIAS, GEOMETRY, HEADER, LAYERS, PLAIN, K, assert_holds, commit_some, everything, ids_only
 

@@ -29,8 +29,9 @@ from moereplay.tracegen.live.tiers import Tiers
 from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.offload.clock import undisturbed
 from moereplay.traces import routers
-from moereplay.traces.demand import to_units, union_of
+from moereplay.traces.demand import union_of
 from moereplay.traces.lookahead import Predicted, rank
+from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry
 
 

@@ -11,7 +11,7 @@ from moereplay.simulator.reference.placement import Placement
 from moereplay.simulator.replay import Plan, source_of
 from moereplay.simulator.steps import run
 from moereplay.traces.schema import Trace
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 AUTO, COMPILED, REFERENCE = WAYS = ("auto", "compiled", "reference")
 

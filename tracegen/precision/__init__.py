@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from moereplay.tracegen.errors import RecordError
 from moereplay.traces.installing import install_command
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 #: Each with the library that it needs.
 NAMES: Mapping[str, str | None] = {

@@ -15,9 +15,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from moereplay.tracegen.precision.contract import Packed
-from moereplay.traces.private import private_folder
+from moereplay.traces.files import private_folder, write_whole
 from moereplay.traces.schema import canonical
-from moereplay.traces.scratch import write_whole
 
 FORM = 1  #: raised when the same tensors come to mean other weights
 DIGEST = 32  #: bytes of a sha256

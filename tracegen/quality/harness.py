@@ -20,7 +20,7 @@ from moereplay.tracegen.quality.named import YAML, called_of
 from moereplay.tracegen.quality.session import Session
 from moereplay.tracegen.quality.task_file import check_task_file, content_of
 from moereplay.tracegen.tokens import check_chat
-from moereplay.traces.spelling import nearest
+from moereplay.traces.texts import nearest
 
 #: Measures that follow from log-likelihoods, with what a mean is divided by: an example has nats, or bits.
 NATS = {"perplexity": 1.0, "word_perplexity": 1.0, "byte_perplexity": 1.0, "bits_per_byte": log(2)}

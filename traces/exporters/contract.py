@@ -10,8 +10,8 @@ from typing import BinaryIO, NamedTuple
 
 from pydantic import Field, field_validator
 
+from moereplay.traces.files import whole_file, whole_folder
 from moereplay.traces.schema import LOOKAHEAD, Frozen, Trace, TraceError
-from moereplay.traces.scratch import whole_file, whole_folder
 
 LONGEST = 96  #: characters of a licence
 

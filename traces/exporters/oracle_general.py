@@ -13,9 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from moereplay.traces.blocks import VALUES_AT_ONCE
-from moereplay.traces.demand import NEVER, Demand, demand_of
+from moereplay.traces.demand import Demand, demand_of
 from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
 from moereplay.traces.schema import Geometry, Trace, TraceError
+from moereplay.traces.units import NEVER
 
 RECORD = np.dtype([("timestamp", "<u4"), ("object", "<u8"), ("bytes", "<u4"), ("next", "<i8")])
 MOST = 2**32 - 1  #: of a timestamp, and of an object's bytes

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from moereplay.traces.exporters import NAMES
 from moereplay.traces.exporters.contract import TYPED, Answer, Exporter, Options, fields_of, target_of
 from moereplay.traces.schema import Trace, TraceError
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 PIECE = 1 << 20  #: bytes hashed at a time
 

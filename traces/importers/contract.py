@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
 from moereplay.traces.dense import check_dense_bits, in_words, with_params, with_stored
-from moereplay.traces.faults import first_fault
+from moereplay.traces.frozen import first_fault
 from moereplay.traces.geometry import MODELS, recognised
 from moereplay.traces.importers import folders
 from moereplay.traces.importers.sources import digest_of

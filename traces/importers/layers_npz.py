@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from moereplay.traces.faults import first_fault
+from moereplay.traces.frozen import first_fault
 from moereplay.traces.importers import archive
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
 from moereplay.traces.importers.sources import files_of

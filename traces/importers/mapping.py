@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moereplay.traces.schema import TraceError, shown
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 NEEDED = ("token", "layer", "experts")
 FIELDS = ("request", *NEEDED, "weights", "phase")

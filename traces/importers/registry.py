@@ -11,7 +11,7 @@ from moereplay.traces.importers.remapped import remapped
 from moereplay.traces.importers.sources import refuse_unreadable
 from moereplay.traces.importers.text import suffix_of
 from moereplay.traces.schema import TraceError
-from moereplay.traces.spelling import hint
+from moereplay.traces.texts import hint
 
 COLUMNS, PLAIN = "columns", "generic"  #: importers of named columns, and of the plain formats
 

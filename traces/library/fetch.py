@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from moereplay.traces.documents import AT_ONCE
+from moereplay.traces.files import SUFFIX, refuse_inside_trace, scratch_name
 from moereplay.traces.library.index import Entry, File
 from moereplay.traces.library.sources import Library
 from moereplay.traces.schema import Trace, TraceError
-from moereplay.traces.scratch import SUFFIX, refuse_inside_trace, scratch_name
 from moereplay.traces.store import files_of, open_trace, verify
 
 BLOCK = 1 << 20

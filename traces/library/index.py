@@ -9,12 +9,10 @@ from typing import Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moereplay.traces.documents import DocumentError, from_json
-from moereplay.traces.faults import first_fault
-from moereplay.traces.frozen import Frozen
+from moereplay.traces.frozen import Frozen, Name, Text, first_fault
 from moereplay.traces.schema import Trace, TraceError, shown
-from moereplay.traces.spelling import hint
 from moereplay.traces.store import files_of
-from moereplay.traces.texts import Name, Text
+from moereplay.traces.texts import hint
 
 INDEX = "traces.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -12,6 +12,7 @@ import numpy as np
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from moereplay.traces.documents import content
+from moereplay.traces.files import refuse_inside_trace, write_whole
 from moereplay.traces.library.card import card
 from moereplay.traces.library.index import (
     INDEX,
@@ -26,7 +27,6 @@ from moereplay.traces.library.index import (
 )
 from moereplay.traces.lock import Lock
 from moereplay.traces.schema import Request, Trace, TraceError
-from moereplay.traces.scratch import refuse_inside_trace, write_whole
 from moereplay.traces.store import files_of, open_trace, verify
 from moereplay.traces.writer import write_trace
 

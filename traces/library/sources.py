@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from moereplay.traces.bundled import SAMPLE, bundled
 from moereplay.traces.documents import content
-from moereplay.traces.faults import first_fault
+from moereplay.traces.frozen import first_fault
 from moereplay.traces.library.index import INDEX, MOST_BYTES, Entry, Index, described, folder_of, read_index
 from moereplay.traces.schema import TraceError, shown
 from moereplay.traces.store import open_trace
