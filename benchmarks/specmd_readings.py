@@ -27,8 +27,8 @@ from moereplay.analysis.statistics import spearman
 from moereplay.analysis.tables import console, table
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.preset import preset
-from moereplay.sweeps.figures import figures_of
 from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.jobs import figures_of
 from moereplay.sweeps.papers.specmd.table_2 import PRESETS, PUBLISHED
 from moereplay.traces.documents import json_text
 from moereplay.traces.schema import Trace

@@ -109,7 +109,7 @@ def _progress(configs: list[ReplayConfig]) -> Any:
 def _stored(
     out: Path, outcomes: Iterator[Outcome], trace: Trace, configs: list[ReplayConfig], engine: str
 ) -> Iterator[Outcome]:
-    from moereplay.sweeps.keep import keep  # it imports polars, without which the table is printed
+    from moereplay.sweeps.parts import keep  # it imports polars, without which the table is printed
 
     return keep(out, trace, configs, outcomes, engine)
 

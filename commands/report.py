@@ -33,7 +33,7 @@ def report(
 ) -> None:
     """Write a page to send to somebody: which configuration is best, how sure that is, figures, methods. SIMULATED."""
     from moereplay.results.outputs import check_output
-    from moereplay.sweeps.extras import extra
+    from moereplay.sweeps import extra
     from moereplay.sweeps.store import place_of
     from moereplay.traces.files import write_whole
 
@@ -53,7 +53,7 @@ def _material(folder: Path, given: Sequence[Path], where: Sequence[str]) -> Mate
     from moereplay.policies.grammar import foresight
     from moereplay.results import checks, curves
     from moereplay.results.stored import errors, sources
-    from moereplay.sweeps.provenance import version
+    from moereplay.sweeps.parts import version
 
     lines = curves.load(folder)
     alone = not lines.is_empty() and not any(folder.glob("part-*"))

@@ -17,10 +17,10 @@ from moereplay.commands.terminal import clock, say
 
 if TYPE_CHECKING:
     from moereplay.sweeps.checks import Checker
+    from moereplay.sweeps.clusters import Shards
     from moereplay.sweeps.dispatch import Standing
     from moereplay.sweeps.jobs import Job
     from moereplay.sweeps.run import Start, Sweep
-    from moereplay.sweeps.slurm import Shards
     from moereplay.sweeps.store import Place
 
 MOST_NAMED = 5  #: errors that are printed in full
@@ -76,7 +76,7 @@ def sweep_run(
         _say_estimate(ready, engine, machines.workers, sweep.experiment.keeps_requests)
     elif machines.executor == "slurm" and jobs:
         from moereplay.policies.files import registered
-        from moereplay.sweeps.slurm import Shards
+        from moereplay.sweeps.clusters import Shards
 
         how = (tuple(changes or ()), place, engine, machines.workers, machines.nodes, keep_going)
         _submit(Shards(file, *how, tuple(registered()), tuple(sys.argv)), machines.slurm or [])
@@ -143,14 +143,14 @@ def _starter(machines: Machines, engine: str) -> Start:
     if executor == "local":
         return lambda out, provenance: LocalExecutor(workers, engine == NOGIL, out, provenance)
     if executor == "ray":
-        from moereplay.sweeps.ray_cluster import RayExecutor
+        from moereplay.sweeps.clusters import RayExecutor
 
         return lambda out, provenance: RayExecutor(machines.address, workers, out, provenance)
     raise ConfigError(f"no executor called {executor!r}: {hint(executor, EXECUTORS)}")
 
 
 def _submit(shards: Shards, given: list[str]) -> None:
-    from moereplay.sweeps.slurm import options_of, run_shards
+    from moereplay.sweeps.clusters import options_of, run_shards
 
     for line in run_shards(shards, options_of(given)):
         say(line)
@@ -175,7 +175,7 @@ def _say_plan(sweep: Sweep, share: list[Job], jobs: list[Job]) -> None:
 
 
 def _say_estimate(jobs: list[Job], engine: str, workers: int, requests: bool) -> None:
-    from moereplay.sweeps.estimate import estimate
+    from moereplay.sweeps.run import estimate
     from moereplay.traces.texts import size
 
     if not jobs:

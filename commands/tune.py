@@ -56,12 +56,12 @@ def tune(
     from moereplay.simulator.replay import ENGINES
     from moereplay.sweeps.experiment.expand import platforms
     from moereplay.sweeps.experiment.file import read
-    from moereplay.sweeps.folder_store import Folder
     from moereplay.sweeps.jobs import open_traces
     from moereplay.sweeps.local import LocalExecutor
     from moereplay.sweeps.objects import is_url
-    from moereplay.sweeps.provenance import sweep_provenance
+    from moereplay.sweeps.parts import sweep_provenance
     from moereplay.sweeps.run import NOGIL
+    from moereplay.sweeps.store import Folder
     from moereplay.sweeps.tune import Search, check
     from moereplay.sweeps.tune import tune as search_by
 
@@ -96,7 +96,7 @@ def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
     from moereplay.analysis.tables import counted, table
     from moereplay.policies.grammar import foresight
     from moereplay.results.remarks import assumptions
-    from moereplay.sweeps.figures import FIGURES
+    from moereplay.sweeps.jobs import FIGURES
     from moereplay.sweeps.tune import jobs_found
     from moereplay.traces.documents import json_text
     from moereplay.traces.synthetic import synthetic

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moereplay.simulator.config import ReplayConfig, configure
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import replay
-    from moereplay.sweeps.stored import read_results
+    from moereplay.sweeps.parts import read_results
     from moereplay.traces.arrays import from_arrays
     from moereplay.traces.geometry import known as known_model
     from moereplay.traces.schema import Geometry, Header, Provenance, Request, Router, Trace, TraceError
@@ -44,7 +44,7 @@ _HOME = {
     "from_arrays": "moereplay.traces.arrays",
     "known_model": "moereplay.traces.geometry:known",
     "open_trace": "moereplay.traces.store",
-    "read_results": "moereplay.sweeps.stored",
+    "read_results": "moereplay.sweeps.parts",
     "register_policy": "moereplay.policies.files:register",
     "replay": "moereplay.simulator.replay",
     "write_trace": "moereplay.traces.writer",

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
+from moereplay.results import tables
 from moereplay.results.parts import Part
-from moereplay.results.result import Result
+from moereplay.results.result import Result, Row
+from moereplay.results.schema import table_schemas
+from moereplay.results.settings import setting_kinds
+from moereplay.results.tables import Rows, key
 from moereplay.simulator.bounds import Counted, count
+from moereplay.simulator.config import KINDS, SEMANTICS_VERSION
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
-from moereplay.sweeps.figures import Figures, figures_of
-from moereplay.sweeps.jobs import Job
-from moereplay.sweeps.tables import Rows, rows_of, to_parquet
+from moereplay.sweeps.jobs import Figures, Job, figures_of
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.store import open_trace
 
@@ -103,3 +106,27 @@ def _holds(batch: Batch, headlines: list[Headline]) -> dict[str, list[str]]:
 
 def _headline(job: Job, seconds: float, result: Result | Counted | None, error: str | None) -> Headline:
     return Headline(job.key, seconds, error, figures_of(result) if isinstance(result, Result) else {})
+
+
+# -- What a job of a sweep adds to the tables of its part: the rows of a result, of a count, or of an error.
+
+TABLES = table_schemas(setting_kinds(), KINDS)
+
+
+def rows_of(job: Job, result: Result | Counted | None, error: str | None, requests: bool) -> Rows:
+    """The rows that one job adds to each table."""
+    if job.kind == "bound":
+        return {"bounds": [] if result is None else [key(job.identity) | dict(cast(Counted, result))]}
+    if not isinstance(result, Result):
+        return {"configurations": [key(job.identity) | {"bound": job.bound, "error": error} | _asked(job)]}
+    return tables.rows_of(result, job.bound, requests)
+
+
+def to_parquet(name: str, rows: Iterable[Row]) -> bytes:
+    """Rows of a table as a Parquet file."""
+    return tables.to_parquet(rows, TABLES[name])
+
+
+def _asked(job: Job) -> Row:
+    """What is known of a configuration that could not be replayed."""
+    return job.config.model_dump(mode="json") | {"trace": job.digest, "semantics": SEMANTICS_VERSION}

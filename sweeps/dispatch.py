@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from moereplay.policies import files
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.batches import Batch, Headline
-from moereplay.sweeps.executor import Event, Executor, Lost, Stored, Unwritable
-from moereplay.sweeps.figures import FIGURES, Figures
-from moereplay.sweeps.jobs import Job
+from moereplay.sweeps.jobs import FIGURES, Figures, Job
 
 #: A batch is what a kill can cost: a few seconds, in a long sweep up to a hundredth of it; parts stay few.
 LEAST_SECONDS, MOST_SECONDS, SHARE = 3.0, 60.0, 0.01
@@ -152,3 +151,57 @@ class Dispatcher:
             else:
                 self.standing.done += 1
                 self.standing.killers[job.key] = f"{job.name}: its worker ended twice ({lost.reason})"
+
+
+# -- What runs batches: processes here, a Ray cluster, or anything with these five members.
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A batch whose part is stored."""
+
+    batch: Batch
+    headlines: Sequence[Headline]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A batch whose worker died: nothing of it is stored."""
+
+    batch: Batch
+    suspects: tuple[Job, ...]  #: what may have killed it: the job in progress, or all if that is not known
+    reason: str
+
+
+@dataclass(frozen=True)
+class Unwritable:
+    """A batch that was replayed and could not be stored: the disk is full, or the bucket out of reach."""
+
+    batch: Batch
+    reason: str
+
+
+Event = Stored | Lost | Unwritable
+
+
+class Executor(Protocol):
+    """Runs batches. Order, retries and progress are the dispatcher's."""
+
+    slots: int  #: batches that run at once
+
+    @property
+    def room(self) -> int:
+        """Batches that would start now."""
+        ...
+
+    def submit(self, batch: Batch, alone: bool = False) -> None:
+        """Run a batch; `alone` in a process that has nothing else to lose."""
+        ...
+
+    def collect(self, seconds: float) -> Sequence[Event]:
+        """What has happened, waiting at most so long for something to."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back, running or not."""
+        ...

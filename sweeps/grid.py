@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
 from moereplay.results.result import Result
 from moereplay.simulator.bounds import Bound, Counted, bound_of, count
 from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.curves.curve import Curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import ENGINES, check_engine, plan, replay
 from moereplay.simulator.threads import in_threads
-from moereplay.sweeps.limits import check_count
 from moereplay.sweeps.processes import in_processes
 from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Trace
@@ -111,3 +114,54 @@ def _replay_in_worker(path: Path, log: bool, engine: str, config: ReplayConfig) 
 @lru_cache(maxsize=1)
 def _open_once(path: Path) -> Trace:
     return open_trace(path)
+
+
+# -- How many configurations one command takes: counted before any is made, so that a slip of the pen is told at once.
+
+#: Planning takes about a quarter of a millisecond each; every one of them is checked before the first replay.
+MOST_CONFIGURATIONS = 100_000
+
+
+def check_count(count: int, what: str, advice: str) -> None:
+    """Raises ConfigError if `count` of `what` ("e.toml: [grid] makes") are too many; `advice` says what to do."""
+    if count > MOST_CONFIGURATIONS:
+        number = f"{count:,}" if count < 10**18 else f"more than {10**18:,}"
+        raise ConfigError(f"{what} {number} configurations; one command takes {MOST_CONFIGURATIONS:,}: {advice}")
+
+
+# -- The capacities of a curve at which a machine's times decide, replayed one by one on a machine.
+
+
+def undecided(curve: Curve, platform: str) -> list[ReplayConfig]:
+    """The replays that decide the rest of a curve, smallest capacity first."""
+    left = curve.capacity_bytes[~curve.decided]
+    return [curve.config.model_copy(update={"capacity": f"{capacity}B", "platform": platform}) for capacity in left]
+
+
+def decide(
+    trace: Trace,
+    curve: Curve,
+    platform: str,
+    workers: int = 1,
+    done: Callable[[], None] = lambda: None,
+    engine: str = ENGINES[0],
+) -> Curve:
+    """The curve without gaps; what was undecided holds for `platform` alone. `done` is called after each replay.
+
+    Raises ConfigError if the platform or the engine is unknown.
+    """
+    configs = undecided(curve, platform)
+    if not configs:
+        return curve
+    misses = curve.layer_misses.copy()
+    outcomes = run_grid(trace, configs, workers, bounded=False, done=done, engine=engine)
+    for at, (result, _) in zip(np.flatnonzero(~curve.decided), outcomes, strict=True):
+        misses[:, at] = _by_layer(result, len(misses))
+    return replace(curve, layer_misses=misses, platform=platform, replayed=~curve.decided)
+
+
+def _by_layer(result: Result, layers: int) -> np.ndarray:
+    misses = np.zeros(layers, np.int64)
+    for row in result.per_layer:
+        misses[row["layer"]] += row["misses"]
+    return misses

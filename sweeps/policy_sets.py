@@ -20,8 +20,7 @@ from moereplay.policies.contract import PolicyError
 from moereplay.results.settings import LISTED, NAMES
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.grid import expand
-from moereplay.sweeps.limits import check_count
+from moereplay.sweeps.grid import check_count, expand
 from moereplay.traces.documents import DocumentError, content, from_toml
 from moereplay.traces.texts import hint
 

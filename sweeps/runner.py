@@ -10,8 +10,8 @@ from typing import NamedTuple
 from moereplay.results.result import Result
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.figures import figures_of
 from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.jobs import figures_of
 from moereplay.traces.schema import Trace
 
 NO_TPOT = "no pass of the trace decodes, so that it has no tokens/s; --passes token makes every token a pass"

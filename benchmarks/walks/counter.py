@@ -11,7 +11,7 @@ from moereplay.results.stored import load
 from moereplay.results.tables import part_of
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
-from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.store import Folder
 from moereplay.traces.schema import Geometry
 from moereplay.traces.synthetic import Synthetic, synthesise
 

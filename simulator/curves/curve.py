@@ -7,7 +7,7 @@ Exact, and equal to the replays of `lru` and `belady` with `miss=fetch`, where n
 - Belady is one if a pool's experts are of equal bytes; `belady.py` says how. Otherwise more room can cost hits.
 - Relaxed Belady is no replay's: it may keep of cache and demand what the fast tier could not hold at once.
 - A step that does not fit its pool pushes its own experts out as they are computed, so times decide which are left.
-  Where that can matter the capacity is *undecided*; `sweeps/curve_gaps.py` replays it on a machine.
+  Where that can matter the capacity is *undecided*; `sweeps/grid.py` replays it on a machine.
 """
 
 from __future__ import annotations

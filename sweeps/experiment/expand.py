@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from moereplay.policies.contract import PolicyError
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.experiment.schema import Experiment, Range, Settings, Value
-from moereplay.sweeps.experiment.settings import PRESET, configuration, spelled, whole
-from moereplay.sweeps.limits import check_count
+from moereplay.sweeps.experiment.schema import PRESET, Experiment, Range, Settings, Value, configuration, spelled, whole
+from moereplay.sweeps.grid import check_count
 
 
 class Interval(NamedTuple):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from pydantic import ValidationError
 
 from moereplay.policies import files
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps.experiment.schema import Experiment, Range
-from moereplay.sweeps.experiment.settings import check_name
-from moereplay.sweeps.experiment.yaml_text import from_yaml
-from moereplay.traces.documents import DocumentError, content, from_toml
+from moereplay.sweeps import extra
+from moereplay.sweeps.experiment.schema import Experiment, Range, check_name
+from moereplay.traces.documents import MOST_BITS, DocumentError, checked, content, fault_of, from_toml
 from moereplay.traces.frozen import words
+from moereplay.traces.schema import shown
 from moereplay.traces.texts import hint
 
 TABLES = ("base", "grid", "zip", "include", "exclude")
@@ -75,7 +76,7 @@ def _change(document: dict[str, Any], change: str) -> None:
     table, dot, name = key.replace('"', "").strip().partition(".")
     if not equals or not table:
         raise ConfigError(f"--set {change!r}: write table.key=value, for example --set base.capacity=10%")
-    value = _value(text.strip())
+    value = _loose_value(text.strip())
     if not dot:
         document[table] = value
         return
@@ -85,7 +86,7 @@ def _change(document: dict[str, Any], change: str) -> None:
     inside[name] = value
 
 
-def _value(text: str) -> Any:
+def _loose_value(text: str) -> Any:
     """A TOML value, or a text without its quotes."""
     try:
         return from_toml(f"value = {text}")["value"]
@@ -119,3 +120,151 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+# -- YAML 1.2 within limits: `no`, `on` and `1:30` are texts, and what readers of YAML take differently is refused.
+
+MOST_BYTES = 1 << 20  #: PyYAML reads a megabyte in some ten seconds
+MOST_VALUES = 1_000_000  #: with what aliases stand for
+TAG = "tag:yaml.org,2002:"
+#: The core schema, https://yaml.org/spec/1.2.2/#103-core-schema: by tag, which plain scalars it takes.
+CORE = {
+    "null": re.compile(r"null|Null|NULL|~|"),
+    "bool": re.compile(r"true|True|TRUE|false|False|FALSE"),
+    "int": re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    "float": re.compile(
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+    ),
+}
+LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
+KNOWN = {f"{TAG}{name}" for name in ("str", "seq", "map")}
+
+
+def from_yaml(content: bytes) -> Any:
+    """Return what a YAML text says. Raises DocumentError, ConfigError without PyYAML."""
+    root = composed(content)
+    if root is None:
+        return None
+    try:
+        return checked(_value(root))
+    except RecursionError:
+        raise DocumentError("nested too deep") from None
+
+
+def composed(content: bytes, tags: bool = True) -> Any:
+    """Return PyYAML's nodes of a text, None for an empty one, checked before anything is made of them.
+
+    Raises DocumentError for a damaged text, a key that a table has twice, an alias of what it is itself in, aliases of
+    millions of values, and with `tags` for tags such as `!!python/object` and for `<<`.
+    """
+    yaml = extra("yaml", "yaml")
+    if len(content) > MOST_BYTES:
+        raise DocumentError(f"{len(content):,} bytes of YAML, more than {MOST_BYTES:,}; write it in TOML")
+    try:
+        loader = type("Unresolved", (yaml.SafeLoader,), {"yaml_implicit_resolvers": {}})
+        root = loader(content.decode()).get_single_node()
+    except RecursionError:
+        raise DocumentError("nested too deep") from None
+    except (yaml.YAMLError, ValueError, AttributeError, TypeError, KeyError, OverflowError) as broken:
+        raise fault_of(broken) from None
+    if root is not None:
+        _check_size(root)
+        for node in _nodes(root):
+            _check_node(node, tags)
+    return root
+
+
+def _value(node: Any) -> Any:
+    """The value of a node."""
+    if isinstance(node.value, str):
+        return _scalar(node)
+    if node.tag == f"{TAG}map":
+        return {_key(key): _value(value) for key, value in node.value}
+    return [_value(each) for each in node.value]
+
+
+def _key(node: Any) -> str:
+    value = _scalar(node) if isinstance(node.value, str) else node.value
+    if not isinstance(value, str):
+        raise DocumentError(f"the key {shown(node.value)} is no text; write it in quotes")
+    return value
+
+
+def _scalar(node: Any) -> Any:
+    text = node.value
+    if not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text):
+        raise DocumentError(f"{shown(text)} holds half a character (a surrogate); write the whole one")
+    kind = _kind(node)
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text[0] in "tT"
+    return text if kind == "str" else _number(kind, text)
+
+
+def _kind(node: Any) -> str:
+    """Which of the core schema's scalars it is; one in quotes is a text."""
+    if node.style is not None:
+        return "str"
+    if LEADING_ZERO.fullmatch(node.value):
+        said = f"{node.value} is octal in YAML 1.1 and decimal in YAML 1.2"
+        raise DocumentError(f"{said}; write {int(node.value)}, or {node.value!r} in quotes")
+    return next((kind for kind, form in CORE.items() if form.fullmatch(node.value)), "str")
+
+
+def _number(kind: str, text: str) -> int | float:
+    if kind == "float":
+        return float(re.sub(r"\.(?=[inIN])", "", text))  # .inf and .nan have their dot in YAML alone
+    if text.startswith(("0o", "0x")):
+        return int(text[2:], 8 if text[1] == "o" else 16)
+    return int(text) if len(text) < MOST_BITS // 3 else 1 << MOST_BITS + 1  # too long: `checked` refuses it
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    """Every node once."""
+    left, seen = [root], {id(root)}
+    while left:
+        node = left.pop()
+        yield node
+        for each in _inside(node):
+            if id(each) not in seen:
+                seen.add(id(each))
+                left.append(each)
+
+
+def _inside(node: Any) -> list[Any]:
+    inside = node.value if isinstance(node.value, list) else []
+    return [each for entry in inside for each in (entry if isinstance(entry, tuple) else (entry,))]
+
+
+def _check_node(node: Any, tags: bool) -> None:
+    keys = [key.value for key, _ in node.value if isinstance(key.value, str)] if _is_table(node) else []
+    if "<<" in keys and tags:
+        raise DocumentError("the key << merges tables in YAML 1.1 alone; write the keys of both tables")
+    if len(set(keys)) < len(keys):
+        twice = next(key for at, key in enumerate(keys) if key in keys[:at])
+        raise DocumentError(f"the key {shown(twice)} is given twice in one table, in line {node.start_mark.line + 1}")
+    if tags and node.tag not in KNOWN:
+        where = f"line {node.start_mark.line + 1}"
+        raise DocumentError(f"unknown tag {shown(node.tag)} in {where}: write the value without it")
+
+
+def _is_table(node: Any) -> bool:
+    return isinstance(node.value, list) and any(isinstance(entry, tuple) for entry in node.value)
+
+
+def _check_size(root: Any) -> None:
+    """An alias costs a few letters and stands for all that was named: small files can be endless."""
+    sizes: dict[int, int] = {}
+    if _size(root, sizes) > MOST_VALUES:
+        raise DocumentError(f"its aliases stand for more than {MOST_VALUES:,} values")
+
+
+def _size(node: Any, sizes: dict[int, int]) -> int:
+    """Values that a node stands for; 0 in `sizes` marks those that are being counted."""
+    if sizes.get(id(node)) == 0:
+        raise DocumentError("an alias stands for a list or table that it is itself in")
+    if id(node) not in sizes:
+        sizes[id(node)] = 0
+        sizes[id(node)] = 1 + sum(_size(each, sizes) for each in _inside(node))
+    return sizes[id(node)]

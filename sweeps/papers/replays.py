@@ -9,9 +9,9 @@ from typing import NamedTuple
 from moereplay.results.parts import stored
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.replay import ENGINES
-from moereplay.sweeps.folder_store import Folder
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.keep import keep
+from moereplay.sweeps.parts import keep
+from moereplay.sweeps.store import Folder
 from moereplay.traces.schema import Trace
 
 

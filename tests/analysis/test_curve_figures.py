@@ -15,7 +15,7 @@ from moereplay.results.curves import load
 from moereplay.results.result import ResultError
 from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.curves.rows import write_curve
-from moereplay.sweeps.curve_gaps import decide
+from moereplay.sweeps.grid import decide
 from moereplay.traces.schema import Trace
 from tests.kit.tiny_runs import frame_of, small_trace
 

@@ -26,11 +26,11 @@ from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.curves.rows import write_curve
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.batches import Batch, compute
-from moereplay.sweeps.folder_store import Folder
 from moereplay.sweeps.grid import Outcome, run_grid
 from moereplay.sweeps.jobs import job_of
-from moereplay.sweeps.journal import Drawn, open_journal
-from moereplay.sweeps.merge import merge
+from moereplay.sweeps.parts import merge
+from moereplay.sweeps.store import Folder
+from moereplay.sweeps.tune import Drawn, open_journal
 from moereplay.traces import files
 from moereplay.traces.files import write_whole
 from moereplay.traces.schema import Trace, TraceError

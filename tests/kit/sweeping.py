@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moereplay.sweeps.folder_store import Folder
-from moereplay.sweeps.merge import merge
-from moereplay.sweeps.store import place_of
+from moereplay.sweeps.parts import merge
+from moereplay.sweeps.store import Folder, place_of
 from moereplay.traces.schema import Geometry, Provenance
 from moereplay.traces.synthetic import Synthetic, synthesise
 from moereplay.traces.writer import write_trace

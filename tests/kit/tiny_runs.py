@@ -16,8 +16,8 @@ from moereplay.results.settings import setting_kinds
 from moereplay.results.tables import part_of
 from moereplay.simulator.bounds import Counted
 from moereplay.simulator.config import KINDS, configure
-from moereplay.sweeps.folder_store import Folder
 from moereplay.sweeps.grid import run_grid
+from moereplay.sweeps.store import Folder
 from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.synthetic import Synthetic, synthesise
 

@@ -20,13 +20,13 @@ from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps import slurm
+from moereplay.sweeps import clusters
 from moereplay.sweeps.batches import Batch, Made, compute
+from moereplay.sweeps.clusters import _run
 from moereplay.sweeps.experiment.file import read
-from moereplay.sweeps.folder_store import Folder
 from moereplay.sweeps.jobs import open_traces, shard
-from moereplay.sweeps.ray_cluster import _run
 from moereplay.sweeps.run import Sweep, execute, left_to_do, planned
+from moereplay.sweeps.store import Folder
 from moereplay.sweeps.tune import Search, tune
 from tests.kit.command import in_python, moereplay_here
 from tests.kit.sweeping import experiment, merged
@@ -154,7 +154,7 @@ def test_shards_on_nodes_run_the_version_that_was_submitted(
         tuple(files.registered()),
         ("moereplay", "sweep"),
     )
-    shards = pickle.loads(pickle.dumps(slurm.Shards(*told)))
+    shards = pickle.loads(pickle.dumps(clusters.Shards(*told)))
     forget()
     files._contents.clear()
     beginning(tmp_path, policy=NEWEST.replace("return -", "return "))
@@ -164,8 +164,8 @@ def test_shards_on_nodes_run_the_version_that_was_submitted(
         about.append(provenance)
         return Elsewhere(out)
 
-    monkeypatch.setattr(slurm, "LocalExecutor", here)
-    assert slurm.run_shard(shards, 1) == "shard 1/1: 6 replays, 0 error rows"
+    monkeypatch.setattr(clusters, "LocalExecutor", here)
+    assert clusters.run_shard(shards, 1) == "shard 1/1: 6 replays, 0 error rows"
     assert merged(tmp_path / "a", tmp_path / "out") == merged(tmp_path / "b", whole / "out")
     assert about[0]["command"] == ["moereplay", "sweep"]
     assert [each["source"] for each in about[0]["policy_files"]] == [NEWEST]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.sweeps import folder_store as folder
+from moereplay.sweeps import store as folder
 from moereplay.traces import files
 from tests.kit.sweeping import ROOT, experiment
 

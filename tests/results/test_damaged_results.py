@@ -19,11 +19,11 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.curves.curve import curve
 from moereplay.simulator.curves.rows import write_curve
 from moereplay.simulator.errors import ConfigError
-from moereplay.sweeps import tables
+from moereplay.sweeps import batches
 from moereplay.sweeps.batches import Batch, compute
-from moereplay.sweeps.folder_store import Folder
 from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.run import Sweep, planned
+from moereplay.sweeps.store import Folder
 from moereplay.traces.store import open_trace
 from tests.kit.sweeping import experiment, merged
 from tests.kit.tiny_runs import written_before
@@ -189,7 +189,7 @@ def test_the_parts_of_a_newer_version_are_refused_by_all(copy, tmp_path):
 
 
 def test_a_part_can_hold_the_tables_that_there_are():
-    assert set(parts.TABLES) == set(tables.TABLES)
+    assert set(parts.TABLES) == set(batches.TABLES)
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -23,10 +23,10 @@ from moereplay.results.stored import load
 from moereplay.results.tables import part_of
 from moereplay.simulator.config import KINDS, configure
 from moereplay.simulator.replay import replay
-from moereplay.sweeps import tables
+from moereplay.sweeps import batches
 from moereplay.sweeps.batches import Batch, compute
-from moereplay.sweeps.folder_store import Folder
 from moereplay.sweeps.run import planned
+from moereplay.sweeps.store import Folder
 from moereplay.traces.store import open_trace
 from tests.kit.command import moereplay_here as moereplay
 
@@ -117,7 +117,7 @@ def test_curves_are_still_drawn(before, tmp_path):
 def one_counter_more(monkeypatch) -> pytest.MonkeyPatch:
     """As in a later version; `undo` goes back to this one."""
     monkeypatch.setitem(COUNTERS, "spilled", Counter("spilled", COUNT, "made up by this test"))
-    monkeypatch.setattr(tables, "TABLES", table_schemas(setting_kinds(), KINDS))
+    monkeypatch.setattr(batches, "TABLES", table_schemas(setting_kinds(), KINDS))
     return monkeypatch
 
 

@@ -27,7 +27,7 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform
 from moereplay.simulator.replay import plan, replay, replay_source
 from moereplay.simulator.source import TraceSource
-from moereplay.sweeps.curve_gaps import decide
+from moereplay.sweeps.grid import decide
 from moereplay.traces.demand import demand_of
 from moereplay.traces.schema import Header, Request, Trace, memory_trace
 from moereplay.traces.synthetic import Synthetic, synthesise

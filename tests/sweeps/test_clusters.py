@@ -18,14 +18,12 @@ from moereplay.commands.tune import tune as tune_verb
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.batches import Batch, compute
-from moereplay.sweeps.executor import Stored
+from moereplay.sweeps.clusters import RayExecutor, last_line, options_of, pack, place
+from moereplay.sweeps.dispatch import Stored
 from moereplay.sweeps.experiment.file import read
-from moereplay.sweeps.folder_store import Folder
 from moereplay.sweeps.jobs import open_traces
-from moereplay.sweeps.ray_cluster import RayExecutor, pack, place
 from moereplay.sweeps.run import execute, planned
-from moereplay.sweeps.slurm import last_line, options_of
-from moereplay.sweeps.store import Place
+from moereplay.sweeps.store import Folder, Place
 from moereplay.sweeps.tune import Search, check, tune
 from moereplay.traces.store import open_trace
 from tests.kit.command import in_python

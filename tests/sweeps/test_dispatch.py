@@ -14,11 +14,10 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps import local
 from moereplay.sweeps.batches import Batch, Headline
-from moereplay.sweeps.dispatch import MOST_JOBS, Dispatcher, Standing
-from moereplay.sweeps.executor import Event, Lost, Stored, Unwritable
-from moereplay.sweeps.folder_store import Folder
+from moereplay.sweeps.dispatch import MOST_JOBS, Dispatcher, Event, Lost, Standing, Stored, Unwritable
 from moereplay.sweeps.jobs import Job, shard
-from moereplay.sweeps.worker import Told
+from moereplay.sweeps.local import Told
+from moereplay.sweeps.store import Folder
 
 
 def job(number: int, work: int = 1) -> Job:

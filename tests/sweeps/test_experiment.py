@@ -12,9 +12,8 @@ from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.experiment import schema
 from moereplay.sweeps.experiment.expand import configurations
-from moereplay.sweeps.experiment.file import read
-from moereplay.sweeps.experiment.settings import configuration
-from moereplay.sweeps.experiment.yaml_text import from_yaml
+from moereplay.sweeps.experiment.file import from_yaml, read
+from moereplay.sweeps.experiment.schema import configuration
 from moereplay.traces.documents import DocumentError, from_json, from_toml
 
 ROOT = Path(__file__).resolve().parents[2]

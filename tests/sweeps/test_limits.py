@@ -11,8 +11,7 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.experiment.expand import combinations, configurations
 from moereplay.sweeps.experiment.file import read
-from moereplay.sweeps.grid import expand
-from moereplay.sweeps.limits import MOST_CONFIGURATIONS
+from moereplay.sweeps.grid import MOST_CONFIGURATIONS, expand
 from moereplay.sweeps.policy_sets import named_sets
 from moereplay.sweeps.run import planned
 from moereplay.sweeps.tune import Search, check
@@ -83,7 +82,7 @@ def test_configurations_count_once_per_trace(tmp_path):
     file = experiment(tmp_path, text)
     assert len(planned(file).jobs) == 2 * (60 + 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moereplay.sweeps.limits.MOST_CONFIGURATIONS", 100)
+        patch.setattr("moereplay.sweeps.grid.MOST_CONFIGURATIONS", 100)
         with pytest.raises(ConfigError, match="its grid on 2 traces makes 120 configurations; one command takes 100: "):
             planned(file)
 
@@ -97,7 +96,7 @@ def test_policy_sets_are_refused_by_their_count():
     with pytest.raises(ConfigError, match=r"these lists make 180,000 configurations"):
         named_sets({"one": {"capacity": LONG, "eviction": ",".join(["lru", "fifo"] * 30)}}, {})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moereplay.sweeps.limits.MOST_CONFIGURATIONS", 3)
+        patch.setattr("moereplay.sweeps.grid.MOST_CONFIGURATIONS", 3)
         with pytest.raises(ConfigError, match="these policy sets make 4 configurations; one command takes 3: shorten"):
             named_sets({name: {"eviction": ["lru", "fifo"]} for name in ("a", "b")}, {})
 

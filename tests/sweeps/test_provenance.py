@@ -15,10 +15,10 @@ from moereplay import command as entry
 from moereplay.policies import files
 from moereplay.results.stored import load
 from moereplay.simulator.platform_files import platform
-from moereplay.sweeps import provenance as origins
+from moereplay.sweeps import parts as origins
 from moereplay.sweeps.experiment.expand import platforms
 from moereplay.sweeps.experiment.file import read
-from moereplay.sweeps.provenance import provenance, sweep_provenance
+from moereplay.sweeps.parts import provenance, sweep_provenance
 from moereplay.traces.store import open_trace
 from tests.kit.sweeping import experiment, store_trace
 from tests.policies.test_own_policies import NEWEST

@@ -25,15 +25,13 @@ from moereplay.results.tables import frame_bytes
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
-from moereplay.sweeps import tables
+from moereplay.sweeps import batches
 from moereplay.sweeps.batches import Batch, compute
-from moereplay.sweeps.estimate import estimate
-from moereplay.sweeps.folder_store import Folder
 from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.jobs import Job, job_of, open_traces
-from moereplay.sweeps.keep import keep
-from moereplay.sweeps.merge import merge
-from moereplay.sweeps.run import Sweep, left_to_do, planned
+from moereplay.sweeps.parts import keep, merge
+from moereplay.sweeps.run import Sweep, estimate, left_to_do, planned
+from moereplay.sweeps.store import Folder
 from moereplay.traces.bundled import bundled
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace
@@ -139,7 +137,7 @@ def test_merging_gives_the_same_bytes_in_any_order_and_however_often_a_part_is_t
         folders.insert(dice.randrange(len(folders)), whole)
     scratch = Path(tempfile.mkdtemp(dir=tmp_path))
     assert merged(scratch / "b", *folders) == merged(scratch / "a", whole)
-    assert set(merged(scratch / "c", scratch / "b")) == {f"{name}.parquet" for name in tables.TABLES}
+    assert set(merged(scratch / "c", scratch / "b")) == {f"{name}.parquet" for name in batches.TABLES}
 
 
 def test_equal_work_is_a_part_of_equal_name_and_bytes(sweep, whole, tmp_path):
@@ -269,7 +267,7 @@ def test_an_estimate_is_of_the_size_of_what_is_measured(sweep):
 def test_an_estimate_counts_what_would_only_be_counted(sweep, monkeypatch):
     """A bound is no replay, and takes less."""
     counts = [job for job in sweep.jobs if job.kind == "bound"]
-    monkeypatch.setattr("moereplay.sweeps.estimate.replay", None)
+    monkeypatch.setattr("moereplay.sweeps.run.replay", None)
     assert counts and estimate(counts, "reference", 1).sampled == len(counts[:3])
 
 

@@ -20,11 +20,10 @@ import pytest
 
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.experiment.file import read
-from moereplay.sweeps.folder_store import Folder
 from moereplay.sweeps.jobs import open_traces
-from moereplay.sweeps.journal import Drawn, open_journal
 from moereplay.sweeps.local import LocalExecutor
-from moereplay.sweeps.tune import JOURNAL, Search, identity, tune
+from moereplay.sweeps.store import Folder
+from moereplay.sweeps.tune import JOURNAL, Drawn, Search, identity, open_journal, tune
 from tests.kit.sweeping import ROOT, experiment, merged, store_trace
 from tests.sweeps.test_clusters import Here
 

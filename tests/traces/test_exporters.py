@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moereplay.sweeps.experiment.yaml_text import from_yaml
+from moereplay.sweeps.experiment.file import from_yaml
 from moereplay.traces.bundled import bundled
 from moereplay.traces.documents import content
 from moereplay.traces.exporters.hf import card, shards

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moereplay.sweeps.ray_cluster import pack
+from moereplay.sweeps.clusters import pack
 from moereplay.traces.bundled import bundled
 from moereplay.traces.files import write_whole
 from moereplay.traces.library.fetch import fetch

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moereplay.sweeps.ray_cluster import place
+from moereplay.sweeps.clusters import place
 from moereplay.traces.files import claimed, temporary
 
 Owned = Callable[[Path], None]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from moereplay.sweeps.experiment.yaml_text import composed
+from moereplay.sweeps.experiment.file import composed
 from moereplay.tracegen.errors import RecordError
 from moereplay.tracegen.folder import one_line
 
