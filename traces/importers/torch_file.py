@@ -18,7 +18,7 @@ import numpy as np
 from moereplay.traces.importers.archive import ZIP_DAMAGE, names_in_zip
 from moereplay.traces.importers.packed import EXPANSION, allowance
 from moereplay.traces.importers.sources import TORCH_DOCUMENT, TORCH_SUFFIXES, files_of
-from moereplay.traces.importers.torch_pickle import Layout, interpret
+from moereplay.traces.importers.torch_pickle import Layout, Sealed, interpret
 from moereplay.traces.schema import TraceError, shown
 
 MOST_PICKLE = 1 << 26  #: bytes of the pickle, which is held whole
@@ -28,8 +28,8 @@ CACHE = 1 << 28  #: bytes of storages that are kept, as several requests may lie
 AGAIN = "download or record it again"
 
 
-@dataclass(frozen=True)
-class Tensor:
+@dataclass(frozen=True, eq=False)
+class Tensor(Sealed):
     """A tensor in an archive."""
 
     archive: Archive

@@ -1,289 +1,305 @@
-"""The pickle of a `torch.save` archive, read as data: a pickle is a program, and this interprets a few of its opcodes.
+"""Read the pickle of a `torch.save` archive as data; torch is not needed.
 
-Nothing that a pickle names is imported or called: `torch_names.py` lists what may be named, and what stands for it.
-Every other name and every other opcode is refused by name.
-Integers, floats, texts, bytes, None, lists, tuples, dicts (OrderedDict is one) and tensors come out.
+A pickle is a program, so it is checked twice. `_scan` walks through its opcodes before any of them runs and refuses
+those that are not in `READ`, memo indices that no pickler writes, and containers as keys of dicts. Then the standard
+library's `pickle.Unpickler` runs it; `find_class` resolves only the names in `TYPES` and `CALLS`, to stand-ins from
+this file: nothing that a pickle names is imported. The document holds integers, floats, texts, bytes, None, lists,
+tuples, dicts (also for OrderedDict) and what `tensor` makes of tensors.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
-from pickletools import opcodes
-from typing import Any
+import io
+import pickle
+import re
+from collections.abc import Callable, Iterable
+from pickletools import OpcodeInfo, genops, markobject, opcodes, stackslice
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
-from moereplay.traces.importers.torch_names import CALLS, DTYPES, BrokenError, Layout, Name, Storage
 from moereplay.traces.schema import TraceError, shown
 
 MOST_STEPS = 1 << 23  #: opcodes; a recording of a million tokens has about four million
-LONGEST_INTEGER = 8  #: bytes
+INTEGERS = 1 << 63  #: below it, and from its negative on
+MOST_SIZES = 64
+ENCODE = "_codecs encode"
 PLAIN = "numbers, texts, lists, dicts and tensors are read; keep only these and torch.save them again"
-
-
-def interpret(pickle: bytes, place: str, tensor: Callable[[Layout], Any]) -> Any:
-    """The document; `tensor` makes what stands for a tensor in it. Raises TraceError that begins with `place`."""
-    machine = _Machine(pickle, place, tensor)
-    try:
-        return machine.run()
-    except (BrokenError, IndexError, KeyError, TypeError, ValueError, struct.error):
-        # their texts may hold values of the pickle, and a value may be too long to be shown
-        raise TraceError(f"{place}: broken at byte {machine.at}; download or record it again") from None
-
-
-class _Machine:
-    """Stack, marks and memo of an unpickler."""
-
-    def __init__(self, pickle: bytes, place: str, tensor: Callable[[Layout], Any]) -> None:
-        self.pickle, self.place, self.tensor = pickle, place, tensor
-        self.at = 0
-        self.stack: list[Any] = []
-        self.marked: list[list[Any]] = []  #: the stacks below each mark
-        self.memo: dict[int, Any] = {}
-
-    def run(self) -> Any:
-        """The value that is left at STOP."""
-        for _ in range(MOST_STEPS):
-            code = self.pickle[self.at]
-            self.at += 1
-            if code == STOP:
-                return self.stack.pop()
-            if code not in STEPS:
-                raise self.refused(f"opcode {_opcode(code)}")
-            STEPS[code](self)
-        raise TraceError(f"{self.place}: more than {MOST_STEPS:,} opcodes; record fewer tokens per file")
-
-    def refused(self, what: str) -> TraceError:
-        """The error for what a pickle may hold and a trace may not."""
-        return TraceError(f"{self.place}: {what} is not read, as a pickle can run code; {PLAIN}")
-
-    def take(self, size: int) -> bytes:
-        """The next bytes."""
-        taken = self.pickle[self.at : self.at + size]
-        if len(taken) < size:
-            raise BrokenError
-        self.at += size
-        return taken
-
-    def line(self) -> str:
-        """The next bytes up to a newline."""
-        end = self.pickle.index(b"\n", self.at)
-        return self.take(end + 1 - self.at)[:-1].decode()
-
-    def since_mark(self) -> list[Any]:
-        """Everything above the last mark, which goes."""
-        values, self.stack = self.stack, self.marked.pop()
-        return values
-
-
-def _opcode(code: int) -> str:
-    return next((known.name for known in opcodes if known.code == chr(code)), f"{code:#04x}")
-
-
-# ---------------------------------------------------------------- what may be called
-
-
-def _call(machine: _Machine) -> None:
-    arguments, function = machine.stack.pop(), machine.stack.pop()
-    if not isinstance(function, Name) or function.text not in CALLS or not isinstance(arguments, tuple):
-        raise machine.refused(f"a call of {_kind(function)}")
-    machine.stack.append(CALLS[function.text](machine.tensor, *arguments))
-
-
-def _kind(value: Any) -> str:
-    return shown(value.text.replace(" ", ".")) if isinstance(value, Name) else type(value).__name__
-
-
-# ---------------------------------------------------------------- opcodes
-
-
-def _number(form: str) -> Callable[[_Machine], None]:
-    parser = struct.Struct(form)
-
-    def push(machine: _Machine) -> None:
-        machine.stack.append(parser.unpack(machine.take(parser.size))[0])
-
-    return push
-
-
-def _constant(value: Any) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(value)
-
-
-def _integer(machine: _Machine) -> None:
-    size = machine.take(1)[0]
-    if size > LONGEST_INTEGER:
-        raise machine.refused(f"an integer of {size} bytes")
-    machine.stack.append(int.from_bytes(machine.take(size), "little", signed=True))
-
-
-def _text(form: str) -> Callable[[_Machine], None]:
-    def push(machine: _Machine) -> None:
-        (size,) = struct.unpack(form, machine.take(struct.calcsize(form)))
-        machine.stack.append(machine.take(size).decode("utf-8", "surrogatepass"))
-
-    return push
-
-
-def _bytes(form: str) -> Callable[[_Machine], None]:
-    def push(machine: _Machine) -> None:
-        (size,) = struct.unpack(form, machine.take(struct.calcsize(form)))
-        machine.stack.append(machine.take(size))
-
-    return push
-
-
-def _skip(size: int) -> Callable[[_Machine], None]:
-    def skip(machine: _Machine) -> None:
-        machine.take(size)
-
-    return skip
-
-
-def _mark(machine: _Machine) -> None:
-    machine.marked.append(machine.stack)
-    machine.stack = []
-
-
-def _tuple(size: int) -> Callable[[_Machine], None]:
-    def push(machine: _Machine) -> None:
-        values = [machine.stack.pop() for _ in range(size)]
-        machine.stack.append(tuple(reversed(values)))
-
-    return push
-
-
-def _marked_tuple(machine: _Machine) -> None:
-    values = machine.since_mark()
-    machine.stack.append(tuple(values))
-
-
-def _append(machine: _Machine) -> None:
-    value = machine.stack.pop()
-    _last(machine, list).append(value)
-
-
-def _appends(machine: _Machine) -> None:
-    values = machine.since_mark()
-    _last(machine, list).extend(values)
-
-
-def _set_item(machine: _Machine) -> None:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    _put(machine, [key, value])
-
-
-def _set_items(machine: _Machine) -> None:
-    _put(machine, machine.since_mark())
-
-
-def _put(machine: _Machine, pairs: list[Any]) -> None:
-    """Keys are plain: the hash of a tuple of tuples may take for ever."""
-    into = _last(machine, dict)
-    for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-        if not isinstance(key, str | int | float | bool | None):
-            raise machine.refused(f"a key that is a {type(key).__name__}")
-        into[key] = value
-
-
-def _last(machine: _Machine, kind: type) -> Any:
-    if not isinstance(machine.stack[-1], kind):
-        raise BrokenError
-    return machine.stack[-1]
-
-
-def _remember(form: str) -> Callable[[_Machine], None]:
-    def put(machine: _Machine) -> None:
-        (index,) = struct.unpack(form, machine.take(struct.calcsize(form)))
-        machine.memo[index] = machine.stack[-1]
-
-    return put
-
-
-def _remember_next(machine: _Machine) -> None:
-    machine.memo[len(machine.memo)] = machine.stack[-1]
-
-
-def _recall(form: str) -> Callable[[_Machine], None]:
-    def get(machine: _Machine) -> None:
-        (index,) = struct.unpack(form, machine.take(struct.calcsize(form)))
-        machine.stack.append(machine.memo[index])
-
-    return get
-
-
-def _global(machine: _Machine) -> None:
-    _name(machine, machine.line(), machine.line())
-
-
-def _stack_global(machine: _Machine) -> None:
-    attribute, module = machine.stack.pop(), machine.stack.pop()
-    if not isinstance(module, str) or not isinstance(attribute, str):
-        raise BrokenError
-    _name(machine, module, attribute)
-
-
-def _name(machine: _Machine, module: str, attribute: str) -> None:
-    name = f"{module} {attribute}"
-    if name not in CALLS and name not in DTYPES:
-        raise machine.refused(shown(f"{module}.{attribute}"))
-    machine.stack.append(Name(name))
-
-
-def _storage(machine: _Machine) -> None:
-    kind, dtype, key, _, length = machine.stack.pop()
-    if kind != "storage" or not isinstance(dtype, Name) or not isinstance(key, str) or type(length) is not int:
-        raise BrokenError
-    machine.stack.append(Storage(key, DTYPES[dtype.text], length))
-
-
-def _set_state(machine: _Machine) -> None:
-    """Only numpy's types have one: the order of their bytes comes second."""
-    state = machine.stack.pop()
-    if not isinstance(machine.stack[-1], np.dtype):
-        raise machine.refused("the state of an object")
-    if state[1] not in ("<", "|"):
-        raise machine.refused("a number of big-endian bytes")
-
-
-STOP = ord(".")
-STEPS: dict[int, Callable[[_Machine], None]] = {
-    code[0]: step
-    for code, step in (
-        (b"\x80", _skip(1)),
-        (b"\x95", _skip(8)),
-        (b"N", _constant(None)),
-        (b"\x88", _constant(True)),
-        (b"\x89", _constant(False)),
-        (b"K", _number("<B")),
-        (b"M", _number("<H")),
-        (b"J", _number("<i")),
-        (b"G", _number(">d")),
-        (b"\x8a", _integer),
-        (b"X", _text("<I")),
-        (b"\x8c", _text("<B")),
-        (b"B", _bytes("<I")),
-        (b"C", _bytes("<B")),
-        (b"(", _mark),
-        (b")", _constant(())),
-        (b"t", _marked_tuple),
-        *((bytes([0x84 + size]), _tuple(size)) for size in (1, 2, 3)),
-        (b"]", lambda machine: machine.stack.append([])),
-        (b"}", lambda machine: machine.stack.append({})),
-        (b"a", _append),
-        (b"e", _appends),
-        (b"s", _set_item),
-        (b"u", _set_items),
-        (b"q", _remember("<B")),
-        (b"r", _remember("<I")),
-        (b"\x94", _remember_next),
-        (b"h", _recall("<B")),
-        (b"j", _recall("<I")),
-        (b"c", _global),
-        (b"\x93", _stack_global),
-        (b"R", _call),
-        (b"b", _set_state),
-        (b"Q", _storage),
+#: Opcodes that may stand in a program.
+READ_OPCODES = (
+    "PROTO FRAME STOP NONE NEWTRUE NEWFALSE BININT1 BININT2 BININT LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINBYTES"
+    " SHORT_BINBYTES MARK EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS"
+    " BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID"
+)
+READ = frozenset(READ_OPCODES.split())
+GLOBAL = "global"  #: kind of what STACK_GLOBAL pushes; the kind of what GLOBAL pushes is its name
+
+
+class _Effect(NamedTuple):
+    """What an opcode does to a stack of kinds of values."""
+
+    pops: int  #: values above the last mark
+    to_mark: bool  #: whether everything down to the last mark goes
+    pushes: list[str]
+
+
+EFFECTS = {
+    each.name: _Effect(
+        sum(kind not in (markobject, stackslice) for kind in each.stack_before),
+        stackslice in each.stack_before,
+        [GLOBAL if each.name == "STACK_GLOBAL" else kind.name for kind in each.stack_after],
     )
+    for each in opcodes
+    if each.name in READ
+}
+#: Kinds of what opcodes push that need no check and pop nothing: most opcodes of a recording.
+PLAIN_PUSHES = {
+    name: effect.pushes[0]
+    for name, effect in EFFECTS.items()
+    if effect.pushes
+    and not effect.pops
+    and not effect.to_mark
+    and name[-3:] != "GET"
+    and name not in ("MARK", "LONG1", "GLOBAL")
+}
+ANY = "any"  #: kind of what a call returns
+FAULTS = (pickle.UnpicklingError, EOFError, AttributeError, ArithmeticError, LookupError, TypeError, ValueError)
+
+#: numpy types of the storage classes and the types that torch names; bfloat16 is widened when it is read.
+TYPES = {
+    **{f"torch {name}Storage": dtype for name, dtype in (
+        ("Float", "<f4"), ("Double", "<f8"), ("Half", "<f2"), ("BFloat16", "bfloat16"), ("Long", "<i8"),
+        ("Int", "<i4"), ("Short", "<i2"), ("Char", "|i1"), ("Byte", "|u1"), ("Bool", "|b1"),
+    )},
+    **{f"torch {name}": dtype for name, dtype in (
+        ("float32", "<f4"), ("float64", "<f8"), ("float16", "<f2"), ("bfloat16", "bfloat16"), ("int64", "<i8"),
+        ("int32", "<i4"), ("int16", "<i2"), ("int8", "|i1"), ("uint8", "|u1"), ("bool", "|b1"),
+        ("uint16", "<u2"), ("uint32", "<u4"), ("uint64", "<u8"),
+    )},
+    "torch.storage UntypedStorage": "|u1",
+}  # fmt: skip
+NUMPY_TYPE = re.compile(r"[iuf][1248]|b1")
+
+
+class Layout(NamedTuple):
+    """A tensor as a pickle describes it; only the kinds of values are checked."""
+
+    key: str  #: of the storage in the archive
+    stored: str  #: type of the storage's numbers, a value of TYPES
+    length: int  #: numbers in the storage
+    dtype: str
+    offset: int  #: all in numbers, not bytes
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Storage(NamedTuple):
+    """A persistent id: numbers in another member of the archive."""
+
+    key: str
+    dtype: str
+    length: int
+
+
+class BrokenError(ValueError):
+    """Raised for what no pickler writes."""
+
+
+class BigEndianError(ValueError):
+    """Raised for numbers of big-endian bytes."""
+
+
+class Sealed:
+    """Base of objects in a document: a pickle cannot set their attributes."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> None:
+        raise BrokenError
+
+
+class _Type(Sealed):
+    """Stands for a class of storages or a type of numbers."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+
+
+class _NumpyType(Sealed):
+    """Stands for `numpy.dtype`, whose state gives the order of bytes second."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, name: Any, *flags: Any) -> None:
+        if not isinstance(name, str) or not NUMPY_TYPE.fullmatch(name):
+            raise BrokenError
+        self.dtype = np.dtype(name).newbyteorder("<")
+
+    def __setstate__(self, state: Any) -> None:
+        if state[1] not in ("<", "|"):
+            raise BigEndianError
+
+
+class _Function(Sealed):
+    """Stands for a function that a pickle calls."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+
+def interpret(program: bytes, place: str, tensor: Callable[[Layout], Any]) -> Any:
+    """Return the document; `tensor` makes a value of each `Layout`. Raises TraceError that begins with `place`."""
+    _scan(program, place)
+    try:
+        return _Unpickler(program, place, tensor).load()
+    except BigEndianError:
+        _refuse(place, "a number of big-endian bytes")
+    except (*FAULTS, MemoryError):  # their texts may hold values of the pickle, of any length
+        raise TraceError(f"{place}: broken; download or record it again") from None
+
+
+def _refuse(place: str, found: str) -> NoReturn:
+    raise TraceError(f"{place}: {found} is not read, as a pickle can run code; {PLAIN}")
+
+
+def _scan(program: bytes, place: str) -> None:
+    """Check every opcode on a stack of kinds of values. Raises TraceError."""
+    stack: list[str] = []
+    marks: list[int] = []  #: heights of the stack
+    memo: dict[int, str] = {}
+    at, steps = 0, cast(Iterable[tuple[OpcodeInfo, Any, int]], genops(program))
+    try:
+        for step, (code, argument, at) in enumerate(steps):  # noqa: B007
+            name = code.name
+            if step >= MOST_STEPS:
+                raise TraceError(f"{place}: more than {MOST_STEPS:,} opcodes; record fewer tokens per file")
+            if name in PLAIN_PUSHES:
+                stack.append(PLAIN_PUSHES[name])
+            elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+                index = len(memo) if argument is None else argument
+                if index > step:  # the unpickler's memo is an array with a place for every index below
+                    raise BrokenError
+                memo[index] = stack[-1]
+            elif name in ("BINGET", "LONG_BINGET"):
+                stack.append(memo[argument])
+            elif name == "MARK":
+                marks.append(len(stack))
+            else:
+                _check(name, argument, stack, marks, place)
+                effect = EFFECTS[name]
+                if effect.to_mark:
+                    del stack[marks.pop() :]
+                if effect.pops:
+                    del stack[-effect.pops :]
+                stack += [argument] if name == "GLOBAL" else effect.pushes
+    except (*FAULTS, MemoryError):
+        raise TraceError(f"{place}: broken at byte {at}; download or record it again") from None
+
+
+def _check(name: str, argument: Any, stack: list[str], marks: list[int], place: str) -> None:
+    """Refuse values that take time or memory without bound, and what is more than data."""
+    if name not in READ:
+        _refuse(place, f"opcode {name}")
+    if name == "LONG1" and not -INTEGERS <= argument < INTEGERS:
+        _refuse(place, f"an integer of {argument.bit_length() // 8 + 1} bytes")
+    elif name in ("SETITEM", "SETITEMS"):
+        for kind in stack[-2:-1] if name == "SETITEM" else stack[marks[-1] :: 2]:
+            if kind in ("tuple", "list", "dict"):  # the hash of a tuple of tuples may take for ever
+                _refuse(place, f"a key that is a {kind}")
+    elif name == "GLOBAL" and argument not in TYPES and argument not in CALLS:
+        _refuse(place, shown(argument.replace(" ", ".")))
+    elif name == "REDUCE" and stack[-2] not in CALLS and stack[-2] != GLOBAL:
+        _refuse(place, f"a call of {shown(stack[-2].replace(' ', '.'))}")
+    elif name == "BUILD" and stack[-2] != ANY:
+        _refuse(place, "the state of an object")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickles a program that `_scan` let pass."""
+
+    def __init__(self, program: bytes, place: str, tensor: Callable[[Layout], Any]) -> None:
+        super().__init__(io.BytesIO(program))
+        self._place, self._tensor = place, tensor
+        self._left = len(program)  #: characters that may still be encoded: a text can be named often
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        """Return the stand-in for a name. Raises TraceError for every name that is not listed."""
+        name = f"{module_name} {global_name}"
+        if name in TYPES:
+            return _Type(TYPES[name])
+        if name not in CALLS:
+            _refuse(self._place, shown(f"{module_name}.{global_name}"))
+        return _Function(CALLS[name] or (self._encoded if name == ENCODE else self._rebuilt))
+
+    def persistent_load(self, pid: Any) -> Storage:
+        """Return the storage that a persistent id describes."""
+        kind, stored, key, _, length = pid
+        if kind != "storage" or not isinstance(stored, _Type) or not isinstance(key, str) or type(length) is not int:
+            raise BrokenError
+        return Storage(key, stored.dtype, length)
+
+    def _rebuilt(self, storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Any:
+        """Make a tensor; `rest` is gradient and hooks, then for version 3 the type."""
+        if not isinstance(storage, Storage) or type(offset) is not int:
+            raise BrokenError
+        dtype = rest[2].dtype if len(rest) > 2 and isinstance(rest[2], _Type) else storage.dtype
+        return self._tensor(Layout(*storage, dtype, offset, _sizes(shape), _sizes(strides)))
+
+    def _encoded(self, text: str, encoding: str) -> bytes:
+        """Return bytes, which protocol 2 spells as text."""
+        self._left -= len(text)
+        if encoding != "latin1" or self._left < 0:
+            raise BrokenError
+        return text.encode("latin1")
+
+
+def _sizes(values: Any) -> tuple[int, ...]:
+    if (
+        not isinstance(values, tuple | list)
+        or len(values) > MOST_SIZES
+        or any(type(value) is not int for value in values)
+    ):
+        raise BrokenError
+    return tuple(values)
+
+
+def _parameter(tensor: Any, gradient: Any, hooks: Any) -> Any:
+    if not isinstance(tensor, Sealed):
+        raise BrokenError
+    return tensor
+
+
+def _empty_dict() -> dict[Any, Any]:
+    return {}
+
+
+def _no_bytes() -> bytes:
+    return b""
+
+
+def _numpy_scalar(numpy_type: Any, content: bytes) -> Any:
+    if not isinstance(numpy_type, _NumpyType) or len(content) != numpy_type.dtype.itemsize:
+        raise BrokenError
+    return np.frombuffer(content, numpy_type.dtype)[0].item()
+
+
+#: Functions that a pickle may call; None stands for methods of the unpickler.
+CALLS: dict[str, Callable[..., Any] | None] = {
+    "collections OrderedDict": _empty_dict,
+    "torch Size": _sizes,
+    "torch._utils _rebuild_tensor_v2": None,
+    "torch._utils _rebuild_tensor_v3": None,
+    "torch._utils _rebuild_parameter": _parameter,
+    ENCODE: None,
+    "__builtin__ bytes": _no_bytes,
+    "numpy dtype": _NumpyType,
+    "numpy.core.multiarray scalar": _numpy_scalar,
+    "numpy._core.multiarray scalar": _numpy_scalar,
 }
