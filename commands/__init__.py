@@ -1,6 +1,6 @@
-"""The command line, one file per verb. Adding one is a file here, with a function of its name, and its name below.
+"""The command line, one file per noun. To add a verb, write a function of its name and list it below.
 
-A verb imports its stage when it runs, not at the top of its file, so that `--help` is instant.
+A verb imports the packages that it needs when it runs, not at the top of its file, so that `--help` is instant.
 """
 
 if __name__ != "moereplay.commands":
@@ -64,6 +64,17 @@ GROUPS = {
     "sweep": ("Replay and compare", "Replay many configurations from an experiment file"),
 }
 NAMES = tuple(name for verbs in VERBS.values() for name in verbs)
+#: Verbs that another file than their own defines.
+FILES = {
+    "traces": ("inspect", "split", "synthesise", *(name for name in NAMES if name.startswith("traces_"))),
+    "replay": ("timeline",),
+    "sweep": ("sweep_run", "sweep_merge", "sweep_schema"),
+    "sweep_results": ("sweep_show", "sweep_compare"),
+    "report": ("plot",),
+    "bounds": ("curve",),
+    "quality": ("forecast",),
+    "catalogue": ("policies", "presets", "platforms", "models"),
+}
 
 
 def listed() -> dict[str, list[tuple[str, str]]]:
@@ -73,3 +84,8 @@ def listed() -> dict[str, list[tuple[str, str]]]:
         single = [(name.rstrip("_"), line) for name, line in verbs.items() if name.split("_")[0] not in GROUPS]
         found[heading] = single + [(group, line) for group, (place, line) in GROUPS.items() if place == heading]
     return found
+
+
+def file_of(name: str) -> str:
+    """Return the module in this package that defines a verb."""
+    return next((file for file, verbs in FILES.items() if name in verbs), name)

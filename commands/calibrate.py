@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from moereplay.commands.groups import Typed, grouped
 from moereplay.commands.log_options import OfLogs, logged
+from moereplay.commands.options import Typed, grouped
 from moereplay.commands.terminal import STDOUT, say, show, show_json
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def _measure_here(here: Here, slow_tier: str, of: tuple[str | None, str], out: P
     """Calibrate this machine by runs of its own; `of` is the model and the device."""
     from tempfile import TemporaryDirectory
 
-    from moereplay.commands.offloading import slow_tier_of
-    from moereplay.commands.progress_bar import progress
+    from moereplay.commands.model_options import slow_tier_of
+    from moereplay.commands.progress import progress
     from moereplay.simulator.platform_files import as_toml
     from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
     from moereplay.tracegen.requirements import require_torch

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from moereplay.commands.interrupt import INTERRUPTED, interruptible, keeping
-from moereplay.commands.terminal import say, say_when_compiling
+from moereplay.commands.terminal import INTERRUPTED, interruptible, keeping, say, say_when_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -91,7 +90,7 @@ def _option(name: str) -> str:
 
 
 def _measuring(asked: Checks, traces: Sequence[Trace], platforms: Iterable[str]) -> Checker:
-    from moereplay.commands.offloading import slow_tier_of
+    from moereplay.commands.model_options import slow_tier_of
     from moereplay.tracegen.offload.named import require_place, slow_tier_named, throttle_named
 
     named, device = asked.slow_tier or "", asked.device or "cpu"
@@ -131,7 +130,7 @@ def checked(
     Raises Exit if it was interrupted.
     """
     from moereplay.analysis.checks import summary
-    from moereplay.commands.progress_bar import progress
+    from moereplay.commands.progress import progress
     from moereplay.sweeps.checks import Checks as Kept
 
     say_when_compiling()

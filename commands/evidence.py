@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moereplay.commands.groups import Typed, grouped
 from moereplay.commands.log_options import OfLogs, logged, of_each
+from moereplay.commands.options import Typed, grouped
 from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from moereplay.commands import options
-from moereplay.commands.groups import grouped
-from moereplay.commands.interrupt import keeping
-from moereplay.commands.terminal import say, show, show_json
+from moereplay.commands.options import grouped
+from moereplay.commands.terminal import keeping, say, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,19 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from moereplay.commands import model_options
-from moereplay.commands.groups import grouped
-from moereplay.commands.interrupt import keeping
-from moereplay.commands.meter import Meter
-from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Placement
-from moereplay.commands.offloading import Offloading, measured_on, real_transfers
-from moereplay.commands.options import PolicyFiles, check_events, complaint
-from moereplay.commands.settings import LiveSettings
-from moereplay.commands.terminal import say, say_wrote, show, show_json
+from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Offloading, Placement, measured_on, real_transfers
+from moereplay.commands.options import LiveSettings, PolicyFiles, check_events, complaint, grouped
+from moereplay.commands.progress import RequestMeter
+from moereplay.commands.terminal import keeping, say, say_wrote, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from moereplay.commands.settings import Given
+    from moereplay.commands.options import Given
     from moereplay.simulator.config import ReplayConfig
     from moereplay.tracegen.checkpoint import Loaded
     from moereplay.tracegen.folder import Folder
@@ -261,7 +257,7 @@ class _Pace:
 
     def __init__(self, requests: int) -> None:
         self.requests, self.done, self.tokens = requests, 0, 0
-        self.meter, self.began = Meter(), time.monotonic()
+        self.meter, self.began = RequestMeter(), time.monotonic()
 
     def passed(self, tokens: int) -> None:
         from moereplay.tracegen.record import Progress

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from moereplay.commands import options
-from moereplay.commands.groups import grouped
-from moereplay.commands.interrupt import keeping
-from moereplay.commands.offloading import slow_tier_of
-from moereplay.commands.settings import Settings
-from moereplay.commands.terminal import say, show, show_json
+from moereplay.commands.model_options import slow_tier_of
+from moereplay.commands.options import Settings, grouped
+from moereplay.commands.terminal import keeping, say, show, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from moereplay.commands.settings import Given
+    from moereplay.commands.options import Given
     from moereplay.simulator.config import ReplayConfig
     from moereplay.simulator.replay import Plan as Ready
     from moereplay.tracegen.offload.bench import Bench
@@ -167,7 +165,7 @@ def _plan(
 
 
 def _progress(runs: int) -> Any:
-    from moereplay.commands.progress_bar import progress
+    from moereplay.commands.progress import progress
 
     return progress(runs, "real runs")
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from moereplay.commands.cores import CORES
-from moereplay.commands.interrupt import keeping
-from moereplay.commands.terminal import say, say_when_compiling, show
+from moereplay.commands.options import CORES
+from moereplay.commands.terminal import keeping, say, say_when_compiling, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +142,7 @@ def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[s
 def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
     """What is not stored yet, trace by trace."""
     from moereplay.analysis.tables import counted
-    from moereplay.commands.progress_bar import progress
+    from moereplay.commands.progress import progress
     from moereplay.sweeps.papers.replays import replay_into, work
 
     say_when_compiling()

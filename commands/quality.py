@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from moereplay.commands import model_options
-from moereplay.commands.groups import grouped
-from moereplay.commands.interrupt import keeping
 from moereplay.commands.model_options import Placement
-from moereplay.commands.terminal import say, show, show_json
+from moereplay.commands.options import grouped, naming
+from moereplay.commands.terminal import keeping, say, show, show_json
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from moereplay.analysis.forecast import Forecast
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,7 +113,6 @@ def _chosen(sets: Sets) -> Chosen:
 
 def _configs(path: Path) -> dict[str, ReplayConfig]:
     """Raises ConfigError or PolicyError naming a set that no model can run under."""
-    from moereplay.commands.validate import naming
     from moereplay.results.quality import UNMODIFIED
     from moereplay.simulator.errors import ConfigError
     from moereplay.sweeps.policy_sets import named_sets, read_sets
@@ -148,9 +152,9 @@ def _answered(evaluation: Evaluation, tasks: Sequence[Task]) -> pl.DataFrame:
     """Every row, of the folder or asked now."""
     import polars as pl
 
-    from moereplay.commands.quality_meter import Pace
+    from moereplay.commands.progress import QualityMeter
 
-    pace = Pace(len(tasks) * (len(evaluation.plans) + 1))
+    pace = QualityMeter(len(tasks) * (len(evaluation.plans) + 1))
 
     gc.freeze()  # the model and what was imported stay, so that collections look at engines alone
 
@@ -194,3 +198,75 @@ def _report(frame: pl.DataFrame, as_json: bool) -> None:
         texts = frame.filter(pl.col("task") == task)["texts"][0]
         show("", table(rows, f"{task}: {counted(texts, 'text')}", spare=[*rows[0]][:5:-1], more="--json"))
     show("loss: how much worse than unmodified on the same examples; ±: half its 95 % interval over examples")
+
+
+# -- Options of the verbs that show the FORECAST quality loss of replays, and what they do.
+
+Quality = Annotated[
+    Path | None, typer.Option(help="Folder of `quality --out`: the FORECAST loss of each replay from its live points.")
+]
+
+
+class Foreseen(NamedTuple):
+    """Which live points to forecast from, and which loss is the largest that is shown."""
+
+    quality: Quality = None
+    max_loss: Annotated[
+        str | None,
+        typer.Option(help="With --quality: only what is FORECAST to lose no more; 1% of perplexity, or 0.02 nats."),
+    ] = None
+
+    def beside(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+        """A frame of results with what is forecast, and what is said of it; as it is where nothing was asked.
+
+        Raises ResultError where nothing can be forecast, or nothing is within the largest loss.
+        """
+        from moereplay.analysis.forecasts import refusals, share_of, with_forecasts, within
+        from moereplay.results.errors import ResultError
+
+        if self.quality is None:
+            if self.max_loss is not None:
+                raise ResultError("--max-loss needs live points; give --quality FOLDER, of `moereplay quality --out`")
+            return frame, []
+        most = None if self.max_loss is None else share_of(self.max_loss)
+        made = forecast_of(self.quality)
+        whole = with_forecasts(frame, made)
+        kept = whole if most is None else within(whole, most)
+        chosen = "" if most is None else f"; within {most:.4g}, interval included: {len(kept)} of {len(whole)}"
+        return kept, [_said(made) + chosen, *refusals(whole)]
+
+
+def forecast_of(folder: Path) -> Forecast:
+    """What the live points of a folder say of perplexity. Raises ResultError."""
+    from moereplay.analysis.forecasts import of_perplexity
+    from moereplay.results.quality import load
+
+    return of_perplexity(load(folder))
+
+
+def _said(made: Forecast) -> str:
+    from moereplay.analysis.left_out import LEVEL
+
+    live = f"{len(made.points)} live points of {made.task}"
+    return f"FORECAST: rise of perplexity from {live}, {LEVEL:.0%} intervals"
+
+
+# -- `moereplay forecast`: what live points of a model say of policy sets that were not run live.
+
+
+def forecast(
+    folder: Annotated[Path, typer.Argument(help="Folder of `quality --out`.", show_default=False)],
+    task: Annotated[str | None, typer.Option(help="One of its tasks; default the first.")] = None,
+    measure: Annotated[str | None, typer.Option(help="nll (perplexity), kl, ...; default nll.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Fit quality loss by the counters of replays, and say how good that is: signal, errors, coverage. FORECAST."""
+    from moereplay.analysis.forecast import forecast as made_of
+    from moereplay.analysis.forecast_page import document, page
+    from moereplay.results.quality import load
+
+    made = made_of(load(folder), task, measure)
+    if as_json:
+        show_json({"forecast": document(made)})
+    else:
+        show(*page(made))

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from moereplay.commands import options
-from moereplay.commands.cores import CORES
-from moereplay.commands.groups import grouped
-from moereplay.commands.settings import OfRecommendation
+from moereplay.commands.options import CORES, OfRecommendation, grouped
 from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
@@ -54,8 +52,8 @@ def recommend(
 ) -> None:
     """Say which lossless policies to use in a memory, how fast that is, and what more of it would buy. SIMULATED."""
     from moereplay.analysis.recommendation import lines, with_intervals
-    from moereplay.commands.interrupt import INTERRUPTED, interruptible
-    from moereplay.commands.progress_bar import searching
+    from moereplay.commands.progress import searching
+    from moereplay.commands.terminal import INTERRUPTED, interruptible
     from moereplay.sweeps.recommend import Question, most_replays
     from moereplay.sweeps.recommend import search as find
     from moereplay.sweeps.recommendation import document

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from moereplay.commands import model_options, options
-from moereplay.commands.groups import grouped
-from moereplay.commands.interrupt import keeping, left_of
-from moereplay.commands.meter import Meter
 from moereplay.commands.model_options import NEW_TOKENS, WINDOW, Placement
-from moereplay.commands.options import NewTrace, complaint, stored
-from moereplay.commands.terminal import say, say_wrote
+from moereplay.commands.options import NewTrace, complaint, grouped, stored
+from moereplay.commands.progress import RequestMeter
+from moereplay.commands.terminal import keeping, left_of, say, say_wrote
 
 if TYPE_CHECKING:
     from moereplay.tracegen.checkpoint import Loaded
@@ -98,7 +96,7 @@ def _run(loaded: Loaded, work: Work, out: Path, plan: Plan, resume: bool) -> Non
     from moereplay.tracegen.record import record as run
 
     say(f"recording {loaded.name} ({loaded.dtype}, {loaded.model.device}): {work.prompts}; {plan.words}")
-    meter = Meter()
+    meter = RequestMeter()
     try:
         trace = run(loaded, work, out, plan, resume, meter.show)
     except RecordError as error:

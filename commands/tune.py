@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from moereplay.commands.checks import Checks
-from moereplay.commands.cores import CORES
-from moereplay.commands.groups import grouped
-from moereplay.commands.interrupt import INTERRUPTED, interruptible, keeping
-from moereplay.commands.options import PolicyFiles
-from moereplay.commands.terminal import say, show
+from moereplay.commands.options import CORES, PolicyFiles, grouped
+from moereplay.commands.terminal import INTERRUPTED, interruptible, keeping, say, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +48,7 @@ def tune(
 
     With --every, they and one of every N other trials are then measured, or run live.
     """
-    from moereplay.commands.progress_bar import progress
+    from moereplay.commands.progress import progress
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import ENGINES
     from moereplay.sweeps.experiment.expand import platforms

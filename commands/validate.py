@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from moereplay.commands import model_options, options
-from moereplay.commands.groups import grouped
-from moereplay.commands.settings import ListedSettings
-from moereplay.commands.terminal import say, say_when_compiling, show, show_json
+from moereplay.commands.options import ListedSettings, grouped, naming
+from moereplay.commands.terminal import say, say_left_out, say_when_compiling, show, show_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from moereplay.analysis.validation import Comparison, Tolerances
-    from moereplay.commands.settings import Given
+    from moereplay.commands.options import Given
     from moereplay.simulator.config import ReplayConfig
     from moereplay.tracegen.checkpoint import Loaded
     from moereplay.tracegen.folder import Folder
@@ -60,7 +58,7 @@ def validate(
 ) -> None:
     """Run the model live beside replays of its trace; exit code 1 if they differ by more than is allowed."""
     from moereplay.analysis.validation import Tolerances
-    from moereplay.commands.progress_bar import progress
+    from moereplay.commands.progress import progress
     from moereplay.results.outputs import check_output
     from moereplay.results.validation import FILE
     from moereplay.simulator.errors import ConfigError
@@ -129,18 +127,6 @@ def _check(trace: Trace, configs: Mapping[str, ReplayConfig]) -> None:
             check_live(config)
             plan(trace, config)
             config.policy_set().check(trace.capabilities, trace.header.lookahead_depth)  # without the future
-
-
-@contextmanager
-def naming(name: str) -> Iterator[None]:
-    """Put the name of the policy set before errors raised in this block."""
-    from moereplay.policies.contract import PolicyError
-    from moereplay.simulator.errors import ConfigError
-
-    try:
-        yield
-    except (ConfigError, PolicyError) as error:
-        raise ConfigError(f"policy set {name}: {error}") from None
 
 
 def folder_of(trace: Trace, named: str) -> Folder:
@@ -226,10 +212,9 @@ def _write(out: Path, found: Sequence[Comparison]) -> None:
     """The comparison as Parquet, and every figure that it allows."""
     from moereplay.analysis.figures import draw_all, save
     from moereplay.analysis.validation_rows import to_frame
-    from moereplay.commands.plot import say_left_out
-    from moereplay.results.files import write_frame
-    from moereplay.results.result import ResultError
+    from moereplay.results.errors import ResultError
     from moereplay.results.validation import FILE
+    from moereplay.results.write import write_frame
 
     frame = to_frame(found)
     write_frame(frame, out / FILE)

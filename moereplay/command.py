@@ -15,11 +15,11 @@ try:
     from typer.core import TyperCommand, TyperGroup
 
     from moereplay import commands
-    from moereplay.commands.interrupt import INTERRUPTED, leave, second_interrupt_ends
-    from moereplay.commands.terminal import mute, say
+    from moereplay.commands.terminal import INTERRUPTED, leave, mute, say, second_interrupt_ends
 
     LINES = {name: line for verbs in commands.VERBS.values() for name, line in verbs.items()}
-    VERBS = {name: getattr(import_module(f"moereplay.commands.{name}"), name) for name in commands.NAMES}
+    FILES = {name: import_module(f"moereplay.commands.{commands.file_of(name)}") for name in commands.NAMES}
+    VERBS = {name: getattr(file, name) for name, file in FILES.items()}
 except KeyboardInterrupt:  # nothing has begun yet, and a traceback would say nothing
     sys.exit(130)
 

@@ -17,8 +17,8 @@ import pytest
 import typer
 
 from moereplay import command as entry
-from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
-from moereplay.results.files import write_events
+from moereplay.commands.sweep import sweep_run as sweep_run_verb
+from moereplay.results.write import write_events
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.sweeps.processes import in_processes
@@ -152,7 +152,7 @@ def test_ctrl_c_while_a_command_loads_shows_no_traceback():
 
 def test_the_second_ctrl_c_ends_a_process_that_does_not_heed_the_first():
     script = (
-        "import time\nfrom moereplay.commands.interrupt import second_interrupt_ends\n"
+        "import time\nfrom moereplay.commands.terminal import second_interrupt_ends\n"
         "with second_interrupt_ends():\n try:\n  print(flush=True); time.sleep(60)\n"
         " except KeyboardInterrupt:\n  print(flush=True); time.sleep(60)"
     )
@@ -167,7 +167,7 @@ def test_the_second_ctrl_c_ends_a_process_that_does_not_heed_the_first():
 
 def test_a_command_in_the_background_of_a_script_goes_on_ignoring_it():
     script = (
-        "import signal; from moereplay.commands.interrupt import second_interrupt_ends\n"
+        "import signal; from moereplay.commands.terminal import second_interrupt_ends\n"
         "with second_interrupt_ends(): signal.raise_signal(2)"
     )
     command = ["sh", "-c", f'trap "" INT; exec {sys.executable} -c "$0"', script]
@@ -213,7 +213,7 @@ def test_what_a_grid_has_written_is_kept_and_said(tmp_path):
 
 ABANDONED = """
 import asyncio
-from moereplay.commands.interrupt import leave
+from moereplay.commands.terminal import leave
 
 loop = asyncio.new_event_loop()
 reading = loop.create_task(asyncio.sleep(60))

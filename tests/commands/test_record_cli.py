@@ -15,7 +15,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from moereplay import command as entry
-from moereplay.commands.meter import Meter
+from moereplay.commands.progress import RequestMeter
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.tracegen import folder as folders
@@ -161,13 +161,13 @@ def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(moe, tiny, questions, 
     given = (tiny, "--prompts", questions, "--field", "q", "--max-new-tokens", 5)
     assert moe(*given, "--out", tmp_path / "whole.zarr").code == 0
 
-    def stop(meter: Meter, at: Progress) -> None:
+    def stop(meter: RequestMeter, at: Progress) -> None:
         if at.done == stop_at:
             raise KeyboardInterrupt
 
     stop_at = 0
     with monkeypatch.context() as patch:
-        patch.setattr(Meter, "show", stop)
+        patch.setattr(RequestMeter, "show", stop)
         said = moe(*given, "--out", tmp_path / "a.zarr")
         assert (said.code, said.stderr.splitlines()[-1]) == (130, "interrupted: nothing was recorded")
         assert not list(tmp_path.glob("a.zarr*"))
@@ -281,8 +281,8 @@ def test_without_torch_one_line_says_what_to_install(moe, tiny, questions, tmp_p
 def test_a_terminal_gets_one_line_that_is_rewritten(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     clock = count(step=0.15)  # every other time is too soon
-    monkeypatch.setattr("moereplay.commands.status_line.time.monotonic", lambda: next(clock))
-    meter = Meter()
+    monkeypatch.setattr("moereplay.commands.progress.time.monotonic", lambda: next(clock))
+    meter = RequestMeter()
     for done in (0, 1, 1, 2):
         meter.show(Progress(done, 4, 0, done * 100, done * 90.0))
     meter.close()
@@ -296,8 +296,8 @@ def test_a_terminal_gets_one_line_that_is_rewritten(capsys, monkeypatch):
 
 def test_elsewhere_a_line_comes_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 3.0, 3.0, 5.0, 14.0, 14.0])
-    monkeypatch.setattr("moereplay.commands.status_line.time.monotonic", lambda: next(clock))
-    meter = Meter()
+    monkeypatch.setattr("moereplay.commands.progress.time.monotonic", lambda: next(clock))
+    meter = RequestMeter()
     for done in (1, 2, 3, 4):
         meter.show(Progress(done, 9, 0, done * 1000, done * 1.0))
     meter.close()
@@ -310,7 +310,7 @@ def test_elsewhere_a_line_comes_now_and_then(capsys, monkeypatch):
 def test_the_line_is_cut_to_the_width_of_the_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "20")
-    meter = Meter()
+    meter = RequestMeter()
     meter.show(Progress(1, 4, 0, 100, 90.0))
     meter.close()
     assert capsys.readouterr().err == "\r1/4 requests, 1 tok\n"

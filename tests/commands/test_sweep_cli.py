@@ -14,12 +14,12 @@ import polars as pl
 import pytest
 
 from moereplay.analysis.figures import FIGURES
-from moereplay.commands.plot import plot as plot_verb
-from moereplay.commands.sweep_compare import sweep_compare
-from moereplay.commands.sweep_merge import sweep_merge
-from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
-from moereplay.commands.sweep_show import sweep_show as sweep_show_verb
-from moereplay.results.result import ResultError
+from moereplay.commands.report import plot as plot_verb
+from moereplay.commands.sweep import sweep_merge
+from moereplay.commands.sweep import sweep_run as sweep_run_verb
+from moereplay.commands.sweep_results import sweep_compare
+from moereplay.commands.sweep_results import sweep_show as sweep_show_verb
+from moereplay.results.errors import ResultError
 from tests.kit.command import in_python, unfolded
 from tests.kit.sweeping import GRID, experiment, merged, moereplay, start, store_trace
 

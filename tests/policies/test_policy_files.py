@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from moereplay import policies
-from moereplay.commands.plot import plot as plot_verb
-from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
-from moereplay.commands.sweep_show import sweep_show as sweep_show_verb
+from moereplay.commands.report import plot as plot_verb
+from moereplay.commands.sweep import sweep_run as sweep_run_verb
+from moereplay.commands.sweep_results import sweep_show as sweep_show_verb
 from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
 from moereplay.results.stored import load

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
+from moereplay.commands.sweep import sweep_run as sweep_run_verb
 from moereplay.commands.tune import tune as tune_verb
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError

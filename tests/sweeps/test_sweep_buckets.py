@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.commands.plot import plot as plot_verb
-from moereplay.commands.sweep_merge import sweep_merge
-from moereplay.commands.sweep_run import sweep_run as sweep_run_verb
-from moereplay.commands.sweep_show import sweep_show as sweep_show_verb
+from moereplay.commands.report import plot as plot_verb
+from moereplay.commands.sweep import sweep_merge
+from moereplay.commands.sweep import sweep_run as sweep_run_verb
+from moereplay.commands.sweep_results import sweep_show as sweep_show_verb
 from moereplay.results.parts import PROVENANCE, PartError
 from moereplay.results.stored import load
 from moereplay.simulator.errors import ConfigError

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from moereplay.commands.checks import Checks
-from moereplay.commands.cores import CORES
-from moereplay.commands.groups import grouped
-from moereplay.commands.interrupt import INTERRUPTED, interruptible, keeping
-from moereplay.commands.options import PolicyFiles
-from moereplay.commands.terminal import clock, say
+from moereplay.commands.options import CORES, PolicyFiles, grouped
+from moereplay.commands.terminal import INTERRUPTED, clock, interruptible, keeping, say, show_json
 
 if TYPE_CHECKING:
     from moereplay.sweeps.checks import Checker
@@ -22,6 +19,7 @@ if TYPE_CHECKING:
     from moereplay.sweeps.jobs import Job
     from moereplay.sweeps.run import Start, Sweep
     from moereplay.sweeps.store import Place
+
 
 MOST_NAMED = 5  #: errors that are printed in full
 EXECUTORS = ("local", "ray", "slurm")
@@ -118,10 +116,10 @@ def _check(checker: Checker, sweep: Sweep, share: list[Job], out: Place, every: 
 
 def _run(sweep: Sweep, jobs: list[Job], out: Place, engine: str, start: Start) -> bool:
     """Whether some jobs were given up."""
-    from moereplay.commands.sweep_meter import Meter
+    from moereplay.commands.progress import SweepMeter
     from moereplay.sweeps.run import derive, execute
 
-    meter, kept = Meter(), f"what is stored in {out} stays; run the same command to resume"
+    meter, kept = SweepMeter(), f"what is stored in {out} stays; run the same command to resume"
     with keeping(lambda: kept):
         derive(sweep, jobs)  # may take a minute, and nothing is in flight yet
     with keeping(lambda: kept), interruptible() as stopping:
@@ -200,3 +198,29 @@ def _say_ending(standing: Standing) -> None:
     if standing.stopped:
         say(f"stopped with {standing.done:,} of {standing.total:,} done; run the same command to resume")
         raise typer.Exit(INTERRUPTED)
+
+
+# -- `moereplay sweep merge`: results of any number of runs as one set of tables.
+
+
+def sweep_merge(
+    results: Annotated[list[str], typer.Argument(help="Folders or URLs that `sweep run` wrote.", show_default=False)],
+    out: Annotated[str, typer.Option(help="A new folder or URL.", show_default=False)],
+) -> None:
+    """Merge results: each configuration once, sorted; the same bytes whatever the way of running."""
+    from moereplay.sweeps.merge import merge
+    from moereplay.sweeps.store import place_of
+
+    merged = merge([place_of(each) for each in results], place_of(out))
+    failed = f" and {merged.errors:,} error rows" if merged.errors else ""
+    say(f"wrote {merged.where}: {merged.configurations:,} configurations{failed}")
+
+
+# -- `moereplay sweep schema`: the JSON Schema of experiment files, for editors.
+
+
+def sweep_schema() -> None:
+    """Print the JSON Schema of experiment files, from which editors complete and check."""
+    from moereplay.sweeps.experiment.schema import json_schema
+
+    show_json(json_schema())
