@@ -249,7 +249,7 @@ def _counted(trace: Trace, policy: str, how: Mapping[str, str]) -> Curve:
 def _decided(trace: Trace, made: Curve, platform: str, engine: str, workers: int) -> Curve:
     """The curve; capacities whose counts depend on times are replayed on the platform, if one is named."""
     from moereplay.commands.progress import progress
-    from moereplay.sweeps.curve_gaps import decide, undecided
+    from moereplay.sweeps.grid import decide, undecided
 
     if not platform or made.decided.all():
         return made

@@ -194,7 +194,7 @@ SUFFIX = ".json"
 def write_profile(path: Path, ranking: Sequence[tuple[int, int]]) -> None:
     """A JSON list of [layer, expert], best first. Raises OSError, leaving nothing."""
     from moereplay.traces.documents import json_text
-    from moereplay.traces.scratch import write_whole
+    from moereplay.traces.files import write_whole
 
     write_whole(path, (json_text(ranking) + "\n").encode())
 

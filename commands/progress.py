@@ -87,7 +87,7 @@ def _lines(total: int, what: str) -> Callable[..., None]:
 @contextmanager
 def searching(most: int, seconds: float | None) -> Iterator[Callable[[int, float], None]]:
     """Yields a function to call with a number of replays done and the most tokens/s so far."""
-    from moereplay.traces.amounts import digits
+    from moereplay.traces.texts import digits
 
     begun, done, first, line = 0.0, 0, 0, StatusLine()
 

@@ -222,7 +222,7 @@ class Foreseen(NamedTuple):
         Raises ResultError where nothing can be forecast, or nothing is within the largest loss.
         """
         from moereplay.analysis.forecasts import refusals, share_of, with_forecasts, within
-        from moereplay.results.errors import ResultError
+        from moereplay.results.result import ResultError
 
         if self.quality is None:
             if self.max_loss is not None:

@@ -208,7 +208,7 @@ def sweep_merge(
     out: Annotated[str, typer.Option(help="A new folder or URL.", show_default=False)],
 ) -> None:
     """Merge results: each configuration once, sorted; the same bytes whatever the way of running."""
-    from moereplay.sweeps.merge import merge
+    from moereplay.sweeps.parts import merge
     from moereplay.sweeps.store import place_of
 
     merged = merge([place_of(each) for each in results], place_of(out))

@@ -18,7 +18,7 @@ import typer
 
 from moereplay import command as entry
 from moereplay.commands.sweep import sweep_run as sweep_run_verb
-from moereplay.results.write import write_events
+from moereplay.results.files import write_events
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.jit.marks import IS_PYTHON
 from moereplay.sweeps.processes import in_processes
