@@ -210,10 +210,9 @@ def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
 
 def _write(out: Path, found: Sequence[Comparison]) -> None:
     """The comparison as Parquet, and every figure that it allows."""
-    from moereplay.results.files import write_frame
-
     from moereplay.analysis.figures import draw_all, save
     from moereplay.analysis.validation_rows import to_frame
+    from moereplay.results.files import write_frame
     from moereplay.results.result import ResultError
     from moereplay.results.validation import FILE
 
