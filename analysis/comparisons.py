@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.analysis.bootstrap import Interval, Pairs, difference, interval
 from moereplay.analysis.ratios import MISS_RATE, RANKED, RATIOS, Ratio
+from moereplay.analysis.statistics import Interval, Pairs, difference, interval
 from moereplay.results.result import unknown
 
 Rows = Sequence[Mapping[str, Any]]  #: of requests, each with its number as `request`

@@ -1,6 +1,6 @@
 """Quality of policy sets beside the unmodified model's: paired differences with intervals, and what they cost and gain.
 
-Differences are of the same examples; their 95 % intervals are those of `analysis/bootstrap.py`, over examples.
+Differences are of the same examples; their 95 % intervals are those of `analysis/statistics.py`, over examples.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from moereplay.analysis.bootstrap import Pairs, difference
 from moereplay.analysis.ratios import MISS_RATE, quotient
+from moereplay.analysis.statistics import Pairs, difference
 from moereplay.results.quality import UNMODIFIED
 from moereplay.results.result import Row
 from moereplay.results.settings import POLICIES

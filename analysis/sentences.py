@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from moereplay.analysis.bootstrap import FEW
 from moereplay.analysis.comparisons import YES, enough, pairs_of
+from moereplay.analysis.statistics import FEW
 from moereplay.analysis.tables import counted
 from moereplay.analysis.verdict import (
     COUNTED,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, lru_cache
+from math import atan, cos, erfc, exp, isfinite, pi, sin, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,3 +28,202 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
     ours, theirs = (ranks(values) - (len(values) + 1) / 2 for values in (first, second))
     spread = float((ours @ ours) * (theirs @ theirs)) ** 0.5
     return float(ours @ theirs) / spread if spread else None
+
+
+# -- How sure a ratio of sums over requests is, and the difference of two over the same requests.
+
+Pairs = Sequence[tuple[float, float]]  #: numerator and denominator of each request
+
+LEVEL = 0.05  #: an interval leaves out so much
+RESAMPLES = 2000
+FEW, MANY = 10, 500  #: requests from which on the bootstrap is used, and up to which
+ROUNDING = 1e-12  #: a standard error below this share of the figure is none
+
+
+class Interval(NamedTuple):
+    """A ratio of sums, and where the true one lies 19 times in 20; None of fewer than two requests."""
+
+    value: float
+    low: float | None
+    high: float | None
+    requests: int
+
+
+class Difference(NamedTuple):
+    """The first ratio less the second, half its 95 % interval, and how probable a larger one is by chance alone."""
+
+    value: float
+    off: float | None
+    p: float | None
+    requests: int
+
+
+def interval(pairs: Pairs, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """Of one ratio, made on a scale of logarithms: that of tokens/s is that of TPOT inverted.
+
+    Raises ValueError where the denominators sum to nothing.
+    """
+    samples = _array(pairs)
+    over, under = samples.sum(axis=0)
+    if under <= 0:
+        raise ValueError("denominators sum to nothing: no ratio")
+    value, count = float(over / under), len(samples)
+    scale = _Scale((samples,), logs=True) if over > 0 else None
+    error = scale.jackknife() if scale else None
+    if scale is None or error is None:
+        return Interval(value, None, None, count)
+    off = error * _reach(_drawn(scale, seed, resamples), count) if error > ROUNDING else 0.0
+    if not isfinite(off) or off > 700:  # exp would overflow
+        return Interval(value, None, None, count)
+    return Interval(value, value * exp(-off), value * exp(off), count)
+
+
+def difference(first: Pairs, second: Pairs, seed: int = 0, resamples: int = RESAMPLES) -> Difference:
+    """Of two ratios over the same requests, in the same order.
+
+    Raises ValueError for other lengths, or where the denominators of one sum to nothing.
+    """
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} samples beside {len(second)}: expected as many")
+    both = _array(first), _array(second)
+    if any(side[:, 1].sum() <= 0 for side in both):
+        raise ValueError("denominators sum to nothing: no ratio")
+    scale, count = _Scale(both), len(first)
+    value, error = scale.value(), scale.jackknife()
+    if error is None:
+        return Difference(value, None, None, count)
+    if error <= ROUNDING * scale.size():
+        same = abs(value) <= ROUNDING * scale.size()
+        return Difference(value, 0.0, 1.0 if same else 0.0, count)
+    drawn = _drawn(scale, seed, resamples)
+    off = error * _reach(drawn, count)
+    return Difference(value, off if isfinite(off) else None, _chance(abs(value) / error, drawn, count), count)
+
+
+class _Scale(NamedTuple):
+    """What is estimated of one side, or of the first less the second: ratios, or their logarithms."""
+
+    sides: tuple[np.ndarray, ...]  #: (n, 2) each
+    logs: bool = False
+
+    def size(self) -> float:
+        """Of the largest ratio."""
+        return max(abs(float(side[:, 0].sum() / side[:, 1].sum())) for side in self.sides)
+
+    def value(self) -> float:
+        """Of all requests."""
+        ones = np.ones((1, len(self.sides[0])))
+        return float(self.of(ones)[0])
+
+    def of(self, weights: np.ndarray) -> np.ndarray:
+        """(b,) of every row of weights (b, n)."""
+        return self._less([self._scaled(self._ratios(side, weights)) for side in self.sides])
+
+    def errors(self, weights: np.ndarray) -> np.ndarray:
+        """(b,) standard errors, by the influence of each request on the ratio."""
+        count = weights.shape[1]
+        influence = self._less([self._influence(side, weights) for side in self.sides])
+        return np.sqrt((weights * influence**2).sum(axis=1) / (count * (count - 1)))
+
+    def jackknife(self) -> float | None:
+        """The standard error by leaving out one request after the other; None where one holds everything.
+
+        Efron, The Jackknife, the Bootstrap and Other Resampling Plans, 1982, ch. 3.
+        """
+        left = [side.sum(axis=0) - side for side in self.sides]
+        count = len(left[0])
+        if count < 2 or any((each[:, 1] <= 0).any() for each in left):
+            return None
+        if self.logs and any((each[:, 0] <= 0).any() for each in left):
+            return None
+        apart = self._less([self._scaled(each[:, 0] / each[:, 1]) for each in left])
+        return sqrt(float(((apart - apart.mean()) ** 2).sum()) * (count - 1) / count)
+
+    def _scaled(self, ratios: np.ndarray) -> np.ndarray:
+        return np.log(ratios) if self.logs else ratios
+
+    def _influence(self, side: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        ratios = self._ratios(side, weights)[:, None]
+        means = (weights @ side[:, 1])[:, None] / weights.shape[1]
+        each = (side[:, 0] - ratios * side[:, 1]) / means
+        return each / ratios if self.logs else each
+
+    @staticmethod
+    def _ratios(side: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return (weights @ side[:, 0]) / (weights @ side[:, 1])
+
+    @staticmethod
+    def _less(each: list[np.ndarray]) -> np.ndarray:
+        return each[0] - each[1] if len(each) == 2 else each[0]
+
+
+def _array(pairs: Pairs) -> np.ndarray:
+    return np.asarray(pairs, np.float64).reshape(-1, 2)
+
+
+def _drawn(scale: _Scale, seed: int, resamples: int) -> np.ndarray | None:
+    """How many of its standard errors each resample is off, smallest first; None where Student's t stands for it.
+
+    A resample without a standard error is off by any number of them.
+    """
+    count = len(scale.sides[0])
+    if not FEW <= count <= MANY:
+        return None
+    weights = _weights(count, seed, resamples)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        off = np.abs(scale.of(weights) - scale.value()) / scale.errors(weights)
+    return np.sort(np.nan_to_num(off, nan=np.inf, posinf=np.inf))
+
+
+@lru_cache(maxsize=4)
+def _weights(count: int, seed: int, resamples: int) -> np.ndarray:
+    """(resamples, count) how often each request is drawn; all figures and configurations share them."""
+    dice = np.random.default_rng([seed, count])
+    return dice.multinomial(count, [1 / count] * count, size=resamples).astype(np.float64)
+
+
+def _reach(drawn: np.ndarray | None, count: int) -> float:
+    """The standard errors of half an interval."""
+    return student(count - 1) if drawn is None else float(drawn[-_tail(drawn)])
+
+
+def _chance(off: float, drawn: np.ndarray | None, count: int) -> float:
+    """The share of chance that is off by as many standard errors.
+
+    The largest resamples say it up to the interval's end; beyond, a power law that fits them, as corrections for many
+    comparisons ask for smaller shares than resamples are (Hill, A Simple General Approach to Inference About the Tail
+    of a Distribution, 1975).
+    """
+    if drawn is None:
+        return beyond(off, count - 1)
+    tail = drawn[-_tail(drawn) :]
+    if off <= tail[0]:
+        return float((drawn >= off).sum() + 1) / (len(drawn) + 1)
+    steep = 1 / max(float(np.log(tail / tail[0]).mean()), ROUNDING)
+    return len(tail) / len(drawn) * float(tail[0] / off) ** steep if np.isfinite(tail).all() else LEVEL
+
+
+def _tail(drawn: np.ndarray) -> int:
+    return max(1, round(LEVEL * len(drawn)))
+
+
+@cache
+def student(degrees: int) -> float:
+    """What Student's t is beyond in 5 % of cases, either way."""
+    low, high = 1.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle, degrees) > LEVEL else (low, middle)
+    return (low + high) / 2
+
+
+def beyond(off: float, degrees: int) -> float:
+    """The probability that Student's t is beyond `off`, either way (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    if degrees > 200:
+        return erfc(off * (1 - 1 / (4 * degrees)) / sqrt(2 + off * off / degrees))  # 26.7.8
+    angle = atan(off / sqrt(degrees))
+    odd, term, total = degrees % 2, cos(angle) if degrees % 2 else 1.0, 0.0
+    for at in range(1 + odd, degrees, 2):
+        total, term = total + term, term * cos(angle) ** 2 * at / (at + 1)
+    within = 2 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total
+    return max(0.0, 1 - within)

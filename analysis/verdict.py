@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from moereplay.analysis.bootstrap import Interval
 from moereplay.analysis.comparisons import (
     NOTHING,
     YES,
@@ -23,6 +22,7 @@ from moereplay.analysis.comparisons import (
     estimate,
     same_decisions,
 )
+from moereplay.analysis.statistics import Interval
 from moereplay.analysis.tables import cell
 from moereplay.results.settings import NAMES
 from moereplay.traces.texts import percent, points

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.analysis.bootstrap import Pairs, difference, interval, student
 from moereplay.analysis.comparisons import CANT_TELL, PARTS, Rows, compare
+from moereplay.analysis.statistics import Pairs, difference, interval, student
 from moereplay.analysis.tables import console, table
 from moereplay.results.result import Row
 from moereplay.simulator.config import configure

@@ -11,11 +11,9 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from moereplay.analysis.changes import Change
-from moereplay.analysis.forecast import KL, NLL, Answer, Forecast, forecast, points_of
+from moereplay.analysis.forecast import KL, NLL, Answer, Change, Forecast, Point, Refusal, fitted, forecast, points_of
 from moereplay.analysis.forecast_page import document, page
 from moereplay.analysis.quality import judged
-from moereplay.analysis.rising import Point, Refusal, fitted
 from moereplay.analysis.tables import console, table
 from moereplay.results.quality import load
 from moereplay.results.result import Row

@@ -147,7 +147,7 @@ def _speed(passes: int, spent: int) -> float | None:
 
 def _report_bounds(trace: Trace, documents: Sequence[dict[str, Any]], free: Freedom | None) -> None:
     from moereplay.analysis.gap import LEGEND, drawn
-    from moereplay.analysis.heading import simulated
+    from moereplay.analysis.ranking import simulated
 
     show(*simulated(trace))
     for document in documents:
@@ -273,7 +273,7 @@ def _bytes_shown(trace: Trace, scope: str) -> dict[str, int]:
 
 
 def _report_curves(trace: Trace, curves: list[Curve]) -> None:
-    from moereplay.analysis.heading import simulated
+    from moereplay.analysis.ranking import simulated
     from moereplay.analysis.tables import table
     from moereplay.results.settings import NAMES, OF_CURVES
 

@@ -298,8 +298,8 @@ def _kept(run: Callable[..., Live], kept: Outcome, pace: _Pace, append: Callable
 
 
 def _report(ran: Live, tokens: int) -> None:
-    from moereplay.analysis.heading import settings
     from moereplay.analysis.metrics import measured
+    from moereplay.analysis.ranking import settings
     from moereplay.analysis.tables import counted, table
     from moereplay.results.files import to_frame
 

@@ -160,8 +160,7 @@ def _write(pages: Pages, figure: PaperFigure, found: Sequence[Each]) -> None:
     """The picture, the numbers, and the table."""
     from moereplay.analysis.figures import save
     from moereplay.analysis.papers.page import Text, page
-    from moereplay.analysis.papers.rows import rows_of
-    from moereplay.analysis.papers.tables import beside, published_frame, write_csv
+    from moereplay.analysis.papers.rows import beside, published_frame, rows_of, write_csv
     from moereplay.results.read import routing_of
     from moereplay.results.result import ResultError
 
@@ -199,7 +198,7 @@ def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
 
 
 def _show(figure: PaperFigure, numbers: pl.DataFrame, routing: list[str]) -> None:
-    from moereplay.analysis.papers.tables import printed
+    from moereplay.analysis.papers.rows import printed
 
     title = f"{figure.where}: {figure.title}"
     if len(numbers) > MOST_ROWS:

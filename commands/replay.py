@@ -143,9 +143,8 @@ def _report(
     printed: Printed,
     engine: str,
 ) -> None:
-    from moereplay.analysis.heading import heading
-    from moereplay.analysis.ranking import best_of_each, judged, ranking
-    from moereplay.analysis.short import drawn
+    from moereplay.analysis.ranking import best_of_each, heading, judged, ranking
+    from moereplay.analysis.tables import drawn
     from moereplay.policies.grammar import foresight
     from moereplay.results.remarks import idle
     from moereplay.simulator.remarks import remarks

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from moereplay.analysis.figures import Drawn
-    from moereplay.analysis.report.material import Material, Source
+    from moereplay.analysis.report.cases import Material, Source
     from moereplay.simulator.config import ReplayConfig
     from moereplay.traces.schema import Trace
 
@@ -52,7 +52,7 @@ def report(
 
 
 def _material(folder: Path, given: Sequence[Path], where: Sequence[str]) -> Material:
-    from moereplay.analysis.report.material import Material
+    from moereplay.analysis.report.cases import Material
     from moereplay.policies.grammar import foresight
     from moereplay.results import checks, curves
     from moereplay.results.stored import errors, sources
@@ -119,7 +119,7 @@ def _traces(
 
 def _source(digest: str, path: str, moved: tuple[Path, Trace] | None) -> Source:
     """A page goes to other people, so it names a trace without the folders of this machine."""
-    from moereplay.analysis.report.material import Source
+    from moereplay.analysis.report.cases import Source
     from moereplay.traces.bundled import SAMPLE, bundled, name_of
 
     if moved is not None:
@@ -297,7 +297,7 @@ def _curve(folder: str, rows: pl.DataFrame) -> str:
 def _replays(folder: Path, where: list[str], live: Path | None) -> pl.DataFrame:
     """The replays of a folder that `replay` or `sweep` wrote, with the checks of a sweep, and what is forecast."""
     from moereplay.analysis.checks import with_checks
-    from moereplay.analysis.forecasts import with_forecasts
+    from moereplay.analysis.forecast_page import with_forecasts
     from moereplay.commands.quality import forecast_of
     from moereplay.results import checks
     from moereplay.results.read import filtered

@@ -45,8 +45,7 @@ def sweep_show(
 ) -> None:
     """Show what a sweep or a replay stored: what varies, and the figures by which it can be ranked. SIMULATED."""
     from moereplay.analysis.checks import in_short
-    from moereplay.analysis.short import drawn
-    from moereplay.analysis.tables import markdown
+    from moereplay.analysis.tables import drawn, markdown
     from moereplay.sweeps.store import place_of
 
     folder = place_of(results).local()
@@ -109,7 +108,7 @@ def _failed(folder: Path) -> _Page:
 
 
 def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen: Foreseen, ends: bool) -> _Page:
-    from moereplay.analysis import forecasts
+    from moereplay.analysis import forecast_page
     from moereplay.analysis.checks import candidates_of, columns, summary
     from moereplay.analysis.metrics import grouped as means
     from moereplay.analysis.metrics import judged, ranked, shared
@@ -123,7 +122,9 @@ def _found(folder: Path, by: str, where: Sequence[str], group_by: str, foreseen:
     ranking, found = ranked(frame, by, ends and not group_by), checks.load(folder)
     heading = f"{label_of(frame)}: {counted(len(frame), 'configuration')}; seconds: {seconds_of(frame)}"
     return _Page(
-        rows=means(frame, group_by.split(","), by) if group_by else forecasts.columns(columns(ranking, found), frame),
+        rows=means(frame, group_by.split(","), by)
+        if group_by
+        else forecast_page.columns(columns(ranking, found), frame),
         heading=[heading, *routing_of(frame), shared(frame), *said, f"best {by} first"],
         brief=[heading, *routing_of(frame)],
         checked=summary(found, candidates_of(frame)),
@@ -138,7 +139,7 @@ def _print_all(rows: pl.DataFrame, as_json: bool) -> None:
     if not as_json:
         sys.stdout.write(csv_text(rows))
         return
-    from moereplay.analysis.forecasts import nested
+    from moereplay.analysis.forecast_page import nested
 
     for row in rows.iter_rows(named=True):
         print(json_text(nested(row)))
@@ -165,8 +166,7 @@ def sweep_compare(
     The difference is that of ONE less the row, with its 95 % interval; p_holm is corrected for the number of rows.
     """
     from moereplay.analysis.beside import beside
-    from moereplay.analysis.short import SHARES, drawn
-    from moereplay.analysis.tables import csv
+    from moereplay.analysis.tables import SHARES, csv, drawn
     from moereplay.policies.grammar import foresight
     from moereplay.results.read import filtered, label_of, routing_of
     from moereplay.results.stored import load
@@ -190,8 +190,7 @@ SIGNS = {"difference": "+", "low": "+", "high": "+", "half_width": ""}
 
 def _signed(value: float | None, by: str, sign: str = "+") -> str:
     """A share in points, anything else in its unit."""
-    from moereplay.analysis.short import SHARES
-    from moereplay.analysis.tables import cell
+    from moereplay.analysis.tables import SHARES, cell
 
     if value is None:
         return "-"

@@ -197,7 +197,7 @@ def _compared(
 
 def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
     from moereplay.analysis.tables import table
-    from moereplay.analysis.validation_rows import document, heading, lines, measure_rows, quality_rows
+    from moereplay.analysis.validation import document, heading, lines, measure_rows, quality_rows
 
     if as_json:
         show_json(document(found))
@@ -211,7 +211,7 @@ def _report(trace: Trace, found: Sequence[Comparison], as_json: bool) -> None:
 def _write(out: Path, found: Sequence[Comparison]) -> None:
     """The comparison as Parquet, and every figure that it allows."""
     from moereplay.analysis.figures import draw_all, save
-    from moereplay.analysis.validation_rows import to_frame
+    from moereplay.analysis.validation import to_frame
     from moereplay.results.files import write_frame
     from moereplay.results.result import ResultError
     from moereplay.results.validation import FILE

@@ -5,10 +5,10 @@ from __future__ import annotations
 import polars as pl
 from matplotlib.axes import Axes
 
-from moereplay.analysis.bootstrap import FEW
 from moereplay.analysis.comparisons import shares_passes
 from moereplay.analysis.figure_numbers import ENDS
 from moereplay.analysis.metrics import HIGH, LOW, rows_of
+from moereplay.analysis.statistics import FEW
 from moereplay.results.remarks import synthetic_of
 
 

@@ -10,10 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
-from moereplay.analysis.forecast import Forecast, forecast
-from moereplay.analysis.left_out import LEVEL, Left
+from moereplay.analysis.forecast import LEVEL, Forecast, Left, forecast, moved
 from moereplay.analysis.palette import INK, MUTED, Look, looks
-from moereplay.analysis.rising import moved
 from moereplay.results.result import ResultError
 
 #: nll: the rise of the negative log-likelihood, whose exponential is that of perplexity.

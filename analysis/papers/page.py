@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 from matplotlib.artist import Artist
@@ -17,8 +18,7 @@ from moereplay.analysis.figures.facets import DIGEST, shared
 from moereplay.analysis.figures.lines import axis_name, from_zero, legend
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording, styled
 from moereplay.analysis.palette import INK, Look, in_order
-from moereplay.analysis.papers import bars, lines
-from moereplay.results.chart import Chart
+from moereplay.results.chart import BOUND, Chart
 from moereplay.results.result import ResultError
 
 MOST_PANELS = 24  #: of a page
@@ -33,12 +33,13 @@ SHARES = (
     "mean_variation",
 )
 SIGNED = ("perplexity_change",)  #: in percent too, and may be below zero
+MARK: dict[str, Any] = {"markersize": 8, "markerfacecolor": "white", "markeredgewidth": 1.4, "linestyle": "none"}
 #: Handles of published numbers, by the kind of chart.
 PUBLISHED = {
     "bars": Line2D(
         [], [], color=INK, marker="_", markersize=9, markeredgewidth=1.6, linestyle="none", label="published"
     ),
-    "lines": Line2D([], [], color=INK, marker="o", label="published", **lines.MARK),
+    "lines": Line2D([], [], color=INK, marker="o", label="published", **MARK),
 }
 
 
@@ -140,7 +141,7 @@ def _label(rows: pl.DataFrame) -> str:
 
 
 def _handles(chart: Chart, looks: dict[str, Look]) -> Sequence[Artist]:
-    return bars.legend(looks) if chart.kind == "bars" else legend(looks)
+    return bar_legend(looks) if chart.kind == "bars" else legend(looks)
 
 
 def _published_handle(chart: Chart, published: pl.DataFrame) -> Artist:
@@ -154,9 +155,9 @@ def _panel(
     chart: Chart, axes: Axes, rows: pl.DataFrame, published: pl.DataFrame, value: str, looks: dict[str, Look]
 ) -> None:
     if chart.kind == "bars":
-        bars.draw(axes, rows, published, value, looks)
+        draw_bars(axes, rows, published, value, looks)
     else:
-        lines.draw(axes, rows, published, value, chart.x, looks)
+        draw_lines(axes, rows, published, value, chart.x, looks)
 
 
 def _scale(chart: Chart, axes: Axes, rows: pl.DataFrame, value: str, published: pl.DataFrame) -> None:
@@ -191,3 +192,113 @@ def _published_of(published: pl.DataFrame, value: str) -> list[float]:
 
 
 _PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.4g}%")
+
+
+# -- Lines over numbers, or from cell to cell where the axis is a value; published numbers as hollow marks.
+
+
+def draw_lines(
+    axes: Axes, rows: pl.DataFrame, published: pl.DataFrame, value: str, x: str, looks: Mapping[str, Look]
+) -> None:
+    """A line per series in the order of its rows; one of points over a value has Belady's as an upright line."""
+    for name, look in looks.items():
+        line = rows.filter(pl.col("series") == name).drop_nulls([x])
+        if line.is_empty():
+            continue
+        if name == BOUND and x != "x":
+            axes.axvline(line[x][0], color=look.colour, linestyle="--", lw=1.2)
+            continue
+        heights = line[value].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        axes.plot(line[x].cast(pl.Float64).to_numpy(), heights, **look.line(), lw=1.4, markersize=4)
+    for mark in published.iter_rows(named=True) if len(published) else ():
+        _mark_line(axes, mark, value, x, looks)
+
+
+def _mark_line(axes: Axes, mark: Mapping[str, Any], value: str, x: str, looks: Mapping[str, Look]) -> None:
+    """A number of the horizontal axis is a band, one of the vertical axis a hollow mark."""
+    look = looks.get(mark["series"])
+    if look is None:
+        return
+    if mark["value"] == x:
+        axes.axvspan(mark["low"], mark["high"], color=look.colour, alpha=0.15, lw=1.5)
+    elif mark["value"] == value:
+        axes.plot([float(mark["x"])], [mark["low"]], marker=look.marker, color=look.colour, **MARK)
+
+
+# -- Bars over names, with the published range of each as a mark.
+
+WIDTH, SMALL = 0.8, 6.0  #: of a group of bars, and points of the letters above one
+MOST_LETTERS, MOST_NAMES = 13, 6  #: of names that fit below a panel; longer ones stand in the legend alone
+
+
+def bar_legend(looks: Mapping[str, Look]) -> list[Patch]:
+    """A patch per series."""
+    return [Patch(label=name, **face) for name, face in _faces(looks).items()]
+
+
+def _faces(looks: Mapping[str, Look]) -> dict[str, dict[str, Any]]:
+    """Keyword arguments of each series' bars; one whose colour another has is hatched."""
+    taken: set[str] = set()
+    faces: dict[str, dict[str, Any]] = {}
+    for name, look in looks.items():
+        hatch = {"hatch": "//", "edgecolor": "white"} if look.colour in taken else {}
+        faces[name] = {"facecolor": look.colour, "linewidth": 0} | hatch
+        taken.add(look.colour)
+    return faces
+
+
+def draw_bars(axes: Axes, rows: pl.DataFrame, published: pl.DataFrame, value: str, looks: Mapping[str, Look]) -> None:
+    """The series of a name stand side by side; a value that is undefined leaves a gap."""
+    names = rows["x"].unique(maintain_order=True).to_list()
+    spots, faces = _spots(rows, names), _faces(looks)
+    marks = {(mark["series"], mark["x"]): (mark["low"], mark["high"]) for mark in _marks(published, value)}
+    for (series, name), (middle, width) in spots.items():
+        found = rows.filter((pl.col("series") == series) & (pl.col("x") == name))[value].drop_nulls()
+        ends = marks.get((series, name), ())
+        if ends:
+            _mark_bar(axes, middle, width, *ends)
+        if len(found):
+            axes.bar(middle, found[0], 0.9 * width, **faces[series])
+            axes.annotate(_short(found[0], value), (middle, _above(found[0], ends)), (0, 1), fontsize=SMALL, **_ABOVE)
+    _ticks(axes, names)
+
+
+def _marks(published: pl.DataFrame, value: str) -> list[dict[str, Any]]:
+    return published.filter(pl.col("value") == value).to_dicts() if len(published) else []
+
+
+def _above(top: float, ends: Sequence[float]) -> float:
+    """Where a number can be read: above its bar, and above the mark that the bar's top is in."""
+    return ends[1] if ends and ends[0] <= top <= ends[1] else top
+
+
+def _spots(rows: pl.DataFrame, names: Sequence[str]) -> dict[tuple[str, str], tuple[float, float]]:
+    """Middle and width of the bar of each (series, name)."""
+    spots = {}
+    for at, name in enumerate(names):
+        series = rows.filter(pl.col("x") == name)["series"].unique(maintain_order=True).to_list()
+        width = WIDTH / len(series)
+        for place, each in enumerate(series):
+            spots[each, name] = (at - WIDTH / 2 + (place + 0.5) * width, width)
+    return spots
+
+
+def _mark_bar(axes: Axes, middle: float, width: float, low: float, high: float) -> None:
+    axes.plot([middle, middle], [low, high], color=INK, lw=1.2, zorder=3)
+    for end in (low, high):
+        axes.plot([middle - 0.35 * width, middle + 0.35 * width], [end, end], color=INK, lw=1.6, zorder=3)
+
+
+def _ticks(axes: Axes, names: Sequence[str]) -> None:
+    fits = len(names) <= MOST_NAMES and max(map(len, names)) <= MOST_LETTERS
+    axes.set_xticks(range(len(names)), names if fits else [""] * len(names), fontsize=SMALL + 1)
+    axes.grid(visible=False, axis="x")
+
+
+def _short(number: float, value: str) -> str:
+    if value in ("hit_rate", "collisions_per_miss"):
+        return f"{100 * number:.3g}"
+    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
+
+
+_ABOVE: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "bottom", "color": INK}

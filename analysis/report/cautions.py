@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
-from moereplay.analysis.bootstrap import FEW
+import polars as pl
+
 from moereplay.analysis.checks import candidates_of, summary
-from moereplay.analysis.heading import OPEN_LOOP, warnings
-from moereplay.analysis.report import health, machines
-from moereplay.analysis.report.cases import Case, title
-from moereplay.analysis.report.material import Material
+from moereplay.analysis.ranking import OPEN_LOOP, warnings
+from moereplay.analysis.report.cases import Case, Material, Source, title
 from moereplay.analysis.sentences import untimed
-from moereplay.analysis.tables import counted
-from moereplay.results.read import label_of, routing_of, runs
-from moereplay.results.remarks import assumptions
+from moereplay.analysis.statistics import FEW, MANY, RESAMPLES
+from moereplay.analysis.tables import cell, counted
+from moereplay.results.read import fields, label_of, routing_of, runs
+from moereplay.results.remarks import assumptions, seconds_in_words
+from moereplay.results.schema import fields_of
+from moereplay.traces.schema import Trace
+from moereplay.traces.summary import Summary, summarise
 from moereplay.traces.synthetic import named_synthetic, synthetic
+from moereplay.traces.validator import Finding, examine
 
 
 def cautions(
@@ -29,12 +34,12 @@ def cautions(
         *_synthetic(material),
         *_incomplete(material),
         *_of_rows(material),
-        *machines.estimates(platforms),
-        *machines.dense_weights(material),
+        *estimates(platforms),
+        *dense_weights(material),
         *_samples(cases),
         *_untimed(cases),
         *material.remarks,
-        *health.cautions([dict(each) for each in traces]),
+        *caution_lines([dict(each) for each in traces]),
         *([] if material.frame.is_empty() else summary(material.checks, candidates_of(material.frame))),
     ]
     return list(dict.fromkeys(said))
@@ -50,7 +55,7 @@ def _synthetic(material: Material) -> list[str]:
 
 
 def _incomplete(material: Material) -> list[str]:
-    versions = machines.versions_of_semantics(material)
+    versions = versions_of_semantics(material)
     mixed = f"results of semantics {', '.join(map(str, versions))} are together here, and cannot be compared"
     failed = f"{counted(material.failed, 'configuration')} without a result: `moereplay sweep show --errors` says why"
     return [*([failed] if material.failed else []), *([mixed] if len(versions) > 1 else [])]
@@ -91,3 +96,203 @@ def _few(requests: int, of: str) -> str:
 def _untimed(cases: Sequence[Case]) -> list[str]:
     lines = untimed([entry for case in cases for entry in case.entries])
     return [" ".join(line.strip() for line in lines)] if lines else []
+
+
+# -- What a trace is like: how much of it there is, what it holds, how its routing behaves, and what checks found.
+
+
+def health(material: Material) -> list[dict[str, Any]]:
+    """Of every trace of the results. Raises TraceError on damaged rows."""
+    return [_of(digest, source) for digest, source in sorted(material.sources.items())]
+
+
+def _of(digest: str, source: Source) -> dict[str, Any]:
+    named = {"digest": digest, "name": source.name}
+    if source.trace is None:
+        return named | {"missing": source.missing, "figures": {}, "layers": [], "findings": []}
+    summary, findings = summarise(source.trace), examine(source.trace)
+    return named | {
+        "missing": "",
+        "figures": _figures(source.trace, summary),
+        "layers": _layers(summary),
+        "findings": [_finding(each) for each in findings],
+        "complete": source.trace.complete,
+    }
+
+
+def _figures(trace: Trace, summary: Summary) -> dict[str, Any]:
+    geometry, depths = summary.geometry, summary.layers[0].recall
+    recall = {
+        f"look-ahead recall, {depth} layer{'s' * (depth > 1)} on": _share(_recall(summary, depth)) for depth in depths
+    }
+    return {
+        "model": trace.header.provenance.model,
+        "experts": f"{geometry.layers} MoE layers, top-{geometry.k} of {geometry.experts}",
+        "bytes of all experts": f"{summary.bytes_of_experts:,}",
+        "requests": f"{summary.requests:,}",
+        "tokens": f"{summary.tokens:,}: {summary.prompt_tokens:,} of prompts, {summary.decode_tokens:,} decoded",
+        "holds": ", ".join(summary.capabilities),
+        "reuse by the next token": f"{_share(summary.reuse)}; {_share(summary.chance)} by chance",
+        "evenness of use (entropy)": f"{fmean(layer.entropy for layer in summary.layers):.3f}",
+        **recall,
+        "notes": "; ".join(trace.header.provenance.notes) or "none",
+    }
+
+
+def _recall(summary: Summary, depth: int) -> float:
+    return fmean(layer.recall[depth] for layer in summary.layers if depth in layer.recall)
+
+
+def _layers(summary: Summary) -> list[dict[str, Any]]:
+    """A row per layer: reuse, evenness of use, busiest over mean, and look-ahead recall where it was recorded."""
+    return [
+        {"layer": at, "reuse": layer.reuse, "entropy": layer.entropy, "busiest/mean": layer.imbalance}
+        | {f"recall +{depth}": share for depth, share in layer.recall.items()}
+        for at, layer in enumerate(summary.layers)
+    ]
+
+
+def _finding(found: Finding) -> dict[str, str]:
+    return {"level": found.level, "check": found.check, "text": found.text}
+
+
+def caution_lines(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Warnings and errors of the checks, and traces that are not complete or not at hand."""
+    said = []
+    for each in found:
+        if each["missing"]:
+            said.append(f"trace {each['digest'][:12]} was not looked at: {each['missing']}")
+        elif not each["complete"]:
+            said.append(f"trace {each['digest'][:12]} is not complete: only committed requests were replayed")
+        said += [f"trace {each['name']}: {one['text']}" for one in each["findings"] if one["level"] != "ok"]
+    return said
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+# -- The machines of the results: the figures that their seconds are made from, and whether these were measured.
+
+
+def machines(material: Material) -> list[dict[str, Any]]:
+    """Of every platform: its seconds in words, the changes that its name makes, and its figures by their names."""
+    if material.frame.is_empty():
+        return []
+    stored = {name: figures for one in material.provenances for name, figures in one.get("platforms", {}).items()}
+    return [
+        {
+            "name": name,
+            "seconds": seconds,
+            "changes": name.split(":")[1:],
+            "figures": dict(_flat(stored.get(name.partition(":")[0], {}))),
+        }
+        for name, seconds in _seconds(material).items()
+    ]
+
+
+def _seconds(material: Material) -> dict[str, str]:
+    """What the times of each platform rest on."""
+    platforms = runs(material.frame)["platform"].to_list()
+    found: dict[str, str] = {}
+    for name, about in sorted(zip(platforms, material.frame["about"].to_list(), strict=True), key=lambda each: each[0]):
+        found[name] = seconds_in_words(about, "calibrated: ")
+    return found
+
+
+def estimates(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The platforms whose seconds nobody has measured."""
+    named: dict[str, list[str]] = {}
+    for each in found:
+        if not each["seconds"].startswith("calibrated"):
+            named.setdefault(each["seconds"], []).append(each["name"])
+    said = "hit rates and bytes are counted"
+    return [f"seconds of {', '.join(names)}: {seconds}; {said}" for seconds, names in named.items()]
+
+
+def dense_weights(material: Material) -> list[str]:
+    """What the results assume of the bytes of dense weights, each once."""
+    if "assumed" not in fields_of(material.frame.schema.get("about")):
+        return []
+    said = material.frame.select(pl.col("about").struct.field("assumed")).to_series().drop_nulls()
+    return sorted(set(said))
+
+
+def _flat(figures: Any, inside: str = "") -> Iterator[tuple[str, str]]:
+    """Each figure under its dotted name, as a platform file spells it."""
+    if isinstance(figures, Mapping):
+        for name, value in figures.items():
+            yield from _flat(value, f"{inside}.{name}" if inside else str(name))
+    elif isinstance(figures, list):
+        for at, value in enumerate(figures):
+            yield from _flat(value, f"{inside}[{at}]")
+    elif figures is not None:
+        yield inside, _number(figures)
+
+
+def _number(value: Any) -> str:
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e18
+    return cell(int(value)) if whole else cell(value)
+
+
+def versions_of_semantics(material: Material) -> list[int]:
+    """Of all results; several cannot be compared."""
+    known = "semantics" in fields(material.frame) if not material.frame.is_empty() else False
+    return sorted(set(runs(material.frame)["semantics"].to_list())) if known else []
+
+
+# -- How the figures came about, and how to repeat them: what a reader who was not there must know.
+
+SETTINGS = ("contract", "passes", "scope", "reset", "seed")
+BOUNDS = (
+    "Belady's bound is the most hits of any eviction without prefetch, in the same bytes, knowing the future; the "
+    "compulsory limit is the most of any cache without prefetch. A policy that prefetches may exceed both. Policies "
+    "that know the future are bounds as well, and are never named as the answer."
+)
+STATISTICS = (
+    "Requests are the samples. Intervals are 95%: a studentised, symmetric bootstrap over requests "
+    f"({RESAMPLES:,} resamples of one seed) from {FEW} to {MANY} requests, Student's t of the jackknife elsewhere, "
+    f"which is rough below {FEW}. Differences are of the same requests under both, corrected for all pairs by "
+    "Holm's method."
+)
+REPEAT = (
+    "Every configuration of this page has the command that replays it. The same trace, configuration and version give "
+    "the same counters to the last digit."
+)
+
+
+def method(material: Material) -> dict[str, Any]:
+    """By name: semantics, settings of all replays, versions, and how to read bounds and intervals."""
+    return {
+        "semantics version": ", ".join(map(str, versions_of_semantics(material))) or _of_curves(material),
+        **_settings(material),
+        "engine": _all(str(one.get("engine", "unknown")) for one in material.provenances),
+        "replayed with": _all(_versions(one) for one in material.provenances),
+        "page made with": f"moereplay {material.version}",
+        "bounds": BOUNDS,
+        "statistics": STATISTICS,
+        "repeat": REPEAT,
+    }
+
+
+def _settings(material: Material) -> dict[str, str]:
+    if material.frame.is_empty():
+        return {}
+    table = runs(material.frame)
+    return {name: _all(map(str, table[name].to_list())) for name in SETTINGS if name in table.columns}
+
+
+def _of_curves(material: Material) -> str:
+    return ", ".join(map(str, material.curves["semantics"].unique().sort().to_list()))
+
+
+def _versions(provenance: Any) -> str:
+    versions = dict(provenance.get("versions") or {})
+    commit = f" ({provenance['commit'][:12]})" if provenance.get("commit") else ""
+    first = f"moereplay {versions.pop('moereplay', 'unknown')}{commit}"
+    return ", ".join([first, *(f"{name} {version}" for name, version in sorted(versions.items()) if version)])
+
+
+def _all(texts: Any) -> str:
+    found: Sequence[str] = sorted(set(texts))
+    return "; ".join(found) or "unknown"

@@ -5,11 +5,12 @@ Every point carries the identity of its run, so that the page can say what it is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import cos, pi, sin
 from typing import Any, NamedTuple
 
-from moereplay.analysis.palette import GRID, INK, MUTED
-from moereplay.analysis.report.series import Series
+from moereplay.analysis.palette import BOUND, DASHES, GRID, INK, LIMIT, MUTED, SOLID, UNKNOWN_MARKERS, Marker, looks
+from moereplay.analysis.report.cases import Case, Run
 
 Spec = dict[str, Any]
 
@@ -138,3 +139,97 @@ def _channel(field: str, axis: Axis) -> Spec:
     if axis.log:
         scale = {"type": "log", "nice": False, "padding": 12}
     return {"field": field, "type": "quantitative", "title": axis.title, "axis": shown, "scale": scale}
+
+
+# -- Markers as SVG paths in the square from -1 to 1: in figures and in their legends the same, whatever draws them.
+
+UNKNOWN_STARS = [each for each in UNKNOWN_MARKERS if not isinstance(each, str)]
+
+CIRCLE = "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0Z"
+PLUS = "M-.35,-1L.35,-1L.35,-.35L1,-.35L1,.35L.35,.35L.35,1L-.35,1L-.35,.35L-1,.35L-1,-.35L-.35,-.35Z"
+CROSS = "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z"
+THIN = "M-1,-.8L-.8,-1L0,-.2L.8,-1L1,-.8L.2,0L1,.8L.8,1L0,.2L-.8,1L-1,.8L-.2,0Z"
+
+
+def _polygon(corners: int, turned: float = 0.0, inner: float = 1.0) -> str:
+    """A regular one with its first corner on top, turned clockwise by quarters; a star where `inner` is less than 1."""
+    radii = [1.0] if inner == 1 else [1.0, inner]
+    angles = [2 * pi * at / (corners * len(radii)) + turned * pi / 2 for at in range(corners * len(radii))]
+    lengths = radii * corners
+    places = [(length * sin(angle), -length * cos(angle)) for length, angle in zip(lengths, angles, strict=True)]
+    return "M" + "L".join(f"{x:.3f},{y:.3f}" for x, y in places) + "Z"
+
+
+#: By matplotlib's markers, which `analysis.palette` uses.
+PATHS: dict[Marker, str] = {
+    **{(corners, 1, degrees): _polygon(corners, -degrees / 90, 0.45) for corners, _, degrees in UNKNOWN_STARS},
+    "o": CIRCLE,
+    "s": "M-.9,-.9L.9,-.9L.9,.9L-.9,.9Z",
+    "^": _polygon(3),
+    "v": _polygon(3, 2),
+    "<": _polygon(3, 3),
+    ">": _polygon(3, 1),
+    "D": _polygon(4),
+    "d": "M0,-1L.6,0L0,1L-.6,0Z",
+    "p": _polygon(5),
+    "h": _polygon(6),
+    "H": _polygon(6, 1),
+    "8": _polygon(8),
+    "*": _polygon(5, inner=0.45),
+    "P": PLUS,
+    "X": CROSS,
+    "x": THIN,
+}
+
+
+# -- Lines of figures: each set of policies of a case has one colour, marker and dash in all of its figures.
+
+MOST = 16  #: that a reader can tell from one another in a figure
+EVERY_DASH = (SOLID, *DASHES)
+
+
+class Series(NamedTuple):
+    """A line, and what its points are drawn with."""
+
+    name: str
+    colour: str
+    marker: str  #: an SVG path; empty for none
+    dash: Sequence[float]  #: on and off, in pixels; empty for solid
+
+
+BELADY = Series("Belady's bound (no prefetch)", BOUND, "", (6, 4))
+COMPULSORY = Series("compulsory limit", LIMIT, "", (2, 3))
+
+
+def series(case: Case, runs: Sequence[Run]) -> list[Series]:
+    """The lines of a case, at most `MOST`, those of its best runs; a colour and marker per eviction policy, a dash per
+    set of the other settings. `runs` are those of the case, best first."""
+    names = list(dict.fromkeys(run["series"] for run in runs))[:MOST]
+    drawn = {run["series"]: run for run in reversed(runs) if run["series"] in names}
+    evictions = looks(str(run["config"]["eviction"]) for run in drawn.values())
+    others = list(dict.fromkeys(_others(case, drawn[name]) for name in sorted(names)))
+    return [
+        _one(name, evictions[str(drawn[name]["config"]["eviction"])], others.index(_others(case, drawn[name])))
+        for name in names
+    ]
+
+
+def _one(name: str, look: Any, others: int) -> Series:
+    dash = EVERY_DASH[others % len(EVERY_DASH)] if look.dash == SOLID else look.dash
+    return Series(name, look.colour, PATHS[look.marker], [round(2 * gap, 1) for gap in dash[1]])
+
+
+def _others(case: Case, run: Run) -> str:
+    """What tells lines of one eviction policy from one another."""
+    return str([run["config"].get(name) for name in case.lines if name != "eviction"])
+
+
+def coinciding(points: Iterable[tuple[str, float, float]]) -> list[list[str]]:
+    """The lines that hide one another, from (line, x, y) of every point."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for name, x, y in points:
+        lines.setdefault(name, []).append((x, y))
+    alike: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    for name, places in lines.items():
+        alike.setdefault(tuple(sorted(places)), []).append(name)
+    return [names for names in alike.values() if len(names) > 1]

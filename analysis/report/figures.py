@@ -10,11 +10,8 @@ import polars as pl
 from moereplay.analysis.figures.curves import beside
 from moereplay.analysis.metrics import with_ratios
 from moereplay.analysis.palette import look_of
-from moereplay.analysis.report.cases import Case
-from moereplay.analysis.report.figure import Axis, Figure
-from moereplay.analysis.report.material import Material
-from moereplay.analysis.report.runs import Run
-from moereplay.analysis.report.series import BELADY, COMPULSORY, MOST, Series, coinciding, series
+from moereplay.analysis.report.cases import Case, Material, Run
+from moereplay.analysis.report.figure import BELADY, COMPULSORY, MOST, Axis, Figure, Series, coinciding, series
 from moereplay.results.counters import COUNTERS
 from moereplay.results.read import layers
 from moereplay.results.settings import OF_CURVES

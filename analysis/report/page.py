@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from moereplay.analysis.report.contents import Contents, contents
-from moereplay.analysis.report.drawing import compiled, runtime, still
-from moereplay.analysis.report.figure import Figure
+from moereplay.analysis.report import answer, figures
+from moereplay.analysis.report.answer import meaning, question
+from moereplay.analysis.report.cases import Case, Material, Run, cases, interval, runs, title
+from moereplay.analysis.report.cautions import cautions, health, machines, method
+from moereplay.analysis.report.figure import Figure, Spec
 from moereplay.analysis.report.figures import summary, value
-from moereplay.analysis.report.material import Material
-from moereplay.analysis.report.question import meaning
-from moereplay.analysis.report.runs import Run
-from moereplay.analysis.short import SHARES
-from moereplay.analysis.tables import Share, cell
+from moereplay.analysis.tables import SHARES, Share, cell
+from moereplay.analysis.verdict import Verdict
 from moereplay.traces.documents import json_text
 from moereplay.traces.texts import escaped_document, escaped_lines
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
 
 FIRST = 30  #: rows of a ranking that are shown at once
 #: Columns of the ranking, with their heads and what they are.
@@ -127,3 +129,126 @@ def _by_standing(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
 def _text(found: Any) -> str:
     """A setting as text."""
     return "none" if found in ("", None, []) else str(found)
+
+
+# -- Everything that a page shows, as documents: what stands in its JSON, and what its template writes out.
+
+CURVES_ALONE = "Curves alone: no configuration was replayed, so none is fastest."
+
+
+class Panel(NamedTuple):
+    """A case as the page shows it."""
+
+    title: str
+    answer: Sequence[str]
+    budgets: Sequence[answer.Budget]  #: a row per capacity, where several are compared
+    runs: Sequence[Run]  #: best first
+    figures: Sequence[Figure]
+    varies: Sequence[str]  #: settings that have a column in the ranking
+    timed: bool  #: whether any run decodes
+
+
+class Contents(NamedTuple):
+    """A page: `data` is its JSON, which holds no less than what is written out."""
+
+    data: dict[str, Any]
+    panels: Sequence[Panel]
+    traces: Sequence[dict[str, Any]]
+    platforms: Sequence[dict[str, Any]]
+    method: dict[str, Any]
+
+
+def contents(material: Material) -> Contents:
+    """Of the results. Raises TraceError if the rows of a trace are damaged."""
+    found = cases(material)
+    every, traces, platforms = runs(found, material), health(material), machines(material)
+    panels = [_panel(at, case, found, every, material) for at, case in enumerate(found)] or [_curves(material)]
+    best = answer.brief(found)
+    data = {
+        "question": question(material, found),
+        "answer": [sentence for panel in panels for sentence in _named(panel, len(panels) > 1)],
+        "budgets": [each._asdict() | {"case": at} for at, case in enumerate(found) for each in answer.budgets(case)],
+        "best": best and _best(best, every),
+        "interval": best and interval(best.best, best.figure.name),
+        "runs": every,
+        "warnings": cautions(material, found, traces, platforms),
+    }
+    return Contents(data, panels, traces, platforms, method(material))
+
+
+def _panel(at: int, case: Case, found: Sequence[Case], every: Sequence[Run], material: Material) -> Panel:
+    own = [run for run in every if run["case"] == at]
+    return Panel(
+        title=title(case, found),
+        answer=answer.sentences(case),
+        budgets=answer.budgets(case),
+        runs=own,
+        figures=figures.figures(at, case, own, material),
+        varies=case.names,
+        timed=any(run["figures"]["tokens_per_s"] is not None for run in own),
+    )
+
+
+def _curves(material: Material) -> Panel:
+    return Panel("", [CURVES_ALONE], [], [], figures.of_curves(material), (), False)
+
+
+def _named(panel: Panel, several: bool) -> list[str]:
+    """The sentences of a case, which say of which one they are where there are several."""
+    return [f"{panel.title}: {sentence}" if several else sentence for sentence in panel.answer]
+
+
+def _best(found: Verdict, every: Sequence[Run]) -> dict[str, Any]:
+    """The best of all, and the others that may be as good."""
+    run = next(run for run in every if run["identity"] == found.best.settings["identity"])
+    alike = {entry.settings["identity"] for entry in (*found.tied[1:], *found.as_good)}
+    return {
+        "identity": run["identity"],
+        "label": run["label"],
+        "figure": found.figure.name,
+        "value": found.value,
+        "case": run["case"],
+        "as_good": sorted(alike),
+    }
+
+
+# -- Vega: its runtime as one script, specifications compiled for it, and still pictures for print and without scripts.
+
+STILL_WIDTH = 720  #: pixels
+RUNTIME = "window.vegaEmbed = vegaEmbed;"
+
+
+@cache
+def runtime() -> str:
+    """Vega as a script for a page, behind its licences; it cannot end the element that it stands in."""
+    import vl_convert
+
+    notice = files("moereplay.analysis.report").joinpath("vega_licences.txt").read_text("utf-8")
+    return f"/*\n{notice}*/\n{script_safe(vl_convert.javascript_bundle(RUNTIME))}"
+
+
+def script_safe(text: str) -> str:
+    """JavaScript in which no string can be taken for the end of a script, or for a comment of HTML."""
+    return re.sub("</(?=script)", r"<\\/", text, flags=re.IGNORECASE).replace("<!--", r"<\!--")
+
+
+def compiled(spec: Spec) -> dict[str, Any]:
+    """For Vega, without the address of its schema."""
+    import vl_convert
+
+    made = vl_convert.vegalite_to_vega(spec)
+    return {name: value for name, value in made.items() if name != "$schema"}
+
+
+def still(spec: Spec) -> str:
+    """A picture as the address of an image that holds it."""
+    import vl_convert
+
+    svg = _renumbered(vl_convert.vegalite_to_svg(json_text(spec | {"width": STILL_WIDTH})))
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+
+
+def _renumbered(svg: str) -> str:
+    """Vega numbers clips through all pictures of a process; here each begins with the first."""
+    numbers = {name: at for at, name in enumerate(dict.fromkeys(re.findall(r"\bclip\d+\b", svg)))}
+    return re.sub(r"\bclip\d+\b", lambda found: f"clip{numbers[found[0]]}", svg)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moereplay.analysis.bootstrap import FEW, MANY, Pairs, beyond, difference, interval, student
+from moereplay.analysis.statistics import FEW, MANY, Pairs, beyond, difference, interval, student
 
 REQUEST = st.tuples(st.integers(1, 400), st.integers(200, 800))
 REQUESTS = st.lists(REQUEST, min_size=FEW, max_size=24)

@@ -11,14 +11,28 @@ import numpy as np
 import polars as pl
 import pytest
 
-from moereplay.analysis.changes import NOTHING, Change, change_of, policy_of, stored_bits, tiers_of
-from moereplay.analysis.forecast import Forecast, forecast
-from moereplay.analysis.forecast_errors import by_policy, coverage, in_words, shown, signal
-from moereplay.analysis.forecasts import with_forecasts
-from moereplay.analysis.left_out import best_form, distances, leave_out, reach_of
+from moereplay.analysis.forecast import (
+    NOTHING,
+    Change,
+    Forecast,
+    Form,
+    Point,
+    best_form,
+    change_of,
+    distance,
+    distances,
+    fitted,
+    forecast,
+    leave_out,
+    moved,
+    policy_of,
+    reach_of,
+    stored_bits,
+    tiers_of,
+)
+from moereplay.analysis.forecast_page import by_policy, coverage, in_words, shown, signal, with_forecasts
 from moereplay.analysis.nonnegative import nonnegative
 from moereplay.analysis.quality import judged
-from moereplay.analysis.rising import Form, Point, distance, fitted, moved
 from moereplay.results.result import ResultError
 from tests.kit.quality_rows import ASSIGNMENTS, MASS, TASK, Loss, changed, counters_of, quality_frame
 

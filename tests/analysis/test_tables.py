@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moereplay.analysis.short import drawn
-from moereplay.analysis.tables import csv, definitions, folded, markdown, table
+from moereplay.analysis.tables import csv, definitions, drawn, folded, markdown, table
 
 ROW = {"capacity": "5%", "eviction": "least_stale", "hit": 0.084782, "limit": 0.9846, "note": "same"}
 ROWS = [ROW, ROW | {"capacity": "25%", "eviction": "lru", "hit": 1234.56}]

@@ -18,8 +18,19 @@ from matplotlib.figure import Figure
 from moereplay.analysis.divergence import Divergence, first_choice, first_divergence
 from moereplay.analysis.figures import VALIDATION_FIGURES, draw, draw_all
 from moereplay.analysis.figures.sheet import styled
-from moereplay.analysis.validation import Comparison, Measure, Runs, Tolerances, compare
-from moereplay.analysis.validation_rows import document, heading, lines, measure_rows, quality_rows, to_frame
+from moereplay.analysis.validation import (
+    Comparison,
+    Measure,
+    Runs,
+    Tolerances,
+    compare,
+    document,
+    heading,
+    lines,
+    measure_rows,
+    quality_rows,
+    to_frame,
+)
 from moereplay.results.counters import COUNTERS
 from moereplay.results.files import write_frame
 from moereplay.results.result import Event, Result, ResultError, Row

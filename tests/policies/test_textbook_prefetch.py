@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from moereplay.analysis.heading import heading
+from moereplay.analysis.ranking import heading
 from moereplay.policies.contract import Step
 from moereplay.simulator.capacity import parse_capacity
 from moereplay.simulator.config import configure
