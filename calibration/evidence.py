@@ -13,7 +13,7 @@ from moereplay.calibration.folder import Evidence, within
 from moereplay.calibration.prediction import REPLAY, Prediction, measured, rounded, summary
 from moereplay.calibration.refusal import RefusalError
 from moereplay.calibration.replayed import model_routing_of, replayed, routing_of
-from moereplay.calibration.rows import SHOWN, Line
+from moereplay.calibration.rows import QUOTED, Line
 from moereplay.calibration.runs import Run, run_of
 from moereplay.calibration.sizes import Sizes
 from moereplay.policies.errors import PolicyError
@@ -162,7 +162,7 @@ def _reason(evidence: Evidence, run: Run, wrong: Exception) -> str:
     """Why routing was not replayed; a file outside of the folder, which a row may name, is not quoted."""
     named = run.cell.text("trace_file")
     if named and not within(evidence.path, named):
-        return f"trace_file {named[:SHOWN]!r} lies outside of the folder, and cannot be replayed"
+        return f"trace_file {named[:QUOTED]!r} lies outside of the folder, and cannot be replayed"
     return str(wrong)
 
 

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from moereplay.calibration.rows import SHOWN, Line, read_lines
+from moereplay.calibration.rows import QUOTED, Line, read_lines
 from moereplay.calibration.series import Series, read_series
 from moereplay.simulator.errors import ConfigError
 from moereplay.traces.texts import hint
@@ -34,7 +34,7 @@ class Evidence:
             return None
         if not within(self.path, named):
             raise ConfigError(
-                f"{cell.where}: per_token_file {named[:SHOWN]!r} leads out of the folder; expected one in it"
+                f"{cell.where}: per_token_file {named[:QUOTED]!r} leads out of the folder; expected one in it"
             )
         return read_series(self.path / named) if (self.path / named).exists() else None
 

@@ -18,7 +18,7 @@ from moereplay.traces.texts import hint
 MOST_COLUMNS = 1024
 #: A decimal number; Python takes more for one: nan, infinity, 1_000, digits of other scripts.
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-SHOWN = 60  #: characters of a cell that an error quotes
+QUOTED = 60  #: characters of a cell that an error quotes
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Line:
             return None
         value = float(written) if NUMBER.fullmatch(written) else nan
         if not allowed.least <= value <= allowed.most or (allowed.whole and value != int(value)):
-            raise ConfigError(f"{self.where}: {column} is {written[:SHOWN]!r}; expected {allowed}, or nothing")
+            raise ConfigError(f"{self.where}: {column} is {written[:QUOTED]!r}; expected {allowed}, or nothing")
         return abs(value)  # no negative zero
 
     @property

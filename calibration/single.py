@@ -17,7 +17,7 @@ from moereplay.simulator.platform import Platform
 
 ROLE = "held_out"
 #: What is printed of a run: column, words and decimals.
-SHOWN = (
+PRINTED = (
     ("tpot_ms", "time per token, mean", "ms"),
     ("tpot_median_ms", "time per token, median", "ms"),
     ("tok_s", "tokens per second", ""),
@@ -64,7 +64,7 @@ def rows(found: Prediction) -> list[dict[str, object]]:
             "measured": found.measured.get(name),
             "error": _error(name, found, error.get(name)),
         }
-        for name, words, unit in SHOWN
+        for name, words, unit in PRINTED
         if name in found.predicted
     ]
 
