@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
+from moereplay.calibration.files import QUOTED, Evidence, Line, within
 from moereplay.calibration.fitting import Fitted, fit, prediction
-from moereplay.calibration.folder import Evidence, within
 from moereplay.calibration.prediction import REPLAY, Prediction, measured, rounded, summary
 from moereplay.calibration.refusal import RefusalError
 from moereplay.calibration.replayed import model_routing_of, replayed, routing_of
-from moereplay.calibration.rows import QUOTED, Line
 from moereplay.calibration.runs import Run, run_of
 from moereplay.calibration.sizes import Sizes
 from moereplay.policies.errors import PolicyError

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moereplay.calibration.columns import MOST_MIB
+from moereplay.calibration.files import Line, read_series
 from moereplay.calibration.refusal import RefusalError
-from moereplay.calibration.rows import Line
 from moereplay.calibration.runs import Run, run_from
-from moereplay.calibration.series import read_series
 from moereplay.calibration.sizes import MIB
 from moereplay.simulator.capacity import parse_size
 from moereplay.simulator.errors import ConfigError

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from moereplay.calibration.files import Series
 from moereplay.calibration.machine import as_run, compute_ms, loading_ms, waiting_ms
 from moereplay.calibration.runs import Run
-from moereplay.calibration.series import Series
 from moereplay.simulator.platform import Platform
 
 #: What a run is judged by: the first of these that was measured.

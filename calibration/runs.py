@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moereplay.calibration.columns import CELLS
-from moereplay.calibration.folder import Evidence
+from moereplay.calibration.files import Evidence, Line, Series
 from moereplay.calibration.refusal import RefusalError
-from moereplay.calibration.rows import Line
-from moereplay.calibration.series import Series
 from moereplay.calibration.sizes import MIB, Sizes, sizes_of
 from moereplay.simulator.errors import ConfigError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moereplay.calibration.files import Line
 from moereplay.calibration.refusal import RefusalError
-from moereplay.calibration.rows import Line
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import MIB
 from moereplay.traces.dense import TABLE_BITS, dense_of, resolved, with_bytes

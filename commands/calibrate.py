@@ -193,7 +193,7 @@ def _show_here(document: dict[str, Any], as_json: bool) -> None:
 def _of_folder(folder: Path, globs: list[str], base: Platform) -> tuple[Fitted, list[Prediction], dict[str, object]]:
     """Fitted on some of a folder's cells; the others of its device, predicted."""
     from moereplay.calibration.evidence import HELD_OUT, Machines, fit_of, predictions, runs_of
-    from moereplay.calibration.folder import read_folder
+    from moereplay.calibration.files import read_folder
 
     evidence = read_folder(folder)
     runs, refused = runs_of(evidence, evidence.chosen(globs))

@@ -67,7 +67,7 @@ def _of_folder(
     sources: list[Path], calibration: list[str] | None, fit: list[str] | None, base: str | None
 ) -> tuple[list[Prediction], Machines]:
     from moereplay.calibration.evidence import from_files, from_fits, predictions
-    from moereplay.calibration.folder import read_folder
+    from moereplay.calibration.files import read_folder
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.platform_files import platform
 

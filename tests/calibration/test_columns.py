@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from moereplay.calibration.columns import FILES, File, Range, amounts, needed
-from moereplay.calibration.folder import read_folder
-from moereplay.calibration.rows import read_lines
-from moereplay.calibration.series import read_series
+from moereplay.calibration.files import read_folder, read_lines, read_series
 from moereplay.simulator.errors import ConfigError
 from tests.kit.evidence_folder import made
 

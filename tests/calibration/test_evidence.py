@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.calibration.evidence import document, from_fits, predictions
-from moereplay.calibration.folder import read_folder
+from moereplay.calibration.files import read_folder, read_lines, read_series
 from moereplay.calibration.prediction import Prediction, rounded, summary
-from moereplay.calibration.rows import read_lines
-from moereplay.calibration.series import read_series
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform_files import platform
 from tests.kit.evidence_folder import EXPERTS, LAYERS, K, made, route, row

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from moereplay.calibration.compute_fit import FAULTS, fit_faults
-from moereplay.calibration.rows import Line
+from moereplay.calibration.files import Line, Series
 from moereplay.calibration.runs import Run, run_from
-from moereplay.calibration.series import Series
 from moereplay.calibration.sizes import MIB
 from moereplay.simulator.platform_files import platform
 from tests.kit.evidence_folder import row
