@@ -11,10 +11,8 @@ from itertools import pairwise
 from moereplay.calibration.files import QUOTED, Evidence, Line, within
 from moereplay.calibration.fitting import Fitted, fit, prediction
 from moereplay.calibration.prediction import REPLAY, Prediction, measured, rounded, summary
-from moereplay.calibration.refusal import RefusalError
 from moereplay.calibration.replayed import model_routing_of, replayed, routing_of
-from moereplay.calibration.runs import Run, run_of
-from moereplay.calibration.sizes import Sizes
+from moereplay.calibration.runs import RefusalError, Run, Sizes, run_of
 from moereplay.policies.errors import PolicyError
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moereplay.calibration.closed_form import StepPrices, mean_waiting
-from moereplay.calibration.runs import Run
-from moereplay.calibration.sizes import Sizes
+from moereplay.calibration.runs import Run, Sizes
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform, Roofline
 from moereplay.simulator.rates import NS

@@ -14,9 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moereplay.calibration.machine import as_run
-from moereplay.calibration.refusal import RefusalError
-from moereplay.calibration.runs import Run
-from moereplay.calibration.sizes import MIB, Sizes
+from moereplay.calibration.runs import MIB, RefusalError, Run, Sizes
 from moereplay.results.result import Event, Result
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError

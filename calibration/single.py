@@ -8,10 +8,8 @@ from pathlib import Path
 
 from moereplay.calibration.fitting import prediction
 from moereplay.calibration.prediction import REPLAY, Prediction, measured
-from moereplay.calibration.refusal import RefusalError
 from moereplay.calibration.replayed import replayed
-from moereplay.calibration.runs import Run
-from moereplay.calibration.sizes import MIB
+from moereplay.calibration.runs import MIB, RefusalError, Run
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform import Platform
 

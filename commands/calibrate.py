@@ -210,7 +210,7 @@ def _of_logs(
     """Fitted on the first tokens of logs; the others predicted, and the routing of a log replayed."""
     from moereplay.analysis.tables import counted
     from moereplay.calibration.fitting import fit, prediction
-    from moereplay.calibration.logs import runs_of_logs, split
+    from moereplay.calibration.runs import runs_of_logs, split
     from moereplay.simulator.errors import ConfigError
 
     if about.trace and len(files) > 1:
@@ -229,8 +229,8 @@ def _of_logs(
 
 def _replay(machine: Platform, run: Run, routing: Path) -> dict[str, object]:
     """What a replay of its routing says of a run. Raises ConfigError for routing that cannot be replayed."""
-    from moereplay.calibration.refusal import RefusalError
     from moereplay.calibration.replayed import replayed
+    from moereplay.calibration.runs import RefusalError
     from moereplay.simulator.errors import ConfigError
 
     try:

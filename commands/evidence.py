@@ -84,7 +84,7 @@ def _of_folder(
 
 def _of_logs(files: list[Path], calibration: list[str] | None, about: OfLogs) -> tuple[list[Prediction], Machines]:
     from moereplay.calibration.evidence import from_files
-    from moereplay.calibration.logs import runs_of_logs
+    from moereplay.calibration.runs import runs_of_logs
     from moereplay.calibration.single import of_log
     from moereplay.simulator.errors import ConfigError
 

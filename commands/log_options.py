@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from moereplay.calibration.logs import Logged
+    from moereplay.calibration.runs import Logged
 
 Value = TypeVar("Value")
 
@@ -35,7 +35,7 @@ class OfLogs(NamedTuple):
 
 def logged(about: OfLogs, files: Sequence[Path], device: str) -> list[Logged]:
     """Return what is known of each log. Raises ConfigError naming an option that is missing, or given too often."""
-    from moereplay.calibration.logs import Logged
+    from moereplay.calibration.runs import Logged
     from moereplay.simulator.errors import ConfigError
 
     if about.model is None:

@@ -9,8 +9,7 @@ import pytest
 
 from moereplay.calibration.compute_fit import FAULTS, fit_faults
 from moereplay.calibration.files import Line, Series
-from moereplay.calibration.runs import Run, run_from
-from moereplay.calibration.sizes import MIB
+from moereplay.calibration.runs import MIB, Run, run_from
 from moereplay.simulator.platform_files import platform
 from tests.kit.evidence_folder import row
 
