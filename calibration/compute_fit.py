@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from moereplay.calibration.figures import Figure, jackknifed
-from moereplay.calibration.machine import MS, loading_ms
+from moereplay.calibration.prediction import MS, loading_ms
 from moereplay.calibration.runs import MIB, Run
 from moereplay.simulator.platform import Platform, Roofline
 from moereplay.traces.weight_formats import MIXTURES

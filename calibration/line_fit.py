@@ -12,7 +12,7 @@ import numpy as np
 
 from moereplay.calibration.figures import Figure, jackknifed
 from moereplay.calibration.link_fit import with_link
-from moereplay.calibration.machine import as_run, compute_ms, loading_ms, waiting_ms
+from moereplay.calibration.prediction import as_run, compute_ms, loading_ms, waiting_ms
 from moereplay.calibration.runs import Run
 from moereplay.calibration.search import huber, least
 from moereplay.simulator.errors import ConfigError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moereplay.calibration.figures import Figure, jackknifed
-from moereplay.calibration.machine import as_run, waiting_ms
+from moereplay.calibration.prediction import as_run, waiting_ms
 from moereplay.calibration.runs import Run
 from moereplay.calibration.search import huber, least
 from moereplay.simulator.platform import Platform

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import comb
+from typing import NamedTuple
 
 import numpy as np
 
 from moereplay.calibration.files import Series
-from moereplay.calibration.machine import as_run, compute_ms, loading_ms, waiting_ms
-from moereplay.calibration.runs import Run
-from moereplay.simulator.platform import Platform
+from moereplay.calibration.runs import Run, Sizes
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Platform, Roofline
+from moereplay.simulator.rates import NS
 
 #: What a run is judged by: the first of these that was measured.
 TIMES = ("tpot_median_ms", "tpot_ms")
@@ -115,3 +118,124 @@ def summary(predictions: Sequence[Prediction]) -> dict[str, object]:
         "worst": worst,
         "worst_cell": worst_cell,
     }
+
+
+# -- What a step takes whose number of fetched experts is known, by the rules of docs/semantics.md, without a replay.
+
+
+class StepPrices(NamedTuple):
+    """Times of one step in nanoseconds, of one model on one machine."""
+
+    k: int  #: experts demanded
+    load: float  #: that compute spends to have one expert fetched
+    latency: float  #: of a transfer; those of `depth` transfers overlap
+    start: float  #: more of it on an idle wire
+    wire: float  #: of a transfer's bytes
+    depth: int  #: transfers issued at once
+    expert: float  #: compute of one expert
+    waits_for_all: bool  #: compute begins when everything has arrived, and reads begin when all is asked for
+
+
+def waiting(prices: StepPrices, missed: int) -> float:
+    """Nanoseconds that a step with so many fetched experts waits for the link: all but its loading and its compute."""
+    arrivals = _arrivals(prices, missed)
+    if not arrivals:
+        return 0.0
+    loaded = missed * prices.load
+    if prices.waits_for_all:
+        return arrivals[-1] - loaded
+    now = loaded + (prices.k - missed) * prices.expert
+    for arrival in arrivals:
+        now = max(now, arrival) + prices.expert
+    return now - loaded - prices.k * prices.expert
+
+
+def _arrivals(prices: StepPrices, missed: int) -> list[float]:
+    """When each fetched expert has arrived, in nanoseconds after the gate."""
+    ends: list[float] = []
+    for index in range(missed):
+        asked = missed if prices.waits_for_all else index + 1
+        issued = asked * prices.load
+        if index >= prices.depth:
+            issued = max(issued, ends[index - prices.depth])
+        idle = not ends or issued > ends[-1]
+        ready = issued + prices.latency + (prices.start if idle else 0)
+        ends.append(max(ready, ends[-1] if ends else 0.0) + prices.wire)
+    return ends
+
+
+def mean_waiting(prices: StepPrices, share: np.ndarray) -> np.ndarray:
+    """Nanoseconds that a step waits on average, (T,), where each demanded expert misses with probability share (T,)."""
+    k = prices.k
+    counts = np.arange(k + 1)
+    each = np.array([waiting(prices, missed) for missed in range(k + 1)])
+    ways = np.array([comb(k, missed) for missed in range(k + 1)], float)
+    miss = np.clip(share, 0, 1)[:, None]
+    return (ways * miss**counts * (1 - miss) ** (k - counts)) @ each
+
+
+# -- A platform as one run used it, and what a step of its model then takes.
+
+MS = 1e6  #: nanoseconds
+
+
+def as_run(platform: Platform, run: Run) -> Platform:
+    """The machine with the lanes and the overlap of the run; without a cache nothing is spent on loading."""
+    lanes = {} if run.lanes is None else {"depth": run.lanes}
+    changed: dict[str, object] = {
+        "links": tuple(link.model_copy(update=lanes) for link in platform.links),
+        "overlap": "none" if run.serial else platform.overlap if not run.cell.text("overlap") else "arrival",
+        "calibration": None,
+    }
+    if not run.cached:
+        changed["loading"] = platform.loading.model_copy(update={"ns_per_expert": 0, "ns_per_mib": 0})
+    return platform.model_copy(update=changed)
+
+
+def step_prices(machine: Platform, sizes: Sizes) -> StepPrices:
+    """What one step of the model takes on that machine. Raises ConfigError for several links."""
+    if len(machine.links) > 1:
+        raise ConfigError(f"platform {machine.name} has several links; published bytes do not say which were used")
+    link = next(iter(machine.links))
+    size = round(sizes.expert_bytes)
+    return StepPrices(
+        k=sizes.k,
+        load=machine.loading.ns(size),
+        latency=link.idle_ns,
+        start=link.start_ns,
+        wire=link.wire_ns(size),
+        depth=link.depth,
+        expert=expert_ns(machine, sizes),
+        waits_for_all=machine.overlap == "none",
+    )
+
+
+def expert_ns(machine: Platform, sizes: Sizes) -> float:
+    """One expert for one token: its bytes at the rate of its format."""
+    compute = machine.compute
+    if not isinstance(compute, Roofline):
+        return compute.expert_ns + compute.expert_ns_per_token
+    rate = compute.formats.get(sizes.weight_format, compute.memory_bytes_per_s)
+    return sizes.expert_bytes / rate * NS + compute.launch_ns
+
+
+def compute_ms(machine: Platform, run: Run) -> float:
+    """Per token: what is always read, the experts that it is routed to, and the gates' decisions."""
+    sizes, compute = run.sizes, machine.compute
+    experts = run.demand_bytes / sizes.expert_bytes * expert_ns(machine, sizes)
+    gates = sizes.layers * machine.loading.gate_ns
+    if not isinstance(compute, Roofline):
+        return (compute.pass_ns + sizes.layers * compute.dense_ns + experts + gates) / MS
+    dense = (sizes.dense_bytes or 0) / compute.memory_bytes_per_s * NS + sizes.layers * compute.launch_ns
+    return (dense + experts + gates) / MS
+
+
+def waiting_ms(machine: Platform, run: Run) -> np.ndarray:
+    """(T,) what each token waits for the link."""
+    return run.sizes.layers * mean_waiting(step_prices(machine, run.sizes), run.missed_share) / MS
+
+
+def loading_ms(machine: Platform, run: Run) -> np.ndarray:
+    """(T,) what each token spends on having experts loaded."""
+    each = machine.loading.ns(round(run.sizes.expert_bytes))
+    return run.missed_bytes / run.sizes.expert_bytes * each / MS

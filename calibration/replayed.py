@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.calibration.machine import as_run
+from moereplay.calibration.prediction import as_run
 from moereplay.calibration.runs import MIB, RefusalError, Run, Sizes
 from moereplay.results.result import Event, Result
 from moereplay.simulator.config import configure

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moereplay.calibration.closed_form import StepPrices, mean_waiting, waiting
+from moereplay.calibration.prediction import StepPrices, mean_waiting, waiting
 from moereplay.simulator.config import configure
 from moereplay.simulator.replay import replay
 from moereplay.traces.schema import Geometry, Header, Request, memory_trace

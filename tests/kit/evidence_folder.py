@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.calibration.closed_form import StepPrices, mean_waiting
+from moereplay.calibration.prediction import StepPrices, mean_waiting
 
 MIB = 2**20
 LAYERS, EXPERTS, K, EXPERT_BYTES, DENSE_MIB = 20, 64, 4, 2 * MIB, 500
