@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from moereplay.calibration.figures import Figure, jackknifed
+from moereplay.calibration.link_fit import Figure, jackknifed
 from moereplay.calibration.prediction import MS, loading_ms
 from moereplay.calibration.runs import MIB, Run
 from moereplay.simulator.platform import Platform, Roofline

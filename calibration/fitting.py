@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moereplay.calibration.compute_fit import fit_compute, fit_faults, fit_loading
-from moereplay.calibration.figures import Figure
-from moereplay.calibration.line_fit import fit_line
-from moereplay.calibration.link_fit import fit_link, waits_of
+from moereplay.calibration.link_fit import Figure, fit_line, fit_link, waits_of
 from moereplay.calibration.prediction import PUBLISHED, Prediction, measured, predicted, summary
 from moereplay.calibration.runs import Run
 from moereplay.simulator.errors import ConfigError

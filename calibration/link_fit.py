@@ -6,16 +6,18 @@ So the start of a transfer is told apart from its rate within one run, and betwe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import exp
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from moereplay.calibration.figures import Figure, jackknifed
-from moereplay.calibration.prediction import as_run, waiting_ms
+from moereplay.calibration.prediction import as_run, compute_ms, loading_ms, waiting_ms
 from moereplay.calibration.runs import Run
-from moereplay.calibration.search import huber, least
-from moereplay.simulator.platform import Platform
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.platform import Platform, Roofline
 
 PARTS, FEWEST_TOKENS = 4, 40
 #: Bytes of the parts must differ by so much, or the log is one observation.
@@ -124,4 +126,124 @@ def _kept(found: dict[str, float], waits: Sequence[Waits]) -> dict[str, float]:
         fewest = min(wait.run.lanes or 1 for wait in waits)
         if lane * fewest > (1 - FELT) * found["bytes_per_s"]:
             del found["lane_bytes_per_s"]
+    return found
+
+
+# -- A fitted figure with how sure it is.
+
+Item = TypeVar("Item")
+
+
+class Figure(NamedTuple):
+    """A price, and half the range that it has when each run is left out in turn (None with one run); `n` runs."""
+
+    value: float
+    spread: float | None
+    n: int
+
+
+def jackknifed(
+    items: Sequence[Item], fitted: Callable[[Sequence[Item]], dict[str, float]], n: int | None = None
+) -> dict[str, Figure]:
+    """The figures of all items, each with its spread."""
+    whole = fitted(items)
+    without = [fitted([*items[:at], *items[at + 1 :]]) for at in range(len(items))] if len(items) > 1 else []
+    return {name: Figure(value, _half_range(name, without), n or len(items)) for name, value in whole.items()}
+
+
+def _half_range(name: str, fits: Sequence[dict[str, float]]) -> float | None:
+    values = [fit[name] for fit in fits if name in fit]
+    return (max(values) - min(values)) / 2 if values else None
+
+
+# -- A minimum of a function of few positive numbers, by trying steps of fixed ratios: deterministic, no derivatives.
+
+#: Steps of the logarithms, each tried until none helps.
+STEPS = (0.5, 0.15, 0.05, 0.015, 0.005, 0.0015)
+MOST_MOVES = 100  #: per step
+#: Errors beyond this count in proportion, not squared: one run in another state must not decide.
+USUAL_ERROR = 0.1
+
+Loss = Callable[[Sequence[float]], float]
+
+
+def huber(errors: np.ndarray) -> float:
+    """Sum of squares of small errors, of the sizes of large ones; `errors` are logarithms of ratios."""
+    sizes = np.abs(errors)
+    return float(np.where(sizes < USUAL_ERROR, sizes**2 / 2, USUAL_ERROR * (sizes - USUAL_ERROR / 2)).sum())
+
+
+def least(loss: Loss, starts: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The best place that is reached from any of the starts; all numbers stay above 0."""
+    reached = [_descended(loss, start) for start in starts]
+    return min(reached, key=loss)
+
+
+def _descended(loss: Loss, start: Sequence[float]) -> tuple[float, ...]:
+    place, best = tuple(start), loss(start)
+    for step in STEPS:
+        for _ in range(MOST_MOVES):
+            nearby = [(loss(moved), moved) for moved in _moves(place, step)]
+            lowest, moved = min(nearby)
+            if lowest >= best - 1e-12:
+                break
+            place, best = moved, lowest
+    return place
+
+
+def _moves(place: tuple[float, ...], step: float) -> list[tuple[float, ...]]:
+    """Every number up, down or left: what a rate and a start explain together lies aslant."""
+    ratios = {-1: exp(-step), 0: 1.0, 1: exp(step)}
+    ways = [way for way in product(ratios, repeat=len(place)) if any(way)]
+    return [tuple(number * ratios[to] for number, to in zip(place, way, strict=True)) for way in ways]
+
+
+# -- Two figures from runs that published a time per token and nothing of what it is made of: a line over missed bytes.
+
+FEWEST = 2  #: runs of different bytes
+GUESSES = ((1e10, 2e9), (1e11, 1e10), (1e12, 2e10))
+
+
+def fit_line(runs: Sequence[Run], base: Platform) -> tuple[Platform, dict[str, Figure]]:
+    """The base with a rate of compute and one of the link. Raises ConfigError if the runs cannot tell them apart."""
+    if len({round(float(run.missed_bytes.mean()), -3) for run in runs}) < FEWEST:
+        raise ConfigError(
+            "no run to fit that reads experts logs compute_ms with stall_ms (or io_ms, by --serial), and all read as "
+            "much per token; name runs of several memory budgets"
+        )
+
+    def fitted(some: Sequence[Run]) -> dict[str, float]:
+        place = least(lambda place: _loss(some, base, place), GUESSES)
+        return dict(zip(("memory_bytes_per_s", "bytes_per_s"), place, strict=True))
+
+    figures = jackknifed(runs, fitted) if len(runs) > FEWEST else _unsure(fitted(runs), len(runs))
+    return _platform(base, [figure.value for figure in figures.values()]), figures
+
+
+def _unsure(values: dict[str, float], n: int) -> dict[str, Figure]:
+    return {name: Figure(value, None, n) for name, value in values.items()}
+
+
+def _platform(base: Platform, place: Sequence[float]) -> Platform:
+    compute = Roofline(flops=1e18, memory_bytes_per_s=place[0])
+    linked = with_link(base, {"bytes_per_s": place[1], "start_ns": 0})
+    return linked.model_copy(update={"compute": compute, "overlap": "none"})
+
+
+def _loss(runs: Sequence[Run], base: Platform, place: Sequence[float]) -> float:
+    platform = _platform(base, place)
+    return huber(np.array([np.log(token_ms(platform, run) / time_of(run)) for run in runs]))
+
+
+def token_ms(platform: Platform, run: Run) -> float:
+    """Milliseconds that a run's mean token takes on a platform."""
+    machine = as_run(platform, run)
+    return compute_ms(machine, run) + float((waiting_ms(machine, run) + loading_ms(machine, run)).mean())
+
+
+def time_of(run: Run) -> float:
+    """Milliseconds that the run's mean token took, as published or as logged."""
+    cell, speed = run.cell, run.cell.amount("tok_s")
+    found = cell.amount("tpot_ms") or cell.amount("tpot_median_ms") or (1000 / speed if speed else run.mean("wall_ms"))
+    assert found, "a run without a time is none"
     return found

@@ -12,7 +12,7 @@ import pytest
 from moereplay.calibration.evidence import fit_of, from_files, from_fits, globs_of, predictions, runs_of
 from moereplay.calibration.files import read_folder
 from moereplay.calibration.fitting import Fitted
-from moereplay.calibration.search import least
+from moereplay.calibration.link_fit import least
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.platform_files import as_toml, platform
