@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moereplay.calibration.compute_fit import FAULTS, fit_faults
 from moereplay.calibration.files import Line, Series
+from moereplay.calibration.fitting import FAULTS, fit_faults
 from moereplay.calibration.runs import MIB, Run, run_from
 from moereplay.simulator.platform_files import platform
 from tests.kit.evidence_folder import row
