@@ -83,9 +83,8 @@ def _of_folder(
 
 
 def _of_logs(files: list[Path], calibration: list[str] | None, about: OfLogs) -> tuple[list[Prediction], Machines]:
-    from moereplay.calibration.evidence import from_files
+    from moereplay.calibration.evidence import from_files, of_log
     from moereplay.calibration.runs import runs_of_logs
-    from moereplay.calibration.single import of_log
     from moereplay.simulator.errors import ConfigError
 
     if not calibration:
@@ -118,7 +117,7 @@ def _show_folder(found: list[Prediction]) -> None:
 
 def _show_logs(found: list[Prediction], replayed: bool) -> None:
     from moereplay.analysis.tables import table
-    from moereplay.calibration.single import rows
+    from moereplay.calibration.evidence import rows
 
     show(table([row for each in found for row in rows(each)]))
     show("error: predicted / measured - 1; measured hits follow from the bytes that the log says")
