@@ -65,12 +65,25 @@ class Figure(NamedTuple):
         """In Vega-Lite."""
         return {
             "width": "container",
-            "height": HEIGHT,
+            "height": self._height(),
             "autosize": {"type": "fit-x", "contains": "padding"},
             "config": CONFIG,
             "params": [{"name": "picked", "value": ""}],
             "layer": self._layers(),
         }
+
+    @property
+    def zooms(self) -> bool:
+        """True: both axes are scales that the page moves and stretches."""
+        return True
+
+    @property
+    def legend(self) -> Sequence[Series]:
+        """The lines that the legend names."""
+        return self.series
+
+    def _height(self) -> Any:
+        return HEIGHT
 
     def _layers(self) -> list[Spec]:
         """From the back to the front; what zooms is the last."""
@@ -81,42 +94,48 @@ class Figure(NamedTuple):
     def _lines(self) -> list[Spec]:
         if not self.lines:
             return []
-        return [_layer(self.lines, {"type": "line", "strokeWidth": 1.5, "clip": True}, self._encoding("dash"))]
+        return [layer(self.lines, {"type": "line", "strokeWidth": 1.5, "clip": True}, self._encoding("dash"))]
 
     def _intervals(self) -> list[Spec]:
         found = [each for each in self.points if each.get("low") is not None]
         if not found:
             return []
-        ends = {"y": _channel("low", self.y), "y2": {"field": "high"}}
+        ends = {"y": channel("low", self.y), "y2": {"field": "high"}}
         bar = {"type": "errorbar", "ticks": {"width": 7}, "rule": {"aria": False}, "thickness": 2, "opacity": 0.8}
         return [{"data": {"values": found}, "mark": bar | {"clip": True}, "encoding": self._encoding() | ends}]
 
     def _line(self) -> Spec:
-        return _layer(self.points, {"type": "line", "strokeWidth": 2, "clip": True}, self._encoding("dash"))
+        return layer(self.points, {"type": "line", "strokeWidth": 2, "clip": True}, self._encoding("dash"))
 
     def _points(self) -> Spec:
         mark = {"type": "point", "filled": True, "stroke": INK, "opacity": 1, "clip": True}
         size = {"condition": {"test": PICKED, "value": 150}, "value": 65}
         width = {"condition": {"test": PICKED, "value": 2.5}, "value": 0.7}
-        fill = {"fill": self._scaled([each.colour for each in self.series])}
+        fill = {"fill": self._coloured()}
         encoding = {name: each for name, each in self._encoding("shape").items() if name != "color"}
-        return _layer(self.points, mark, encoding | fill | {"size": size, "strokeWidth": width})
+        return layer(self.points, mark, encoding | fill | {"size": size, "strokeWidth": width})
 
     def _targets(self) -> Spec:
         """What a finger hits."""
         encoding = {name: each for name, each in self._encoding().items() if name != "color"}
         mark = {"type": "point", "filled": True, "opacity": 0, "size": 500, "cursor": "pointer", "clip": True}
-        return _layer(self.points, mark, encoding)
+        return layer(self.points, mark, encoding)
 
     def _encoding(self, *more: str) -> Spec:
         ranges = {"dash": "strokeDash", "shape": "shape"}
-        encoding = {"x": _channel("x", self.x), "y": _channel("y", self.y), "detail": {"field": "series"}}
-        encoding["color"] = self._scaled([each.colour for each in self.series])
+        encoding = {"x": channel("x", self.x), "y": channel("y", self.y), "detail": {"field": "series"}}
+        encoding["color"] = self._coloured()
         if "dash" in more:
-            encoding[ranges["dash"]] = self._scaled([list(each.dash) or [1, 0] for each in self.series])
+            encoding[ranges["dash"]] = self._dashed()
         if "shape" in more:
             encoding[ranges["shape"]] = self._scaled([each.marker or "circle" for each in self.series])
         return encoding
+
+    def _coloured(self) -> Spec:
+        return self._scaled([each.colour for each in self.series])
+
+    def _dashed(self) -> Spec:
+        return self._scaled([list(each.dash) or [1, 0] for each in self.series])
 
     def _scaled(self, values: Sequence[Any]) -> Spec:
         """Each line's own value; the legend is the page's."""
@@ -124,11 +143,13 @@ class Figure(NamedTuple):
         return {"field": "series", "type": "nominal", "scale": scale, "legend": None}
 
 
-def _layer(values: Sequence[dict[str, Any]], mark: Spec, encoding: Spec) -> Spec:
+def layer(values: Sequence[dict[str, Any]], mark: Spec, encoding: Spec) -> Spec:
+    """Return a layer of a specification with its own data, without labels for screen readers, which have a table."""
     return {"data": {"values": list(values)}, "mark": mark | {"aria": False}, "encoding": encoding}
 
 
-def _channel(field: str, axis: Axis) -> Spec:
+def channel(field: str, axis: Axis) -> Spec:
+    """Return the channel that places `field` along `axis`."""
     label = f"format(datum.value, '{FORMATS[axis.format]}') + '{axis.suffix}'"  # `format` alone would round ticks
     shown: Spec = {"labelExpr": label, "grid": field != "x"}
     if axis.ticks:

@@ -10,6 +10,7 @@ import polars as pl
 from moereplay.analysis.figures.curves import beside
 from moereplay.analysis.metrics import with_ratios
 from moereplay.analysis.palette import look_of
+from moereplay.analysis.report.bars import Bars
 from moereplay.analysis.report.cases import Case, Material, Run
 from moereplay.analysis.report.figure import BELADY, COMPULSORY, MOST, Axis, Figure, Series, coinciding, series
 from moereplay.results.counters import COUNTERS
@@ -18,13 +19,19 @@ from moereplay.results.settings import OF_CURVES
 
 DECADE = 10  #: capacities that span more than this are shown on a logarithmic axis
 MOST_POINTS = 200  #: of a curve
+#: What intervals look like in a figure of points, and in one of bars.
+INTERVALS = (
+    "Vertical bars: 95% intervals; where they overlap much, points may not differ.",
+    "Thin lines: 95% intervals; where they overlap much, bars may not differ.",
+)
 LONGEST = 160  #: characters that name lines on one another
 FEW_CAPACITIES = 3  #: as many have a figure of collisions each
+AGAINST = " against capacity"
 #: Of figures against capacity: the metric, the title, the axis, and what a reader must know.
 AGAINST_CAPACITY = (
-    ("tokens_per_s", "Tokens per second against capacity", Axis("tokens/s", "number"), "More is better."),
-    ("hit_rate", "Hit rate against capacity", Axis("hit rate", "share", zero=True), "More is better."),
-    ("ttft_mean_ms", "Time to first token against capacity", Axis("TTFT, ms", "number"), "Less is better; mean."),
+    ("tokens_per_s", f"Tokens per second{AGAINST}", Axis("tokens/s", "number"), "More is better."),
+    ("hit_rate", f"Hit rate{AGAINST}", Axis("hit rate", "share", zero=True), "More is better."),
+    ("ttft_mean_ms", f"Time to first token{AGAINST}", Axis("TTFT, ms", "number"), "Less is better; mean."),
 )
 
 
@@ -35,6 +42,7 @@ def figures(at: int, case: Case, runs: Sequence[Run], material: Material) -> lis
     found = [_against(at, metric, (title, axis, note), shown, drawn) for metric, title, axis, note in AGAINST_CAPACITY]
     hits = next(number for number, figure in enumerate(AGAINST_CAPACITY) if figure[0] == "hit_rate")
     found[hits] = _with_bounds(found[hits], shown, _behind(case, material.curves))
+    found = [_of_one_capacity(each, shown) for each in found]
     every = [*found, *_collisions(at, case, shown, drawn, material.frame)]
     left = len({run["series"] for run in runs}) - len(drawn)
     return [_worded(each, left) for each in every if each.points]
@@ -137,6 +145,14 @@ def _curves_alone(at: int, shared: Mapping[str, Any], rows: pl.DataFrame) -> Fig
     return Figure(f"curves-{at}", "Hit rate at every capacity", caption, x, y, (), drawn, points)
 
 
+def _of_one_capacity(figure: Figure, runs: Sequence[Run]) -> Figure:
+    """Return bars where all replays have one capacity, at which points would lie above one another."""
+    if len({point["x"] for point in (*figure.points, *figure.lines)}) != 1:
+        return figure
+    title = f"{figure.title.removesuffix(AGAINST)}, capacity {runs[0]['config']['capacity']}"
+    return Bars(*figure)._replace(title=title, y=figure.y._replace(zero=True))
+
+
 def _collisions(at: int, case: Case, runs: Sequence[Run], drawn: Sequence[Series], frame: pl.DataFrame) -> list[Figure]:
     """A figure for each of a few capacities; of decode passes alone where there are any."""
     cells = layers(frame).filter(pl.col("identity").is_in([run["identity"] for run in runs]))
@@ -171,11 +187,11 @@ def _of_capacity(name: str, runs: Sequence[Run], drawn: Sequence[Series], rows: 
 def _worded(figure: Figure, left: int) -> Figure:
     """The caption with what is not drawn, what hides what, and where the axis begins."""
     places = ((point["series"], point["x"], point["y"]) for point in figure.points)
-    hidden = _hidden(coinciding(places))
-    bars = any("low" in point for point in figure.points)
+    hidden = "" if isinstance(figure, Bars) else _hidden(coinciding(places))
+    ends = any("low" in point for point in figure.points)
     said = [
         figure.caption,
-        *(["Vertical bars: 95% intervals; where they overlap much, points may not differ."] if bars else []),
+        *([INTERVALS[isinstance(figure, Bars)]] if ends else []),
         *(["The axis does not begin at zero."] if not figure.y.zero else []),
         *([hidden] if hidden else []),
         *([f"The {MOST} best lines of {MOST + left:,}; the ranking has the others."] if left else []),
@@ -198,8 +214,9 @@ def summary(figure: Figure) -> str:
     if not known:
         return f"{figure.title}: no points."
     top, bottom = (pick(known, key=lambda point: point["y"]) for pick in (max, min))
+    kind = "bars and lines" if isinstance(figure, Bars) else "lines"
     return (
-        f"{figure.title}. {len(figure.series)} lines. Highest {_at(figure, top)}; lowest {_at(figure, bottom)}. "
+        f"{figure.title}. {len(figure.series)} {kind}. Highest {_at(figure, top)}; lowest {_at(figure, bottom)}. "
         "The table below it has every point."
     )
 

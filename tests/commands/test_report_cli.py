@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,36 @@ def test_the_page_is_well_formed_and_loads_nothing(page: Page) -> None:
     check_form(page)
     check_scripts(page)
     assert len(page.images) == 5  # speed, hit rate, TTFT, and collisions of two capacities
+
+
+def test_one_capacity_gives_bars_in_the_order_of_the_ranking(grid: Path, page: Page, tmp_path: Path) -> None:
+    one = made(grid, tmp_path / "one.html", "--where", "capacity=50%")
+    check_form(one)
+    check_scripts(one)
+    drawn, several = (each.script("moereplay-figures") for each in (one, page))
+    ranked = sorted(one.script("moereplay-data")["runs"], key=lambda run: -run["figures"]["tokens_per_s"])
+    speed, hits = drawn["tokens_per_s-0"]["spec"], drawn["hit_rate-0"]["spec"]
+    assert _kinds(speed) >= {"rect", "text"} and "symbol" not in _kinds(speed)
+    points = several["tokens_per_s-0"]["spec"], drawn["collisions-0-0"]["spec"]
+    assert all("symbol" in _kinds(spec) and "text" not in _kinds(spec) for spec in points)
+    named = next(scale["domain"] for scale in speed["scales"] if scale["name"] == "y")
+    assert sorted(named) == sorted(run["config"]["eviction"] for run in ranked)
+    lengths = {point["series"]: point["y"] for data in speed["data"] for point in data.get("values", ())}
+    assert lengths == {run["config"]["eviction"]: run["figures"]["tokens_per_s"] for run in ranked}
+    assert [name for name in named if name != "belady"] == [
+        run["config"]["eviction"] for run in ranked if run["config"]["eviction"] != "belady"
+    ]
+    assert any(data.get("values", [{}])[0].get("series", "").startswith("Belady") for data in hits["data"])
+    assert "Tokens per second, capacity 50%" in one.text and "against capacity" not in one.text
+
+
+def _kinds(spec: dict[str, Any]) -> set[str]:
+    """The kinds of marks in a compiled specification."""
+    return {mark["type"] for mark in spec["marks"]} | {kind for mark in spec["marks"] for kind in _kinds_within(mark)}
+
+
+def _kinds_within(mark: dict[str, Any]) -> set[str]:
+    return _kinds(mark) if "marks" in mark else set()
 
 
 def test_its_data_is_that_of_the_results(grid: Path, page: Page) -> None:
