@@ -116,7 +116,9 @@ def _sure(best: Document) -> str:
 def _prefetch(said: Document) -> str:
     if said["all_fit"]:
         return "every expert fits: what is evicted or prefetched makes no difference"
-    return f"prefetch {'pays' if said['prefetch']['pays'] else 'does not pay'}: {said['prefetch']['reason']}"
+    pays = said["prefetch"]["pays"]
+    words = "may pay or not" if pays is None else "pays" if pays else "does not pay"
+    return f"prefetch {words}: {said['prefetch']['reason']}"
 
 
 def _second(said: Document) -> list[str]:

@@ -14,6 +14,7 @@ from moereplay.commands.terminal import say, say_when_compiling, show, show_json
 if TYPE_CHECKING:
     from moereplay.calibration.evidence import Machines
     from moereplay.calibration.prediction import Prediction
+    from moereplay.simulator.platform import Platform
 
 BASE = "phone-ufs4"  #: a device whose experts lie on flash
 
@@ -96,6 +97,7 @@ def _of_logs(files: list[Path], calibration: list[str] | None, about: OfLogs) ->
             raise ConfigError(f"{file} is a folder; give one folder alone, or logs")
     machines = from_files(calibration)
     ((device, machine),) = machines.platforms.items()
+    about = about._replace(model=about.model or _only_model(machine))
     runs = runs_of_logs(files, logged(about, files, device), fewest=1)
     routings = of_each(about.trace, files, "--trace") if about.trace else [None] * len(files)
     for routing in routings:
@@ -103,6 +105,12 @@ def _of_logs(files: list[Path], calibration: list[str] | None, about: OfLogs) ->
             raise ConfigError(f"--trace {routing}: No such file or directory; check the path")
     say_when_compiling()
     return [of_log(machine, run, routing) for run, routing in zip(runs, routings, strict=True)], machines
+
+
+def _only_model(machine: Platform) -> str | None:
+    """The model that the calibration was fitted to, where it is one."""
+    fitted = list(machine.calibration.models) if machine.calibration else []
+    return fitted[0] if len(fitted) == 1 else None
 
 
 def _show_folder(found: list[Prediction]) -> None:

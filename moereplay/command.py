@@ -47,17 +47,27 @@ def application() -> typer.Typer:
     return app
 
 
+#: Options that name a file or a folder to write.
+WRITTEN = ("out", "events", "record_to")
+TO_STDOUT = ("calibrate",)  #: verbs whose `--out -` is standard output
+
+
 class Verb(TyperCommand):
-    """A verb whose numbers are finite: `nan` passes every range, and `inf` those without an end."""
+    """A verb whose numbers are finite (`nan` passes every range, and `inf` those without an end), and that writes to
+    standard output only where `--out -` is documented."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises BadParameter for an option that is infinite or NaN."""
+        """Raises BadParameter for an option that is infinite or NaN, and for `-` as a file to write."""
         left = super().parse_args(ctx, args)
         param: Any
         for param in self.params:
             value = ctx.params.get(param.name)
             if isinstance(value, float) and not isfinite(value):
                 raise typer.BadParameter(f"expected a finite number (got {value})", ctx, param)
+            if param.name in WRITTEN and str(value) == "-" and ctx.info_name not in TO_STDOUT:
+                raise typer.BadParameter(
+                    "expected a file or folder (got -); this verb writes no file to standard output", ctx, param
+                )
         return left
 
 

@@ -19,7 +19,7 @@ FORCED, RELAXED = "forced", "relaxed"
 #: What a reader must know of a bound that is not forced.
 OTHER_DEMAND = "no belady where routing changes the demand"
 OTHER_PRECISIONS = "no belady where a pool holds experts at several precisions"
-OTHER_BYTES = "no belady where experts of one pool differ in bytes, as it is no optimum there"
+OTHER_BYTES = "no belady where experts of one pool differ in bytes (--scope per_layer has one)"
 STAYS_OUT = "belady may keep a miss out of the cache where a policy may"
 
 Counted = Mapping[str, int | None]  #: belady_hits, accesses, compulsory

@@ -57,7 +57,8 @@ def divided(trace: Trace, total: str, context: int, runtime: str = "", dense: st
         lacking = found.dense_bytes + found.kv_bytes + found.runtime_bytes + largest - found.total_bytes
         raise ConfigError(
             f"{total} hold {_spelled(found)} and no expert of {largest:,} bytes: {lacking / 1e9:.4g} GB are missing; "
-            f"give more memory, a shorter --context, or fewer bits per weight{f' ({said})' if said else ''}"
+            "give more memory, a shorter --context, or fewer bits per weight: --dense or --dense-bits here, "
+            f"--expert-bits where the trace is made{f' ({said})' if said else ''}"
         )
     return found
 

@@ -94,8 +94,8 @@ def _passes(trace: Trace, passes: str) -> str:
         if trace.requests == 1:
             return "the trace has one request"
         return "one request at a time is what `recorded` replays" if size == 1 else ""
-    if name == "recorded" or longest > size:
-        return ""
+    if name in ("recorded", "token") or longest > size:
+        return ""  # one token a pass is what `token` asks for, also where it holds without it
     tokens = f"{longest:,} token{'s' if longest > 1 else ''}"
     return f"no prompt of this trace has more than {tokens}" if longest else NO_PROMPTS
 

@@ -31,6 +31,8 @@ from moereplay.traces.texts import whole
 
 LOGS = "slurm"  #: folder in the output, or beside the experiment, for submitit's scripts and logs
 
+HERE = "no SLURM on this machine (no sbatch): the shards run here"
+
 
 class Shards(NamedTuple):
     """What every node is told."""
@@ -73,7 +75,7 @@ def run_shards(shards: Shards, options: dict[str, Any]) -> list[str]:
     """Submit every shard, wait for all, and return what each said. Raises ConfigError if any failed."""
     executor = _executor(shards, options)
     jobs = executor.map_array(run_shard, [shards] * shards.nodes, range(1, shards.nodes + 1))
-    said, failed = [], []
+    said, failed = [HERE] if executor.cluster == "local" and "cluster" not in options else [], []
     for job in jobs:
         error = job.exception()
         (failed if error else said).append(f"job {job.job_id}: {last_line(str(error))}" if error else job.result())

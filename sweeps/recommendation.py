@@ -19,7 +19,7 @@ from moereplay.traces.texts import percent
 
 Document = dict[str, Any]
 FITS = "every expert fits, so that each is loaded once"
-UNSEARCHED = "the search ended before that was known; --budget none searches on"
+UNSEARCHED = "the search ended before it was known; --budget none searches on"
 SHORT_TRACE = (
     "short trace: a cache that begins empty hits at most {} (compulsory limit), whatever its size, and "
     "makes no profile; every set here begins with a full cache, of whole layers or of arbitrary experts"
@@ -105,17 +105,18 @@ def _point(question: Question, tried: Tried) -> Document:
 
 
 def _prefetch(question: Question, answer: Answer) -> Document:
+    """Whether prefetching is worth it; `pays` is null where the search ended too early to know."""
     best, without = answer.best, answer.without_prefetch
     if question.all_fit or without is None:
-        reason = FITS if question.all_fit else UNSEARCHED
-        return {"pays": False, "gain": 0.0, "reason": reason}
+        known = question.all_fit
+        return {"pays": False if known else None, "gain": 0.0, "reason": FITS if known else UNSEARCHED}
     gain = best.tokens_per_s / without.tokens_per_s - 1
     if best.config.prefetch != "none":
         pays = gain > WORTH
         than = "than the best set without" + ("" if pays else ", which is next to nothing")
         return {"pays": pays, "gain": gain, "reason": f"{best.config.prefetch}: {percent(gain)} more tokens/s {than}"}
     if answer.recall_that_pays is None and answer.cut:
-        return {"pays": False, "gain": 0.0, "reason": UNSEARCHED}
+        return {"pays": None, "gain": 0.0, "reason": UNSEARCHED}
     if answer.recall_that_pays is None:
         return {"pays": False, "gain": 0.0, "reason": "not even with every expert of the next layer predicted"}
     recall = answer.recall_that_pays

@@ -92,7 +92,10 @@ def test_what_has_one_phase_only_leaves_the_figures_of_the_other_out() -> None:
     times = {"prefill": {"ttft_ns": 5}, "decode": {"decode_ns": 5, "decode_passes": 1}}
     rows = {
         phase: pl.concat(
-            renamed(by_hand({}, [{"layer": 0, "phase": phase, "misses": 2}], [time], capacity=f"{at}%"), "lru")
+            renamed(
+                by_hand({}, [{"layer": 0, "phase": phase, "misses": 2, "collisions": 1}], [time], capacity=f"{at}%"),
+                "lru",
+            )
             for at in (5, 25)
         )
         for phase, time in times.items()
@@ -105,3 +108,9 @@ def test_what_has_one_phase_only_leaves_the_figures_of_the_other_out() -> None:
         "collisions_in_prefill": "no pass is a prompt's",
         "ttft_by_capacity": "no request has a prompt, so that none has a TTFT",
     }
+
+
+def test_prompts_without_a_collision_have_no_figure_of_zeros() -> None:
+    layer = {"layer": 0, "phase": "prefill", "misses": 2, "collisions": 0}
+    rows = renamed(by_hand({}, [layer], [{"ttft_ns": 5}], capacity="5%"), "lru")
+    assert "collision" in draw_all(rows).left_out["collisions_in_prefill"]

@@ -95,3 +95,9 @@ def test_a_search_that_ended_early_says_so_and_does_not_answer_what_it_has_not_t
     text = "\n".join(lines(said_of(searched=searched, target_tokens_per_s=99.0)))
     assert "it ended early, of at most 9: --budget none tries all" in text
     assert "not reached" not in text and "the search ended before this was known" in text
+
+
+def test_a_search_that_ended_early_does_not_claim_that_prefetch_does_not_pay():
+    unknown = {"pays": None, "gain": 0.0, "reason": "the search ended before it was known"}
+    (line,) = [line for line in lines(said_of(prefetch=unknown)) if line.startswith("prefetch ")]
+    assert "does not pay" not in line and "ended" in line

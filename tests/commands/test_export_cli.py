@@ -61,6 +61,7 @@ def test_the_memory_of_a_gpu_is_divided_as_recommend_does(tmp_path: Path) -> Non
     ("words", "said"),
     [
         ((), "export needs a trace, --format and --out"),
+        (("miniature", "--format", "llama.cpp", "--capacity", "30%", "--out", "-"), "standard output"),
         (("miniature", "--format", "csv"), "export needs a trace, --format and --out"),
         (("miniature", "--format", "CSV", "--out", "a.csv"), "did you mean csv?"),
         (("miniature", "--format", "csv", "--out", "a.txt"), "end it with .csv"),

@@ -10,6 +10,7 @@ import pytest
 from moereplay.simulator.config import configure
 from moereplay.simulator.remarks import without_effect
 from moereplay.simulator.replay import replay
+from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
 from tests.kit.command import moereplay_here, unfolded
 
@@ -36,7 +37,6 @@ TOP = {"prefetch": "top_k"}
 #: A trace, settings without effect on it, which of these is named, and a fact of the reason.
 IDLE: dict[str, tuple[Trace, dict[str, Any], str, str]] = {
     "chunks without prompts": (NO_PROMPTS, {"passes": "chunk:2"}, "passes", "prompt"),
-    "tokens without prompts": (NO_PROMPTS, {"passes": "token"}, "passes", "prompt"),
     "decode without prompts": (NO_PROMPTS, {"passes": "decode:2"}, "passes", "prompt"),
     "chunks as long as prompts": (TWO, {"passes": "chunk:5"}, "passes", "5 tokens"),
     "decode beyond prompts": (TWO, {"passes": "decode:64"}, "passes", "5 tokens"),
@@ -120,6 +120,14 @@ def test_a_value_that_has_an_effect_somewhere_in_a_grid_is_not_named() -> None:
 
 def test_defaults_are_never_named() -> None:
     assert without_effect(NO_PROMPTS, [configure(capacity="60%")]) == []
+
+
+@pytest.mark.parametrize("trace", [NO_PROMPTS, ONE, trace_of((1, 4), (1, 2))])
+def test_one_token_a_pass_is_what_token_asks_for_and_what_it_gives(trace: Trace) -> None:
+    config = configure(capacity="60%", passes="token")
+    assert without_effect(trace, [config]) == []
+    plan = schedule(trace, config.passes)
+    assert np.all(plan.stop - plan.start == 1)
 
 
 def test_replay_prints_it_and_its_document_has_it() -> None:
