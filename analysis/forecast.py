@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from moereplay.analysis.nonnegative import Array, nonnegative
 from moereplay.analysis.quality import Judged, judged
 from moereplay.analysis.ratios import RATIOS
 from moereplay.results.quality import UNMODIFIED
@@ -233,6 +233,7 @@ def _rounding_error(bits: float, stored: float) -> float:
 
 # -- A loss as a sum of rising terms of what policies change: a weight for each figure of `analysis/forecast.py`.
 
+Array = NDArray[np.float64]
 POWERS = (1.0, 1.5, 2.0)
 LEAST = 1e-12  #: noise, where examples differ in nothing
 ROUNDS, SETTLED = 20, 1e-4  #: of weighting anew, at most; relative change at which weights have settled
@@ -322,10 +323,12 @@ def fitted(points: Sequence[Point], form: Form, noise: float) -> Rising:
 
 def _weights(columns: Array, losses: Array, noise: float) -> Array:
     """(c,) for columns (n, c) that add up to losses (n,), each off by its own size, or by the noise if that is more."""
-    weights = nonnegative(columns, losses)
+    from scipy.optimize import nnls  # imported here: it takes longer to import than most commands run
+
+    weights = nnls(columns, losses)[0]
     for _ in range(ROUNDS):
         scale, before = np.hypot(noise, columns @ weights), weights
-        weights = nonnegative(columns / scale[:, None], losses / scale)
+        weights = nnls(columns / scale[:, None], losses / scale)[0]
         if np.allclose(weights, before, rtol=SETTLED, atol=0):
             break
     return weights

