@@ -1,7 +1,8 @@
-"""The lines under a table of replays: which set of policies is best, by how much, and how sure that is.
+"""Sentences of a verdict: which policies are best, by how much, and how certain the lead is.
 
-Where capacities, traces or schedules vary, the best set of each is named, as more memory always wins. What knows the
-future is an upper bound. The page of `report` takes its words on certainty from here.
+Tables of `replay` and `sweep show` print these lines, and the page of `report` shows the same ones. Where capacities,
+traces or schedules vary, each has its own winner, because more memory always wins. Policies that know the future are
+upper bounds and never win.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from moereplay.analysis.comparisons import YES, enough, pairs_of
 from moereplay.analysis.statistics import FEW
 from moereplay.analysis.tables import counted
 from moereplay.analysis.verdict import (
+    CONDITIONS,
     COUNTED,
     FIGURES,
     GENERATED,
-    GIVEN,
     LUCK,
     NO_ROWS,
     NOISE,
@@ -40,16 +41,17 @@ from moereplay.analysis.verdict import (
 from moereplay.traces.texts import percent, points
 
 BOUND = "upper bound"
+NOT_TESTED = f"  {BOUND} (knows the future, not tested): "
 NO_TPOT = (
-    "no TPOT, no tokens/s where no pass decodes, as of text recorded in one pass:",
-    "  --passes decode:N takes the tokens from position N on as decoded, one per pass",
+    "no TPOT and no tokens/s: no pass decodes, as in text that was recorded in one pass;",
+    "  --passes decode:N treats the tokens from position N on as decoded, one per pass",
 )
 NO_TIME = (
-    "no tokens/s where decode passes take no time: they demand no expert, and dense layers take none;",
-    "  `moereplay inspect` shows which tokens are not routed, --model gives dense layers their time",
+    "no tokens/s: decode passes take no time, as they demand no expert and dense layers are free;",
+    "  `moereplay inspect` lists tokens that are not routed, --model adds the time of dense layers",
 )
-#: Why there is no interval.
-UNTOLD = {
+#: Reasons for a missing interval.
+NO_INTERVAL = {
     NO_ROWS: "no confidence interval: per-request rows were not stored (set `requests = true`)",
     ONE_REQUEST: "no confidence interval: one request",
     SHARED: "no confidence interval: requests share passes",
@@ -57,59 +59,78 @@ UNTOLD = {
     GENERATED: "no confidence interval: the routing is synthetic",
 }
 WORDS = {"passes": "schedule of passes"}
-MOST_NAMED = 3  #: sets that win at some capacity, and capacities of one
+MOST_NAMED = 3  #: winning sets that are named, and upper bounds
+MOST_PLACES = 6  #: capacities that are listed for one set
 
 
 def lines(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """The winner by each figure, where there are several, and what to type where there is no TPOT.
+    """Return the verdict on each figure, then what limits it; with one entry, only why it has no tokens/s.
 
-    `names` are the settings by which configurations are called.
+    `names` are the settings that name a configuration.
     """
-    parts = [_judged(figure, entries, names) for figure in FIGURES] if len(entries) > 1 else []
-    said = [line for part in parts for line in part.lines]
+    parts = [paragraph(figure, entries, names) for figure in FIGURES] if len(entries) > 1 else []
+    body = [line for part in parts for line in part.lines]
     few = _too_few([each for part in parts for each in part.few])
-    return [*untimed(entries), *said, *few, *_unlike(parts), *_caution(entries, said)]
+    return [*untimed(entries), *body, *few, *_unlike(parts), *_caution(entries, body)]
 
 
 def untimed(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Why entries have no tokens/s, in lines; nothing if all have."""
+    """Return why entries have no tokens/s, in lines; none if all have."""
     tpots = [entry.settings.get("tpot_ms") for entry in entries if entry.tokens_per_s is None]
     return (NO_TPOT if None in tpots else ()) + (NO_TIME if 0 in tpots else ())
 
 
-class Said(NamedTuple):
-    """What is said of one figure."""
+class Paragraph(NamedTuple):
+    """The verdict on one figure in lines."""
 
     figure: Figure
     lines: Sequence[str]
-    few: Sequence[Verdict] = ()  #: those for which requests are too few
-    lead: Lead | None = None  #: of the only winner
+    few: Sequence[Verdict] = ()  #: verdicts that need more requests
+    lead: Lead | None = None  #: of a single winner
 
 
-def _unlike(parts: Sequence[Said]) -> list[str]:
-    """That the lead is sure in one figure and not in another."""
-    leads = {part.figure.called: part.lead for part in parts if part.lead and part.lead.certainty not in UNTOLD}
+def paragraph(figure: Figure, entries: Sequence[Entry], names: Sequence[str]) -> Paragraph:
+    """Return the best usable configuration, at each capacity where these vary, and the upper bound.
+
+    A figure that no entry has gives no line.
+    """
+    usable, foreseeing = (
+        ranked(figure, [entry for entry in entries if entry.foresees is foresees]) for foresees in (False, True)
+    )
+    bounds = _bounds(figure, foreseeing, names)
+    if conditions := by_condition(figure, usable):
+        body, few = _at_each(figure, conditions, names)
+        return Paragraph(figure, [*body, *bounds], few)
+    if not usable and foreseeing:
+        return Paragraph(figure, [f"{BOUND}, {figure.called}: {bounds[0].partition(': ')[2]}"])
+    best = _best(figure, usable, names)
+    return best._replace(lines=[*best.lines, *bounds])
+
+
+def _unlike(parts: Sequence[Paragraph]) -> list[str]:
+    """Say which figures have a significant lead, if some have and others have not."""
+    leads = {part.figure.called: part.lead for part in parts if part.lead and part.lead.certainty not in NO_INTERVAL}
     sure = {name: _is_sure(lead) for name, lead in leads.items()}
     if len(set(sure.values())) < 2:
         return []
-    words = [f"{'sure' if is_sure else 'not sure'} in {name}" for name, is_sure in sure.items()]
-    return [f"  {'; '.join(words)} ({_n(min(lead.requests for lead in leads.values()))})"]
+    words = [f"{'significant' if is_sure else 'not significant'} in {name}" for name, is_sure in sure.items()]
+    return [f"  {'; '.join(words)} (n = {_n(min(lead.requests for lead in leads.values()))})"]
 
 
-class Given(NamedTuple):
-    """A capacity of a trace and schedule, and the best set of policies there."""
+# At each capacity, trace and schedule
+
+
+class Condition(NamedTuple):
+    """A capacity, trace and schedule, and the verdict on the configurations that share it."""
 
     label: str  #: as the user typed it
     found: Verdict
 
 
-def each_given(figure: Figure, entries: Sequence[Entry]) -> list[Given]:
-    """The verdict at each capacity, trace and schedule, smallest capacity first; none where these do not vary.
-
-    Entries without the figure are left out.
-    """
+def by_condition(figure: Figure, entries: Sequence[Entry]) -> list[Condition]:
+    """Return the verdict under each condition, smallest capacity first; none where conditions do not vary."""
     known = [entry for entry in entries if getattr(entry, figure.name) is not None]
-    varying = [name for name in GIVEN if len({str(entry.settings.get(name)) for entry in known}) > 1]
+    varying = [name for name in CONDITIONS if len({str(entry.settings.get(name)) for entry in known}) > 1]
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in sorted(known, key=_order):
         groups.setdefault(tuple(_short(name, entry) for name in varying), []).append(entry)
@@ -117,7 +138,7 @@ def each_given(figure: Figure, entries: Sequence[Entry]) -> list[Given]:
         return []
     labels = {key: key[0] if varying == ["capacity"] else _label(varying, key) for key in groups}
     found = ((labels[key], verdict(figure, group)) for key, group in groups.items())
-    return [Given(label, each) for label, each in found if each is not None]
+    return [Condition(label, each) for label, each in found if each is not None]
 
 
 def _order(entry: Entry) -> tuple[str, float]:
@@ -134,88 +155,68 @@ def _label(varying: Sequence[str], key: Sequence[str]) -> str:
     return ", ".join(text if name in ("model", "capacity") else f"{name} {text}" for name, text in words)
 
 
-def _judged(figure: Figure, entries: Sequence[Entry], names: Sequence[str]) -> Said:
-    """The best that can be used, and the upper bound; no line where nothing has the figure."""
-    usable, foreseeing = (
-        ranked(figure, [entry for entry in entries if entry.foresees is foresees]) for foresees in (False, True)
-    )
-    bounds = bounds_of(figure, foreseeing, names)
-    if given := each_given(figure, usable):
-        said, few = of_each(figure, given, names)
-        return Said(figure, [*said, *bounds], few)
-    if not usable and foreseeing:
-        return Said(figure, [f"{BOUND}, {figure.called}: {bounds[0].partition(': ')[2]}"])
-    best = _best(figure, usable, names)
-    return best._replace(lines=[*best.lines, *bounds])
+def set_names(names: Sequence[str]) -> list[str]:
+    """Return the settings that name a set of policies under any condition."""
+    return [name for name in names if name not in CONDITIONS] or ["eviction"]
 
 
-def bounds_of(figure: Figure, foreseeing: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """What knows the future, at each capacity where these vary; it is not tested."""
+def _bounds(figure: Figure, foreseeing: Sequence[Entry], names: Sequence[str]) -> list[str]:
+    """Name the upper bound, at each capacity where these vary."""
     if not foreseeing:
         return []
-    given = each_given(figure, foreseeing)
-    if not given:
-        return [f"  {BOUND} (knows the future, not tested): {_named(figure, foreseeing, names)}"]
-    sets = {_set(each.found.best, names) for each in given}
-    return [f"  {BOUND} (knows the future, not tested): {_named_sets(sets)}, {_ends(figure, given)}"]
+    conditions = by_condition(figure, foreseeing)
+    if not conditions:
+        return [f"{NOT_TESTED}{_named(figure, foreseeing, names)}"]
+    return [f"{NOT_TESTED}{_sets(conditions, names)}, {_ends(figure, conditions)}"]
 
 
-def _named_sets(sets: set[str]) -> str:
-    shown = sorted(sets)
+def _sets(conditions: Sequence[Condition], names: Sequence[str]) -> str:
+    shown = sorted({called(each.found.best, set_names(names)) for each in conditions})
     return "; ".join(shown[:MOST_NAMED]) + (f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else "")
 
 
-def _ends(figure: Figure, given: Sequence[Given]) -> str:
-    first, last = given[0], given[-1]
+def _ends(figure: Figure, conditions: Sequence[Condition]) -> str:
+    first, last = conditions[0], conditions[-1]
     return f"{figure.shown(first.found.value)} at {first.label} to {figure.shown(last.found.value)} at {last.label}"
 
 
-def _set(entry: Entry, names: Sequence[str]) -> str:
-    """What a configuration is called whatever it was given."""
-    return called(entry, [name for name in names if name not in GIVEN] or ["eviction"])
-
-
-def of_each(figure: Figure, given: Sequence[Given], names: Sequence[str]) -> tuple[list[str], list[Verdict]]:
-    """How often each set of policies wins, and how sure that is."""
-    contested = [each for each in given if each.found.second is not None]
+def _at_each(figure: Figure, conditions: Sequence[Condition], names: Sequence[str]) -> tuple[list[str], list[Verdict]]:
+    """Say where each set of policies wins and how significant its leads are."""
+    contested = [each for each in conditions if each.found.second is not None]
     if not contested:
-        sets = {_set(each.found.best, names) for each in given}
-        return [f"{figure.called}: {_ends(figure, given)} ({_named_sets(sets)})"], []
+        return [f"{figure.called}: {_ends(figure, conditions)} ({_sets(conditions, names)})"], []
     wins: dict[str, list[int]] = {}
-    for at, each in enumerate(given):
-        wins.setdefault(" = ".join(_set(entry, names) for entry in each.found.tied[:MOST_NAMED]), []).append(at)
+    for at, each in enumerate(conditions):
+        winners = [called(entry, set_names(names)) for entry in each.found.tied[:MOST_NAMED]]
+        wins.setdefault(" = ".join(winners), []).append(at)
     order = sorted(wins, key=lambda name: (-len(wins[name]), wins[name][0]))
-    labels = [each.label for each in given]
-    said = [f"{name} at {_places(wins[name], labels)}" for name in order[:MOST_NAMED]]
+    labels = [each.label for each in conditions]
+    winners = [f"{name} at {_places(wins[name], labels)}" for name in order[:MOST_NAMED]]
     more = sum(len(wins[name]) for name in order[MOST_NAMED:])
-    said += [f"other sets at {more} of {len(given)}"] if more else []
-    where = _varying(given)
-    few = [each.found for each in contested if has_too_few(each.found)]
-    head = f"{figure.best} at each {where}, {_ends(figure, given)}"
-    return [f"{head}: {'; '.join(said)}", *_leads(figure, contested, names)], few
+    winners += [f"other sets at {more} of {len(conditions)}"] if more else []
+    few = [each.found for each in contested if _has_too_few(each.found)]
+    head = f"{figure.best} at each {_varying(conditions)}, {_ends(figure, conditions)}"
+    return [f"{head}: {'; '.join(winners)}", *_leads(figure, contested, names)], few
 
 
-def _varying(given: Sequence[Given]) -> str:
-    """What the labels are of, in words."""
-    first = [{name: each.found.best.settings.get(name) for name in GIVEN} for each in given]
-    return (
-        " and ".join(WORDS.get(name, name) for name in GIVEN if len({str(each[name]) for each in first}) > 1)
-        or "capacity"
-    )
+def _varying(conditions: Sequence[Condition]) -> str:
+    best = [each.found.best.settings for each in conditions]
+    varying = [name for name in CONDITIONS if len({str(settings.get(name)) for settings in best}) > 1]
+    return " and ".join(WORDS.get(name, name) for name in varying) or "capacity"
 
 
 def _places(won: Sequence[int], labels: Sequence[str]) -> str:
-    """7 of 10 (5% to 50%): a run of neighbours by its ends, and the first of many others."""
+    """Write 7 of 10 (5% to 50%): neighbours by their ends, others by the first few."""
     shown = [labels[at] for at in won]
     if len(won) > 2 and list(won) == list(range(won[0], won[-1] + 1)):
         inside = f"{shown[0]} to {shown[-1]}"
     else:
-        inside = ", ".join(shown[:6]) + (", ..." if len(shown) > 6 else "")
+        inside = ", ".join(shown[:MOST_PLACES]) + (", ..." if len(shown) > MOST_PLACES else "")
     return f"{len(won)} of {len(labels)} ({inside})"
 
 
-def _leads(figure: Figure, contested: Sequence[Given], names: Sequence[str]) -> list[str]:
-    """By how much the second is behind, how often that is significant, and which is second."""
+def _leads(figure: Figure, contested: Sequence[Condition], names: Sequence[str]) -> list[str]:
+    """Say how far the second is behind, under how many conditions significantly, and which set it is."""
     leads = [(each, each.found.lead) for each in contested if each.found.lead and len(each.found.tied) == 1]
     known = [(each, lead) for each, lead in leads if lead is not None]
     if not known:
@@ -224,23 +225,19 @@ def _leads(figure: Figure, contested: Sequence[Given], names: Sequence[str]) -> 
     name, often = seconds.most_common(1)[0]
     more = sorted((_share(figure, lead), figure.more(lead.more, lead.below)) for _, lead in known)
     apart = more[0][1] if len(known) == 1 else f"{more[0][1]} to {more[-1][1]}"
-    sure = [each for each, lead in known if _is_sure(lead)]
-    noise = [each for each, lead in known if lead.certainty in (LUCK, NOISE)]
-    usual = f", most often {name} ({often} of {len(known)})" if 2 * often >= len(known) else ""
-    said = f"  {apart} more than the second{usual}"
     if len(known) == 1:
         only, lead = known[0]
         return [f"  at {only.label} {apart} more than {name} (second; {certainty(only.found, lead)})"]
+    sure = [each for each, lead in known if _is_sure(lead)]
+    noise = [each for each, lead in known if lead.certainty in (LUCK, NOISE)]
+    usual = f", most often {name} ({often} of {len(known)})" if 2 * often >= len(known) else ""
+    head = f"  {apart} more than the second{usual}"
     if not sure and not noise:
-        return [f"{said}; {UNTOLD.get(known[0][1].certainty, UNTOLD[UNKNOWN])}"]
-    tied = f"; not significant at {_places_of(noise, contested)}" if noise else ""
+        return [f"{head}; {NO_INTERVAL.get(known[0][1].certainty, NO_INTERVAL[UNKNOWN])}"]
+    labels = [each.label for each in contested]
+    tied = f"; not significant at {_places([labels.index(each.label) for each in noise], labels)}" if noise else ""
     requests = min(lead.requests for _, lead in known)
-    return [f"{said}: significant at {len(sure)} of {len(known)}{tied} (95% CI, n = {_n(requests)})"]
-
-
-def _places_of(those: Sequence[Given], all_of: Sequence[Given]) -> str:
-    labels = [each.label for each in all_of]
-    return _places([labels.index(each.label) for each in those], labels)
+    return [f"{head}: significant at {len(sure)} of {len(known)}{tied} (95% CI, n = {_n(requests)})"]
 
 
 def _share(figure: Figure, lead: Lead) -> float:
@@ -249,7 +246,7 @@ def _share(figure: Figure, lead: Lead) -> float:
 
 def _second(found: Verdict, names: Sequence[str]) -> str:
     assert found.second is not None
-    return called(found.second, [name for name in differing(found.best, found.second, names) if name not in GIVEN])
+    return called(found.second, [name for name in differing(found.best, found.second, names) if name not in CONDITIONS])
 
 
 def _is_sure(lead: Lead) -> bool:
@@ -258,21 +255,24 @@ def _is_sure(lead: Lead) -> bool:
     return lead.certainty == SURE
 
 
-def _best(figure: Figure, known: Sequence[Entry], names: Sequence[str]) -> Said:
-    """The winner with its figure, beside the second, and the others that may be as good."""
+# The best of all
+
+
+def _best(figure: Figure, known: Sequence[Entry], names: Sequence[str]) -> Paragraph:
+    """Name the winner with its figure, its lead over the second, and those that are statistically tied with it."""
     if not known:
-        return Said(figure, [])
-    said = f"{figure.best}: {_named(figure, known, names)}"
+        return Paragraph(figure, [])
+    head = f"{figure.best}: {_named(figure, known, names)}"
     found = None if len(tied_first(figure, known)) > 1 else verdict(figure, known)
     if found is None:
-        return Said(figure, [said])
+        return Paragraph(figure, [head])
     lead = found.lead
-    beside = "" if lead is None else _compared(found, lead, names)
-    return Said(figure, [f"{said}{_range(found)}{beside}", *_as_good(found, names)], [found] * has_too_few(found), lead)
+    compared = "" if lead is None else _compared(found, lead, names)
+    few = [found] * _has_too_few(found)
+    return Paragraph(figure, [f"{head}{_range(found)}{compared}", *_as_good(found, names)], few, lead)
 
 
 def _named(figure: Figure, known: Sequence[Entry], names: Sequence[str]) -> str:
-    """The best of these, or all that tie."""
     tied, value = tied_first(figure, known), figure.shown(getattr(known[0], figure.name))
     if len(tied) > 1:
         return f"a tie of {listed(tied, names)}, {value} each"
@@ -280,7 +280,7 @@ def _named(figure: Figure, known: Sequence[Entry], names: Sequence[str]) -> str:
 
 
 def _range(found: Verdict) -> str:
-    """Where the winner's own figure lies; nothing of few requests."""
+    """Return the interval of the winner's own figure; nothing for few requests, whose intervals are rough."""
     own, figure = found.own(), found.figure
     if own is None or own.low is None or own.high is None or own.requests < FEW:
         return ""
@@ -294,26 +294,26 @@ def _compared(found: Verdict, lead: Lead, names: Sequence[str]) -> str:
 
 
 def certainty(found: Verdict, lead: Lead) -> str:
-    """How sure a lead is, in words: its interval, why it has none, or on how many requests it holds."""
+    """Return the interval of a lead, the reason why it has none, or the number of requests on which it holds."""
     if lead.counted is not None:
-        return counted_out(found.figure, lead)
-    if lead.off is None or lead.certainty in UNTOLD:
-        return UNTOLD[lead.certainty]
+        return _counted_out(found.figure, lead)
+    if lead.off is None or lead.certainty in NO_INTERVAL:
+        return NO_INTERVAL[lead.certainty]
     many = f"{len(found.rivals) + 1:,} configurations"
     luck = {SURE: "", LUCK: f"not significant after correcting for {many}: ", NOISE: "not significant: "}
     wide = f"95% CI ±{found.figure.more(lead.off, lead.below)}"
     return f"{luck[lead.certainty]}{wide}, n = {_n(lead.requests)}"
 
 
-def counted_out(figure: Figure, lead: Lead) -> str:
-    """On how many requests the best is better, and by how much: faster on 6 of 6 requests, by 12% to 31%."""
+def _counted_out(figure: Figure, lead: Lead) -> str:
+    """Write: faster on 6 of 6 requests, by 12% to 31%."""
     assert lead.certainty == COUNTED and lead.counted is not None
     found = lead.counted
     shares = figure.name == "tokens_per_s" and found.least_share is not None and found.most_share is not None
     ends = [percent(found.least_share or 0), percent(found.most_share or 0)] if shares else []
     ends = ends or [points(found.least), points(found.most)]
     apart = ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
-    return f"{figure.more_is} on {found.above:,} of {counted(found.requests, 'request')}, by {apart}"
+    return f"{figure.more_is} on {found.above:,} of {_n(found.requests)}, by {apart}"
 
 
 def _n(requests: int) -> str:
@@ -321,21 +321,23 @@ def _n(requests: int) -> str:
 
 
 def _as_good(found: Verdict, names: Sequence[str]) -> list[str]:
-    """How many of several others the winner does not surely beat, and the best of those."""
     alike, many = found.as_good, len(found.rivals)
     if not alike or many < 2:
         return []
     return [f"  statistically tied with {len(alike):,} of {many:,} others: {listed(alike, names)}"]
 
 
-def has_too_few(found: Verdict) -> bool:
-    """Whether something is undecided that so few requests can hardly decide."""
+# What limits a verdict
+
+
+def _has_too_few(found: Verdict) -> bool:
+    """Return whether a comparison is undecided that needs more requests to be decided."""
     undecided = any(each.beside.answer != YES for each in found.tested)
     return undecided and 2 <= found.samples < enough(pairs_of(len(found.tested) + 1))
 
 
 def _too_few(found: Sequence[Verdict]) -> list[str]:
-    """That so few requests cannot decide among so many configurations, and how many could."""
+    """Say how many requests could decide among so many configurations."""
     if not found:
         return []
     most = max(found, key=lambda each: len(each.tested))
@@ -348,11 +350,11 @@ def _too_few(found: Sequence[Verdict]) -> list[str]:
     ]
 
 
-def _caution(entries: Sequence[Entry], said: Sequence[str]) -> list[str]:
-    """What intervals rest on, where there are any."""
-    if not any("95% CI" in line for line in said):
+def _caution(entries: Sequence[Entry], body: Sequence[str]) -> list[str]:
+    """Say what the intervals assume, if there are any."""
+    if not any("95% CI" in line for line in body):
         return []
     few = any(0 < len(entry.requests()) < FEW for entry in entries)
     shared = not all(independent(entry) for entry in entries)
     words = ["; these share a cache"] * shared + ["; fewer than ten requests: rough"] * few
-    return [f"  95% CI: if requests are independent{''.join(words)}"]
+    return [f"  95% CI: assumes independent requests{''.join(words)}"]

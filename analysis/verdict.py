@@ -30,7 +30,7 @@ from moereplay.traces.texts import percent, points
 #: What two configurations have alike when one of them is called the second: policies are compared, not machines.
 ALIKE = ("model", "trace", "passes", "platform", "capacity")
 #: What policies are given. Where it varies, a best set is named for each: more memory always wins.
-GIVEN = ("model", "trace", "passes", "capacity")
+CONDITIONS = ("model", "trace", "passes", "capacity")
 SHOWN_TIED = 3
 
 

@@ -13,7 +13,7 @@ import polars as pl
 from moereplay.analysis.comparisons import YES, estimate
 from moereplay.analysis.metrics import entries, measured, varying
 from moereplay.analysis.ratios import FORMULAS
-from moereplay.analysis.sentences import Given, each_given
+from moereplay.analysis.sentences import Condition, by_condition
 from moereplay.analysis.statistics import FEW
 from moereplay.analysis.verdict import FIGURES, Entry, Verdict, called, independent, verdict
 from moereplay.results.checks import Check
@@ -59,28 +59,22 @@ class Case:
         return [each for each in found if each is not None]
 
     @cached_property
-    def bounds(self) -> dict[str, Entry]:
-        """By figure, the best with knowledge of the future."""
-        found = {figure.name: verdict(figure, self.foreseeing) for figure in FIGURES}
-        return {name: each.best for name, each in found.items() if each is not None}
-
-    @cached_property
-    def given(self) -> list[Given]:
+    def conditions(self) -> list[Condition]:
         """By the first figure, the best at each capacity; none where there is one capacity, or one set at each."""
-        found = each_given(self.verdicts[0].figure, self.usable) if self.verdicts else []
+        found = by_condition(self.verdicts[0].figure, self.usable) if self.verdicts else []
         return found if any(each.found.second for each in found) else []
 
     @cached_property
-    def bounds_given(self) -> list[Given]:
+    def bound_conditions(self) -> list[Condition]:
         """By the first figure, the upper bound at each capacity."""
-        return each_given(self.verdicts[0].figure, self.foreseeing) if self.verdicts else []
+        return by_condition(self.verdicts[0].figure, self.foreseeing) if self.verdicts else []
 
     @cached_property
     def groups(self) -> dict[str, str]:
         """Where every configuration stands, by identity; compared by the first verdict, each at its capacity."""
         groups = {identity(entry): BOUND if entry.foresees else UNSURE for entry in self.entries}
         best = BEST if len(self.usable) > 1 else ALONE
-        for first in [each.found for each in self.given] or self.verdicts[:1]:
+        for first in [each.found for each in self.conditions] or self.verdicts[:1]:
             for rival in first.rivals:
                 if rival.beside.off is not None or rival.exact:
                     groups[identity(rival.entry)] = BEHIND if rival.beside.answer == YES else ALIKE

@@ -40,7 +40,7 @@ def test_a_difference_that_all_requests_share_is_significant() -> None:
         "fastest: fast at 50%, 6.667 tokens/s, 100% more than slow (second; not significant: 95% CI ±"
     )
     assert hits == "most hits: fast at 50%, 65.00%, 10 points more than slow (second; 95% CI ±0 points, n = 2 requests)"
-    assert sure == "  not sure in tokens/s; sure in hit rate (2 requests)"
+    assert "not significant in tokens/s; significant in hit rate" in sure and "2 requests" in sure
     assert "these share a cache" in caution and "rough" in caution
 
 
@@ -129,7 +129,7 @@ def test_another_trace_is_another_question() -> None:
 def test_requests_that_begin_with_an_empty_cache_are_independent() -> None:
     alone = {"reset": "request", "passes": "recorded"}
     found = lines([many("lru", 60, **alone), many("fifo", 40, **alone)], NAMES)
-    assert found[-1] == "  95% CI: if requests are independent"
+    assert "independent" in found[-1] and "share a cache" not in found[-1]
     batch = {"reset": "request", "passes": "batch:4"}
     assert "these share a cache" in lines([many("lru", 60, **batch), many("fifo", 40, **batch)], NAMES)[-1]
 
