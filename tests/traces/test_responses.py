@@ -319,6 +319,26 @@ def test_experts_without_weights_are_not_routed(tmp_path: Path) -> None:
         assert row.tolist() == kept + [-1] * (K - len(kept))
 
 
+def test_the_note_counts_choices_of_experts_without_weights(tmp_path: Path) -> None:
+    ids = text(100)
+    trace, _ = imported(lines(tmp_path, ids), SIZED.model_copy(update={"real_experts": 20}))
+    [note] = [each for each in trace.header.provenance.notes if "--real-experts" in each]
+    assert f"from 20 to {ids.max()} " in note and f"{100 * (ids >= 20).mean():.3g}% of" in note
+
+
+@pytest.mark.parametrize("beyond", [0, 100])
+def test_a_number_of_real_experts_above_every_id_is_refused(beyond: int, tmp_path: Path) -> None:
+    ids = text(100)
+    wrong = int(ids.max()) + 1 + beyond
+    said = refusal(lines(tmp_path, ids), SIZED.model_copy(update={"real_experts": wrong}))
+    assert f"--real-experts {wrong}" in said and f"at most {ids.max()}" in said
+
+
+def test_another_number_of_real_experts_than_the_model_has_is_refused(tmp_path: Path) -> None:
+    said = refusal(lines(tmp_path, text(100)), MODEL.model_copy(update={"real_experts": 20}))
+    assert "--real-experts 20" in said and f"expected {EXPERTS}" in said
+
+
 def test_a_model_with_fewer_experts_names_the_option(tmp_path: Path) -> None:
     fewer = Options(geometry=Geometry(layers=LAYERS, experts=20, k=K, expert_bytes=(7,) * LAYERS))
     path = lines(tmp_path, text(100))

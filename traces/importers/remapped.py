@@ -14,7 +14,7 @@ import numpy as np
 
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Options
 from moereplay.traces.ranges_of_ids import experts_per_layer, ranges_by_layer
-from moereplay.traces.schema import Header, Request, TraceError
+from moereplay.traces.schema import Geometry, Header, Request, TraceError
 
 
 def remapped(path: Path, read: Callable[[], Foreign], options: Options) -> Foreign:
@@ -23,7 +23,8 @@ def remapped(path: Path, read: Callable[[], Foreign], options: Options) -> Forei
     if options.ids == "global":
         foreign = _local(path, foreign, read, options)
     if options.real_experts is not None:
-        foreign = _real(path, foreign, options.real_experts)
+        plain = options.model_copy(update={"real_experts": None})
+        foreign = _real(path, foreign, lambda: remapped(path, read, plain), options.real_experts, options.geometry)
     return foreign
 
 
@@ -58,15 +59,33 @@ def _local(path: Path, foreign: Foreign, read: Callable[[], Foreign], options: O
     return Foreign(_with(foreign.header, experts, path, note), local())
 
 
-def _real(path: Path, foreign: Foreign, experts: int) -> Foreign:
-    """Ids below `experts`; those without weights stand as -1 behind the others, and weigh nothing."""
+def _real(path: Path, foreign: Foreign, read: Callable[[], Foreign], experts: int, model: Geometry | None) -> Foreign:
+    """Keep the ids below `experts`; set those without weights to -1 behind the others, with weight 0.
+
+    Reads the file once more. Raises TraceError if the model has another number of experts, or if no id is that high.
+    """
+    if model is not None and model.experts != experts:
+        raise TraceError(
+            f"{path}: invalid --real-experts {experts}: expected {model.experts}, the number of experts with weights "
+            "of the model"
+        )
+    largest, choices, away = -1, 0, 0
+    for each in foreign.requests:
+        largest = max(largest, int(each.chosen.max(initial=-1)))
+        choices += int((each.chosen >= 0).sum())
+        away += int((each.chosen >= experts).sum())
+    if not away:
+        raise TraceError(
+            f"{path}: invalid --real-experts {experts}: expected at most {largest}, the largest id; leave it "
+            "out if every expert has weights"
+        )
     note = (
-        f"ids from {experts} on are experts without weights (--real-experts): kept as not routed (-1); "
-        "logits and look-ahead, if there are any, are left out"
+        f"ids from {experts} to {largest} are experts without weights (--real-experts), {100 * away / choices:.3g}% of "
+        "all choices: kept as not routed (-1); logits and look-ahead, if there are any, are left out"
     )
     header = _with(foreign.header, experts, path, note)
     header = header.model_copy(update={"lookahead_depth": 0})
-    return Foreign(header, _below(foreign.requests, experts))
+    return Foreign(header, _below(read().requests, experts))
 
 
 def _below(requests: Iterable[Request], experts: int) -> Iterator[Request]:
