@@ -1,4 +1,4 @@
-"""A recommendation in sentences, from its document (`sweeps/recommendation.py` says what is in it)."""
+"""A recommendation in sentences, from its document (`sweeps/recommend/document.py` says what is in it)."""
 
 from __future__ import annotations
 

@@ -19,10 +19,9 @@ from typing import NamedTuple
 from moereplay.analysis.tables import console, table
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.memory import CONTEXT, divided
-from moereplay.sweeps.recommend import Answer, Question, chosen, search
-from moereplay.sweeps.runner import Runner, fastest_first
-from moereplay.sweeps.space import can_replay
-from moereplay.sweeps.starts import filling, started
+from moereplay.sweeps.recommend.runner import Runner, fastest_first
+from moereplay.sweeps.recommend.search import Answer, Question, chosen, search
+from moereplay.sweeps.recommend.space import can_replay, filling, started
 from moereplay.traces.bundled import bundled
 from moereplay.traces.store import open_trace
 

@@ -18,9 +18,10 @@ from tempfile import TemporaryDirectory
 
 from moereplay.analysis.tables import console, table
 from moereplay.simulator.config import configure
+from moereplay.simulator.preset import preset
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.papers.specmd_settings import EVICTIONS, settings
-from moereplay.sweeps.space import can_replay
+from moereplay.sweeps.papers.figures import predictor
+from moereplay.sweeps.recommend.space import can_replay
 from moereplay.traces.documents import json_text
 from moereplay.traces.geometry import known
 from moereplay.traces.schema import Trace
@@ -79,7 +80,7 @@ def _synthetic(folder: Path, tokens: int) -> Trace:
 
 
 def _rows(trace: Trace, fast: Path) -> Iterator[Row]:
-    base = settings(trace)
+    base = preset("specmd-1").values() | {"miss": "fetch", "capacity": "5%", "prefetch": predictor(trace)}
     links = {"5 GB/s": base["platform"], "no wait": str(fast)}
     ahead = {"at gate": {}, "at end": {"prefetch_at": "after_demand"}, "none": {"prefetch": "none"}}
     bits = {"stored": {}, "4": {"miss": "fetch:bits=4"}}
@@ -88,7 +89,7 @@ def _rows(trace: Trace, fast: Path) -> Iterator[Row]:
         links.items(), contracts, bits.items(), ahead.items()
     ):
         own = base | {"platform": platform, "contract": contract} | miss | prefetch
-        configs = {name: configure(**own | {"eviction": name}) for name in EVICTIONS if name in SHORT}
+        configs = {name: configure(**own | {"eviction": name}) for name in SHORT}
         able = {name: config for name, config in configs.items() if can_replay(trace, config)}
         found = run_grid(trace, list(able.values()), os.cpu_count() or 1, bounded=False)
         rates = {SHORT[name]: _rate(result.totals) for name, (result, _) in zip(able, found, strict=True)}

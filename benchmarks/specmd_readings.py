@@ -21,7 +21,7 @@ from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from specmd_table2 import synthetic
+from specmd_table2 import PRESETS, PUBLISHED, synthetic
 
 from moereplay.analysis.statistics import spearman
 from moereplay.analysis.tables import console, table
@@ -29,7 +29,6 @@ from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.preset import preset
 from moereplay.sweeps.grid import run_grid
 from moereplay.sweeps.jobs import figures_of
-from moereplay.sweeps.papers.specmd.table_2 import PRESETS, PUBLISHED
 from moereplay.traces.documents import json_text
 from moereplay.traces.schema import Trace
 

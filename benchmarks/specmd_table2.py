@@ -31,9 +31,8 @@ from moereplay.results.files import to_frame
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.preset import LEAST_STALE, preset
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.papers.figure import predictor
-from moereplay.sweeps.papers.specmd.table_2 import PRESETS, PUBLISHED
-from moereplay.sweeps.space import can_replay
+from moereplay.sweeps.papers.figures import figures_of, predictor
+from moereplay.sweeps.recommend.space import can_replay
 from moereplay.traces.documents import json_text
 from moereplay.traces.geometry import known
 from moereplay.traces.schema import Geometry, Trace
@@ -41,6 +40,12 @@ from moereplay.traces.store import open_trace
 from moereplay.traces.synthetic import Synthetic, synthesise
 from moereplay.traces.writer import write_trace
 
+PRESETS = ("specmd-1", "specmd-2", "specmd-3", "specmd-4")
+#: TTFT in ms of each preset as it is, and with Least-Stale, by model.
+PUBLISHED = {
+    numbers.model: [(before, after) for _, before, after in numbers.quotients]
+    for numbers in figures_of("specmd", "table_2")[0].entry.published
+}
 SAMPLE = Path(__file__).parents[1] / "traces" / "samples" / "miniature.zarr"
 MINIATURE, BESIDE = "miniature", "olmoe-1b-7b"
 CAPACITIES = ("5%@4", "5%@16")  #: "5 %" of the bytes that experts have, and of those that they would have at 16 bits

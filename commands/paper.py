@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from moereplay.sweeps.papers.figure import PaperFigure, Planned
+    from moereplay.sweeps.papers.figures import PaperFigure, Planned
     from moereplay.traces.schema import Trace
 
 MOST_ROWS = 32  #: of a figure's table on the terminal; files have all
@@ -65,7 +65,7 @@ def paper(
     from moereplay.results.outputs import check_output
     from moereplay.results.stored import load
     from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.papers.catalogue import figures_of
+    from moereplay.sweeps.papers.figures import figures_of
     from moereplay.traces.store import open_trace
 
     figures = figures_of(name, figure)
@@ -117,7 +117,7 @@ def _document(path: Path) -> dict[str, Any]:
 def _possible(figures: Sequence[PaperFigure], traces: Sequence[Trace]) -> dict[str, list[Each]]:
     """Each figure on the traces that allow it; says of the others, and of cells that are left out, why."""
     from moereplay.simulator.remarks import adapted
-    from moereplay.sweeps.papers.figure import LackingError, planned
+    from moereplay.sweeps.papers.figures import LackingError, planned
 
     able: dict[str, list[Each]] = {figure.name: [] for figure in figures}
     left_out: dict[str, list[str]] = {}
@@ -143,7 +143,7 @@ def _replay(out: Path, found: Sequence[Each], workers: int) -> None:
     """What is not stored yet, trace by trace."""
     from moereplay.analysis.tables import counted
     from moereplay.commands.progress import progress
-    from moereplay.sweeps.papers.replays import replay_into, work
+    from moereplay.sweeps.papers.figures import replay_into, work
 
     say_when_compiling()
     traces = {each.trace.digest: each.trace for each in found}
@@ -190,7 +190,7 @@ def _cells(each: Each) -> list[dict[str, Any]]:
 
 def _marks(figure: PaperFigure, trace: Trace) -> list[dict[str, Any]]:
     """The paper's numbers beside those of a trace: of its model, or of all."""
-    from moereplay.sweeps.papers.figure import of_model
+    from moereplay.sweeps.papers.figures import of_model
 
     model = trace.header.provenance.model
     place = {"model": model, "trace": trace.digest}

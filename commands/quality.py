@@ -38,7 +38,7 @@ class Sets(NamedTuple):
     """Under which policy sets: of a file, or of a study."""
 
     sets: Annotated[Path | None, typer.Option(help="Named policy sets (.toml), see docs/quality.md.")] = None
-    study: Annotated[str | None, typer.Option(help="In place of --sets: ranks, lambda or precision.")] = None
+    policy_sets: Annotated[str | None, typer.Option(help="In place of --sets: ranks, lambda or precision.")] = None
     capacity: Annotated[str | None, typer.Option(help="Of a --study; default the study's own.")] = None
 
 
@@ -98,7 +98,7 @@ def quality(
 def _chosen(sets: Sets) -> Chosen:
     """The sets of a model, as soon as it is known. Raises ConfigError for none, or both a file and a study."""
     from moereplay.simulator.errors import ConfigError
-    from moereplay.sweeps.studies import study
+    from moereplay.sweeps.policy_sets import study
 
     if (sets.sets is None) == (sets.study is None):
         raise ConfigError("under which policy sets? Give one of --sets FILE and --study NAME")

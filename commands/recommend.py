@@ -54,10 +54,10 @@ def recommend(
     from moereplay.analysis.recommendation import lines, with_intervals
     from moereplay.commands.progress import searching
     from moereplay.commands.terminal import INTERRUPTED, interruptible
-    from moereplay.sweeps.recommend import Question, most_replays
-    from moereplay.sweeps.recommend import search as find
-    from moereplay.sweeps.recommendation import document
-    from moereplay.sweeps.runner import Budget
+    from moereplay.sweeps.recommend.document import document
+    from moereplay.sweeps.recommend.runner import Budget
+    from moereplay.sweeps.recommend.search import Question, most_replays
+    from moereplay.sweeps.recommend.search import search as find
     from moereplay.traces.bundled import name_of
     from moereplay.traces.store import open_trace
 
@@ -151,7 +151,7 @@ def _divided(trace: Trace, base: Mapping[str, Any], given: Given) -> Memory:
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.memory import CONTEXT, divided, size_of
     from moereplay.simulator.platform_files import platform
-    from moereplay.sweeps.recommend import everything
+    from moereplay.sweeps.recommend.search import everything
 
     if bool(given.memory) == bool(given.vram):
         raise ConfigError("give the memory that experts are cached in: --memory 4GB, or --vram 24GB --ram 64GB")

@@ -12,7 +12,10 @@ routing = ["cache_prior:lam=0", "cache_prior:lam=.1", "cache_prior:lam=.25"]
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.grid import check_count, expand
 from moereplay.traces.documents import DocumentError, content, from_toml
+from moereplay.traces.schema import Frozen, Geometry
 from moereplay.traces.texts import hint
 
 Settings = Mapping[str, Any]
@@ -90,3 +94,77 @@ def _each(name: str, settings: Settings) -> Iterable[tuple[str, ReplayConfig]]:
 def _comma_list(value: Any) -> str:
     """A setting as the command line spells it."""
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# -- Studies of a model's sensitivity (`studies.toml`), and values that depend on the model
+
+#: Names of studies on the command line.
+STUDIES = ("ranks", "lambda", "precision")
+#: Every text starts with an empty cache, so that texts can be read together.
+BASE = {"reset": "request", "eviction": "lru"}
+#: A list of values, or: ranks (1 to k), fewer (k - 1 to 1), windows (from k, each half as many again, to all experts),
+#: {beyond_k = shares of the experts beyond k} as ranks, {experts = shares of a layer's experts} as counts.
+Along = list[float | int | str] | str | dict[str, list[float]]
+
+
+class Varied(Frozen):
+    """A setting whose text has one value of `over` in place of `{}`."""
+
+    text: str
+    over: Along
+
+
+class Study(Frozen):
+    """Policy sets whose lists vary one parameter each."""
+
+    summary: str
+    source: str
+    capacity: str
+    sets: dict[str, dict[str, Varied]]
+
+    def configs(self, geometry: Geometry, capacity: str | None = None) -> dict[str, ReplayConfig]:
+        """Return every set by its name, with the study's capacity by default. Raises ConfigError or PolicyError."""
+        sets = {
+            name: {
+                setting: [each.text.format(value) for value in along(each.over, geometry)]
+                for setting, each in own.items()
+            }
+            for name, own in self.sets.items()
+        }
+        return named_sets(sets, {**BASE, "capacity": capacity or self.capacity})
+
+
+def study(name: str) -> Study:
+    """Read a study. Raises ConfigError for an unknown name."""
+    if name not in STUDIES:
+        raise ConfigError(f"unknown study {name!r}: {hint(name, STUDIES)}")
+    text = files("moereplay.sweeps").joinpath("studies.toml").read_text("utf-8")
+    return Study.model_validate(tomllib.loads(text)[name])
+
+
+def along(axis: Along, geometry: Geometry) -> Sequence[Any]:
+    """Return the values of an axis for a model, in order."""
+    k, experts = geometry.k, geometry.experts
+    if isinstance(axis, list):
+        return axis
+    if isinstance(axis, str):
+        return {"ranks": range(1, k + 1), "fewer": range(k - 1, 0, -1), "windows": _windows(k, experts)}[axis]
+    (kind, shares), more = next(iter(axis.items())), experts - k
+    if kind == "experts":
+        return sorted({max(1, round(share * experts)) for share in shares})
+    return sorted({k + max(1, round(share * more)) for share in shares}) if more else [k]
+
+
+def combined(over: Mapping[str, Along], geometry: Geometry) -> Iterator[dict[str, Any]]:
+    """Yield every combination of the axes' values by name; of counts of experts also NAME_percent."""
+    for values in product(*(along(axis, geometry) for axis in over.values())):
+        found: dict[str, Any] = dict(zip(over, values, strict=True))
+        counts = [name for name, axis in over.items() if isinstance(axis, dict)]
+        yield found | {f"{name}_percent": 100 * found[name] / geometry.experts for name in counts}
+
+
+def _windows(k: int, experts: int) -> list[int]:
+    found = [k]
+    while found[-1] < experts:
+        found.append(min(experts, max(found[-1] + 1, found[-1] * 3 // 2)))
+    return found

@@ -13,9 +13,7 @@ import pytest
 from moereplay.results.result import Result
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.replay import replay
-from moereplay.sweeps.papers import NAMES
-from moereplay.sweeps.papers.catalogue import figures_of
-from moereplay.sweeps.papers.figure import PaperFigure, planned
+from moereplay.sweeps.papers.figures import PAPERS, PaperFigure, figures_of, planned
 from moereplay.traces.bundled import bundled
 from moereplay.traces.schema import Request, Trace
 from moereplay.traces.store import open_trace
@@ -26,7 +24,7 @@ from tests.kit.command import moereplay_here as moereplay
 LARGE = ("miss_rate_lambda", "cache_size", "cache_aware_routing", "miss_handling")
 EVERY = [
     pytest.param(paper, figure, id=f"{paper}-{figure.name}", marks=[pytest.mark.long] * (figure.name in LARGE))
-    for paper in NAMES
+    for paper in PAPERS
     for figure in figures_of(paper)
 ]
 CLOSE = 1e-12  #: of a quotient that polars divides
@@ -72,7 +70,7 @@ class Drawn:
         out, large = self._folder / paper, name in LARGE
         if (paper, large) not in self._done:
             self._done.add((paper, large))
-            figures = ",".join(each for each in NAMES[paper] if (each in LARGE) == large)
+            figures = ",".join(each.name for each in figures_of(paper) if (each.name in LARGE) == large)
             given = ("--out", out, "--published", "--workers", 1, "--figure", figures)
             ended = moereplay("paper", paper, self._trace, *given)
             assert ended.returncode == 0, ended.stderr
@@ -190,13 +188,13 @@ def test_a_ratio_is_that_of_two_rows(drawn: Drawn) -> None:
     assert float(one["relative_collisions"]) == float(one["collisions"]) / float(base["collisions"])
 
 
-@pytest.mark.parametrize("paper", NAMES)
+@pytest.mark.parametrize("paper", PAPERS)
 def test_the_list_has_every_figure_with_what_it_needs(paper: str) -> None:
     ended = moereplay("paper", paper, "--list")
     listed = [line.split()[0] for line in ended.stdout.splitlines() if line and not line.startswith((" ", "all:"))]
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert listed == list(NAMES[paper])
-    assert ended.stdout.count("needs:") == len(NAMES[paper])
+    assert listed == [figure.name for figure in figures_of(paper)]
+    assert ended.stdout.count("needs:") == len(listed)
 
 
 def test_a_trace_of_ids_alone_says_what_it_does_not_allow(bare: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A cache in the words of engines: by hand, for a model of 4 layers of 8 experts in a memory of 100 MB."""
 
 from moereplay.simulator.memory import Memory
-from moereplay.sweeps.engine_flags import ENGINES, Held, flags
+from moereplay.sweeps.recommend.document import ENGINES, Held, flags
 from moereplay.traces.schema import Geometry
 
 GEOMETRY = Geometry(layers=4, experts=8, k=2, expert_bytes=(1_000_000,) * 4)

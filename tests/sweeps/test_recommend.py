@@ -14,11 +14,25 @@ from moereplay.analysis.recommendation import lines, with_intervals
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.memory import RUNTIME, Memory, divided
-from moereplay.sweeps.recommend import SHARES, WORTH, Answer, Question, most_replays, search
-from moereplay.sweeps.recommendation import document
-from moereplay.sweeps.runner import Budget, Runner
-from moereplay.sweeps.space import Space, bits_of, can_replay, lossy_of, space_of
-from moereplay.sweeps.starts import ANY, EMPTY, LAYERS, STATIC, USED, compulsory_limit, filling, start_of, started
+from moereplay.sweeps.recommend.document import document
+from moereplay.sweeps.recommend.runner import Budget, Runner
+from moereplay.sweeps.recommend.search import SHARES, WORTH, Answer, Question, most_replays, search
+from moereplay.sweeps.recommend.space import (
+    ANY,
+    EMPTY,
+    LAYERS,
+    STATIC,
+    USED,
+    Space,
+    bits_of,
+    can_replay,
+    compulsory_limit,
+    filling,
+    lossy_of,
+    space_of,
+    start_of,
+    started,
+)
 from moereplay.traces.schema import Geometry, Header, Request, Trace, memory_trace
 from moereplay.traces.synthetic import Synthetic, synthesise
 from tests.kit.command import moereplay_here as moereplay
@@ -188,7 +202,7 @@ def test_a_long_trace_is_searched_on_some_requests_and_answered_on_all(monkeypat
     """14 of 40 requests; whatever is named has the figure of a replay of all of them."""
     kinds = {"requests": 40, "prompt_tokens": 2, "decode_tokens": 10, "reuse": 0.5, "recall": (0.8,)}
     trace = synthesise(Synthetic.model_validate({"kind": "markov", "geometry": GEOMETRY, **kinds}))
-    monkeypatch.setattr("moereplay.sweeps.recommend.SCREENED", 1_000)
+    monkeypatch.setattr("moereplay.sweeps.recommend.search.SCREENED", 1_000)
     question = question_of(trace, 7, platform="phone-ufs4")
     answer = search(question)
     assert answer.screened_on == 14

@@ -1,6 +1,6 @@
-"""Which policies, how much memory, how fast: a search over the lossless space of a trace on a machine.
+"""Search the lossless policy sets of a trace on a machine for the fastest, and for the memory that it needs.
 
-The space is searched from a full cache (`sweeps/starts.py`), by rounds, the most promising sets first: those of engines
+The space is searched from a full cache (`space.py`), by rounds, the most promising sets first: those of engines
 and what stays where it is placed; every eviction alone; the best of them with every prefetch and every way with a miss;
 then every eviction with the best of those. A budget ends it early, with the best set so far. A long trace is searched
 on some of its requests, and the best sets are replayed on all of them. `docs/recommend.md` says how near that comes to
@@ -17,10 +17,25 @@ from typing import Any
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.memory import Memory
 from moereplay.simulator.replay import plan
-from moereplay.sweeps.engine_sets import engines_of, known_sets
-from moereplay.sweeps.runner import Budget, Runner, Tried, fastest_first
-from moereplay.sweeps.space import ALL_FIT, LOSSY, Space, can_replay, is_lossless, lossy_of, space_of
-from moereplay.sweeps.starts import EMPTY, LAYERS, STATIC, USED, filling, start_of, started
+from moereplay.sweeps.recommend.runner import Budget, Runner, Tried, fastest_first
+from moereplay.sweeps.recommend.space import (
+    ALL_FIT,
+    EMPTY,
+    LAYERS,
+    LOSSY,
+    STATIC,
+    USED,
+    Space,
+    can_replay,
+    engines_of,
+    filling,
+    is_lossless,
+    known_sets,
+    lossy_of,
+    space_of,
+    start_of,
+    started,
+)
 from moereplay.traces.sample import sampled
 from moereplay.traces.schema import Geometry, Trace
 

@@ -1,1 +1,0 @@
-"""Mixture of Cache-Conditional Experts, arXiv 2412.00099."""

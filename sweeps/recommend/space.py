@@ -1,0 +1,286 @@
+"""What a recommendation chooses from: policies that can be used with a trace on a machine, lossless or not.
+
+Usable is what needs no knowledge of the future and no more than the trace has. Lossless is what leaves every output of
+the model as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moereplay import policies
+from moereplay.policies.contract import Miss, PolicyError, Prefetch
+from moereplay.policies.grammar import Chosen, parse
+from moereplay.simulator.config import ReplayConfig, configure
+from moereplay.simulator.errors import ConfigError
+from moereplay.simulator.preset import NAMES, preset
+from moereplay.simulator.presets import SPECMD
+from moereplay.simulator.replay import plan
+from moereplay.traces.blocks import token_blocks
+from moereplay.traces.demand import demand_of
+from moereplay.traces.schema import Trace
+from moereplay.traces.shared import shared
+from moereplay.traces.units import NEVER
+
+#: Spellings beside every policy's defaults.
+MORE = {
+    "prefetch": ("top_k:factor=2", "side_buffer:count=inside"),
+    "miss": ("split:q=.25", "split:q=.5", "split:q=.75"),
+}
+SCOPES = ("global", "per_layer")
+#: What may change the output, from little to much.
+LOSSY = (
+    *({"routing": f"cache_prior:lam={lam}"} for lam in (".1", ".25", ".5")),
+    *({"routing": f"max_rank:m={ranks}"} for ranks in (6, 10, 16)),
+    *({"miss": f"drop_below:f={share}"} for share in (".25", ".5")),
+    {"miss": "substitute_band"},
+    *({"miss": f"fetch:bits={bits}"} for bits in (8, 4, 3, 2)),
+)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Lossless values of each axis; every combination is a candidate."""
+
+    eviction: tuple[str, ...]
+    prefetch: tuple[str, ...]
+    miss: tuple[str, ...]
+    scope: tuple[str, ...]
+
+    @property
+    def combinations(self) -> int:
+        """How many candidates there are."""
+        return prod(len(values) for values in self.axes().values())
+
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """By the names of settings."""
+        return asdict(self)
+
+
+#: Where every expert fits: nothing is evicted, and what a miss costs is paid once.
+ALL_FIT = Space(("lru",), ("none",), ("fetch",), ("global",))
+
+
+def space_of(trace: Trace, base: Mapping[str, object]) -> Space:
+    """The space of a trace under the settings of `base`: machine, capacity, and the scope if that is given."""
+    scopes = (str(base["scope"]),) if "scope" in base else SCOPES
+    usable = {kind: tuple(_usable(trace, base, kind)) for kind in ("eviction", "prefetch", "miss")}
+    return Space(**usable, scope=tuple(each for each in scopes if _planned(trace, {**base, "scope": each})))
+
+
+def lossy_of(trace: Trace, base: Mapping[str, object]) -> list[ReplayConfig]:
+    """The configurations that may change the output, `base` but for one policy."""
+    stored = trace.geometry.expert_bits
+    found = (_planned(trace, {**base, **change}) for change in LOSSY if (bits_of(change) or 0) < stored)
+    return [config for config in found if config is not None]
+
+
+def bits_of(policies: Mapping[str, str]) -> float | None:
+    """The precision at which all experts are fetched, if a change says so."""
+    name, _, bits = policies.get("miss", "").partition(":bits=")
+    return float(bits) if name == "fetch" and bits else None
+
+
+def _usable(trace: Trace, base: Mapping[str, object], kind: str) -> Iterable[str]:
+    for text in (*policies.NAMES[kind], *MORE.get(kind, ())):
+        if is_lossless(kind, text) and _planned(trace, {**base, kind: text}) is not None:
+            yield text
+
+
+def is_lossless(kind: str, text: str) -> bool:
+    """Return whether a policy changes no output, needs no knowledge of the future and no memory beside the cache."""
+    try:
+        chosen = parse(kind, text)
+    except PolicyError:
+        return False
+    changing = isinstance(chosen.policy, Miss) and chosen.policy.changes_output
+    return "future" not in chosen.needs and not changing and not _takes_more_memory(chosen)
+
+
+def _takes_more_memory(chosen: Chosen[Any]) -> bool:
+    """Whether it has buffers on top of the capacity."""
+    policy = chosen.policy
+    return (
+        isinstance(policy, Prefetch) and policy.side_slots(chosen.params) > 0 and not policy.side_inside(chosen.params)
+    )
+
+
+def can_replay(trace: Trace, config: ReplayConfig) -> bool:
+    """Whether trace, machine and capacity allow the configuration."""
+    try:
+        plan(trace, config)
+    except (ConfigError, PolicyError):
+        return False
+    return True
+
+
+def _planned(trace: Trace, settings: Mapping[str, object]) -> ReplayConfig | None:
+    """The configuration, None where it cannot be replayed."""
+    try:
+        config = configure(**settings)
+    except (ConfigError, PolicyError):
+        return None
+    return config if can_replay(trace, config) else None
+
+
+# -- How a cache begins: empty, or full as in a system that has served for long.
+
+EMPTY, LAYERS, USED, ANY = "empty", "layers", "used", "any"
+SHORT = 0.95  #: of hits: a trace that allows fewer from an empty cache is short
+STATIC = "static:profile=given"  #: what is there from the start stays
+GIVEN = "profile=given"
+
+Experts = tuple[tuple[int, int], ...]  #: (layer, expert)
+
+
+def started(trace: Trace, config: ReplayConfig, start: str) -> ReplayConfig | None:
+    """Return the configuration with its cache filled at the start; None where it cannot be replayed so.
+
+    A policy that is fitted to a given profile gets the order of filling, or of whole layers what they hold.
+    """
+    order = order_of(trace, USED if start == EMPTY else start)
+    empty = config.model_copy(update={"warm": (), "profile": order if GIVEN in config.eviction else ()})
+    if start == EMPTY:
+        return empty
+    try:
+        ready = plan(trace, empty)
+    except (ConfigError, PolicyError):
+        return None
+    warm = _filled(order, ready.capacity.pools, ready.layout.tiers[0], trace.geometry.experts * (start == LAYERS))
+    if not warm:
+        return None
+    profile = warm if start == LAYERS and empty.profile else empty.profile
+    return empty.model_copy(update={"warm": warm, "profile": profile})
+
+
+def filling(trace: Trace, passes: str) -> str:
+    """Return what fills the cache of a set that places no whole layers: ANY for a short trace."""
+    return USED if compulsory_limit(trace, passes) >= SHORT else ANY
+
+
+def start_of(trace: Trace, config: ReplayConfig) -> str:
+    """Return how the cache of a configuration begins: whole layers are those of which every expert is there."""
+    if not config.warm:
+        return EMPTY
+    layers = {layer for layer, _ in config.warm}
+    return LAYERS if len(layers) * trace.geometry.experts == len(config.warm) else filling(trace, config.passes)
+
+
+def order_of(trace: Trace, start: str) -> Experts:
+    """Return all experts, those first that such a start holds first. Raises TraceError if the trace is damaged."""
+    return shared(trace, f"start {start}", partial(_order, trace, start))
+
+
+def compulsory_limit(trace: Trace, passes: str) -> float:
+    """Return the share of hits that no cache exceeds which begins empty."""
+    demand = demand_of(trace, passes)
+    return 1 - float((np.asarray(demand.first_use) != NEVER).sum()) / max(1, len(demand.expert))
+
+
+def _order(trace: Trace, start: str) -> Experts:
+    geometry = trace.geometry
+    pairs = [(layer, expert) for layer in reversed(range(geometry.layers)) for expert in range(geometry.experts)]
+    if start == LAYERS:
+        return tuple(pairs)
+    if start == ANY:
+        drawn = np.random.default_rng(0).permuted(np.tile(np.arange(geometry.experts), (geometry.layers, 1)), axis=1)
+        return tuple(
+            (layer, int(drawn[layer, at])) for at in range(geometry.experts) for layer in range(geometry.layers)
+        )
+    worth = _first_uses(trace) / np.array(geometry.expert_bytes)[:, None]
+    return tuple(sorted(pairs, key=lambda pair: -worth[pair]))  # of equals, the later layer first
+
+
+def _first_uses(trace: Trace) -> np.ndarray:
+    """How often each expert was chosen in the first half of the tokens, (L, E)."""
+    geometry, half = trace.geometry, -(-trace.tokens // 2)
+    counts = np.zeros((geometry.layers, geometry.experts), np.int64)
+    for begin, end in token_blocks(trace, geometry.layers * geometry.k):
+        chosen = trace.read("chosen", begin, min(end, half)) if begin < half else np.empty((0, geometry.layers, 1))
+        for layer in range(geometry.layers):
+            ids = chosen[:, layer].ravel().astype(np.int64)
+            counts[layer] += np.bincount(ids[ids >= 0], minlength=geometry.experts)
+    return counts
+
+
+def _filled(order: Experts, pools: Sequence[int], sizes: Sequence[int], together: int) -> Experts:
+    """The first of an order that fit their pools; in groups of so many that are there as a whole, if any."""
+    left, held = list(pools), []
+    step = max(1, together)
+    for at in range(0, len(order), step):
+        group = order[at : at + step]
+        pool = group[0][0] if len(left) > 1 else 0
+        needed = sizes[group[0][0]] * len(group)
+        if needed <= left[pool]:
+            left[pool] -= needed
+            held += group
+        elif together:
+            break
+    return tuple(held)
+
+
+# -- Sets of policies that engines have: what can be run today, beside what only a simulator can.
+
+AXES = ("eviction", "prefetch", "miss", "scope")
+PAPER = (*SPECMD, "cache-prior-paper")  #: evaluated, in no engine
+TRACE_PROFILE, GIVEN_PROFILE = "profile=trace", "profile=given"
+
+
+class Known(NamedTuple):
+    """What an engine runs, by the names of settings."""
+
+    engine: str
+    change: dict[str, str]
+    start: str
+
+    def runs(self, config: ReplayConfig, start: str) -> bool:
+        """Whether that is the set of a configuration; what stays is told apart by what it is."""
+        placed = self.change["eviction"] == STATIC
+        return all(getattr(config, name) == text for name, text in self.change.items()) and (
+            not placed or (start == LAYERS) == (self.start == LAYERS)
+        )
+
+
+#: Experts that are placed once and never move; misses run on the CPU.
+PLACED = (
+    Known("llama.cpp --n-cpu-moe", {"eviction": STATIC, "prefetch": "none", "miss": "cpu", "scope": "global"}, LAYERS),
+    Known(
+        "ktransformers --kt-num-gpu-experts",
+        {"eviction": STATIC, "prefetch": "none", "miss": "cpu", "scope": "per_layer"},
+        USED,
+    ),
+)
+
+
+@cache
+def known_sets() -> tuple[Known, ...]:
+    """Return what engines run: placements, and presets of engines whose routing is the model's own."""
+    return (*PLACED, *_of_presets())
+
+
+def engines_of(config: ReplayConfig, start: str) -> list[str]:
+    """Return the names of the engines that run the set of a configuration."""
+    return list(dict.fromkeys(each.engine for each in known_sets() if each.runs(config, start)))
+
+
+def _of_presets() -> Iterator[Known]:
+    for name in NAMES:
+        values = preset(name).values()
+        if name.removesuffix("+ls") in PAPER or values["routing"] != "standard":
+            continue
+        change = {axis: values.get(axis, "global") for axis in AXES}
+        change["eviction"] = _fitted(change["eviction"])
+        yield Known(f"preset {name}", change, USED)
+
+
+def _fitted(eviction: str) -> str:
+    """A policy that is fitted to a profile, fitted to one that is given."""
+    if eviction == "static":
+        return STATIC
+    return eviction.replace(TRACE_PROFILE, GIVEN_PROFILE)
