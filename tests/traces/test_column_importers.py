@@ -102,11 +102,11 @@ WRONG = {
     "token,layer,experts,experts\n0,0,1,2\n": "line 1: column experts stands twice",
     "token,layer,experts\n0,0,[3, 1]\n": "line 2: 4 columns; expected 3; a list of ids with commas stands in quotes",
     "token,layer,experts\n0,0,3\n1,0,x\n": "line 3: experts is 'x'; expected numbers, each a whole number from -1 to",
-    "token,layer,experts\n0,0,3.5\n": "line 2: experts is '3.5'; expected numbers",
-    "token,layer,experts\n0,0,99999\n": "line 2: experts is '99999'; expected numbers",
+    "token,layer,experts\n0,0,3.5\n": "line 2: experts is 3.5; expected numbers",
+    "token,layer,experts\n0,0,99999\n": "line 2: experts is 99999; expected numbers",
     "token,layer,experts\n0,0,[]\n": "line 2: experts is '[]'; expected numbers",
     "token,layer,experts\n0,0,1 1\n": "line 2: expert 1 twice; expected each once",
-    "token,layer,experts\n-1,0,1\n": "line 2: token is '-1'; expected a whole number from 0",
+    "token,layer,experts\n-1,0,1\n": "line 2: token is -1; expected a whole number from 0",
     "token,layer,experts\n0,x,1\n": "line 2: layer is 'x'; expected a whole number from 0",
     "token,layer,experts\n0,0,1\n0,0,2\n1,0,2\n": "line 4: its token has 1 rows at this layer, others have 2",
     "token,layer,experts\n0,0,1 2\n0,0,2 3\n": "line 3: repeats line 2 of request 0",
@@ -115,7 +115,7 @@ WRONG = {
     "token,layer,experts,phase\n0,0,1,maybe\n": "line 2: phase is 'maybe'; expected 0, 1, prompt",
     "token,layer,experts,weights\n0,0,1 2,.5\n1,0,1 2,.5 .5\n": "line 2: 1 weights for 2 experts; expected as many",
     "token,layer,experts\n0,0,1": "the last line has no line end",
-    "token,layer,experts\n": "no rows; expected a row per token and layer",
+    "token,layer,experts\n": "line 1: no rows follow; expected a row per token and layer",
     'token,layer,experts\n0,0,"1\n': "line 2: cells that cannot be read",
 }
 

@@ -219,7 +219,7 @@ def test_quoted_cells_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ('0,0,0,"3,1",1', "line 2: '3,1' is not a number; expected 5 numbers"),
+        ('0,0,0,"3,1",1', "line 2: expert_0 is '3,1'"),
         ('0,0,0,"3","1","2"', "line 2: 6 columns; expected 5"),
         ('0,0,0,"3,1\n0,1,0,"4,2', "line 2: cells that cannot be read (unexpected end of data)"),
         ('0,0,0,"3"x,1', "line 2: cells that cannot be read"),

@@ -139,7 +139,7 @@ def test_a_layer_other_than_the_last_must_have_every_token(tmp_path: Path) -> No
     [
         (("0,0,1,2", "0,1,3"), "line 2: 3 columns"),
         (("0,0,1,2", "0,1,3,3"), "line 2: expert 3 twice"),
-        (("0,0,1,2", "0,1,3,x"), "line 2: 'x' is not a number"),
+        (("0,0,1,2", "0,1,3,x"), "line 2: expert 1 is 'x'"),
         (("0,0,1,2", "0,1,3,40000"), "line 2: expert 1 is 40000"),
         (("0,0,1,2", "2,0,1,2"), "jumps from token 0 to 2"),
     ],

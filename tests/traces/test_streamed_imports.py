@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moereplay.traces.importers import cache_lab, sheet, text
+from moereplay.traces.importers import cache_lab, table, text
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers import rows as table_rows
 from moereplay.traces.importers.by_request import Ends, by_request, in_groups
@@ -35,7 +35,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch, characters: int, rows: int) -> No
     """Let files be read so much at a time, and again instead of being kept."""
     monkeypatch.setattr(text, "PIECE", characters)
     monkeypatch.setattr(table_rows, "KEPT", 0)
-    for module in (sheet, cache_lab):
+    for module in (table, cache_lab):
         monkeypatch.setattr(module, "ROWS", rows)
 
 

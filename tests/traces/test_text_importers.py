@@ -67,7 +67,7 @@ def test_weights_that_were_not_seen_are_left_out(tmp_path: Path) -> None:
         (PREAMBLE.replace(",expert,", ",id,") + ROUTED, "line 6: no column expert"),
         (PREAMBLE, "line 6: no rows follow"),
         (PREAMBLE + ROUTED + "0,0,8,1,0,5\n", "line 11: 6 columns; expected 9"),
-        (PREAMBLE + ROUTED.replace("7,2,1,0", "7,2,x,0"), "line 10: 'x' is not a number"),
+        (PREAMBLE + ROUTED.replace("7,2,1,0", "7,2,x,0"), "line 10: slot is 'x'"),
         (PREAMBLE + ROUTED.replace("7,1,1,2", "7,1,1,2.5"), "line 8: expert is 2.5; expected a whole number"),
         (PREAMBLE + ROUTED + ROUTED, "line 11: repeats line 7"),
         (PREAMBLE + ROUTED + ROUTED.replace("0,0,7", "0,0,9"), "jumps from token 7 to 9"),
@@ -132,11 +132,11 @@ def test_without_phases_every_token_counts_as_decoded_and_the_user_may_say_other
     [
         ("request,token,expert_0\n0,0,1\n", "line 1: no column layer"),
         ("request,token,layer\n0,0,1\n", "line 1: no column expert_0"),
-        ("request,token,layer,expert_0,note\n0,0,0,1,2\n", "line 1: note not known"),
-        ("request,token,layer,expert_0,expert_0\n0,0,0,1,2\n", "no column expert_1"),
+        ("request,token,layer,expert_0,note\n0,0,0,1,2\n", "line 1: unknown column note"),
+        ("request,token,layer,expert_0,expert_0\n0,0,0,1,2\n", "line 1: column expert_0"),
         ("request,token,layer,expert_0\n", "line 1: no rows follow"),
         ("request,token,layer,expert_0\n0,0,0,1\n\n0,1,0,1\n", "line 3: 1 columns; expected 4"),
-        ("request,token,layer,expert_0\n0,0,0,1\n0,1,0,one\n", "line 3: 'one' is not a number"),
+        ("request,token,layer,expert_0\n0,0,0,1\n0,1,0,one\n", "line 3: expert_0 is 'one'"),
         ("request,token,layer,expert_0\n0,0,-1,1\n", "line 2: layer is -1"),
         ("request,token,layer,expert_0\n0,0,0,1\n0,0,2,1\n", "rows for layer 2, none for 1"),
         ("request,token,layer,expert_0,phase\n0,0,0,1,2\n", "line 2: phase is 2; expected a whole number from 0 to 1"),
@@ -153,7 +153,7 @@ def test_a_wrong_plain_csv_is_refused_with_its_line(tmp_path: Path, text: str, e
     [
         (json_row() + '{"request": 0', "line 2: not JSON"),
         (json_row() + "[]\n", "line 2: not an object"),
-        (json_row(weigths=[1, 2]), "line 1: unknown key 'weigths'"),
+        (json_row(weigths=[1, 2]), "line 1: unknown key weigths"),
         (json_row() + json_row(token=1, weights=[0.5, 0.5]), "line 2: keys request, token, layer, experts, weights"),
         (
             json_row() + json_row(token=1, experts=[1]),

@@ -24,7 +24,7 @@ from moereplay.traces.importers.cell_rows import CellRows
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
 from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
-from moereplay.traces.importers.sheet import PARQUET, SUFFIXES, Sheet, header_lines, sheets
+from moereplay.traces.importers.table import PARQUET, SUFFIXES, Table, header_lines, tables
 from moereplay.traces.importers.text import suffix_of
 from moereplay.traces.schema import TraceError
 
@@ -54,8 +54,8 @@ def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], 
 
     skip = 0 if options.where else header_lines(path, choose)
 
-    def rows_of() -> Iterator[Sheet]:
-        return sheets(path, choose, skip, options.where)
+    def rows_of() -> Iterator[Table]:
+        return tables(path, choose, skip, options.where)
 
     cells, again = CellRows(columns), partial(_renumbered, columns)
     seen = Seen(map(cells.rows, rows_of()))
@@ -79,7 +79,7 @@ def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], 
     return Foreign(header, requests_in(rows, header.geometry, options))
 
 
-def _renumbered(columns: mapping.Columns, found: Iterable[Sheet], numbers: np.ndarray | None) -> Iterator[Rows]:
+def _renumbered(columns: mapping.Columns, found: Iterable[Table], numbers: np.ndarray | None) -> Iterator[Rows]:
     """Rows of a second reading, requests by the numbers that they are called by, if they all are."""
     for rows in map(CellRows(columns).rows, found):
         yield rows if numbers is None else replace(rows, request=np.take(numbers, rows.request, mode="clip"))

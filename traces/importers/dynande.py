@@ -115,7 +115,7 @@ def _of_file(file: Path) -> list[Layer]:
 
 def _of_table(file: Path) -> list[Layer]:
     """The layers of a csv, by their number where there are several, else by the file's name."""
-    table = read_table(file, 0, ("layer_id", "token_id", "expert_0"))
+    table = read_table(file, ("layer_id", "token_id", "expert_0"))
     names = [name for name in table.columns if name not in ("layer_id", "token_id")]
     if names != [f"expert_{number}" for number in range(len(names))]:
         raise TraceError(f"{file} line 1: columns are not expert_0, expert_1 and so on behind layer_id,token_id")

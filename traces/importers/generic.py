@@ -25,17 +25,18 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers import dynande, responses, token_lines
+from moereplay.traces.importers import dynande, mapping, responses, token_lines
+from moereplay.traces.importers.cell_rows import ExactRows
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for
-from moereplay.traces.importers.rows import FIX, KEYS, NEEDED, Rows, Seen, from_jsonl, from_table, requests_in, streamed
-from moereplay.traces.importers.sheet import header_lines
-from moereplay.traces.importers.table import tables
+from moereplay.traces.importers.rows import KEYS, Rows, Seen, requests_in, streamed
+from moereplay.traces.importers.table import header_lines, tables
 from moereplay.traces.importers.text import blocks, start_of, suffix_of
-from moereplay.traces.schema import Geometry, TraceError
+from moereplay.traces.schema import Geometry, TraceError, shown
 from moereplay.traces.stated import KEY, Stated, sizes_in
 
 SUFFIXES = (".csv", ".jsonl")
 COMMENT = b"# "
+FIX = "; name the file's own with --columns token=NAME,layer=NAME,experts=NAME"
 
 
 def sniff(path: Path) -> bool:
@@ -76,9 +77,32 @@ def _header(path: Path) -> int:
 
 def _pieces(path: Path, skip: int, experts: int | None) -> Iterator[Rows]:
     """The rows after the first `skip` lines, ids below `experts` if that is known."""
-    if suffix_of(path) == ".csv":
-        return (from_table(table, experts) for table in tables(path, skip, NEEDED, FIX))
-    return from_jsonl(path, skip, experts)
+    columns: mapping.Columns = {}
+
+    def choose(found: tuple[str, ...]) -> list[str]:
+        columns.update(_columns(found, suffix_of(path) == ".csv", f"{path} line {skip + 1}"))
+        return [name for names in columns.values() for name in names]
+
+    return map(ExactRows(columns, experts).rows, tables(path, choose, skip, alike=True))
+
+
+def _columns(found: tuple[str, ...], single: bool, place: str) -> mapping.Columns:
+    """Return the columns of each field, a column per number if `single`. Raises TraceError for others than these."""
+    columns: mapping.Columns = {name: (name,) for name in KEYS}
+    if single:
+        k = sum(name.startswith("expert_") for name in found)
+        columns["experts"] = tuple(f"expert_{rank}" for rank in range(max(k, 1)))
+        if any(name.startswith("weight_") for name in found):
+            columns["weights"] = tuple(f"weight_{rank}" for rank in range(k))
+    else:
+        columns |= {name: (name,) for name in ("experts", "weights", "logits") if name in found or name == "experts"}
+    columns |= {"phase": ("phase",)} if "phase" in found else {}
+    known = [name for names in columns.values() for name in names]
+    for wrong, names in (("no", set(known) - set(found)), ("unknown", set(found) - set(known))):
+        if names:
+            column = f"{'column' if single else 'key'} {', '.join(map(shown, sorted(names)))}"
+            raise TraceError(f"{place}: {wrong} {column}; expected {','.join(KEYS)},{known[3]},...{FIX}")
+    return columns
 
 
 def _metadata(path: Path, line: str) -> Stated | None:

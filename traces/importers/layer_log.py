@@ -19,16 +19,15 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.by_request import Columns, in_groups
-from moereplay.traces.importers.cells import numbers, whole
+from moereplay.traces.importers.cells import numbers
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
 from moereplay.traces.importers.forward_passes import by_pass
 from moereplay.traces.importers.numbering import renumbering
-from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
-from moereplay.traces.importers.sheet import sheets
+from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
 from moereplay.traces.importers.strided import NOTE, equally_often
 from moereplay.traces.importers.table import LAYER, ids_below, tables
 from moereplay.traces.importers.text import start_of
-from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
+from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError
 
 SINGLE, LISTS = ("layer", "expert"), ("layer_id", "expert_ids")
 START = re.compile(rb"(layer,expert|layer_id,expert_ids)\r?\n")
@@ -165,31 +164,24 @@ def _rows(path: Path, single: bool) -> Iterator[Columns]:
     if not single:
         yield from _lists(path)
         return
-    for table in tables(path, 0, SINGLE):
+    for table in tables(path, lambda found: SINGLE):
         layer, expert = table.checked(LAYER, "layer"), table.checked(ids_below(None), "expert")
         yield {"lines": table.lines, "layer": layer, "experts": expert[:, None]}
 
 
 def _lists(path: Path) -> Iterator[Columns]:
     """The same of lists of ids."""
-    k = 0
-    for sheet in sheets(path, lambda found: LISTS):
-        layers, ids = [], []
-        for row, (layer, cell) in enumerate(zip(*(sheet.columns[name] for name in LISTS), strict=True)):
-            found, chosen = whole(layer), numbers(cell)
-            if found is None or not _within([found], LAYER.most):
-                raise TraceError(f"{sheet.place(row)}: layer_id is {shown(repr(layer))}; expected {LAYER.expected}")
-            if not chosen or not _within(chosen, ids_below(None).most) or len(chosen) != (k or len(chosen)):
-                raise TraceError(f"{sheet.place(row)}: expert_ids is {shown(repr(cell))}; expected {k or 'some'} ids")
+    k, allowed = 0, ids_below(None)._replace(least=0)
+    for table in tables(path, lambda found: LISTS):
+        ids = []
+        for row, cell in enumerate(table.columns["expert_ids"]):
+            chosen = numbers(cell)
+            if not chosen or not all(fits(each, allowed) for each in chosen) or len(chosen) != (k or len(chosen)):
+                raise table.misfit(row, "expert_ids", cell, f"{k or 'some'} ids")
             k = len(chosen)
-            layers.append(found)
             ids.append(chosen)
-        lines = sheet.first + np.arange(len(layers))
-        yield {"lines": lines, "layer": np.array(layers, np.int64), "experts": np.array(ids, np.int64)}
-
-
-def _within(values: list[float], most: float) -> bool:
-    return all(isinstance(value, int) and 0 <= value <= most for value in values)
+        layer = table.checked(LAYER, "layer_id")
+        yield {"lines": table.lines, "layer": layer, "experts": np.array(ids, np.int64)}
 
 
 def _counted(pieces: Iterable[Rows], first: int, counts: np.ndarray) -> Iterator[Rows]:

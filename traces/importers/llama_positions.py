@@ -23,7 +23,7 @@ from moereplay.traces.importers.contract import Foreign, Importer, Options, Orig
 from moereplay.traces.importers.numbering import Restarts, renumbering
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
 from moereplay.traces.importers.strided import NOTE, read_flat
-from moereplay.traces.importers.table import LAYER, headerless, ids_below
+from moereplay.traces.importers.table import LAYER, ids_below, tables
 from moereplay.traces.importers.text import start_of
 from moereplay.traces.schema import TraceError, Values
 
@@ -50,9 +50,9 @@ def read(path: Path, options: Options) -> Foreign:
 
 def _pieces(path: Path) -> Iterator[Rows]:
     begun = Restarts(repeats=True)
-    for table in headerless(path, _names):
+    for table in tables(path, lambda found: found, names=_names):
         position, layer = table.checked(POSITION, "pos"), table.checked(LAYER, "layer")
-        ids = table.checked(ids_below(None), *table.columns[2:]).reshape(len(layer), -1)
+        ids = table.checked(ids_below(None), *list(table.columns)[2:]).reshape(len(layer), -1)
         phase = (position >= 0).astype(np.int64)
         yield Rows(path, table.lines, begun.add(position, layer), position, layer, ids, phase=phase)
 

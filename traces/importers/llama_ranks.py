@@ -14,14 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.by_request import Columns, in_groups, joined
-from moereplay.traces.importers.cells import number
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
 from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
-from moereplay.traces.importers.sheet import Sheet, sheets
-from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below
+from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, tables
 from moereplay.traces.importers.text import start_of
-from moereplay.traces.schema import MOST_EXPERTS, TraceError, shown
+from moereplay.traces.schema import MOST_EXPERTS, TraceError
 
 NAMES = ("phase", "token", "layer", "rank", "expert")
 PHASES = {"prefill": 0, "decode": 1}
@@ -47,7 +45,7 @@ def read(path: Path, options: Options) -> Foreign:
 
 def _pieces(path: Path) -> Iterator[Rows]:
     """A row for every token and layer, its experts by rank."""
-    found = map(_columns, sheets(path, lambda found: NAMES))
+    found = map(_columns, tables(path, lambda found: NAMES))
     first = next(found)
     while len(first["rank"]) < MOST_EXPERTS and (first["rank"] == 0).sum() < 2 and (more := next(found, None)):
         first = joined([first, more])
@@ -60,12 +58,15 @@ def _pieces(path: Path) -> Iterator[Rows]:
         yield Rows(path, lines, np.zeros_like(token), token, layer, ids, phase=phase)
 
 
-def _columns(sheet: Sheet) -> Columns:
-    """The numbers of some rows, by column."""
-    table = _table(sheet)
+def _columns(table: Table) -> Columns:
+    """Return the numbers of some rows, by column."""
     allowed = {"token": COUNT, "layer": LAYER, "rank": COUNT, "expert": ids_below(None)}
     numbers = {name: table.checked(each, name) for name, each in allowed.items()}
-    return numbers | {"phase": _phases(sheet), "lines": table.lines}
+    phase = [PHASES.get(str(cell).strip(), -1) for cell in table.columns["phase"]]
+    if -1 in phase:
+        row = phase.index(-1)
+        raise table.misfit(row, "phase", table.columns["phase"][row], " or ".join(PHASES))
+    return numbers | {"phase": np.array(phase, np.int64), "lines": table.lines}
 
 
 def _check_ranks(path: Path, columns: Columns, k: int) -> None:
@@ -80,26 +81,6 @@ def _check_ranks(path: Path, columns: Columns, k: int) -> None:
             f"{path} line {columns['lines'][row]}: rank {rank[row]}; expected ranks 0 to {k - 1} of each token at a "
             "layer, line by line; was the file cut off?"
         )
-
-
-def _table(sheet: Sheet) -> Table:
-    """The columns of numbers."""
-    columns = [[number(cell) for cell in sheet.columns[name]] for name in NAMES[1:]]
-    for name, cells in zip(NAMES[1:], columns, strict=True):
-        if None in cells:
-            row = cells.index(None)
-            wrong = f"{name} is {shown(repr(sheet.columns[name][row]))}"
-            raise TraceError(f"{sheet.place(row)}: {wrong}; expected a whole number")
-    return Table(sheet.file, sheet.first, np.array(columns, np.float64).T, NAMES[1:])
-
-
-def _phases(sheet: Sheet) -> np.ndarray:
-    found = [PHASES.get(cell.strip(), -1) for cell in sheet.columns["phase"]]
-    if -1 in found:
-        row = found.index(-1)
-        wrong = shown(repr(sheet.columns["phase"][row]))
-        raise TraceError(f"{sheet.place(row)}: phase is {wrong}; expected {' or '.join(PHASES)}")
-    return np.array(found, np.int64)
 
 
 IMPORTER = Importer(

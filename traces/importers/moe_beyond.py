@@ -16,11 +16,12 @@ import numpy as np
 
 from moereplay.traces.importers import mapping
 from moereplay.traces.importers.cell_rows import CellRows
+from moereplay.traces.importers.cells import whole
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
 from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
-from moereplay.traces.importers.sheet import Sheet, sheets
 from moereplay.traces.importers.sources import files_of
+from moereplay.traces.importers.table import Table, tables
 from moereplay.traces.importers.text import start_of
 from moereplay.traces.schema import Geometry, Request, TraceError
 
@@ -66,7 +67,7 @@ class _File:
     def __init__(self, file: Path) -> None:
         """Raises TraceError naming the line that is wrong."""
         self.cells = CellRows(COLUMNS)
-        found = [self.cells.rows(sheet) for sheet in _with_positions(file)]
+        found = [self.cells.rows(table) for table in _with_positions(file)]
         numbers = self.cells.numbers
         self.rows = [_prompt(rows, numbers) for rows in found]
         self.seen = Seen(self.rows, keep=False)
@@ -83,15 +84,16 @@ def _prompt(rows: Rows, numbers: np.ndarray | None) -> Rows:
     return replace(rows, request=request, phase=np.zeros(len(rows.token), np.int8)).narrowed()
 
 
-def _with_positions(file: Path) -> Iterator[Sheet]:
-    """The sheets of a file, with the position of every token in its layer and batch."""
-    seen: Counter[tuple[str, str]] = Counter()
-    for sheet in sheets(file, lambda found: (LAYER, BATCH, EXPERTS)):
+def _with_positions(file: Path) -> Iterator[Table]:
+    """The tables of a file, with the position of every token in its layer and batch."""
+    seen: Counter[tuple[int | None, str]] = Counter()
+    for table in tables(file, lambda found: (LAYER, BATCH, EXPERTS)):
         tokens = []
-        for place in zip(sheet.columns[LAYER], sheet.columns[BATCH], strict=True):
+        for layer, batch in zip(table.columns[LAYER], table.columns[BATCH], strict=True):
+            place = whole(layer), str(batch)
             tokens.append(seen[place])
             seen[place] += 1
-        yield replace(sheet, columns={**sheet.columns} | {POSITION: tokens})
+        yield replace(table, columns={**table.columns} | {POSITION: tokens})
 
 
 IMPORTER = Importer(

@@ -28,8 +28,7 @@ from moereplay.traces.importers.columns import UNNAMED
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
 from moereplay.traces.importers.numbering import Restarts, renumbering
 from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
-from moereplay.traces.importers.sheet import sheets
-from moereplay.traces.importers.table import ids_below
+from moereplay.traces.importers.table import ids_below, tables
 from moereplay.traces.importers.text import blocks, parse_json, suffix_of
 from moereplay.traces.schema import MOST_LAYERS, TraceError, shown
 
@@ -120,8 +119,8 @@ def read(path: Path, options: Options) -> Foreign:
 def _pieces(path: Path, cells: CellRows, columns: mapping.Columns, skip: int, warm: bool = False) -> Iterator[Rows]:
     """Some rows at a time, without those of the first request if it is the engine's `warm`-up."""
     names, split = [name for each in columns.values() for name in each], _Split()
-    for sheet in sheets(path, lambda found: names, skip):
-        rows = split.parted(cells.rows(sheet))
+    for table in tables(path, lambda found: names, skip):
+        rows = split.parted(cells.rows(table))
         kept = rows.request > 0 if warm else np.ones(len(rows.request), bool)
         if kept.all():
             yield rows

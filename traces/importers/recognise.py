@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from moereplay.traces.importers import archive
 from moereplay.traces.importers.cells import numbers, whole
-from moereplay.traces.importers.sheet import flat, objects_in
+from moereplay.traces.importers.table import flat, objects_in
 from moereplay.traces.importers.text import blocks, read_json, suffix_of
 from moereplay.traces.schema import TraceError, shown
 from moereplay.traces.stated import KEY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from moereplay.traces.importers import NAMES, arrays, recognise, sheet
+from moereplay.traces.importers import NAMES, arrays, recognise, table
 from moereplay.traces.importers.contract import Foreign, Importer, Options
 from moereplay.traces.importers.remapped import remapped
 from moereplay.traces.importers.sources import refuse_unreadable
@@ -41,7 +41,7 @@ def detect(path: Path) -> Importer:
 def _of_columns(path: Path, options: Options) -> Importer | None:
     """The importer that takes the columns that a user names, if it reads such files."""
     suffix = suffix_of(path) if (options.columns or options.where) and path.is_file() else None
-    name = COLUMNS if suffix in sheet.SUFFIXES else "arrays" if suffix in arrays.SUFFIXES else None
+    name = COLUMNS if suffix in table.SUFFIXES else "arrays" if suffix in arrays.SUFFIXES else None
     return load(name) if name else None
 
 

@@ -21,13 +21,14 @@ import numpy as np
 from moereplay.traces.importers.by_request import CHANGED, REQUEST, Columns, Ends, by_request
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
 from moereplay.traces.importers.grid import Grid, Keys, grids, prompt_of
-from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, require, tables
+from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, tables
 from moereplay.traces.importers.text import first_lines, start_of
 from moereplay.traces.schema import MOST_LAYERS, VALUES, Request, TraceError, Values, shown
 
 MAGIC = "# route_trace"
 VERSION = "v1"
 NEEDED = ("turn", "phase", "step", "layer", "slot", "expert")
+OPTIONAL = ("weight", "residency", "dropped")
 FLAG = Values("iu", 0, 1)
 MOST_PREAMBLE = MOST_LAYERS + 64  #: lines
 LONGEST_FACTS = 8_192  #: characters of the line that names the model
@@ -69,8 +70,7 @@ def read(path: Path, options: Options) -> Foreign:
 
 def _pieces(path: Path, skip: int, experts: int) -> Iterator[Columns]:
     """Some rows at a time after so many lines, by column."""
-    for table in tables(path, skip):
-        require(table, *NEEDED)
+    for table in tables(path, lambda found: (*NEEDED, *(name for name in OPTIONAL if name in found)), skip):
         yield _columns(table, experts)
 
 
@@ -160,7 +160,7 @@ def _columns(table: Table, experts: int) -> Columns:
     columns = {name: table.checked(allowed[name], name) for name in NEEDED}
     columns |= {REQUEST: columns.pop("turn"), "lines": table.lines}
     routed = columns["expert"] >= 0
-    if "weight" in table and np.isnan(table.numbers("weight")[routed]).any():
+    if "weight" in table and np.isnan(table.numeric("weight")[routed]).any():
         columns["unseen"] = routed
     elif "weight" in table:
         columns["weight"] = np.where(routed, table.checked(VALUES["weights"], "weight", among=routed), 0)

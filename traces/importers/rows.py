@@ -13,13 +13,9 @@ from moereplay.traces.importers.by_request import CHANGED, Ends, by_request
 from moereplay.traces.importers.contract import Options, Shape, prompt_tokens, shape_of
 from moereplay.traces.importers.grid import Grid, Keys, grids, prompt_of
 from moereplay.traces.importers.numbering import renumbering
-from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, require
-from moereplay.traces.importers.text import blocks, parse_json
-from moereplay.traces.schema import MOST_LAYERS, TOKEN_ARRAYS, VALUES, Geometry, Request, TraceError, Values, shown
+from moereplay.traces.schema import MOST_LAYERS, TOKEN_ARRAYS, Geometry, Request, TraceError, Values
 
 KEYS = ("request", "token", "layer")
-NEEDED = (*KEYS, "expert_0")  #: columns of a table
-OPTIONAL = ("weights", "logits", "phase")
 FLOATS = ("weights", "logits")
 LISTS = ("experts", *FLOATS)
 PHASE = Values("iu", 0, 1)
@@ -27,7 +23,6 @@ KEPT = 1 << 26  #: bytes of rows that are held instead of reading the file again
 #: How checked numbers are held: as they are stored.
 NARROW = {name: np.dtype(TOKEN_ARRAYS[name][0]) for name in (*FLOATS, "token_ids")}
 NARROW |= {"experts": np.dtype(TOKEN_ARRAYS["chosen"][0]), "phase": np.dtype(np.int8)}
-FIX = "; name the file's own with --columns token=NAME,layer=NAME,experts=NAME"
 
 
 @dataclass(frozen=True)
@@ -147,108 +142,11 @@ def _widened(columns: dict[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
     }
 
 
-def from_table(table: Table, experts: int | None) -> Rows:
-    """Rows of a CSV; ids are below `experts` if that is known. Raises TraceError for wrong columns or numbers."""
-    k = sum(name.startswith("expert_") for name in table.columns)
-    ids = [f"expert_{rank}" for rank in range(max(k, 1))]
-    weights = [f"weight_{rank}" for rank in range(k)]
-    require(table, *KEYS, *ids, fix=FIX)
-    unknown = set(table.columns) - {*KEYS, *ids, *weights, "phase"}
-    if unknown or len(set(table.columns)) < len(table.columns):
-        names = shown(", ".join(sorted(unknown))) or "a repeated column"
-        place = f"{table.file} line {table.first_line - 1}"
-        raise TraceError(f"{place}: {names} not known; expected {','.join(KEYS)},expert_0,...{FIX}")
-    weighed = any(name in table for name in weights)
-    if weighed:
-        require(table, *weights)
-    return Rows(
-        table.file,
-        table.lines,
-        request=table.checked(COUNT, "request"),
-        token=table.checked(COUNT, "token"),
-        layer=table.checked(LAYER, "layer"),
-        experts=table.checked(ids_below(experts), *ids).reshape(-1, k),
-        weights=table.checked(VALUES["weights"], *weights).reshape(-1, k) if weighed else None,
-        phase=table.checked(PHASE, "phase") if "phase" in table else None,
-    )
-
-
-def from_jsonl(file: Path, skip: int, experts: int | None) -> Iterator[Rows]:
-    """Rows of JSON lines after the first `skip`. Raises TraceError naming the line that differs from the first."""
-    records = _Records(file, skip + 1, experts)
-    for number, lines in blocks(file, skip):
-        yield Rows(file, np.arange(number, number + len(lines)), **records.columns(number, lines))
-
-
-class _Records:
-    """JSON objects held to the first one: its keys, and the lengths of its lists."""
-
-    def __init__(self, file: Path, first: int, experts: int | None) -> None:
-        self.file, self.first = file, first
-        self.allowed = {"request": COUNT, "token": COUNT, "layer": LAYER, "phase": PHASE}
-        self.allowed |= {"experts": ids_below(experts), **{name: VALUES[name] for name in FLOATS}}
-        self.lengths: dict[str, int] = {}  #: by key, 0 where the value is no list
-
-    def columns(self, number: int, lines: list[str]) -> dict[str, np.ndarray]:
-        """The values of some lines by key, (N,) or (N, length of the list)."""
-        records = [self._record(line, f"{self.file} line {at}") for at, line in enumerate(lines, number)]
-        dtypes = {name: np.float32 if name in FLOATS else np.int64 for name in self.lengths}
-        return {name: np.array([record[name] for record in records], dtypes[name]) for name in self.lengths}
-
-    def _record(self, line: str, place: str) -> dict[str, Any]:
-        record = parse_json(line, place)
-        _check_keys(record, place)
-        if not self.lengths:
-            self.lengths = {name: len(value) if isinstance(value, list) else 0 for name, value in record.items()}
-        if record.keys() != self.lengths.keys():
-            wanted = f"{', '.join(self.lengths)}, as on line {self.first}"
-            raise TraceError(f"{place}: keys {', '.join(record)}; expected {wanted}")
-        for name, value in record.items():
-            if not self._fits(name, value):
-                raise TraceError(f"{place}: {self._misfit(name, value)}")
-        return record
-
-    def _fits(self, name: str, value: Any) -> bool:
-        allowed = self.allowed[name]
-        if name not in LISTS:
-            return fits(value, allowed)
-        if not isinstance(value, list) or not value or len(value) != self.lengths[name]:
-            return False
-        return all(fits(cell, allowed) for cell in value)
-
-    def _misfit(self, name: str, value: Any) -> str:
-        """What is wrong with a value, and what it should be."""
-        allowed = self.allowed[name]
-        if name in LISTS and isinstance(value, list) and value and len(value) == self.lengths[name]:
-            rank = next(rank for rank, cell in enumerate(value) if not fits(cell, allowed))
-            return f"{name}[{rank}] is {_spelled(value[rank])}; expected {allowed.expected}"
-        expected = (
-            f"{max(self.lengths[name], 1)} numbers, each {allowed.expected}" if name in LISTS else allowed.expected
-        )
-        return f"{name} is {_spelled(value)}; expected {expected}"
-
-
 def fits(cell: Any, allowed: Values) -> bool:
     """Whether a value of a JSON document is a number in the range; true and false are none."""
     return (
         type(cell) is int or (type(cell) is float and "f" in allowed.kinds)
     ) and allowed.least <= cell <= allowed.most
-
-
-def _spelled(value: Any) -> str:
-    return shown(repr(value) if isinstance(value, str) else value)
-
-
-def _check_keys(record: Any, place: str) -> None:
-    if not isinstance(record, dict):
-        raise TraceError(f"{place}: not an object; expected keys {', '.join(KEYS)}, experts")
-    unknown = set(record) - {*KEYS, "experts", *OPTIONAL}
-    missing = {*KEYS, "experts"} - set(record)
-    if unknown or missing:
-        wrong = f"unknown key {shown(sorted(unknown)[0])!r}" if unknown else f"no {sorted(missing)[0]!r}"
-        raise TraceError(
-            f"{place}: {wrong}; expected {', '.join((*KEYS, 'experts'))}, perhaps {', '.join(OPTIONAL)}{FIX}"
-        )
 
 
 def requests_in(found: Iterable[Rows], geometry: Geometry, options: Options, pruned: bool = False) -> Iterator[Request]:

@@ -1,159 +1,390 @@
-"""Comma-separated numbers with a header line, read at the speed of numpy; errors name the file and the line."""
+"""Files with named columns, a row each, read some rows at a time: CSV, TSV, JSON and Parquet.
+
+Every importer of rows reads through `tables`, which gives the columns that it chooses. A column is an array where all
+cells of a piece are numbers, else a list of cells. Rows of JSON are objects, a line each or the entries of a document;
+keys of objects in them are named with dots. Errors name the file and the row.
+"""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from moereplay.traces.importers.text import blocks
+from moereplay.traces.documents import refuse_irregular
+from moereplay.traces.importers.cells import number
+from moereplay.traces.importers.packed import EXPANSION, allowance
+from moereplay.traces.importers.text import blocks, parse_json, read_json, suffix_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, VALUES, TraceError, Values, shown
 
-EXACT = 2**53  #: whole numbers up to here survive the float64 they are parsed into
-COUNT = Values("iu", 0, EXACT - 1)  #: what numbers a request or a token
+EXACT = 2**53  #: whole numbers below it survive the float64 they are parsed into
+COUNT = Values("iu", 0, EXACT - 1)  #: numbers of requests and tokens
 LAYER = Values("iu", 0, MOST_LAYERS - 1)
 MOST_COLUMNS = 2 * MOST_EXPERTS + 16
 NUMBER = re.compile(r"\s*[+-]?((\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|nan|inf)\s*", re.ASCII | re.IGNORECASE)
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+PARQUET = ".parquet"
+SUFFIXES = (*DELIMITERS, ".jsonl", ".json", PARQUET)
+DEEPEST = 4  #: objects within each other whose keys are named with dots
+CELL = 8  #: bytes of a number
+ROWS = 1 << 14  #: read at a time
+ROWS_OF_NUMBERS = 1 << 18  #: read at a time where every chosen column is an array of numbers
+NO_ROWS = "no rows; expected a row per token and layer, or per token, layer and expert"
+
+MISSING = object()  #: in place of a value that a row lacks
+
+Choose = Callable[[tuple[str, ...]], Sequence[str]]
+Where = tuple[str, str]  #: a column, and the text that rows have in it which are read
+Row = tuple[int, list[Any]]  #: its number in the file, and its cells
+Cells = list[Any] | np.ndarray  #: (N,) cells, or an array of numbers (N,), or (N, width) of lists of equal length
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name; row i stood on line `first_line` + i of the file."""
+    """N rows that follow each other, of the columns that were chosen."""
 
     file: Path
-    first_line: int
-    values: np.ndarray  #: (N, columns) float64
-    columns: tuple[str, ...]
+    unit: str  #: name of a row: a line of a text, a row of a table
+    numbers: Sequence[int]  #: (N,) numbers of the rows in the file
+    columns: Mapping[str, Cells]
 
     def __contains__(self, column: str) -> bool:
         return column in self.columns
 
     @property
     def lines(self) -> np.ndarray:
-        """Line number of every row."""
-        return self.first_line + np.arange(len(self.values))
+        """(N,) number of every row."""
+        return np.asarray(self.numbers)
 
-    def numbers(self, *columns: str) -> np.ndarray:
-        """The named columns, (N,) for one and (N, n) for several, as float64."""
-        picked = [self.columns.index(column) for column in columns]
-        return self.values[:, picked[0] if len(picked) == 1 else picked]
+    def place(self, row: int) -> str:
+        """Return where row i stands."""
+        return f"{self.file} {self.unit} {self.numbers[row]}"
 
-    def checked(self, allowed: Values, *columns: str, among: np.ndarray | None = None) -> np.ndarray:
-        """The same, whole numbers as int64; `among` (N,) masks the rows that count.
+    def misfit(self, row: int, column: str, cell: Any, expected: str) -> TraceError:
+        """Make the error for a cell that is not what was expected."""
+        return TraceError(f"{self.place(row)}: {column} is {_spelled(cell)}; expected {expected}")
 
-        Raises TraceError naming the line of a number that is not allowed.
+    def numeric(self, column: str, expected: str = "a number") -> np.ndarray:
+        """Return a column (N,) as numbers, nan and infinities among them. Raises TraceError for any other cell."""
+        cells = self.columns[column]
+        if isinstance(cells, np.ndarray):
+            return cells
+        found = [_float(cell) for cell in cells]
+        if None in found:
+            row = found.index(None)
+            raise self.misfit(row, column, cells[row], expected)
+        return np.array(found, np.float64)
+
+    def checked(self, allowed: Values, *names: str, among: np.ndarray | None = None) -> np.ndarray:
+        """Return columns, (N,) for one and (N, n) for several, whole numbers as int64.
+
+        `among` (N,) masks the rows that count. Raises TraceError naming the row of a number that is not allowed.
         """
-        numbers, whole = self.numbers(*columns), "f" not in allowed.kinds
-        fine = (numbers >= allowed.least) & (numbers <= allowed.most)
-        if whole:
-            fine &= np.rint(numbers) == numbers
+        columns = [self.numeric(name, allowed.expected) for name in names]
+        fine = np.stack([is_allowed(each, allowed) for each in columns], 1)
         if among is not None:
-            fine |= ~among
+            fine |= ~among[:, None]
         if not fine.all():
-            row, *column = at = tuple(np.argwhere(~fine)[0])
-            wrong = f"{columns[column[0] if column else 0]} is {_spelled(float(numbers[at]))}"
-            raise TraceError(f"{self.file} line {self.first_line + row}: {wrong}; expected {allowed.expected}")
-        return numbers.astype(np.int64) if whole else numbers
+            row, at = np.argwhere(~fine)[0].tolist()
+            raise self.misfit(row, names[at], self.columns[names[at]][row], allowed.expected)
+        found = columns[0] if len(names) == 1 else np.stack(columns, 1)
+        return found if "f" in allowed.kinds else found.astype(np.int64)
 
 
-def _spelled(number: float) -> str:
-    return f"{number:.0f}" if number.is_integer() and abs(number) < EXACT else f"{number:g}"
+def is_allowed(found: np.ndarray, allowed: Values) -> np.ndarray:
+    """Return for each number whether it is in range, and whole if it has to be."""
+    fine = (found >= allowed.least) & (found <= allowed.most)
+    return fine if found.dtype.kind in "iu" or "f" in allowed.kinds else fine & (np.rint(found) == found)
+
+
+def _float(cell: Any) -> float | None:
+    found = number(cell)
+    if found is None and (isinstance(cell, float) or (isinstance(cell, str) and NUMBER.fullmatch(cell))):
+        return float(cell)
+    return found
+
+
+def _spelled(cell: Any) -> str:
+    if isinstance(cell, np.floating):
+        return f"{cell:.0f}" if cell.is_integer() and abs(cell) < EXACT else f"{cell:g}"
+    return shown(repr(cell) if isinstance(cell, str) else cell)
 
 
 def ids_below(experts: int | None) -> Values:
-    """What the ids of a layer with that many experts may be; None if their number is not known."""
+    """Return which ids a layer of so many experts may have, of an unknown number if None."""
     allowed = VALUES["chosen"]
     return allowed if experts is None else allowed._replace(most=min(experts, MOST_EXPERTS) - 1)
 
 
-def read_table(file: Path, header: int, needed: Sequence[str] = (), fix: str = "") -> Table:
-    """The whole table, as `tables` reads it."""
-    first, *others = tables(file, header, needed, fix)
-    return Table(
-        file, first.first_line, np.concatenate([first.values, *(part.values for part in others)]), first.columns
-    )
+def tables(
+    file: Path,
+    choose: Choose,
+    skip: int = 0,
+    where: Where | None = None,
+    *,
+    names: Callable[[int], tuple[str, ...]] | None = None,
+    alike: bool = False,
+) -> Iterator[Table]:
+    """Yield some rows at a time, at least one, of the columns that `choose` takes of those there are.
 
-
-def tables(file: Path, header: int, needed: Sequence[str] = (), fix: str = "") -> Iterator[Table]:
-    """Some rows at a time of the table whose column names stand on the line after the first `header`, at least one.
-
-    Raises TraceError naming the line, of columns that are `needed` and missing before any number is read.
+    The first `skip` lines of a text are not read, nor rows whose column `where[0]` is not `where[1]`. `names` names the
+    columns of a text that has no header; `alike` refuses objects with other keys than the first. Raises TraceError
+    naming the line that cannot be read.
     """
-    columns: tuple[str, ...] = ()
-    rows = 0
-    for number, lines in blocks(file, skip=header, ended=True):
-        if not columns:
-            columns, number, lines = _names(lines[0], f"{file} line {number}"), number + 1, lines[1:]  # noqa: PLW2901
-            require(Table(file, header + 2, np.empty((0, len(columns))), columns), *needed, fix=fix)
-        if lines:
-            yield Table(file, number, _numbers(lines, len(columns), number, file), columns)
-            rows += len(lines)
-    if not rows:
-        raise TraceError(f"{file} line {header + 1}: no rows follow; expected at least one")
+    suffix = suffix_of(file)
+    if suffix == PARQUET:
+        if where:
+            raise TraceError(f"{file}: --where cannot be combined with Parquet; filter it with polars")
+        yield from _of_parquet(file, choose)
+    elif suffix in (".jsonl", ".json"):
+        records = _json_lines(file, skip) if suffix == ".jsonl" else _entries(file)
+        rows = _json_rows(file, choose, records, where, alike)
+        yield from _of_rows(file, "entry" if suffix == ".json" else "line", next(rows)[1], rows)
+    else:
+        yield from _of_text(file, DELIMITERS.get(suffix, ","), choose, skip, where, names)
 
 
-def headerless(file: Path, names: Callable[[int], tuple[str, ...]]) -> Iterator[Table]:
-    """Some rows at a time, at least one, of a file that begins with numbers; `names` of so many columns.
-
-    Raises TraceError naming the line.
-    """
-    columns: tuple[str, ...] = ()
-    for number, lines in blocks(file, ended=True):
-        columns = columns or names(len(_cells(lines[0], f"{file} line {number}")))
-        yield Table(file, number, _numbers(lines, len(columns), number, file), columns)
-    if not columns:
-        raise TraceError(f"{file}: no rows; expected numbers between commas")
+def read_table(file: Path, needed: Sequence[str] = ()) -> Table:
+    """Return the whole of a text whose cells are numbers. Raises TraceError for missing columns."""
+    parts = list(tables(file, lambda found: [*found, *(name for name in needed if name not in found)]))
+    columns = {name: np.concatenate([part.numeric(name) for part in parts]) for name in parts[0].columns}
+    return Table(file, "line", np.concatenate([part.lines for part in parts]), columns)  # type: ignore[arg-type]
 
 
-def require(table: Table, *columns: str, fix: str = "") -> None:
-    """Raises TraceError naming the columns a table lacks."""
-    missing = [column for column in columns if column not in table]
-    if missing:
-        place = f"{table.file} line {table.first_line - 1}"
-        raise TraceError(f"{place}: no column {', '.join(missing)}; found {shown(','.join(table.columns))}{fix}")
+def _of_rows(file: Path, unit: str, names: list[str], rows: Iterator[Row]) -> Iterator[Table]:
+    """Put cells together row by row. Raises TraceError if there are none."""
+    empty = True
+    while some := list(islice(rows, ROWS)):
+        columns = {name: [row[at] for _, row in some] for at, name in enumerate(names)}
+        yield Table(file, unit, [at for at, _ in some], columns)
+        empty = False
+    if empty:
+        raise TraceError(f"{file}: {NO_ROWS}")
 
 
-def _names(line: str, place: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in _cells(line, place))
-    if len(names) > MOST_COLUMNS:
-        raise TraceError(f"{place}: {len(names):,} columns; expected at most {MOST_COLUMNS:,}")
-    return names
+def header_lines(file: Path, choose: Choose) -> int:
+    """How many lines stand before the rows: comments of a CSV, or an object of JSON lines that describes the others."""
+    suffix = suffix_of(file)
+    if suffix in DELIMITERS:
+        found = (line for _, lines in blocks(file) for line in lines)
+        return sum(1 for _ in takewhile(lambda line: line.startswith("#"), found))
+    if suffix != ".jsonl":
+        return 0
+    first = [record for _, _, record in islice(_json_lines(file, 0), 2)]
+    return int(len(first) > 1 and not _has(first[0], choose) and _has(first[1], choose))
 
 
-def _numbers(lines: list[str], columns: int, first: int, file: Path) -> np.ndarray:
-    """(lines, columns) float64; numpy reads nearly every file, what it refuses is read cell by cell."""
-    values = _at_once(lines)
-    if values is None or values.shape != (len(lines), columns):
-        return np.array([_row(line, columns, f"{file} line {at}") for at, line in enumerate(lines, first)])
-    return values
+def _has(record: dict[str, Any], choose: Choose) -> bool:
+    try:
+        return bool(choose(tuple(flat(record))))
+    except TraceError:
+        return False
 
 
-def _at_once(lines: list[str]) -> np.ndarray | None:
-    if not all(map(str.strip, lines)):  # numpy would pass over a blank line
+def flat(record: dict[str, Any], depth: int = DEEPEST) -> dict[str, Any]:
+    """The values of an object by their keys, those of objects in it by keys with dots."""
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, dict) and depth > 1:
+            found |= {f"{key}.{inner}": each for inner, each in flat(value, depth - 1).items()}
+        else:
+            found[key] = value
+    return found
+
+
+def objects_in(document: Any) -> list[dict[str, Any]]:
+    """The objects of a JSON list, or of the first list of objects in an object; else the object itself."""
+    if isinstance(document, list):
+        return [each for each in document if isinstance(each, dict)]
+    if not isinstance(document, dict):
+        return []
+    lists = [each for each in document.values() if isinstance(each, list) and each and isinstance(each[0], dict)]
+    return [each for each in lists[0] if isinstance(each, dict)] if lists else [document]
+
+
+def _of_text(
+    file: Path,
+    delimiter: str,
+    choose: Choose,
+    skip: int,
+    where: Where | None,
+    naming: Callable[[int], tuple[str, ...]] | None,
+) -> Iterator[Table]:
+    """Read blocks of lines, by numpy where all cells are numbers, else cell by cell."""
+    names: list[str] = []
+    chosen: list[str] = []
+    empty = True
+    for first, lines in blocks(file, skip, ended=True):
+        if not names:
+            place = f"{file} line {first}"
+            names = [cell.strip() for cell in _cells(lines[0], delimiter, place)]
+            if naming:
+                names = list(naming(len(names)))
+            else:
+                first, lines = first + 1, lines[1:]  # noqa: PLW2901
+            chosen = _chosen(names, choose, place)
+            if where and where[0] not in names:
+                there = shown(", ".join(names), 200)
+                raise TraceError(f"{place}: no column {shown(where[0])} for --where; found {there}")
+        if not lines:
+            continue
+        values = None if where else _at_once(lines, delimiter, len(names))
+        if values is None:
+            rows = _text_rows(file, delimiter, names, first, lines)
+            kept = (row for row in rows if not where or row[1][names.index(where[0])].strip() == where[1])
+            picked = [names.index(name) for name in chosen]
+            while some := list(islice(kept, ROWS)):
+                columns = {name: [row[at] for _, row in some] for name, at in zip(chosen, picked, strict=True)}
+                yield Table(file, "line", [at for at, _ in some], columns)
+                empty = False
+        else:
+            numbers = range(first, first + len(lines))
+            yield Table(file, "line", numbers, {name: values[:, names.index(name)] for name in chosen})
+            empty = False
+    if empty:
+        raise TraceError(f"{file} line {skip + 1}: no rows follow; expected a row per token and layer, or per expert")
+
+
+def _at_once(lines: list[str], delimiter: str, columns: int) -> np.ndarray | None:
+    """Return (N, columns) float64, None where a cell is no number or would be rounded."""
+    if any(not line.strip() or line.count('"') % 2 for line in lines):  # numpy passes over blank lines and open quotes
         return None
     try:
-        return np.loadtxt(lines, delimiter=",", comments=None, quotechar='"', ndmin=2)
+        values = np.loadtxt(lines, delimiter=delimiter, comments=None, quotechar='"', ndmin=2)
     except ValueError:
         return None
+    exact = values.shape == (len(lines), columns) and not (np.abs(values) >= EXACT).any()
+    return values if exact else None
 
 
-def _row(line: str, columns: int, place: str) -> list[float]:
-    cells = _cells(line, place)
-    if len(cells) != columns:
-        raise TraceError(f"{place}: {len(cells)} columns; expected {columns}")
-    for cell in cells:
-        if not NUMBER.fullmatch(cell):
-            raise TraceError(f"{place}: {cell.strip()[:60]!r} is not a number; expected {columns} numbers")
-    return [float(cell) for cell in cells]
+def _text_rows(file: Path, delimiter: str, names: list[str], first: int, lines: list[str]) -> Iterator[Row]:
+    for at, line in enumerate(lines, first):
+        cells = _cells(line, delimiter, f"{file} line {at}")
+        if len(cells) != len(names):
+            quoted = "; a list of ids with commas stands in quotes" if delimiter == "," else ""
+            raise TraceError(f"{file} line {at}: {len(cells)} columns; expected {len(names)}{quoted}")
+        yield at, cells
 
 
-def _cells(line: str, place: str) -> Sequence[str]:
-    """The cells of a line, without the quotes that some programs put around them."""
+def _chosen(names: list[str], choose: Choose, place: str) -> list[str]:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise TraceError(f"{place}: column {shown(twice)} stands twice; expected each name once")
+    if len(names) > MOST_COLUMNS:
+        raise TraceError(f"{place}: {len(names):,} columns; expected at most {MOST_COLUMNS:,}")
+    chosen = list(choose(tuple(names)))
+    if missing := [name for name in chosen if name not in names]:
+        raise TraceError(f"{place}: no column {shown(missing[0])}; found {shown(', '.join(names), 200)}")
+    return chosen
+
+
+def _cells(line: str, delimiter: str, place: str) -> list[str]:
     try:
-        return next(csv.reader([line], strict=True, skipinitialspace=True), None) or [""]
+        return next(csv.reader([line], delimiter=delimiter, strict=True, skipinitialspace=True), None) or [""]
     except csv.Error as broken:
-        raise TraceError(f"{place}: cells that cannot be read ({broken}); expected numbers between commas") from broken
+        raise TraceError(f"{place}: cells that cannot be read ({broken}); close every quote") from broken
+
+
+def _json_lines(file: Path, skip: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """The number, place and object of each line after the first `skip`."""
+    for first, lines in blocks(file, skip):
+        for at, line in enumerate(lines, first):
+            place = f"{file} line {at}"
+            record = parse_json(line, place)
+            if not isinstance(record, dict):
+                raise TraceError(f"{place}: not an object; expected one with the same keys on every line")
+            yield at, place, record
+
+
+def _entries(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """The number, place and object of each entry of a document."""
+    for at, record in enumerate(objects_in(read_json(file))):
+        yield at, f"{file} entry {at}", record
+
+
+def _json_rows(
+    file: Path, choose: Choose, records: Iterable[tuple[int, str, dict[str, Any]]], where: Where | None, alike: bool
+) -> Iterator[Row]:
+    """The chosen keys, then their values row by row."""
+    chosen: list[str] = []
+    keys: Iterable[str] = ()
+    for at, place, record in records:
+        if where and str(_value(record, where[0])) != where[1]:
+            continue
+        if not chosen:
+            chosen = list(choose(tuple(flat(record))))
+            keys = record.keys()
+            yield at, chosen
+        if alike and record.keys() != keys:
+            raise TraceError(f"{place}: keys {shown(', '.join(record), 200)}; expected {', '.join(keys)}, as before")
+        values = [_value(record, name) for name in chosen]
+        if MISSING in values:
+            name = chosen[values.index(MISSING)]
+            fix = "expected the keys of the first on every line" + ("" if where else ", or --where KEY=VALUE")
+            raise TraceError(f"{place}: no {shown(name)!r}; {fix}")
+        yield at, values
+    if not chosen:
+        raise TraceError(f"{file}: " + (f"no row has {where[0]} = {where[1]}; correct --where" if where else NO_ROWS))
+
+
+def _value(record: dict[str, Any], name: str) -> Any:
+    """The value of a key, or of a key with dots in objects within each other; `MISSING` if there is none."""
+    if name in record or "." not in name:
+        return record.get(name, MISSING)
+    found: Any = record
+    for key in name.split("."):
+        found = found.get(key, MISSING) if isinstance(found, dict) else MISSING
+    return found
+
+
+def _of_parquet(file: Path, choose: Choose) -> Iterator[Table]:
+    import polars as pl
+
+    try:
+        refuse_irregular(file)
+        lazy = pl.scan_parquet(file)
+        chosen = list(choose(tuple(lazy.collect_schema().names())))
+        rows, size = lazy.select(pl.len()).collect().item(), file.stat().st_size
+        if rows * max(len(chosen), 1) * CELL > allowance(size):
+            raise TraceError(f"{file}: expands more than {EXPANSION}-fold; write it as CSV if that is right")
+        plain = all(_is_plain(dtype) for name, dtype in lazy.collect_schema().items() if name in chosen)
+        step = ROWS_OF_NUMBERS if plain else ROWS
+        for first in range(0, rows, step):
+            frame = lazy.select(chosen).slice(first, step).collect()
+            yield Table(
+                file, "row", range(first + 1, first + 1 + len(frame)), {name: _numbers(frame[name]) for name in chosen}
+            )
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as broken:
+        raise TraceError(f"{file}: no readable Parquet ({shown(broken)}); write it again") from None
+    if not rows:
+        raise TraceError(f"{file}: {NO_ROWS}")
+
+
+def _is_plain(dtype: Any) -> bool:
+    """Whether a column of Parquet holds numbers, or lists of numbers, that fit int64 or float64."""
+    import polars as pl
+
+    inner = dtype.inner if isinstance(dtype, pl.List | pl.Array) else dtype
+    return inner.is_numeric() and inner not in (pl.UInt64, pl.Int128) and not inner.is_decimal()
+
+
+def _numbers(series: Any) -> Cells:
+    """A column of Parquet as an array, of (N, width) where lists have one length; cells where anything is missing."""
+    import polars as pl
+
+    if not _is_plain(series.dtype) or series.null_count() or not len(series):
+        return series.to_list()
+    if not isinstance(series.dtype, pl.List | pl.Array):
+        return series.to_numpy()
+    nested = series.arr.to_list() if isinstance(series.dtype, pl.Array) else series
+    lengths, flat = nested.list.len(), nested.explode()
+    width = int(lengths[0])
+    if not width or flat.null_count() or not (lengths == width).all():
+        return series.to_list()
+    return flat.to_numpy().reshape(-1, width)

@@ -43,9 +43,10 @@ def read(path: Path) -> Counts:
 
 
 def _cells(file: Path) -> dict[tuple[int, int], float]:
-    table = read_table(file, 0)
-    layer = table.checked(LAYER, table.columns[0]).tolist()
-    expert = table.checked(ids_below(None)._replace(least=0), table.columns[1]).tolist()
+    table = read_table(file)
+    layers, experts, _ = table.columns
+    layer = table.checked(LAYER, layers).tolist()
+    expert = table.checked(ids_below(None)._replace(least=0), experts).tolist()
     counts = table.checked(COUNT, "count").tolist()
     cells = dict(zip(zip(layer, expert, strict=True), counts, strict=True))
     if len(cells) < len(counts):
