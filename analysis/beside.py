@@ -10,10 +10,10 @@ import polars as pl
 
 from moereplay.analysis.comparisons import CANT_TELL, PARTS, SURE, Comparison, against, enough
 from moereplay.analysis.metrics import entries, measured
-from moereplay.analysis.ratios import RANKED
 from moereplay.analysis.sentences import BOUND
 from moereplay.analysis.tables import counted
 from moereplay.analysis.verdict import Entry, Foresight, called, same_routing
+from moereplay.results.metrics import RANKED
 from moereplay.results.read import fields
 from moereplay.results.result import ResultError, unknown
 from moereplay.results.settings import KINDS, OF_A_FILE

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moereplay.analysis.ratios import MISS_RATE, RANKED, RATIOS, Ratio
 from moereplay.analysis.statistics import Interval, Pairs, difference, interval
+from moereplay.results.metrics import METRICS, MISS_RATE, RANKED, Metric, named
 from moereplay.results.result import unknown
 
 Rows = Sequence[Mapping[str, Any]]  #: of requests, each with its number as `request`
@@ -24,24 +24,14 @@ YES, NO, CANT_TELL = "yes", "no", "can't tell"
 SURE = 0.04
 DECIDED = ("accesses", "hits", "late", "misses")  #: counters of a request that show what policies decided
 FOUND = "found"  #: accesses that do not miss
-PREFILLS = "prefills"  #: 1 for a request that has a time to its first token
-#: The figures that can be compared: the ratio of a request's counters, and the factor of the column.
-PARTS: dict[str, tuple[Ratio, float]] = {
-    "hit_rate": (RATIOS["hit_rate"], 1.0),
-    "collisions_per_miss": (RATIOS["collisions_per_miss"], 1.0),
-    "tpot_ms": (Ratio(("decode_ns",), ("decode_passes",)), 1e-6),
-    "tokens_per_s": (Ratio(("decode_passes",), ("decode_ns",)), 1e9),
-    "ttft_mean_ms": (Ratio(("ttft_ns",), (PREFILLS,)), 1e-6),
-}
+#: The metrics that can be compared, as the counters of a request give them.
+PARTS = {name: METRICS[name] for name in ("hit_rate", "collisions_per_miss", "tpot_ms", "tokens_per_s", "ttft_mean_ms")}
 #: Columns of a request's row that comparisons read.
 READ = ("request", "start_ns", "end_ns", "ttft_ns", "decode_ns", "decode_passes", *DECIDED, "collisions")
 
 
 #: What has an interval, and is no column of a ranking.
-ESTIMATED: dict[str, tuple[Ratio, float]] = {
-    "misses_per_access": (MISS_RATE, 1.0),
-    "found_per_access": (Ratio((FOUND,), ("accesses",)), 1.0),
-}
+ESTIMATED = {"misses_per_access": MISS_RATE, "found_per_access": Metric((FOUND,), ("accesses",))}
 
 
 class Comparison(NamedTuple):
@@ -84,7 +74,9 @@ def compare(rows_a: Rows, rows_b: Rows, figure: str, seed: int = 0) -> Compariso
 
     Raises ResultError if the figure is none of `PARTS`.
     """
-    parts, factor = _parts(figure)
+    figure = named(figure)
+    parts = _parts(figure)
+    factor = parts.factor
     pairs = paired(rows_a, rows_b, parts)
     if pairs is None:
         return NOTHING
@@ -142,7 +134,8 @@ def estimate(rows: Rows, figure: str, seed: int = 0) -> Interval | None:
 
     Requests that shared passes give the figure without an interval.
     """
-    (over, under), factor = _sides(figure), _parts(figure)[1]
+    figure = named(figure)
+    (over, under), factor = _sides(figure), _parts(figure).factor
     pairs = [(_part(row, over), _part(row, under)) for row in rows if _part(row, under)]
     if not pairs:
         return None
@@ -168,6 +161,7 @@ def against(
     compared, as any of them could have been the best. `exact` names those that can differ in time alone, which are
     counted and not tested (`by_count`).
     """
+    figure = named(figure)
     found = [compare(one, rows, figure, seed) for rows in others]
     found = [by_count(each, figure) if at < len(exact) and exact[at] else each for at, each in enumerate(found)]
     tested = [each.p for each in found if each.p is not None]
@@ -208,7 +202,7 @@ def answered(made: Comparison, p: float | None, figure: str) -> Comparison:
     return made._replace(p=p, answer=YES if (made.difference > 0) == RANKED[figure] else NO)
 
 
-def paired(rows_a: Rows, rows_b: Rows, parts: Ratio) -> tuple[Pairs, Pairs] | None:
+def paired(rows_a: Rows, rows_b: Rows, parts: Metric) -> tuple[Pairs, Pairs] | None:
     """Numerators and denominators of every request that has any in either; None where there is none of both."""
     (over,), (under,) = parts.over, parts.under
     ours, theirs = ({row["request"]: row for row in rows} for rows in (rows_a, rows_b))
@@ -219,17 +213,17 @@ def paired(rows_a: Rows, rows_b: Rows, parts: Ratio) -> tuple[Pairs, Pairs] | No
 
 def _part(row: Mapping[str, Any], name: str) -> int:
     """A counter of a request; what is missing counts nothing."""
-    if name == PREFILLS:
+    if name == "prefills":
         return int(row.get("ttft_ns") is not None)
     return row["accesses"] - row["misses"] if name == FOUND else row[name] or 0
 
 
-def _parts(figure: str) -> tuple[Ratio, float]:
+def _parts(figure: str) -> Metric:
     if figure not in PARTS | ESTIMATED:
         raise unknown("figure to compare", figure, PARTS)
     return (PARTS | ESTIMATED)[figure]
 
 
 def _sides(figure: str) -> tuple[str, str]:
-    (over,), (under,) = _parts(figure)[0].over, _parts(figure)[0].under
+    (over,), (under,) = _parts(figure).over, _parts(figure).under
     return over, under

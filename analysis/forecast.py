@@ -20,7 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from moereplay.analysis.quality import Judged, judged
-from moereplay.analysis.ratios import RATIOS
+from moereplay.results.metrics import METRICS
 from moereplay.results.quality import UNMODIFIED
 from moereplay.results.result import ResultError, unknown
 from moereplay.results.settings import KINDS
@@ -190,7 +190,7 @@ def change_of(counters: Mapping[str, int | None], miss: str, stored: float) -> C
 
     Raises ResultError where a counter is missing or the trace has no gate weights.
     """
-    found = {name: RATIOS[name].of(counters) for name in READ}
+    found = {name: METRICS[name].value(counters) for name in READ}
     if None in found.values():
         raise ResultError("no gate weights were counted; replay a trace that has them with this version")
     kept, chosen, variation, substituted, dropped, low, ranks = (value or 0.0 for value in found.values())

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moereplay.analysis.ratios import quotient
 from moereplay.analysis.tables import Share, table
+from moereplay.results.metrics import quotient
 
 #: Of a document: what a row of the table is called, and where its misses or hits stand.
 MISSES = {"compulsory": "compulsory", "relaxed belady": "relaxed", "forced belady": "forced"}

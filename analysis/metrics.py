@@ -1,4 +1,4 @@
-"""Ratios and times over frames of results, derived when read (`analysis/ratios.py` defines them)."""
+"""Ratios and times over frames of results, derived when read (`results/metrics.py` defines them)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 
 from moereplay.analysis.comparisons import PARTS, READ, estimate
-from moereplay.analysis.ratios import FORMULAS, RANKED, RATIOS
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.verdict import Entry
+from moereplay.results.metrics import DOCUMENTED, METRICS, MS, RANKED, RATIOS, TIMES, named
 from moereplay.results.read import fields, runs
 from moereplay.results.remarks import synthetic_of
 from moereplay.results.result import unknown
@@ -25,26 +25,21 @@ SAID = (*ALWAYS, *DEFAULTS)
 
 
 def with_ratios(tidy: pl.DataFrame) -> pl.DataFrame:
-    """A tidy frame (`runs`, `layers` or `requests`) and every ratio of `RATIOS` whose counters it has."""
-    fed = {name: ratio for name, ratio in RATIOS.items() if {*ratio.over, *ratio.under} <= set(tidy.columns)}
-    return tidy.with_columns(
-        _quotient(_total(ratio.over), _total(ratio.under)).alias(name) for name, ratio in fed.items()
-    )
+    """Add to a tidy frame (`runs`, `layers` or `requests`) every ratio of `RATIOS` whose counters it has."""
+    return _with_metrics(tidy, RATIOS)
 
 
 def measured(frame: pl.DataFrame) -> pl.DataFrame:
-    """One tidy row per configuration with every metric of `FORMULAS`; times in ms, null where nothing was timed."""
-    return with_ratios(runs(frame)).with_columns(
-        (1 - _quotient(pl.col("bound_compulsory"), pl.col("bound_accesses"))).alias("compulsory_limit"),
-        ((pl.col("bytes_demand") + pl.col("bytes_prefetch")) / 1e9).alias("gb_moved"),
-        (pl.col("bytes_lower") / 1e9).alias("gb_lower"),
-        *frame.select(_latencies(frame)).get_columns(),
-    )
+    """Return one tidy row per configuration with every metric of `DOCUMENTED`; null where nothing was timed."""
+    tidy = runs(frame).with_columns(frame.select(_times(frame)).get_columns())
+    limit = 1 - pl.when(pl.col("bound_accesses") != 0).then(pl.col("bound_compulsory") / pl.col("bound_accesses"))
+    made = _with_metrics(tidy, [name for name in DOCUMENTED if name in METRICS and name not in tidy.columns])
+    return made.with_columns(limit.alias("compulsory_limit")).drop(*TIMES, strict=False)
 
 
 def figures_of(frame: pl.DataFrame) -> dict[str, float | None]:
-    """Every metric of `FORMULAS` for the one configuration of a frame; null where undefined."""
-    return measured(frame).select(*FORMULAS).row(0, named=True)
+    """Return every metric of `DOCUMENTED` for the one configuration of a frame; None where undefined."""
+    return measured(frame).select(*DOCUMENTED).row(0, named=True)
 
 
 def ranked(frame: pl.DataFrame, by: str, ends: bool = False) -> pl.DataFrame:
@@ -53,6 +48,7 @@ def ranked(frame: pl.DataFrame, by: str, ends: bool = False) -> pl.DataFrame:
     With `ends` the intervals of those that have one stand behind them (`with_ends`). Raises ResultError if `by` is none
     of those columns.
     """
+    by = named(by)
     if by not in RANKED:
         raise unknown("ranking column", by, RANKED)
     table = measured(frame)
@@ -148,41 +144,31 @@ def grouped(frame: pl.DataFrame, settings: Sequence[str], by: str) -> pl.DataFra
     for setting in settings:
         if setting not in fields(frame):
             raise unknown("configuration field", setting, fields(frame))
+    by = named(by)
     if by not in RANKED:
         raise unknown("ranking column", by, RANKED)
     means = measured(frame).group_by(settings).agg(pl.len().alias("configurations"), pl.col(*RANKED).mean())
     return means.sort(by, *settings, descending=[RANKED[by], *[False] * len(settings)], nulls_last=True)
 
 
-def _latencies(frame: pl.DataFrame) -> list[pl.Expr]:
-    """From the rows of requests, or from what a sweep kept of them."""
+def _with_metrics(tidy: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """Add the metrics whose counters are columns of the frame."""
+    known = set(tidy.columns)
+    fed = {name: METRICS[name] for name in names if {*METRICS[name].over, *METRICS[name].under} <= known}
+    return tidy.with_columns(metric.expression().alias(name) for name, metric in fed.items())
+
+
+def _times(frame: pl.DataFrame) -> list[pl.Expr]:
+    """Return the sums `TIMES` and the median TTFT from rows of requests; what a sweep kept of them has means."""
     if "latency" in frame.columns:
         kept = pl.col("latency").struct
-        decode_ns, passes = kept.field("decode_ns"), kept.field("decode_passes")
-        means = [(kept.field(f"ttft_{kind}_ns") / 1e6).alias(f"ttft_{kind}_ms") for kind in ("mean", "median")]
-        return means + _decoding(decode_ns, passes)
+        means = [(kept.field(f"ttft_{kind}_ns") / MS).alias(f"ttft_{kind}_ms") for kind in ("mean", "median")]
+        return [*means, kept.field("decode_ns"), kept.field("decode_passes")]
 
     def each(name: str) -> pl.Expr:
         return pl.col("per_request").list.eval(pl.element().struct.field(name).drop_nulls())
 
-    first, decode_ns, passes = each("ttft_ns"), each("decode_ns").list.sum(), each("decode_passes").list.sum()
-    return [
-        (first.list.mean() / 1e6).alias("ttft_mean_ms"),
-        (first.list.median() / 1e6).alias("ttft_median_ms"),
-        *_decoding(decode_ns, passes),
-    ]
-
-
-def _decoding(decode_ns: pl.Expr, passes: pl.Expr) -> list[pl.Expr]:
-    return [
-        (_quotient(decode_ns, passes) / 1e6).alias("tpot_ms"),
-        (_quotient(passes, decode_ns) * 1e9).alias("tokens_per_s"),
-    ]
-
-
-def _total(names: tuple[str, ...]) -> pl.Expr:
-    return pl.sum_horizontal(names, ignore_nulls=False)
-
-
-def _quotient(over: pl.Expr, under: pl.Expr) -> pl.Expr:
-    return pl.when(under != 0).then(over / under)
+    first = each("ttft_ns")
+    sums = (first.list.sum(), first.list.len(), each("decode_ns").list.sum(), each("decode_passes").list.sum())
+    median = (first.list.median() / MS).alias("ttft_median_ms")
+    return [*(total.alias(name) for name, total in zip(TIMES, sums, strict=True)), median]

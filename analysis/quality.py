@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from moereplay.analysis.ratios import MISS_RATE, quotient
 from moereplay.analysis.statistics import Pairs, difference
+from moereplay.results.metrics import METRICS, MISS_RATE
 from moereplay.results.quality import UNMODIFIED
 from moereplay.results.result import Row
 from moereplay.results.settings import POLICIES
@@ -103,9 +103,9 @@ def _rates(counted: Mapping[str, int]) -> dict[str, float | None]:
     if not counted:
         return dict.fromkeys(("miss_rate", "ttft_ms", "tpot_ms"))
     return {
-        "miss_rate": MISS_RATE.of(counted),
-        "ttft_ms": quotient(counted["ttft_ns"], counted["ttft_requests"] * 1e6),
-        "tpot_ms": quotient(counted["decode_ns"], counted["decode_passes"] * 1e6),
+        "miss_rate": MISS_RATE.value(counted),
+        "ttft_ms": METRICS["ttft_mean_ms"].value({**counted, "prefills": counted["ttft_requests"]}),
+        "tpot_ms": METRICS["tpot_ms"].value(counted),
     }
 
 

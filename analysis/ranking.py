@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cmp_to_key, partial
-from statistics import mean, median
 from typing import Any
 
-from moereplay.analysis.ratios import RANKED, RATIOS, quotient
 from moereplay.analysis.sentences import lines
 from moereplay.analysis.tables import counted
 from moereplay.analysis.verdict import Entry
+from moereplay.results.metrics import RANKED, named, values
 from moereplay.results.remarks import assumptions, seconds_in_words, synthetic_of, with_routing
 from moereplay.results.result import Result, unknown
 from moereplay.results.settings import EXPERTS, POLICIES, SETTINGS, bare_names
-from moereplay.results.spent import spent
 from moereplay.traces.schema import Trace
 from moereplay.traces.synthetic import synthetic
 
@@ -78,6 +76,7 @@ def best_of_each(rows: Sequence[Row], top: int) -> list[Row]:
 
 def _sorted(rows: Sequence[Row], by: str, called: Mapping[str, str] | None) -> tuple[list[dict[str, Any]], list[str]]:
     """Every row with its settings and figures, the best of each capacity first, and the settings to show."""
+    by = named(by)
     if by not in RANKED:
         raise unknown("ranking column", by, RANKED)
     table: list[dict[str, Any]] = [{**_settings(row), **_figures(row)} for row in rows]
@@ -107,25 +106,10 @@ def _text(pairs: Sequence[Sequence[int]]) -> str:
 
 
 def _figures(row: Row) -> dict[str, float | None]:
-    """The columns of `RANKED`, times in ms, and what was read into lower tiers, of which older results know nothing."""
-    totals, bounds, requests = row["totals"], row["bounds"] or {}, row["per_request"]
-    counters = totals | {f"bound_{name}": value for name, value in bounds.items()}
-    first, decode_ns, passes = spent(requests)
-    compulsory, tpot = (
-        quotient(counters.get("bound_compulsory"), counters.get("bound_accesses")),
-        quotient(decode_ns, passes),
-    )
-    speed = quotient(passes, decode_ns)
-    figures = {
-        "compulsory_limit": None if compulsory is None else 1 - compulsory,
-        "ttft_mean_ms": mean(map(float, first)) / 1e6 if first else None,
-        "ttft_median_ms": median(first) / 1e6 if first else None,
-        "tpot_ms": None if tpot is None else tpot / 1e6,
-        "tokens_per_s": None if speed is None else speed * 1e9,
-        "gb_moved": (totals["bytes_demand"] + totals["bytes_prefetch"]) / 1e9,
-    }
-    ranked = {name: figures[name] if name in figures else RATIOS[name].of(counters) for name in RANKED}
-    return ranked | {"gb_lower": (totals.get("bytes_lower") or 0) / 1e9}
+    """The columns of `RANKED`, and the GB read into lower tiers, which older results do not count."""
+    bounds = {f"bound_{name}": value for name, value in (row["bounds"] or {}).items()}
+    found = values({**row["totals"], **bounds}, row["per_request"])
+    return {name: found[name] for name in RANKED} | {"gb_lower": found["gb_lower"] or 0.0}
 
 
 def _tells_apart(table: Sequence[Row], field: str, named: bool) -> bool:

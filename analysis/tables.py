@@ -18,6 +18,7 @@ from itertools import zip_longest
 from textwrap import TextWrapper, fill, wrap
 from typing import TYPE_CHECKING, Any
 
+from moereplay.results.metrics import METRICS
 from moereplay.traces.texts import SMALLEST, escaped, in_csv, in_markdown
 
 if TYPE_CHECKING:
@@ -299,15 +300,8 @@ FORECAST = {name: f"forecast {name}" for name in ("loss", "low", "high")}
 #: Columns of a ranking by their heads; the whole names are in files, --csv and --json.
 HEADS = {
     "identity": "id",
-    "hit_rate": "hit",
-    "belady_hit_rate": "belady",
     "compulsory_limit": "limit",
-    "collisions_per_miss": "coll",
-    "ttft_mean_ms": "TTFT",
-    "tpot_ms": "TPOT",
-    "tokens_per_s": "tok/s",
-    "gb_moved": "GB",
-    "gb_lower": "GB lower",
+    **{name: metric.head for name, metric in METRICS.items() if metric.head},
     FORECAST["low"]: "low",
     FORECAST["high"]: "high",
 }

@@ -19,13 +19,12 @@ from pydantic import Field
 
 from moereplay.analysis.divergence import Divergence, first_choice, first_divergence
 from moereplay.analysis.ranking import capacities, of_trace
-from moereplay.analysis.ratios import MISS_RATE, RATIOS, quotient
 from moereplay.analysis.tables import LONG
 from moereplay.results import validation
+from moereplay.results.metrics import MISS_RATE, values_of
 from moereplay.results.result import Result, ResultError, Row
 from moereplay.results.schema import ROWS_VERSION
 from moereplay.results.settings import POLICIES
-from moereplay.results.spent import spent
 from moereplay.results.validation import LAYER_COUNTERS
 from moereplay.traces.schema import Frozen, Trace
 
@@ -161,14 +160,13 @@ def _measures(live: Result, replayed: Result, allowed: Tolerances) -> tuple[Meas
 
 
 def _numbers(result: Result) -> dict[str, float | None]:
-    """As `analysis.metrics` defines them."""
-    totals, (first, decode_ns, passes) = result.totals, spent(result.per_request)
+    found = values_of(result)
     return {
-        "hit rate": RATIOS["hit_rate"].of(totals),
-        "collisions": totals["collisions"],
-        "GB moved": (totals["bytes_demand"] + totals["bytes_prefetch"]) / 1e9,
-        "TTFT ms": quotient(sum(first), len(first) * 1e6),
-        "TPOT ms": quotient(decode_ns, passes * 1e6),
+        "hit rate": found["hit_rate"],
+        "collisions": result.totals["collisions"],
+        "GB moved": found["gb_moved"],
+        "TTFT ms": found["ttft_mean_ms"],
+        "TPOT ms": found["tpot_ms"],
     }
 
 
@@ -273,7 +271,7 @@ def lines(comparisons: Sequence[Comparison]) -> list[str]:
 def miss_rate(each: Comparison, side: str) -> float | None:
     """Misses per access of a side, `live` or `replayed`; None without accesses."""
     sums = {name: sum(layer[f"{side}_{name}"] for layer in each.layers) for name in ("misses", "accesses")}
-    return MISS_RATE.of(sums)
+    return MISS_RATE.value(sums)
 
 
 def _settings(each: Comparison, alike: AbstractSet[str]) -> str:

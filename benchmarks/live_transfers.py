@@ -17,6 +17,7 @@ from typing import Any
 import polars as pl
 
 from moereplay.analysis.tables import console, table
+from moereplay.results.metrics import METRICS, request_times
 
 CONTRACTS, EVICTIONS, CAPACITIES = ("atomic", "sequential"), ("lru", "least_stale", "lfu"), ("10%", "25%", "50%")
 ON_DISK = "25%"  #: the capacity that is run from a disk as well
@@ -53,7 +54,7 @@ def row(out: Path, settings: tuple[str, ...], tier: str, emulated: dict[str, Any
     counted = all(real["totals"][name] == emulated["totals"][name] for name in COUNTERS)
     total, requests = real["quality"]["total"], real["per_request"]
     equal = same == len(ours) and evicted[0] == evicted[1] and counted and total["identical"]
-    tpot = sum(each["decode_ns"] for each in requests) / sum(each["decode_passes"] for each in requests)
+    tpot = METRICS["tpot_ms"].value(request_times(requests))
     return {
         **dict(zip(("contract", "eviction", "capacity"), settings[1::2], strict=True)),
         "slow tier": tier.partition(":")[0],
@@ -61,7 +62,7 @@ def row(out: Path, settings: tuple[str, ...], tier: str, emulated: dict[str, Any
         "evictions": len(evicted[0]),
         "hits": real["totals"]["hits"],
         "other logits": total["differing"],
-        "MEASURED TPOT ms": f"{tpot / 1e6:.1f}",
+        "MEASURED TPOT ms": f"{tpot:.1f}",
         "equal": "yes" if equal else "NO",
     }
 

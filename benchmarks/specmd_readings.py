@@ -25,10 +25,10 @@ from specmd_table2 import PRESETS, PUBLISHED, synthetic
 
 from moereplay.analysis.statistics import spearman
 from moereplay.analysis.tables import console, table
+from moereplay.results.metrics import values_of
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.preset import preset
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.jobs import figures_of
 from moereplay.traces.documents import json_text
 from moereplay.traces.schema import Trace
 
@@ -108,7 +108,7 @@ def _changes(trace: Trace) -> dict[tuple[Reading, str, str], float]:
     configs = {spot: spot[0].config(spot[1], evictions[spot[2]]) for spot in spots}
     unlike = list(dict.fromkeys(configs.values()))
     found = run_grid(trace, unlike, os.cpu_count() or 1, bounded=False)
-    times = {config: figures_of(result)["ttft_ms"] for config, (result, _) in zip(unlike, found, strict=True)}
+    times = {config: values_of(result)["ttft_mean_ms"] for config, (result, _) in zip(unlike, found, strict=True)}
     return {
         (reading, order, name): 100 * (1 - times[configs[reading, name, order]] / times[configs[reading, name, ""]])
         for reading, name, order in spots

@@ -11,11 +11,12 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
+from moereplay.results.metrics import METRICS
 from moereplay.sweeps.batches import Batch, Headline, compute
 from moereplay.sweeps.dispatch import Stored
 from moereplay.sweeps.experiment.expand import configurations
 from moereplay.sweeps.experiment.file import read
-from moereplay.sweeps.jobs import FIGURES, Figures, job_of, open_traces
+from moereplay.sweeps.jobs import job_of, open_traces
 from moereplay.sweeps.tune import Found, Search, tune
 from moereplay.traces.schema import Geometry
 from moereplay.traces.synthetic import Synthetic, synthesise
@@ -32,7 +33,7 @@ miss = ["fetch", "drop:keep=1", "substitute", "substitute:tolerance=.25", "subst
 prefetch = ["none", "top_k"]
 capacity = ["15%", "20%", "25%", "30%", "35%", "40%", "50%", "60%", "70%", "80%"]
 """
-OBJECTIVES = ("tpot_ms", "mass_kept", "capacity_gb")
+OBJECTIVES = ("tpot_ms", "mass_share_kept", "capacity_gb")
 TRIALS, SEEDS, POINTS = 200, 3, 20_000
 
 
@@ -41,7 +42,7 @@ class Known:
 
     slots = room = 2
 
-    def __init__(self, figures: dict[tuple[str, str], Figures]) -> None:
+    def __init__(self, figures: dict[tuple[str, str], dict[str, float]]) -> None:
         self._figures, self._waiting = figures, []
 
     def submit(self, batch: Batch, alone: bool = False) -> None:
@@ -90,9 +91,12 @@ def compare(file: Path) -> None:
     dice = random.Random(0)
     dots = [[dice.random() for _ in OBJECTIVES] for _ in range(POINTS)]
 
-    def scaled(values: Figures) -> list[float]:
+    def scaled(values: dict[str, float]) -> list[float]:
         shares = [(values[name] - min(ranges[name])) / (max(ranges[name]) - min(ranges[name])) for name in OBJECTIVES]
-        return [share if FIGURES[name] > 0 else 1 - share for name, share in zip(OBJECTIVES, shares, strict=True)]
+        return [
+            share if METRICS[name].larger_is_better else 1 - share
+            for name, share in zip(OBJECTIVES, shares, strict=True)
+        ]
 
     front = undominated([list(point) for point in {tuple(scaled(each)) for each in figures.values()}])
     whole = volume(front, dots)

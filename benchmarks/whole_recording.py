@@ -17,6 +17,7 @@ from rounds import machine
 from moereplay import policies
 from moereplay.analysis.tables import console, table
 from moereplay.policies.contract import PolicyError
+from moereplay.results.metrics import METRICS
 from moereplay.simulator.config import ReplayConfig, configure
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import plan, replay
@@ -64,8 +65,8 @@ def replayed(trace: Trace, config: ReplayConfig) -> Row:
     return {
         "eviction": config.eviction,
         "capacity": config.capacity,
-        "hit rate": totals["hits"] / totals["accesses"],
-        "collisions per miss": totals["collisions"] / max(1, totals["misses"]),
+        "hit rate": METRICS["hit_rate"].value(totals),
+        "collisions per miss": METRICS["collisions_per_miss"].value(totals),
         "accesses": totals["accesses"],
         "seconds": time.perf_counter() - began,
     }

@@ -15,6 +15,7 @@ import numpy as np
 
 from moereplay.calibration.prediction import as_run
 from moereplay.calibration.runs import MIB, RefusalError, Run, Sizes
+from moereplay.results.metrics import values_of
 from moereplay.results.result import Event, Result
 from moereplay.simulator.config import configure
 from moereplay.simulator.errors import ConfigError
@@ -139,7 +140,7 @@ def _compared(result: Result, run: Run, sizes: Sequence[int]) -> Replayed:
 
     if not total("accesses"):
         raise RefusalError("its routing has no decoded token with experts, and no other is compared; record decoding")
-    tpot = sum(row["decode_ns"] for row in result.per_request) / passes / MS
+    tpot = values_of(result)["tpot_ms"] or 0.0
     tokens = _tokens(result.events, passes, sizes)
     columns = {
         "tpot_ms": tpot,

@@ -95,6 +95,7 @@ def _documents(trace: Trace, configs: list[ReplayConfig], free: Freedom | None, 
 
 def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays: Sequence[Outcome]) -> dict[str, Any]:
     """Settings, limits, and the policies replayed under them."""
+    from moereplay.results.metrics import METRICS
     from moereplay.results.settings import OF_BOUNDS
 
     least, fixed, routed = found.least, found.fixed, found.routed
@@ -110,7 +111,7 @@ def _document(config: ReplayConfig, found: Limits, free: Freedom | None, replays
             "fixed_loaded_once": fixed and fixed.loaded_once,
             "routed": routed and free and {"freedom": free.text, **routed._asdict()},
             "time_ns": least and least.time_ns,
-            "tokens_per_s": _speed(least.decode_passes, least.decode_ns) if least else None,
+            "tokens_per_s": least and METRICS["tokens_per_s"].value(least._asdict()),
         },
         "policies": [_policy(outcome, found) for outcome in replays],
         "reasons": list(found.reasons),
@@ -123,6 +124,7 @@ def _policy(outcome: Outcome, found: Limits) -> dict[str, Any]:
 
     from moereplay.analysis.gap import gap_of
     from moereplay.policies.grammar import parse
+    from moereplay.results.metrics import values_of
 
     result, _ = outcome
     eviction, misses = result.config["eviction"], result.totals["misses"]
@@ -131,18 +133,13 @@ def _policy(outcome: Outcome, found: Limits) -> dict[str, Any]:
     gap = None
     if found.relaxed is not None and found.compulsory is not None and found.forced is not None:
         gap = gap_of(misses, found.compulsory, found.relaxed, None if rejects else found.forced)
-    spent, passes = (sum(row[name] for row in result.per_request) for name in ("decode_ns", "decode_passes"))
     return {
         "eviction": eviction,
         "misses": misses,
         "time_ns": result.totals["time_ns"],
-        "tokens_per_s": _speed(passes, spent),
+        "tokens_per_s": values_of(result)["tokens_per_s"],
         "gap": gap and asdict(gap) | {"admission_share": gap.admission_share},
     }
-
-
-def _speed(passes: int, spent: int) -> float | None:
-    return passes / spent * 1e9 if spent else None
 
 
 def _report_bounds(trace: Trace, documents: Sequence[dict[str, Any]], free: Freedom | None) -> None:

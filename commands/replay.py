@@ -91,7 +91,7 @@ def _one_only(configs: list[ReplayConfig], as_json: bool, events: Path | None) -
 
 def _check_printed(printed: Printed, as_json: bool) -> None:
     """Raises ConfigError before anything is replayed."""
-    from moereplay.analysis.ratios import RANKED
+    from moereplay.results.metrics import RANKED
     from moereplay.results.result import unknown
     from moereplay.simulator.errors import ConfigError
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from moereplay.sweeps.checks import Checker
     from moereplay.sweeps.tune import Found, Search
 
-OBJECTIVES = "tpot_ms,mass_kept,gb_moved"  #: speed, fidelity and traffic
+OBJECTIVES = "tpot_ms,mass_share_kept,gb_moved"  #: speed, fidelity and traffic
 
 
 class Drawing(NamedTuple):
@@ -34,7 +34,7 @@ def tune(
     *,
     out: Annotated[str, typer.Option(help="Folder for the journal and every replay; resumed.")] = "tune",
     objectives: Annotated[
-        str, typer.Option(help="Comma list: tpot_ms, ttft_ms, mass_kept, gb_moved, ...")
+        str, typer.Option(help="Comma list: tpot_ms, ttft_mean_ms, mass_share_kept, gb_moved, ...")
     ] = OBJECTIVES,
     drawing: Drawing,
     changes: Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the file's.")] = None,
@@ -49,6 +49,7 @@ def tune(
     With --every, they and one of every N other trials are then measured, or run live.
     """
     from moereplay.commands.progress import progress
+    from moereplay.results.metrics import named
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import ENGINES
     from moereplay.sweeps.experiment.expand import platforms
@@ -67,7 +68,7 @@ def tune(
     engine = engine or ENGINES[0]
     experiment = read(file, changes or ())
     traces = open_traces(experiment.traces, file.parent, file)
-    search = Search(experiment, file, traces, tuple(objectives.split(",")), *drawing, engine)
+    search = Search(experiment, file, traces, tuple(map(named, objectives.split(","))), *drawing, engine)
     check(search)
     checker = _checker(checks, search)
     folder = Folder(Path(out))
@@ -92,14 +93,14 @@ def tune(
 def _print(search: Search, found: Sequence[Found], as_json: bool) -> None:
     from moereplay.analysis.tables import counted, table
     from moereplay.policies.grammar import foresight
+    from moereplay.results.metrics import METRICS
     from moereplay.results.remarks import assumptions
-    from moereplay.sweeps.jobs import FIGURES
     from moereplay.sweeps.tune import jobs_found
     from moereplay.traces.documents import json_text
     from moereplay.traces.synthetic import synthetic
 
     rows = [{**each.values, **each.settings} for each in found]
-    rows.sort(key=lambda row: [-FIGURES[name] * row[name] for name in search.objectives])
+    rows.sort(key=lambda row: [-METRICS[name].score(row[name]) for name in search.objectives])
     if as_json:
         for row in rows:
             print(json_text(row))

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from moereplay.results.metrics import values_of
 from moereplay.results.result import Result, ResultError
-from moereplay.results.spent import spent
 from moereplay.traces.documents import DocumentError, content, from_json, json_text
 from moereplay.traces.files import write_whole
 from moereplay.traces.frozen import Frozen
@@ -78,11 +78,11 @@ class Check(Frozen):
 
 def side_of(result: Result, tokens: int) -> Side:
     """Figures of a run over so many tokens."""
-    totals, own = result.totals, spent(result.per_request)
+    totals, own = result.totals, values_of(result)
     return Side(
-        hit_rate=totals["hits"] / totals["accesses"] if totals["accesses"] else None,
-        ttft_ms=own.ttft_ms,
-        tpot_ms=own.tpot_ms,
+        hit_rate=own["hit_rate"],
+        ttft_ms=own["ttft_mean_ms"],
+        tpot_ms=own["tpot_ms"],
         stall_ms=totals["stall_ns"] / tokens / MS,
         bytes_per_token=(totals["bytes_demand"] + totals["bytes_prefetch"]) / tokens,
     )

@@ -14,10 +14,10 @@ import polars as pl
 
 from moereplay.results.counters import COUNTERS
 from moereplay.results.files import check_columns, check_digests, read_rows
+from moereplay.results.metrics import request_times
 from moereplay.results.result import Result, ResultError, Row
 from moereplay.results.schema import BOUNDS, DTYPES, ROWS_VERSION, with_config, with_digests
 from moereplay.results.settings import setting_kinds
-from moereplay.results.spent import spent
 
 FILE = "quality.parquet"
 EXAMPLES = "examples.parquet"
@@ -52,8 +52,7 @@ NEEDED = {name: [field.name for field in kind.fields] for name, kind in SCHEMA.i
 
 def counted(totals: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> Row:
     """The field `live` or `replayed` from a run's totals and its rows of requests."""
-    first, *decode = spent(requests)
-    times = dict(zip(TIMES, (sum(first), len(first), *decode), strict=True))
+    times = dict(zip(TIMES, request_times(requests).values(), strict=True))
     return {name: totals[name] for name in (*COUNTERS, "time_ns")} | times
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import polars as pl
 
 from moereplay.results.counters import heading_of
+from moereplay.results.metrics import prefill_times, request_times
 from moereplay.results.parts import SWEEP_VERSION, Part
 from moereplay.results.result import Result, Row
 from moereplay.results.schema import FACTS, IN_FULL, table_schemas
-from moereplay.results.spent import spent
 
 ROWS_PER_GROUP = 1 << 16  #: fixed, so that equal tables are equal bytes
 
@@ -55,13 +55,13 @@ def frame_bytes(frame: pl.DataFrame) -> bytes:
 
 def latencies(requests: Sequence[Mapping[str, Any]]) -> Row:
     """What the rows of requests add up to: the columns of `LATENCIES`."""
-    first, decode_ns, decode_passes = spent(requests)
+    first, times = prefill_times(requests), request_times(requests)
     return {
         "requests": len(requests),
         "ttft_mean_ns": float(mean(first)) if first else None,
         "ttft_median_ns": float(median(first)) if first else None,
-        "decode_ns": decode_ns,
-        "decode_passes": decode_passes,
+        "decode_ns": times["decode_ns"],
+        "decode_passes": times["decode_passes"],
     }
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 from moereplay.policies import files
 from moereplay.policies.contract import PolicyError
 from moereplay.results import tables
+from moereplay.results.metrics import searched
 from moereplay.results.parts import Part
 from moereplay.results.result import Result, Row
 from moereplay.results.schema import table_schemas
@@ -21,7 +22,7 @@ from moereplay.simulator.bounds import Counted, count
 from moereplay.simulator.config import KINDS, SEMANTICS_VERSION
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import replay
-from moereplay.sweeps.jobs import Figures, Job, figures_of
+from moereplay.sweeps.jobs import Job
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.store import open_trace
 
@@ -43,7 +44,7 @@ class Headline(NamedTuple):
     key: tuple[str, str]
     seconds: float
     error: str | None
-    figures: Figures
+    figures: dict[str, float]
 
 
 class Made(NamedTuple):
@@ -105,7 +106,7 @@ def _holds(batch: Batch, headlines: list[Headline]) -> dict[str, list[str]]:
 
 
 def _headline(job: Job, seconds: float, result: Result | Counted | None, error: str | None) -> Headline:
-    return Headline(job.key, seconds, error, figures_of(result) if isinstance(result, Result) else {})
+    return Headline(job.key, seconds, error, searched(result) if isinstance(result, Result) else {})
 
 
 # -- What a job of a sweep adds to the tables of its part: the rows of a result, of a count, or of an error.

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from moereplay.policies import files
+from moereplay.results.metrics import METRICS
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.batches import Batch, Headline
-from moereplay.sweeps.jobs import FIGURES, Figures, Job
+from moereplay.sweeps.jobs import Job
 
 #: A batch is what a kill can cost: a few seconds, in a long sweep up to a hundredth of it; parts stay few.
 LEAST_SECONDS, MOST_SECONDS, SHARE = 3.0, 60.0, 0.01
@@ -30,7 +31,7 @@ class Standing:
     killers: dict[tuple[str, str], str] = field(default_factory=dict)  #: jobs given up, by what they did
     stopped: bool = False
     best: dict[str, tuple[float, str]] = field(default_factory=dict)
-    figures: dict[tuple[str, str], Figures] = field(default_factory=dict)  #: of every job that has a result
+    figures: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  #: of every job that has a result
 
     @property
     def per_second(self) -> float:
@@ -51,7 +52,8 @@ class Standing:
             return
         self.figures[headline.key] = headline.figures
         for figure, value in headline.figures.items() if kind == "configuration" else ():
-            if figure not in self.best or FIGURES[figure] * value > FIGURES[figure] * self.best[figure][0]:
+            score = METRICS[figure].score
+            if figure not in self.best or score(value) > score(self.best[figure][0]):
                 self.best[figure] = value, identity
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from moereplay import policies
 from moereplay.policies.contract import PolicyError
+from moereplay.results.metrics import ALIASES, METRICS, SEARCHED
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import plan
 from moereplay.sweeps import extra
@@ -20,7 +21,7 @@ from moereplay.sweeps.dispatch import Dispatcher, Executor
 from moereplay.sweeps.experiment.expand import Choices, Interval, axes, check_values, grid_size, is_excluded
 from moereplay.sweeps.experiment.schema import Experiment, Settings, configuration
 from moereplay.sweeps.grid import check_count
-from moereplay.sweeps.jobs import FIGURES, Job, job_of
+from moereplay.sweeps.jobs import Job, job_of
 from moereplay.traces.documents import json_text
 from moereplay.traces.lock import lock, open_in_place
 from moereplay.traces.schema import Trace, canonical
@@ -53,7 +54,7 @@ class Found(NamedTuple):
 def check(search: Search) -> None:
     """Raises ConfigError for unknown words anywhere, and for a grid that is smaller than the search."""
     check_values(search.experiment, search.file)
-    for name, known in (*((one, FIGURES) for one in search.objectives), (search.sampler, SAMPLERS)):
+    for name, known in (*((one, SEARCHED) for one in search.objectives), (search.sampler, SAMPLERS)):
         if name not in known:
             raise ConfigError(f"tune knows no {name!r}: {hint(name, known)}")
     check_count(search.trials, "--trials asks for", "a search needs hundreds")
@@ -124,7 +125,9 @@ def identity(search: Search) -> str:
     space = search.experiment.model_dump(mode="json", exclude={"traces", "bounds", "requests", "policy_files"})
     traces = [trace.digest for trace in search.traces]
     own = sorted(policy.label for given in policies.REGISTERED.values() for policy in given.values())
-    content = canonical([space, traces, search.objectives, search.sampler, search.seed, *own])
+    earlier = {present: before for before, present in ALIASES.items()}  # searches of before continue their journals
+    objectives = [earlier.get(name, name) for name in search.objectives]
+    content = canonical([space, traces, objectives, search.sampler, search.seed, *own])
     return hashlib.sha256(content).hexdigest()[:16]
 
 
@@ -201,7 +204,7 @@ def _study(search: Search) -> Any:
     """A study in memory: the journal is ours, as optuna's may be left locked, or with half a line, by a kill."""
     optuna = extra("tune", "optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    directions = ["maximize" if FIGURES[name] > 0 else "minimize" for name in search.objectives]
+    directions = ["maximize" if METRICS[name].larger_is_better else "minimize" for name in search.objectives]
     return optuna.create_study(sampler=_sampler(search), directions=directions)
 
 

@@ -12,14 +12,14 @@ from moereplay.analysis.figures.ends import highest, said
 from moereplay.analysis.figures.lines import legend, panel_size, plot, ring_handles, rings
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording, is_narrow
 from moereplay.analysis.palette import looks
-from moereplay.analysis.ratios import FORMULAS
+from moereplay.results.metrics import formula
 from moereplay.results.read import seconds_of
 from moereplay.results.result import ResultError
 
 OPTIONS: dict[str, tuple[str, ...]] = {}
 #: A column of panels each.
 METRICS = {"tpot_ms": "TPOT, ms", "tokens_per_s": "tokens/s, of one request"}
-NOTE = f"Decode passes alone. TPOT: {FORMULAS['tpot_ms']}. tokens/s: its inverse, one token per pass."
+NOTE = f"Decode passes alone. TPOT: {formula('tpot_ms')}. tokens/s: its inverse, one token per pass."
 
 
 def draw(frame: pl.DataFrame) -> Figure:

@@ -13,7 +13,7 @@ from moereplay.analysis.figures.ends import highest, said
 from moereplay.analysis.figures.lines import legend, panel_size, plot, ring_handles, rings
 from moereplay.analysis.figures.sheet import Grid, Sheet, Wording
 from moereplay.analysis.palette import looks
-from moereplay.analysis.ratios import FORMULAS
+from moereplay.results.metrics import formula
 from moereplay.results.read import seconds_of
 from moereplay.results.result import ResultError
 
@@ -35,7 +35,7 @@ def draw(frame: pl.DataFrame, latency: str) -> Figure:
         )
     drawn, marked = looks(found.policies), ringed(frame, "ttft_ms")
     word = WORDS[latency]
-    note = f"{word}: {FORMULAS[latency]}. Seconds: {seconds_of(frame)}. {capacities.meaning(found.rows)}"
+    note = f"{word}: {formula(latency)}. Seconds: {seconds_of(frame)}. {capacities.meaning(found.rows)}"
     title = f"{word[0].upper()}{word[1:]} against capacity"
     bars = said(frame) if latency in PARTS else "No intervals: they are made of means."
     note = f"{note} {bars}{flat(found.rows, latency)} {caption(frame, 'ttft_ms')}".rstrip()

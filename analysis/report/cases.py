@@ -12,11 +12,11 @@ import polars as pl
 
 from moereplay.analysis.comparisons import YES, estimate
 from moereplay.analysis.metrics import entries, measured, varying
-from moereplay.analysis.ratios import FORMULAS
 from moereplay.analysis.sentences import Condition, by_condition
 from moereplay.analysis.statistics import FEW
 from moereplay.analysis.verdict import FIGURES, Entry, Verdict, called, independent, verdict
 from moereplay.results.checks import Check
+from moereplay.results.metrics import DOCUMENTED
 from moereplay.results.settings import POLICIES, expert_lists, repeat_command
 from moereplay.traces.schema import Trace
 
@@ -205,7 +205,7 @@ def _run(case: Case, entry: Entry, row: Mapping[str, Any], stored: Mapping[str, 
         "config": config,
         "command": repeat_command(config, trace, policy_files(config, material.provenances)),
         "files": expert_lists(config),
-        "figures": {name: row.get(name) for name in FORMULAS},
+        "figures": {name: row.get(name) for name in DOCUMENTED},
         "interval": {figure.name: interval(entry, figure.name) for figure in FIGURES},
         "about": {name: row[name] for name in ("model", "trace")} | {name: about.get(name) for name in FACTS},
     }

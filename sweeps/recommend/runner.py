@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from moereplay.results.metrics import values_of
 from moereplay.results.result import Result
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.sweeps.grid import run_grid
-from moereplay.sweeps.jobs import figures_of
 from moereplay.traces.schema import Trace
 
 NO_TPOT = "no pass of the trace decodes, so that it has no tokens/s; --passes token makes every token a pass"
@@ -26,7 +26,7 @@ class Tried(NamedTuple):
     @property
     def tokens_per_s(self) -> float:
         """Decoded tokens per second that a request sees. Raises ConfigError where nothing decodes."""
-        tpot_ms = figures_of(self.result).get("tpot_ms")
+        tpot_ms = values_of(self.result)["tpot_ms"]
         if not tpot_ms:
             raise ConfigError(NO_TPOT)
         return 1000 / tpot_ms
@@ -34,12 +34,12 @@ class Tried(NamedTuple):
     @property
     def hit_rate(self) -> float:
         """Hits per access."""
-        return figures_of(self.result).get("hit_rate", 0.0)
+        return values_of(self.result)["hit_rate"] or 0.0
 
     @property
     def mass_share_kept(self) -> float | None:
         """Part of the gate weight that was executed as the router chose; None where the trace has no weights."""
-        return figures_of(self.result).get("mass_kept")
+        return values_of(self.result)["mass_share_kept"]
 
 
 @dataclass

@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 
 from moereplay.analysis.figures import FIGURES
-from moereplay.analysis.ratios import FORMULAS
 from moereplay.commands.terminal import say_when_compiling
 from moereplay.results.counters import COUNTERS
+from moereplay.results.metrics import DOCUMENTED
 from moereplay.simulator.compiled import engine
 from moereplay.simulator.compiled.fast_path import fast_path
 from moereplay.simulator.compiled.kernel import kernel, priced_kernel
@@ -101,7 +101,7 @@ def test_json_has_every_ratio_and_time_null_where_undefined(small):
     arguments = ("replay", small, "--capacity", "30%", "--json", "--prefetch", "oracle:horizon=2")
     document = json.loads(moereplay(*arguments).stdout)
     metrics, totals = document["metrics"], document["totals"]
-    assert set(metrics) == set(FORMULAS)
+    assert set(metrics) == set(DOCUMENTED)
     assert metrics["hit_rate"] == totals["hits"] / totals["accesses"]
     assert metrics["predictor_recall"] == 1
     assert metrics["tpot_ms"] > 0 and 0 < metrics["belady_hit_rate"] <= metrics["compulsory_limit"]

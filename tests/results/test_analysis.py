@@ -10,8 +10,8 @@ import pytest
 
 from moereplay.analysis import ranking as ranking_module
 from moereplay.analysis.metrics import measured, with_ratios
-from moereplay.analysis.ratios import FORMULAS, RANKED, RATIOS
 from moereplay.results.files import write_frame
+from moereplay.results.metrics import ALIASES, DOCUMENTED, METRICS, RANKED, formula, named
 from moereplay.results.older import NEEDED
 from moereplay.results.read import fields, layers, only, requests, runs
 from moereplay.results.result import ResultError, Row
@@ -236,12 +236,12 @@ def test_latencies_over_requests() -> None:
 
 def test_what_never_happened_is_null() -> None:
     seen = measured(by_hand({}, [{"layer": 0}], [{}]))
-    assert {name for name in FORMULAS if value(seen, name) is not None} == {"gb_moved", "gb_lower"}
+    assert {name for name in DOCUMENTED if value(seen, name) is not None} == {"gb_moved", "gb_lower"}
 
 
 def test_every_ratio_is_documented_by_its_formula() -> None:
-    assert FORMULAS["prefetch_recall"] == "prefetch_used / (prefetch_used + misses)"
-    assert set(FORMULAS) == set(RATIOS) | {name for name in measured(by_hand({})).columns if name in FORMULAS}
+    assert formula("prefetch_recall") == "prefetch_used / (prefetch_used + misses)"
+    assert all(formula(name) for name in DOCUMENTED) and set(DOCUMENTED) <= set(measured(by_hand({})).columns)
 
 
 def test_layers_and_requests_have_the_ratios_that_their_counters_feed(frame: pl.DataFrame) -> None:
@@ -339,3 +339,10 @@ def test_the_order_of_rows_in_files_does_not_matter(frame: pl.DataFrame) -> None
 
 def test_fields_start_with_what_a_reader_compares(frame: pl.DataFrame) -> None:
     assert fields(frame)[:4] == ["model", "trace", "eviction", "prefetch"]
+
+
+@pytest.mark.parametrize(("earlier", "present"), ALIASES.items())
+def test_earlier_names_of_metrics_are_read(earlier: str, present: str, frame: pl.DataFrame) -> None:
+    assert earlier not in METRICS and named(earlier) == present in METRICS
+    if present in RANKED:
+        assert ranked(frame, earlier).equals(ranked(frame, present))
