@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from moereplay.analysis import ranking as ranking_module
-from moereplay.analysis.metrics import measured, with_ratios
+from moereplay.analysis.metrics import measured, ranked, with_ratios
 from moereplay.results.files import write_frame
 from moereplay.results.metrics import ALIASES, DOCUMENTED, METRICS, RANKED, formula, named
 from moereplay.results.older import NEEDED
