@@ -22,7 +22,7 @@ from moereplay.simulator.memory import CONTEXT, divided
 from moereplay.sweeps.recommend.runner import Runner, fastest_first
 from moereplay.sweeps.recommend.search import Answer, Question, chosen, search
 from moereplay.sweeps.recommend.space import can_replay, filling, started
-from moereplay.traces.bundled import bundled
+from moereplay.traces.installation import bundled
 from moereplay.traces.store import open_trace
 
 

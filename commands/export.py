@@ -57,7 +57,7 @@ def export(
     from moereplay.results.remarks import assumptions
     from moereplay.simulator.errors import ConfigError
     from moereplay.traces.exporters import registry
-    from moereplay.traces.split import first_requests
+    from moereplay.traces.selection import first_requests
     from moereplay.traces.store import open_trace
     from moereplay.traces.synthetic import synthetic
 

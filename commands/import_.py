@@ -70,7 +70,7 @@ def import_(
     """Convert another tool's routing trace; counts of experts become a profile, NAME.json."""
 
     from moereplay.traces.importers.mapping import COUNTS
-    from moereplay.traces.profiles import registry as profiles
+    from moereplay.traces.profiles import contract as profiles
     from moereplay.traces.schema import TraceError
 
     settings = _settings(sizes, reading)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _bundled(path: Path) -> Path:
     """The trace that comes with the program, if its name alone is given."""
-    from moereplay.traces.bundled import bundled
+    from moereplay.traces.installation import bundled
 
     return bundled(path)
 

@@ -22,7 +22,7 @@ MOST_ROWS = 32  #: of a figure's table on the terminal; files have all
 
 
 def _bundled(paths: list[Path] | None) -> list[Path] | None:
-    from moereplay.traces.bundled import bundled
+    from moereplay.traces.installation import bundled
 
     return paths and [*map(bundled, paths)]
 

@@ -58,7 +58,7 @@ def recommend(
     from moereplay.sweeps.recommend.runner import Budget
     from moereplay.sweeps.recommend.search import Question, most_replays
     from moereplay.sweeps.recommend.search import search as find
-    from moereplay.traces.bundled import name_of
+    from moereplay.traces.installation import name_of
     from moereplay.traces.store import open_trace
 
     seconds = _seconds(search.budget)

@@ -120,7 +120,7 @@ def _traces(
 def _source(digest: str, path: str, moved: tuple[Path, Trace] | None) -> Source:
     """A page goes to other people, so it names a trace without the folders of this machine."""
     from moereplay.analysis.report.cases import Source
-    from moereplay.traces.bundled import SAMPLE, bundled, name_of
+    from moereplay.traces.installation import SAMPLE, bundled, name_of
 
     if moved is not None:
         return Source(moved[0].name, moved[1])

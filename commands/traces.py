@@ -26,7 +26,7 @@ def traces_list(
 ) -> None:
     """List the traces of a library; without one, those that come with the program."""
     from moereplay.analysis.tables import table
-    from moereplay.traces.library.sources import library_of
+    from moereplay.traces.library.index import library_of
 
     library = library_of(source)
     entries = library.index().traces
@@ -63,9 +63,8 @@ def traces_get(
     out: Annotated[Path | None, typer.Option(help="The trace to write; else NAME.zarr here.")] = None,
 ) -> None:
     """Fetch a trace from a library, each file held to the sha256 that was published."""
-    from moereplay.traces.library.fetch import fetch
-    from moereplay.traces.library.index import folder_of
-    from moereplay.traces.library.sources import library_of
+    from moereplay.traces.library.index import folder_of, library_of
+    from moereplay.traces.library.publish import fetch
 
     library = library_of(source)
     path = out or Path(folder_of(name))
@@ -224,8 +223,8 @@ def split(
     """Split a trace by requests: what is fitted to some of them is tried on the others."""
     from moereplay.commands.import_ import write_profile
     from moereplay.results.outputs import check_output
-    from moereplay.traces.split import profile
-    from moereplay.traces.split import split as drawn
+    from moereplay.traces.selection import profile
+    from moereplay.traces.selection import split as drawn
     from moereplay.traces.store import open_trace
     from moereplay.traces.writer import write_trace
 

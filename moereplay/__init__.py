@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from moereplay.simulator.errors import ConfigError
     from moereplay.simulator.replay import replay
     from moereplay.sweeps.parts import read_results
-    from moereplay.traces.arrays import from_arrays
     from moereplay.traces.geometry import known as known_model
+    from moereplay.traces.recorder import from_arrays
     from moereplay.traces.schema import Geometry, Header, Provenance, Request, Router, Trace, TraceError
     from moereplay.traces.store import open_trace
     from moereplay.traces.writer import TraceWriter, write_trace
@@ -41,7 +41,7 @@ _HOME = {
     "TraceError": "moereplay.traces.schema",
     "TraceWriter": "moereplay.traces.writer",
     "configure": "moereplay.simulator.config",
-    "from_arrays": "moereplay.traces.arrays",
+    "from_arrays": "moereplay.traces.recorder",
     "known_model": "moereplay.traces.geometry:known",
     "open_trace": "moereplay.traces.store",
     "read_results": "moereplay.sweeps.parts",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from moereplay.traces.dense import recorded
 from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.summary import experts_per_token
 from moereplay.traces.synthetic import synthetic
-from moereplay.traces.usage import experts_per_token
 
 FUTURE = "future"  #: the capability of demand that is known in advance
 

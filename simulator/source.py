@@ -13,10 +13,10 @@ from moereplay.policies.contract import PolicyError, Prefetch
 from moereplay.policies.grammar import Chosen
 from moereplay.traces import routers
 from moereplay.traces.demand import Union, demand_of, union_of
-from moereplay.traces.lookahead import Predicted, predicted
 from moereplay.traces.passes import Passes, schedule
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry, Router, Trace
+from moereplay.traces.token_arrays import Predicted, predicted
 from moereplay.traces.units import NEVER
 
 READ_AHEAD = 512  #: tokens, one shard

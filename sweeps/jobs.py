@@ -13,7 +13,7 @@ from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.replay import plan
 from moereplay.sweeps.objects import fetched, is_url
-from moereplay.traces.bundled import bundled
+from moereplay.traces.installation import bundled
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.store import open_trace
 from moereplay.traces.texts import whole

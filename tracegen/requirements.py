@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from moereplay.tracegen.errors import RecordError
-from moereplay.traces.installing import install_command
+from moereplay.traces.installation import install_command
 
 
 def require_torch() -> None:

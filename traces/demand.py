@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.traces import plain
-from moereplay.traces.blocks import VALUES_AT_ONCE, tokens_at_once
+from moereplay.traces import token_arrays
 from moereplay.traces.derived import derived
-from moereplay.traces.growing import Growing, Rows, append
+from moereplay.traces.growing import VALUES_AT_ONCE, Growing, Rows, append, tokens_at_once
 from moereplay.traces.passes import Passes, schedule
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Trace
@@ -172,7 +171,7 @@ def _read(trace: Trace, name: str, tokens: slice | np.ndarray) -> np.ndarray:
     """An array's rows of these tokens; a compressed store would be slow to read token by token."""
     if isinstance(tokens, slice):
         return trace.read(name, tokens.start, tokens.stop)
-    return plain.rows(trace, name)[tokens]
+    return token_arrays.rows(trace, name)[tokens]
 
 
 def _merged(choices: Entries) -> Entries:

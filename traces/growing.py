@@ -5,10 +5,13 @@ Files are written with plain writes: pages of a memory map would count as memory
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
+
+from moereplay.traces.schema import Trace
 
 
 class Rows(NamedTuple):
@@ -114,3 +117,21 @@ class InMemory:
     def read(self, first: int, last: int) -> np.ndarray:
         """Rows [first, last)."""
         return self._held[first:last]
+
+
+# -- Blocks of tokens: what is derived from a trace needs no more memory for a long one than for a short one.
+
+VALUES_AT_ONCE = 1 << 20  #: of an array; working on it takes some ten arrays of 64 bits, about 100 MB
+SHARD = 512  #: tokens of a default store's file: none is decoded twice
+
+
+def tokens_at_once(values: int) -> int:
+    """Tokens of a block, where each has so many values."""
+    return max(1, VALUES_AT_ONCE // values // SHARD) * SHARD
+
+
+def token_blocks(trace: Trace, values: int) -> Iterator[tuple[int, int]]:
+    """Ranges [first, last) of all tokens, each of `values` values."""
+    size = tokens_at_once(values)
+    for first in range(0, trace.tokens, size):
+        yield first, min(first + size, trace.tokens)

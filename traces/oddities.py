@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from moereplay.traces.ranges_of_ids import experts_per_layer
+from moereplay.traces.patterns import experts_per_layer
 from moereplay.traces.schema import Trace
 
 BLOCK = 1 << 22  #: ids that are looked at together

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.traces.blocks import VALUES_AT_ONCE
 from moereplay.traces.derived import derived
-from moereplay.traces.growing import Growing, append
+from moereplay.traces.growing import VALUES_AT_ONCE, Growing, append
 from moereplay.traces.growing import Rows as Column
 from moereplay.traces.schema import Trace, TraceError
 from moereplay.traces.texts import whole

@@ -11,8 +11,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.traces.blocks import tokens_at_once
-from moereplay.traces.schema import Header, RowError, Trace, TraceError, check_rows, check_values, dtype_of, row_shape
+from moereplay.traces.growing import tokens_at_once
+from moereplay.traces.schema import (
+    MOST_BIAS,
+    Header,
+    RowError,
+    Trace,
+    TraceError,
+    Values,
+    check_rows,
+    check_values,
+    dtype_of,
+    first_refused,
+    row_shape,
+)
 
 
 class Piece(NamedTuple):
@@ -71,3 +83,34 @@ def _check_ranges(piece: Piece, begun: int) -> None:
 def _values(trace: Trace, names: Sequence[str]) -> int:
     """Values of one token in all these arrays."""
     return sum(math.prod(row_shape(name, trace.geometry)) for name in names)
+
+
+# -- The correction bias that some routers add to scores to choose, and not to weigh: `router_bias`, (L, E) f32.
+
+
+def check_bias(bias: np.ndarray, where: str) -> None:
+    """Raise TraceError unless a router's correction bias (L, E) is finite and small enough for scores in UNITs."""
+    at = first_refused(bias, Values("f", -MOST_BIAS, MOST_BIAS))
+    if at is not None:
+        layer, expert = at
+        raise TraceError(
+            f"{where}: router_bias of layer {layer}, expert {expert} is {bias[at]}; "
+            f"expected a number from -{MOST_BIAS} to {MOST_BIAS}"
+        )
+
+
+def checked_bias(bias: np.ndarray | None, header: Header) -> np.ndarray | None:
+    """A router's correction bias as stored, (L, E) f32. Raises TraceError for another shape or range."""
+    if bias is None:
+        return None
+    expected = (header.geometry.layers, header.geometry.experts)
+    checked = np.ascontiguousarray(bias, "<f4")
+    if checked.shape != expected or not np.isfinite(checked).all():
+        raise TraceError(f"router_bias has shape {checked.shape}, expected finite numbers of shape {expected}")
+    check_bias(checked, "this model")
+    return checked
+
+
+def same_bias(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """Whether two traces have equal biases, or none."""
+    return one is other if one is None or other is None else np.array_equal(one, other)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -10,9 +11,21 @@ from typing import Any, Self
 
 import numpy as np
 
-from moereplay.traces.gathering import Gathering
 from moereplay.traces.geometry import known
-from moereplay.traces.schema import Geometry, Header, Provenance, Trace, TraceError, shown
+from moereplay.traces.pieces import checked_bias
+from moereplay.traces.schema import (
+    Geometry,
+    Header,
+    Provenance,
+    Request,
+    Trace,
+    TraceError,
+    check_values,
+    dtype_of,
+    memory_trace,
+    row_shape,
+    shown,
+)
 from moereplay.traces.writer import TraceWriter
 
 
@@ -120,3 +133,164 @@ def _array(name: str, value: Any) -> np.ndarray:
     except (TypeError, ValueError, RuntimeError) as wrong:  # ragged lists; a tensor on a GPU, or with a gradient
         fix = "pass a list, or tensor.detach().float().cpu()"
         raise TraceError(f"{name} cannot be read as an array ({shown(wrong)}); {fix}") from None
+
+
+# -- Rows of one request as a running model reports them, a token at a layer at a time, in any order.
+
+FIRST_ROWS = 64
+NOT_ROUTED = -1
+
+
+class Gathering:
+    """One request, not complete yet. Arrays have a row per token, in the order in which tokens were first said."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self._row: dict[int, int] = {}  #: of each token
+        self._said = np.zeros((FIRST_ROWS, geometry.layers), bool)
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def put(self, token: int, layer: int, values: Mapping[str, np.ndarray]) -> None:
+        """`values` by array: chosen (at most k,), and for every row or for none weights (as many) and logits (E,).
+
+        Raises TraceError naming what does not fit.
+        """
+        self._check_place(token, layer)
+        rows = {name: self._checked(name, given) for name, given in values.items()}
+        if not self._arrays:
+            self._arrays = {name: self._empty(name, FIRST_ROWS) for name in rows}
+        if rows.keys() != self._arrays.keys():
+            differing = ", ".join(sorted(rows.keys() ^ self._arrays.keys()))
+            raise TraceError(f"{differing} of token {token} at layer {layer}: give it for every row or for none")
+        row = self._row.setdefault(token, len(self._row))
+        self._grow(row)
+        for name, given in rows.items():
+            self._arrays[name][row, layer] = given
+        self._said[row, layer] = True
+
+    def request(self, prompt_length: int = 0, tokens: int | None = None) -> Request:
+        """The first `tokens` of it, or all. Raises TraceError naming a token or a layer that was never said."""
+        order = sorted(self._row)[:tokens]
+        if not order:
+            raise TraceError("no token of it was recorded")
+        if order[-1] - order[0] != len(order) - 1:
+            missing = next(token for token, after in pairwise(order) if after != token + 1) + 1
+            raise TraceError(f"token {missing} is missing between {order[0]} and {order[-1]}; record every token")
+        rows = np.array([self._row[token] for token in order])
+        self._refuse_silent_layers(order, rows)
+        kept = {name: array[rows] for name, array in self._arrays.items()}
+        return Request(kept["chosen"], prompt_length, kept.get("weights"), kept.get("logits"))
+
+    def complete_tokens(self) -> int:
+        """Tokens without those at the end that lack a layer, as where a server was stopped."""
+        order = sorted(self._row)
+        while order and not self._said[self._row[order[-1]]].all():
+            order.pop()
+        return len(order)
+
+    def _check_place(self, token: int, layer: int) -> None:
+        if not 0 <= layer < self._geometry.layers:
+            raise TraceError(f"layer {layer}; expected 0 to {self._geometry.layers - 1}, MoE layers only")
+        if token < 0:
+            raise TraceError(f"token {token}; expected its position in the request, from 0 on")
+
+    def _checked(self, name: str, given: np.ndarray) -> np.ndarray:
+        """A row as it is stored, shorter lists of experts filled with -1."""
+        (width,) = row_shape(name, self._geometry)[1:]
+        check_values(given, name, name)
+        if given.ndim != 1 or not 0 < len(given) <= width or (name == "logits" and len(given) < width):
+            raise TraceError(f"{name} has shape {given.shape}; expected ({width},)")
+        row = np.full(width, _fill(name), dtype_of(name))
+        row[: len(given)] = given
+        return row
+
+    def _empty(self, name: str, rows: int) -> np.ndarray:
+        return np.full((rows, *row_shape(name, self._geometry)), _fill(name), dtype_of(name))
+
+    def _grow(self, row: int) -> None:
+        if row < len(self._said):
+            return
+        self._said = np.concatenate([self._said, np.zeros_like(self._said)])
+        self._arrays = {
+            name: np.concatenate([array, self._empty(name, len(array))]) for name, array in self._arrays.items()
+        }
+
+    def _refuse_silent_layers(self, order: list[int], rows: np.ndarray) -> None:
+        silent = np.argwhere(~self._said[rows])
+        if len(silent):
+            at, layer = silent[0]
+            raise TraceError(f"token {order[at]} has no row at layer {layer}; record every MoE layer of every token")
+
+
+def _fill(name: str) -> int:
+    return NOT_ROUTED if name == "chosen" else 0
+
+
+# -- A trace in memory, from numpy arrays of routing.
+
+
+def from_arrays(
+    chosen: np.ndarray,
+    geometry: Geometry | str,
+    *,
+    lengths: Sequence[int] | None = None,
+    prompt_lengths: Sequence[int] | None = None,
+    weights: np.ndarray | None = None,
+    logits: np.ndarray | None = None,
+    lookahead: Sequence[np.ndarray] = (),
+    router_bias: np.ndarray | None = None,
+) -> Trace:
+    """A trace held in memory. T tokens of all requests, L MoE layers, E experts per layer, k of them per token.
+
+    chosen          (T, L, k) whole numbers: experts of each token and layer, the best first; -1 for none
+    geometry        sizes and router: a `Geometry`, or the name of a known model (`moereplay models`)
+    lengths         tokens of each request; they add up to T; default one request
+    prompt_lengths  tokens of each request that are its prompt, and go through the model in one pass; default 0
+    weights         (T, L, k) gate weights of the chosen
+    logits          (T, L, E) router logits, before any bias or softmax
+    lookahead       lookahead[d - 1] is (T, L, E): logits of layer l + d as predicted at layer l
+    router_bias     (L, E) bias that is added to scores to choose, and not to weigh
+
+    Raises TraceError naming the array and the shape expected, or the number that no trace may hold.
+    """
+    ids = np.asarray(chosen)
+    if ids.ndim != 3:
+        raise TraceError(f"chosen has shape {ids.shape}; expected (tokens, layers, k)")
+    header = _sizes_of(geometry, ids.shape[2], len(lookahead))
+    optional = {"weights": weights, "logits": logits}
+    rows = {name: np.asarray(array) for name, array in optional.items() if array is not None}
+    looks = tuple(np.asarray(look) for look in lookahead)
+    lengths = [len(ids)] if lengths is None else lengths
+    prompts = [0] * len(lengths) if prompt_lengths is None else prompt_lengths
+    _check_lengths(
+        lengths, prompts, {"chosen": ids, **rows, **{f"lookahead[{d}]": look for d, look in enumerate(looks)}}
+    )
+    ends = np.cumsum(lengths).tolist()
+    requests = [
+        Request(ids[a:b], prompt, lookahead=tuple(look[a:b] for look in looks), **{n: r[a:b] for n, r in rows.items()})
+        for a, b, prompt in zip([0, *ends], ends, prompts, strict=False)
+    ]
+    bias = None if router_bias is None else np.asarray(router_bias)
+    return memory_trace(header, requests, checked_bias(bias, header))
+
+
+def _sizes_of(geometry: Geometry | str, k: int, depth: int) -> Header:
+    """Sizes of the trace; k is that of the arrays, as a known model may have been run with another one."""
+    if isinstance(geometry, Geometry):
+        return Header(geometry=geometry, lookahead_depth=depth)
+    model = known(geometry)
+    sizes = model.geometry.model_copy(update={"k": k})
+    return Header(geometry=sizes, provenance=Provenance(model=model.name), lookahead_depth=depth)
+
+
+def _check_lengths(lengths: Sequence[int], prompts: Sequence[int], arrays: dict[str, np.ndarray]) -> None:
+    for name, rows in arrays.items():
+        if len(rows) != sum(lengths):
+            raise TraceError(f"{name} has {len(rows)} tokens; the lengths of requests add up to {sum(lengths)}")
+    if len(prompts) != len(lengths):
+        raise TraceError(f"prompt_lengths has {len(prompts)} numbers for {len(lengths)} requests")
+    for request, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
+        if length < 1:
+            raise TraceError(f"request {request}: {length} tokens; a request needs at least one")
+        if not 0 <= prompt <= length:
+            raise TraceError(f"request {request}: {prompt} prompt tokens of {length}; expected 0 to {length}")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
-from moereplay.traces.schema import TraceError, shown
+from moereplay.traces.profiles.contract import ranked
+from moereplay.traces.schema import Trace, TraceError, memory_trace, shown
+from moereplay.traces.summary import uses
 
 FORM = "write numbers and ranges as 1,5,10:50; the first request is 0, and 10:50 ends with 49"
 
@@ -62,3 +66,59 @@ def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
     for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         members = [number for _, number in group]
         yield members[0], members[-1] + 1
+
+
+# -- Some requests of a trace, evenly spaced, for what must be quick and is checked on all of them afterwards.
+
+
+def accesses_of(trace: Trace) -> int:
+    """Experts that all tokens choose in all layers."""
+    return trace.tokens * trace.geometry.layers * trace.geometry.k
+
+
+def sampled(trace: Trace, accesses: int) -> Trace:
+    """Every n-th request, held in memory, with about so many accesses or fewer, but at least one request.
+
+    The trace itself if it has no more than that, or one request only.
+    """
+    step = min(-(-accesses_of(trace) // accesses), trace.requests)
+    if step <= 1:
+        return trace
+    requests = [trace.request(at) for at in range(0, trace.requests, step)]
+    return memory_trace(trace.header, requests, trace.router_bias)
+
+
+# -- Requests of a trace in two: those that something is fitted to, and the others, on which it is tried.
+
+
+def split(requests: int, share: float = 0.5, seed: int = 0) -> tuple[list[int], list[int]]:
+    """Numbers of the requests to fit to, a share drawn by the seed, and of the others, both in the trace's order.
+
+    Raises TraceError if either would be empty.
+    """
+    if not 0 < share < 1 or requests < 2:
+        raise TraceError(f"{requests} requests at a share of {share:g}: a split needs two, and a share between 0 and 1")
+    count = min(max(round(share * requests), 1), requests - 1)
+    fitted = set(random.Random(seed).sample(range(requests), count))
+    return sorted(fitted), [at for at in range(requests) if at not in fitted]
+
+
+def profile(trace: Trace) -> list[tuple[int, int]]:
+    """(layer, expert) of all that the trace chose, the most often chosen first, ties by layer and expert."""
+    return ranked(uses(trace))
+
+
+def first_requests(trace: Trace, requests: int) -> Trace:
+    """The trace cut after so many requests, which reads the same store; its digest, which names derived arrays, is
+    its own.
+    """
+    if requests >= trace.requests:
+        return trace
+    digest = hashlib.sha256(f"{trace.digest} requests 0..{requests - 1}".encode()).hexdigest()
+    return replace(
+        trace,
+        request_offsets=trace.request_offsets[: requests + 1],
+        prompt_lengths=trace.prompt_lengths[:requests],
+        digest=digest,
+        array_digests={},
+    )

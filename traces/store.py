@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.bias import check_bias
-from moereplay.traces.bundled import bundled
 from moereplay.traces.files import private_folder, write_whole
+from moereplay.traces.installation import bundled
 from moereplay.traces.metadata import BIAS, OFFSETS, PARTIAL, PROMPTS, Attributes, read_attributes
+from moereplay.traces.pieces import check_bias
 from moereplay.traces.schema import Geometry, Trace, TraceError, check_rows
 from moereplay.traces.stored import Stored
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from moereplay.traces.oddities import CENSUS_CHECKS, Finding, Level, census
-from moereplay.traces.overlap import beginnings, interleaved, overlap, reset_stride, shared
+from moereplay.traces.patterns import beginnings, interleaved, overlap, reset_stride, shared
 from moereplay.traces.routers import choice_scores
 from moereplay.traces.schema import Geometry, Router, Trace
-from moereplay.traces.usage import chance_of, experts_per_token
+from moereplay.traces.summary import chance_of, experts_per_token
 
 SAMPLE_TOKENS = 20_000
 FEWEST_PER_REQUEST = 64

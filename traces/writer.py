@@ -21,7 +21,6 @@ from typing import Self
 
 import numpy as np
 
-from moereplay.traces.bias import checked_bias, same_bias
 from moereplay.traces.documents import json_text
 from moereplay.traces.files import clear_abandoned, refuse_inside_trace, scratch_beside
 from moereplay.traces.lock import Lock
@@ -36,7 +35,7 @@ from moereplay.traces.metadata import (
     metadata_digest,
     read_attributes,
 )
-from moereplay.traces.pieces import Piece, check_piece
+from moereplay.traces.pieces import Piece, check_piece, checked_bias, same_bias
 from moereplay.traces.schema import LOOKAHEAD, Header, Provenance, Request, Trace, TraceError, check_request
 from moereplay.traces.store import blocks, open_trace
 from moereplay.traces.stored import Column, create_column, reopen_column

@@ -14,16 +14,15 @@ from moereplay.simulator.compiled.cost_tables import Inputs
 from moereplay.simulator.compiled.layout import FEED
 from moereplay.simulator.config import ReplayConfig
 from moereplay.simulator.source import Gate, Pass, Source
-from moereplay.traces import plain, routers
-from moereplay.traces.blocks import VALUES_AT_ONCE
+from moereplay.traces import routers, token_arrays
 from moereplay.traces.demand import Demand, demand_of, next_passes
 from moereplay.traces.derived import derived
-from moereplay.traces.growing import Growing, Rows, append
-from moereplay.traces.lookahead import look
+from moereplay.traces.growing import VALUES_AT_ONCE, Growing, Rows, append
 from moereplay.traces.passes import Passes, is_long, schedule
 from moereplay.traces.passes import Rows as PassRows
 from moereplay.traces.schema import Geometry, Trace
 from moereplay.traces.shared import read_only, shared
+from moereplay.traces.token_arrays import look
 
 #: The demand stream's columns in `traces.demand`.
 STREAM = {
@@ -67,12 +66,12 @@ def _inputs_of(trace: Trace, wanted: Demanded) -> Inputs:
     passes = wanted.passes
     plan, geometry, demand = schedule(trace, passes), trace.geometry, demand_of(trace, passes)
     scores = _scores_of(trace) if wanted.scores else {}
-    weights = {"token_weights": plain.rows(trace, "weights")} if "weights" in trace.arrays else {}
+    weights = {"token_weights": token_arrays.rows(trace, "weights")} if "weights" in trace.arrays else {}
     looks = _looks_of(trace, wanted) if wanted.depths else {}
     demanded = _demand(demand)
     if wanted.next_pass:
         demanded["stream_pass"] = next_passes(trace, passes)
-    tokens = {"token_ids": plain.rows(trace, "chosen")} | weights
+    tokens = {"token_ids": token_arrays.rows(trace, "chosen")} | weights
     return _filled(geometry, _plan_of(trace, passes, plan) | demanded | tokens | scores | looks)
 
 
@@ -136,10 +135,10 @@ def _demand(demand: Demand) -> dict[str, np.ndarray]:
 
 def _scores_of(trace: Trace) -> dict[str, np.ndarray]:
     return {
-        "token_logits": plain.rows(trace, "logits"),
-        "token_choice": plain.choice(trace),
+        "token_logits": token_arrays.rows(trace, "logits"),
+        "token_choice": token_arrays.choice(trace),
         "token_scores": look(trace, (0,)).score[0],
-        "token_shares": plain.shares(trace),
+        "token_shares": token_arrays.shares(trace),
     }
 
 

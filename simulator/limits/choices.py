@@ -15,8 +15,8 @@ import numpy as np
 
 from moereplay.policies.contract import PolicyError
 from moereplay.simulator.errors import ConfigError
-from moereplay.traces import plain
-from moereplay.traces.blocks import VALUES_AT_ONCE
+from moereplay.traces import token_arrays
+from moereplay.traces.growing import VALUES_AT_ONCE
 from moereplay.traces.passes import schedule
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Trace
@@ -147,7 +147,10 @@ def _blocks(rows: int, values: int) -> Iterator[tuple[int, int]]:
 
 
 def _rules(trace: Trace, tokens: slice | np.ndarray, free: Freedom) -> Block:
-    ids, scores = plain.rows(trace, "chosen")[tokens].astype(np.int64), plain.choice(trace)[tokens].astype(np.float64)
+    ids, scores = (
+        token_arrays.rows(trace, "chosen")[tokens].astype(np.int64),
+        token_arrays.choice(trace)[tokens].astype(np.float64),
+    )
     scores = np.array(scores)
     for j in range(ids.shape[-1] - 1, -1, -1):
         t, layer = np.nonzero(ids[:, :, j] >= 0)
@@ -155,7 +158,7 @@ def _rules(trace: Trace, tokens: slice | np.ndarray, free: Freedom) -> Block:
     wanted = (ids >= 0).sum(-1)
     if not free.mass:
         return _best(scores, wanted, free)
-    units = to_units(plain.shares(trace)[tokens])
+    units = to_units(token_arrays.shares(trace)[tokens])
     own = (np.take_along_axis(units, np.maximum(ids, 0), -1) * (ids >= 0)).sum(-1)
     return _weighty(np.where(scores > -np.inf, units, 0), wanted, -(-own * free.mass // MILLION))
 

@@ -20,7 +20,7 @@ from moereplay.sweeps.recommend.search import (
     most_replays,
 )
 from moereplay.sweeps.recommend.space import SHORT, bits_of, compulsory_limit, engines_of, start_of
-from moereplay.traces.placement import experts_per_layer, last_layers, mean_experts
+from moereplay.traces.geometry import experts_per_layer, last_layers, mean_experts
 from moereplay.traces.schema import Geometry
 from moereplay.traces.texts import percent
 

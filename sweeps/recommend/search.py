@@ -36,8 +36,8 @@ from moereplay.sweeps.recommend.space import (
     start_of,
     started,
 )
-from moereplay.traces.sample import sampled
 from moereplay.traces.schema import Geometry, Trace
+from moereplay.traces.selection import sampled
 
 KEPT = 4  #: evictions of the first round that go on, in their scope
 SCREENED = 1_000_000  #: accesses of the requests on which a long trace is searched

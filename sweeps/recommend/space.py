@@ -22,8 +22,8 @@ from moereplay.simulator.errors import ConfigError
 from moereplay.simulator.preset import NAMES, preset
 from moereplay.simulator.presets import SPECMD
 from moereplay.simulator.replay import plan
-from moereplay.traces.blocks import token_blocks
 from moereplay.traces.demand import demand_of
+from moereplay.traces.growing import token_blocks
 from moereplay.traces.schema import Trace
 from moereplay.traces.shared import shared
 from moereplay.traces.units import NEVER

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.traces.installing import install_command
+from moereplay.traces.installation import install_command
 
 ROOT = Path(__file__).resolve().parents[2]
 

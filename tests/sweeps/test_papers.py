@@ -21,8 +21,8 @@ from moereplay.sweeps.papers.figures import (
     planned,
     predictor,
 )
-from moereplay.traces.arrays import from_arrays
-from moereplay.traces.bundled import bundled
+from moereplay.traces.installation import bundled
+from moereplay.traces.recorder import from_arrays
 from moereplay.traces.schema import Trace
 from moereplay.traces.store import open_trace
 from tests.kit.tiny_runs import SMALL, small_trace

@@ -32,7 +32,7 @@ from moereplay.sweeps.jobs import Job, job_of, open_traces
 from moereplay.sweeps.parts import keep, merge
 from moereplay.sweeps.run import Sweep, estimate, left_to_do, planned
 from moereplay.sweeps.store import Folder
-from moereplay.traces.bundled import bundled
+from moereplay.traces.installation import bundled
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace
 from tests.kit.sweeping import GRID, experiment, merged, store_trace

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moereplay.traces import blocks
+from moereplay.traces import growing
 from moereplay.traces.combine import appended, content_digest, merged, taken
 from moereplay.traces.pieces import Piece, pieces
 from moereplay.traces.schema import Header, Provenance, Request, RowError, Trace, TraceError, memory_trace
@@ -42,8 +42,8 @@ def rewritten(path: Path, trace: Trace, requests: list[Request]) -> Trace:
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 16 tokens of ids: most requests are longer than a piece, or end within one."""
-    monkeypatch.setattr(blocks, "SHARD", 1)
-    monkeypatch.setattr(blocks, "VALUES_AT_ONCE", 16 * LAYERS * 2)
+    monkeypatch.setattr(growing, "SHARD", 1)
+    monkeypatch.setattr(growing, "VALUES_AT_ONCE", 16 * LAYERS * 2)
 
 
 # pieces

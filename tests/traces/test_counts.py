@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from moereplay.traces.profiles import NAMES, registry
+from moereplay.traces.profiles import NAMES, contract
 from moereplay.traces.profiles.coli_usage import ENGINES, hash_of
 from moereplay.traces.profiles.contract import ranked
 from moereplay.traces.schema import TraceError
@@ -46,7 +46,7 @@ def files_in(path: Path) -> list[Path]:
 
 def refusal(path: Path, form: str) -> str:
     with pytest.raises(TraceError) as refused:
-        registry.load(form).read(path)
+        contract.load(form).read(path)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 600
     return str(refused.value)
 
@@ -68,17 +68,17 @@ def test_every_form_has_a_sample() -> None:
 @each
 def test_a_sample_is_recognised_by_its_own_form_alone(sample: CountSample, tmp_path: Path) -> None:
     path = made(sample, tmp_path)
-    assert [name for name in NAMES if registry.load(name).sniff(path)] == [sample.form]
-    assert (found := registry.detect(path)) and found.name == sample.form
+    assert [name for name in NAMES if contract.load(name).sniff(path)] == [sample.form]
+    assert (found := contract.detect(path)) and found.name == sample.form
 
 
 def test_no_trace_is_taken_for_counts() -> None:
-    assert [sample.name for sample in importer_samples.ALL if registry.detect(sample.path)] == []
+    assert [sample.name for sample in importer_samples.ALL if contract.detect(sample.path)] == []
 
 
 @each
 def test_a_sample_gives_its_counts_and_says_what_was_assumed(sample: CountSample, tmp_path: Path) -> None:
-    counts = registry.load(sample.form).read(made(sample, tmp_path))
+    counts = contract.load(sample.form).read(made(sample, tmp_path))
     np.testing.assert_array_equal(counts.chosen, COUNTS)
     assert counts.notes == sample.notes
     assert ranked(counts.chosen, counts.layers) == sample.ranking
@@ -86,7 +86,7 @@ def test_a_sample_gives_its_counts_and_says_what_was_assumed(sample: CountSample
 
 def test_a_layer_that_was_counted_for_fewer_tokens_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("layer,expert,count\n0,0,50\n0,1,50\n1,0,9\n1,1,9\n")
-    counts = registry.load("count_table").read(tmp_path / "a.csv")
+    counts = contract.load("count_table").read(tmp_path / "a.csv")
     assert any("MoE layers 1 have fewer choices" in note for note in counts.notes)
 
 
@@ -116,8 +116,8 @@ def test_the_best_experts_alone_are_kept(tmp_path: Path) -> None:
 
 def test_a_profile_of_counts_is_what_a_replay_takes(tmp_path: Path) -> None:
     """Counts of a trace's own choices are the profile that `static` finds by itself."""
-    from moereplay.traces.bundled import bundled
-    from moereplay.traces.split import profile
+    from moereplay.traces.installation import bundled
+    from moereplay.traces.selection import profile
     from moereplay.traces.store import open_trace
 
     trace = open_trace(bundled(Path("miniature")))
@@ -266,7 +266,7 @@ def test_a_truncated_sample_is_refused_in_one_line_or_counts_less(sample: CountS
         for size in range(1, len(whole), max(1, len(whole) // CUTS)):
             file.write_bytes(whole[:size])
             try:
-                counts = registry.load(sample.form).read(path)
+                counts = contract.load(sample.form).read(path)
             except TraceError as refused:
                 assert "\n" not in str(refused)
             else:  # a text that ends with a whole line
@@ -282,7 +282,7 @@ def test_a_damaged_sample_is_refused_in_one_line_or_still_counts(sample: CountSa
         for damage in list(BYTES.values()) * TIMES:
             file.write_bytes(damage(whole, rng))
             try:
-                counts = registry.load(sample.form).read(path).chosen
+                counts = contract.load(sample.form).read(path).chosen
             except TraceError as refused:
                 assert "\n" not in str(refused) and len(str(refused)) < 1000
             else:
@@ -308,7 +308,7 @@ def test_nothing_is_left_of_what_is_refused(sample: CountSample, tmp_path: Path)
 def test_a_published_history_of_colibri_is_ranked_as_plain_sorting_ranks_it() -> None:
     file = DATA / "olmoe-counts" / "olmoe_real.coli_usage"
     rows = [tuple(map(int, line.split())) for line in file.read_text().splitlines()]
-    counts = registry.load("coli_usage").read(file).chosen
+    counts = contract.load("coli_usage").read(file).chosen
     assert counts.shape == (16, 64)
     assert ranked(counts) == [(layer, expert) for layer, expert, _ in sorted(rows, key=lambda row: (-row[2], row[:2]))]
 
@@ -317,7 +317,7 @@ def test_a_published_history_of_colibri_is_ranked_as_plain_sorting_ranks_it() ->
 @pytest.mark.parametrize("named", ["olmoe", "olmoe/c4", "olmoe/c4/counts_top1", "olmoe-sft", "mistral"])
 def test_published_counts_in_an_archive_are_ranked_as_plain_sorting_ranks_them(named: str) -> None:
     file = DATA / "olmoe-counts" / "expert_counts.npz"
-    form = registry.detect(file)
+    form = contract.detect(file)
     assert form is not None and form.name == "count_archive"
     with np.load(file) as stored:
         names = [name for name in stored if name == named or re.fullmatch(f"{named}/(.*/)?counts", name)]

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.simulator.source import Pass
-from moereplay.traces import blocks, growing, routers
 from moereplay.traces import demand as demand_module
+from moereplay.traces import growing, routers
 from moereplay.traces.demand import Demand, Union, demand_of, next_passes, union_of
-from moereplay.traces.lookahead import predicted
 from moereplay.traces.passes import schedule
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
+from moereplay.traces.token_arrays import predicted
 from moereplay.traces.units import NEVER
 from moereplay.traces.writer import write_trace
 from tests.kit.schedules import laid
@@ -153,9 +153,9 @@ def test_blocks_of_tokens_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = memory_trace(HEADER, [request(seed, 5, 9, weighted=True) for seed in range(4)])
     whole, slots = demand_of(trace, "recorded"), demand_of(trace, "batch:3")
     coming, seen = next_passes(trace, "token"), predicted(trace, 1)
-    monkeypatch.setattr(blocks, "SHARD", 1)
+    monkeypatch.setattr(growing, "SHARD", 1)
     for values in (7, 40):  # less than a pass has, and some passes
-        monkeypatch.setattr(blocks, "VALUES_AT_ONCE", values)
+        monkeypatch.setattr(growing, "VALUES_AT_ONCE", values)
         monkeypatch.setattr(demand_module, "VALUES_AT_ONCE", values)
         assert_same(demand_of(trace, "recorded"), whole)
         assert_same(demand_of(trace, "batch:3"), slots)

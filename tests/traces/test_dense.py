@@ -12,7 +12,7 @@ from moereplay.traces.geometry import known, recognised
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.schema import Geometry, Header, Request, TraceError, memory_trace
-from moereplay.traces.usage import chance_of, experts_per_token
+from moereplay.traces.summary import chance_of, experts_per_token
 from moereplay.traces.weight_formats import dense_bits_of
 
 PLAIN = Geometry(layers=2, experts=4, k=2, expert_bytes=(1000, 1000))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moereplay.traces import manifest as manifest_module
+from moereplay.traces import derived as manifest_module
 from moereplay.traces.demand import Demand, demand_of, next_passes
 from moereplay.traces.passes import schedule
 from moereplay.traces.schema import Trace

@@ -14,7 +14,7 @@ from moereplay.policies.table import explain, markdown, rows
 from moereplay.results import counters
 from moereplay.traces.exporters import registry as exporters
 from moereplay.traces.importers import registry as importers
-from moereplay.traces.profiles import registry as profiles
+from moereplay.traces.profiles import contract as profiles
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -15,7 +15,7 @@ import torch
 from moereplay.traces.geometry import MODELS
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
-from moereplay.traces.overlap import interleaved
+from moereplay.traces.patterns import interleaved
 from moereplay.traces.routers import weigh
 from moereplay.traces.schema import Geometry, Router
 from tests.kit.importer_engines import RANKS, WIDTH, schedule

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moereplay.traces import blocks
+from moereplay.traces import growing
 from moereplay.traces.exporters import NAMES, parquet, registry
 from moereplay.traces.exporters.contract import Exporter, Options, fields_of
 from moereplay.traces.schema import Geometry, Header, Trace, TraceError
@@ -98,7 +98,7 @@ def test_what_is_there_is_refused_and_left_alone(exporter: Exporter, tmp_path: P
 def test_what_fails_half_way_leaves_nothing(
     exporter: Exporter, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "VALUES_AT_ONCE", 1)
+    monkeypatch.setattr(growing, "VALUES_AT_ONCE", 1)
     raised = (TraceError, KeyboardInterrupt)
     with pytest.raises(raised, match="in the middle"):
         exported(broken(error), exporter.name, tmp_path / "new")
@@ -144,8 +144,8 @@ def long_trace(tokens: int) -> Trace:
 def test_memory_does_not_grow_with_the_trace(
     exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "VALUES_AT_ONCE", 1)
-    monkeypatch.setattr(blocks, "SHARD", 64)
+    monkeypatch.setattr(growing, "VALUES_AT_ONCE", 1)
+    monkeypatch.setattr(growing, "SHARD", 64)
     monkeypatch.setattr(registry, "PIECE", 1024)
     monkeypatch.setattr(parquet, "GROUP", 256)
     peaks = []
@@ -155,7 +155,7 @@ def test_memory_does_not_grow_with_the_trace(
         exported(trace, exporter.name, tmp_path / str(len(peaks)))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert all(array.most <= blocks.SHARD for array in trace.arrays.values())
+        assert all(array.most <= growing.SHARD for array in trace.arrays.values())
     assert peaks[2] < 1.5 * peaks[1]
 
 

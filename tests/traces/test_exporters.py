@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moereplay.sweeps.experiment.file import from_yaml
-from moereplay.traces.bundled import bundled
 from moereplay.traces.documents import content
 from moereplay.traces.exporters.hf import card, shards
 from moereplay.traces.exporters.lines import number
 from moereplay.traces.exporters.llama_cpp import arguments
 from moereplay.traces.exporters.parquet import schema_of
 from moereplay.traces.importers.contract import Options
+from moereplay.traces.installation import bundled
 from moereplay.traces.schema import Header, Provenance, Trace, TraceError, memory_trace
-from moereplay.traces.split import first_requests
+from moereplay.traces.selection import first_requests
 from moereplay.traces.store import open_trace
-from moereplay.traces.usage import uses
+from moereplay.traces.summary import uses
 from tests.kit.exporting import exported, same_rows, whole
 from tests.kit.importing import imported
 

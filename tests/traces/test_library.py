@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 
 from moereplay.sweeps.clusters import pack
-from moereplay.traces.bundled import bundled
 from moereplay.traces.files import write_whole
-from moereplay.traces.library.fetch import fetch
-from moereplay.traces.library.publish import publish
-from moereplay.traces.library.sources import library_of
+from moereplay.traces.installation import bundled
+from moereplay.traces.library.index import library_of
+from moereplay.traces.library.publish import fetch, publish
 from moereplay.traces.schema import TraceError
 from moereplay.traces.store import open_trace, verify
 from moereplay.traces.stored import Column

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moereplay.traces.lookahead import predicted
 from moereplay.traces.routers import weigh
 from moereplay.traces.schema import Header, Request, Trace, memory_trace
+from moereplay.traces.token_arrays import predicted
 from tests.kit.policy_runs import RENORMALISED, Sizes, geometry_of, random_trace, replayed
 
 

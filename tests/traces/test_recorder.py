@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moereplay.recorder import Recorder
-from moereplay.traces.gathering import Gathering
 from moereplay.traces.importers.contract import Options
+from moereplay.traces.recorder import Gathering
 from moereplay.traces.schema import Geometry, Request, Trace, TraceError
 from moereplay.traces.store import open_trace, verify
 from tests.kit.importing import imported

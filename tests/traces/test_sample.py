@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from moereplay.traces.sample import accesses_of, sampled
 from moereplay.traces.schema import Geometry
+from moereplay.traces.selection import accesses_of, sampled
 from moereplay.traces.synthetic import Synthetic, synthesise
 
 #: Ten requests of 6 tokens, each of which chooses 2 experts in 3 layers: 36 accesses a request.

@@ -14,7 +14,7 @@ from moereplay.simulator.config import configure
 from moereplay.simulator.oracle import ranking
 from moereplay.simulator.source import TraceSource
 from moereplay.traces.schema import TraceError
-from moereplay.traces.split import profile, split
+from moereplay.traces.selection import profile, split
 from moereplay.traces.store import open_trace
 from tests.kit.sweeping import moereplay, store_trace
 from tests.kit.tiny_runs import small_trace

@@ -9,7 +9,7 @@ import pytest
 
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers.contract import Options
-from moereplay.traces.overlap import overlap, reset_stride, shared
+from moereplay.traces.patterns import overlap, reset_stride, shared
 from moereplay.traces.schema import Geometry, Header, Request, Router, Trace, memory_trace
 from moereplay.traces.summary import summarise
 from moereplay.traces.validator import Finding, examine, take_sample

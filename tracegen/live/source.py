@@ -30,9 +30,9 @@ from moereplay.tracegen.modules import MoeModules
 from moereplay.tracegen.offload.clock import undisturbed
 from moereplay.traces import routers
 from moereplay.traces.demand import union_of
-from moereplay.traces.lookahead import Predicted, rank
 from moereplay.traces.routers import to_units
 from moereplay.traces.schema import Geometry
+from moereplay.traces.token_arrays import Predicted, rank
 
 
 class Said(NamedTuple):

@@ -12,7 +12,7 @@ from io import StringIO
 from types import ModuleType
 
 from moereplay.tracegen.errors import RecordError
-from moereplay.traces.installing import install_command
+from moereplay.traces.installation import install_command
 
 
 @cache

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from moereplay.tracegen.errors import RecordError
-from moereplay.traces.installing import install_command
+from moereplay.traces.installation import install_command
 
 PERPLEXITY = "perplexity:"
 YAML = (".yaml", ".yml")

@@ -12,7 +12,7 @@ import numpy as np
 from moereplay.traces.exporters import torch_file
 from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
 from moereplay.traces.exporters.scores import dense_layers, scores
-from moereplay.traces.placement import experts_per_layer
+from moereplay.traces.geometry import experts_per_layer
 from moereplay.traces.schema import Trace
 
 TYPED = (

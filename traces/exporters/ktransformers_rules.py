@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
 from moereplay.traces.exporters.scores import dense_layers, scores
-from moereplay.traces.placement import held_layers, layers_by_worth
+from moereplay.traces.geometry import held_layers, layers_by_worth
 from moereplay.traces.schema import Trace
 
 RULE = """- match:

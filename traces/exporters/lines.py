@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.traces.blocks import token_blocks
+from moereplay.traces.growing import token_blocks
 from moereplay.traces.schema import Trace
 
 #: Times as large as an array's numbers are those that Python holds.

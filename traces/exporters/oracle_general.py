@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moereplay.traces.blocks import VALUES_AT_ONCE
 from moereplay.traces.demand import Demand, demand_of
 from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
+from moereplay.traces.growing import VALUES_AT_ONCE
 from moereplay.traces.schema import Geometry, Trace, TraceError
 from moereplay.traces.units import NEVER
 

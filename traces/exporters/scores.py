@@ -7,7 +7,7 @@ import numpy as np
 from moereplay.traces.exporters.contract import Options
 from moereplay.traces.geometry import known
 from moereplay.traces.schema import Trace, TraceError
-from moereplay.traces.usage import uses
+from moereplay.traces.summary import uses
 
 
 def scores(trace: Trace, options: Options) -> np.ndarray:

@@ -12,7 +12,7 @@ from moereplay.traces.documents import json_text
 from moereplay.traces.exporters.contract import Answer, Exporter, Options, Target
 from moereplay.traces.exporters.scores import dense_layers
 from moereplay.traces.schema import Trace
-from moereplay.traces.usage import uses
+from moereplay.traces.summary import uses
 
 
 def write(trace: Trace, options: Options, target: Target) -> Answer:

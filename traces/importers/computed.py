@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moereplay.traces.importers.responses import Answer, Response
-from moereplay.traces.overlap import beginnings
+from moereplay.traces.patterns import beginnings
 from moereplay.traces.schema import TraceError
 
 FEWEST_SHARED = 4  #: rows of a common beginning that count as a prefix

@@ -23,7 +23,7 @@ from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT, LAYER, read_table
 from moereplay.traces.importers.text import start_of, suffix_of
 from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, torch_files
-from moereplay.traces.overlap import interleaved
+from moereplay.traces.patterns import interleaved
 from moereplay.traces.schema import VALUES, Request, TraceError, check_values
 
 START = b"layer_id,token_id,expert_0"

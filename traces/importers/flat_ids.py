@@ -15,7 +15,7 @@ import numpy as np
 
 from moereplay.traces.importers.contract import ASSUMED, Options
 from moereplay.traces.importers.responses import Response
-from moereplay.traces.overlap import shared
+from moereplay.traces.patterns import shared
 from moereplay.traces.schema import TraceError
 
 LARGEST_K = 128

@@ -19,7 +19,7 @@ from moereplay.traces.importers import archive
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.text import parse_json
-from moereplay.traces.overlap import overlap, reset_stride
+from moereplay.traces.patterns import overlap, reset_stride
 from moereplay.traces.schema import Request, TraceError, shown
 
 ARRAYS = frozenset({"experts", "meta"})

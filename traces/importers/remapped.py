@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Options
-from moereplay.traces.ranges_of_ids import experts_per_layer, ranges_by_layer
+from moereplay.traces.patterns import experts_per_layer, ranges_by_layer
 from moereplay.traces.schema import Geometry, Header, Request, TraceError
 
 

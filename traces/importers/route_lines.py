@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moereplay.traces.gathering import Gathering
 from moereplay.traces.importers.contract import (
     Foreign,
     Importer,
@@ -33,6 +32,7 @@ from moereplay.traces.importers.contract import (
     prompt_tokens,
 )
 from moereplay.traces.importers.text import blocks, start_of
+from moereplay.traces.recorder import Gathering
 from moereplay.traces.schema import MOST_LAYERS, Geometry, Request, TraceError, check_values, shown
 
 LOOKED_AT = 1 << 20  #: bytes of a log in which a first line is looked for

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-from moereplay.traces.documents import content
-from moereplay.traces.files import refuse_inside_trace, write_whole
-from moereplay.traces.library.card import card
+from moereplay.traces.documents import AT_ONCE, content
+from moereplay.traces.files import SUFFIX, refuse_inside_trace, scratch_name, write_whole
 from moereplay.traces.library.index import (
     INDEX,
     MOST_BYTES,
     Entry,
     File,
     Index,
+    Library,
     checked_name,
     described,
     folder_of,
@@ -28,6 +31,7 @@ from moereplay.traces.library.index import (
 from moereplay.traces.lock import Lock
 from moereplay.traces.schema import Request, Trace, TraceError
 from moereplay.traces.store import files_of, open_trace, verify
+from moereplay.traces.texts import in_markdown
 from moereplay.traces.writer import write_trace
 
 CARD = "README.md"
@@ -143,3 +147,101 @@ def _alone(out: Path) -> Iterator[None]:
             lock.release()
     except OSError as refused:
         raise TraceError(f"cannot write {out}: {refused.strerror or refused}; choose another --out") from None
+
+
+# -- Take a trace out of a library: its files are copied, each held to its published sha256, and opened.
+
+BLOCK = 1 << 20
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+
+
+def fetch(library: Library, name: str, out: Path) -> Trace:
+    """The trace under `out`, which appears whole or not at all.
+
+    Raises TraceError for a name that is not there, an `out` that is, and bytes that are not those published.
+    """
+    if out.exists() or out.suffix != ".zarr":
+        raise TraceError(f"{out} {'exists' if out.exists() else 'does not end in .zarr'}; choose another --out")
+    try:
+        refuse_inside_trace(out)
+    except OSError as refused:
+        raise TraceError(f"cannot fetch {name} to {out}: {refused.strerror}; choose another --out") from None
+    entry = library.index().entry(name, library.where)
+    source = library.folder(entry)
+    scratch = out.with_name(f".{out.name}.{scratch_name()}{SUFFIX}")
+    try:
+        _copy(source, entry, scratch)
+        trace = open_trace(scratch)
+        verify(trace)
+        if differs := entry.difference(trace):
+            raise TraceError(f"{library.where}: {name}: {differs}; ask the publisher for a corrected library")
+        scratch.rename(out)
+    except OSError as refused:
+        raise TraceError(f"cannot fetch {name} to {out}: {refused.strerror or refused}") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return open_trace(out)
+
+
+def _copy(source: Path, entry: Entry, target: Path) -> None:
+    target.mkdir(parents=True)
+    if not entry.files:  # of a folder without an index, in which anything may lie
+        for name in files_of(open_trace(source)):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            _copy_file(source / name, target / name)
+    for file in entry.files:
+        inside = PurePosixPath(file.path).relative_to(source.name)
+        (target / inside).parent.mkdir(parents=True, exist_ok=True)
+        _copy_checked(source / inside, file, target / inside)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copy a file that `files_of` has named. Raises OSError for a link that has taken its place since."""
+    with os.fdopen(os.open(source, AT_ONCE | NO_LINKS), "rb") as read, target.open("xb") as written:
+        shutil.copyfileobj(read, written, BLOCK)
+
+
+def _copy_checked(source: Path, file: File, target: Path) -> None:
+    if not source.is_file():
+        raise TraceError(f"{source}: the index names it, and it is not there; fetch the library again")
+    hasher, size = hashlib.sha256(), 0
+    with source.open("rb") as read, target.open("xb") as written:
+        while block := read.read(BLOCK):
+            hasher.update(block)
+            size += len(block)
+            written.write(block)
+    if (size, hasher.hexdigest()) != (file.bytes, file.sha256):
+        raise TraceError(f"{source}: {size:,} bytes that are not those published ({file.bytes:,}); fetch it again")
+
+
+# -- The card of a library, README.md: what a hub of data sets shows of it.
+
+PLAIN = re.compile(r"[A-Za-z0-9.+-]+")  #: a licence that YAML reads as a text
+TAGS = ("mixture-of-experts", "expert-routing", "moereplay")
+COLUMNS = ("name", "model", "licence", "requests", "tokens", "MB", "holds", "source", "digest")
+
+
+def card(index: Index) -> str:
+    """Markdown, with the header in YAML by which hubs file a data set."""
+    licences = sorted({each.licence for each in index.traces})
+    licence = licences[0].lower() if len(licences) == 1 and PLAIN.fullmatch(licences[0]) else "other"
+    head = ["---", f"license: {licence}", "tags:", *(f"- {tag}" for tag in TAGS), "---"]
+    rows = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", *map(_row, index.traces)]
+    return "\n".join([*head, "", "# Routing traces of Mixture-of-Experts models", "", USE, "", *rows, "", PROMPTS, ""])
+
+
+USE = """Which experts each token ran at each layer, in the format of moereplay:
+
+    moereplay traces list THIS_LIBRARY
+    moereplay traces get NAME --from THIS_LIBRARY --out NAME.zarr
+    moereplay replay NAME.zarr --capacity 25% --eviction lru,least_stale
+
+`traces.json` has the sha256 of every file; `get` holds them to it."""
+PROMPTS = "Prompts are not published; `prompts_sha256` in `traces.json` is a hash of their token ids."
+
+
+def _row(entry: Entry) -> str:
+    size = f"{entry.bytes / 1e6:,.1f}"
+    cells = (entry.name, entry.model, entry.licence, f"{entry.requests:,}", f"{entry.tokens:,}", size)
+    cells += (", ".join(entry.capabilities), entry.source, entry.digest[:12])
+    return f"| {' | '.join(map(in_markdown, cells))} |"

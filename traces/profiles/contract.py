@@ -6,6 +6,7 @@ often chosen first, which `static` and `pinned` keep and `--warm` loads.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ import numpy as np
 
 from moereplay.traces.geometry import KnownModel
 from moereplay.traces.importers.numbering import moe_layers
+from moereplay.traces.importers.sources import refuse_unreadable
+from moereplay.traces.profiles import NAMES
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown
 
 NO_ORDER = "counts have no order of tokens: no hit rate follows from them without a trace"
@@ -127,3 +130,28 @@ def ranked(chosen: np.ndarray, layers: Sequence[int] | None = None) -> list[tupl
     order = np.argsort(-flat, kind="stable")
     places = [divmod(int(x), chosen.shape[1]) for x in order if flat[x]]
     return [(numbers[row], expert) for row, expert in places]
+
+
+# -- Which form a file of counts has: the one that is named, or the first that recognises it.
+
+
+def load(name: str) -> Form:
+    """The form of that name, which is in `NAMES`."""
+    return importlib.import_module(f"moereplay.traces.profiles.{name}").FORM
+
+
+def detect(path: Path, named: str | None = None) -> Form | None:
+    """The form that is named, or the first that recognises the file; None if it holds no counts that are known.
+
+    Raises TraceError if nothing can be read.
+    """
+    refuse_unreadable(path)
+    if named:
+        return load(named) if named in NAMES else None
+    return next((form for form in map(load, NAMES) if form.sniff(path)), None)
+
+
+def markdown() -> str:
+    """The Markdown table of forms in docs/trace-format.md."""
+    rows = [f"| `{each.name}` | {each.summary} | {each.formats} |" for each in map(load, NAMES)]
+    return "\n".join(["| format | what | read from |", "|---|---|---|", *rows])
