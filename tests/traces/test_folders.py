@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moereplay.traces.importers import folders
 from moereplay.traces.importers import registry as importers
+from moereplay.traces.importers import sources
 from moereplay.traces.importers.contract import Options
 from moereplay.traces.profiles import count_table
 from moereplay.traces.schema import TraceError
@@ -41,7 +41,7 @@ def test_a_set_without_a_file_is_refused_by_the_missing_name(
     present: list[str], missing: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(TraceError) as refused:
-        folders.refuse_missing(tmp_path, made(tmp_path, *present))
+        sources.refuse_missing(tmp_path, made(tmp_path, *present))
     assert all(name in str(refused.value) for name in missing)
 
 
@@ -56,8 +56,8 @@ def test_a_set_without_a_file_is_refused_by_the_missing_name(
 )
 def test_a_whole_set_is_not_refused(present: list[str], tmp_path: Path) -> None:
     files = made(tmp_path, *present)
-    folders.refuse_missing(tmp_path, files)
-    assert folders.notes(tmp_path, files) == []
+    sources.refuse_missing(tmp_path, files)
+    assert sources.notes(tmp_path, files) == []
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_whole_set_is_not_refused(present: list[str], tmp_path: Path) -> None:
     ],
 )
 def test_a_gap_in_numbers_is_named(present: list[str], number: str, tmp_path: Path) -> None:
-    (said,) = folders.notes(tmp_path, made(tmp_path, *present))
+    (said,) = sources.notes(tmp_path, made(tmp_path, *present))
     assert f"no file {number} of " in said
 
 
@@ -79,21 +79,21 @@ def test_a_gap_in_numbers_is_named(present: list[str], number: str, tmp_path: Pa
     "present", [["run_1700000000.csv", "run_1700000500.csv"], ["a7.csv"], ["a1.csv", "b3.csv"], ["3.csv", "90.csv"]]
 )
 def test_numbers_that_do_not_count_files_have_no_gaps(present: list[str], tmp_path: Path) -> None:
-    assert folders.notes(tmp_path, made(tmp_path, *present)) == []
+    assert sources.notes(tmp_path, made(tmp_path, *present)) == []
 
 
 def test_files_that_were_not_read_are_named_and_those_about_the_data_are_not(tmp_path: Path) -> None:
     files = made(tmp_path / "set", "a.csv", "b.csv")
     made(tmp_path / "set", "c.csv.part", "README.md", ".cache", "LICENSE", "dataset_infos.json")
     made(tmp_path / "set" / "more", "d.csv")
-    assert folders.notes(tmp_path / "set", files) == ["not read: c.csv.part, more/"]
-    assert folders.notes(tmp_path / "set", files, [tmp_path / "set" / "c.csv.part"]) == ["not read: more/"]
+    assert sources.notes(tmp_path / "set", files) == ["not read: c.csv.part, more/"]
+    assert sources.notes(tmp_path / "set", files, [tmp_path / "set" / "c.csv.part"]) == ["not read: more/"]
 
 
 def test_one_shard_alone_is_imported_and_said_to_be_one(tmp_path: Path) -> None:
     (shard,) = made(tmp_path, "train-00001-of-00002.parquet")
-    folders.refuse_missing(shard, [shard])
-    assert "2" in folders.notes(shard, [shard])[0]
+    sources.refuse_missing(shard, [shard])
+    assert "2" in sources.notes(shard, [shard])[0]
 
 
 def test_an_exported_data_set_without_a_shard_is_refused(tmp_path: Path) -> None:

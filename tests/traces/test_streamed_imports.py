@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from moereplay.traces.importers import cache_lab, table, text
 from moereplay.traces.importers import registry as importers
 from moereplay.traces.importers import rows as table_rows
-from moereplay.traces.importers.by_request import Ends, by_request, in_groups
-from moereplay.traces.importers.forward_passes import by_pass, tokens_of
-from moereplay.traces.importers.numbering import Restarts, restarts
+from moereplay.traces.importers.by_request import Ends, Restarts, by_pass, by_request, in_groups, restarts, tokens_of
 from moereplay.traces.schema import TraceError
 from tests.kit.importer_formulas import Sample
 from tests.kit.importer_samples import ALL

@@ -9,7 +9,7 @@ from moereplay.traces.importers.computed import Placed, Rows
 from moereplay.traces.importers.contract import Foreign, Options, Origin, Shape, header_for
 from moereplay.traces.importers.flat_ids import flat_in, shape_of_flat
 from moereplay.traces.importers.responses import FIELD, Response
-from moereplay.traces.importers.survey import Survey
+from moereplay.traces.importers.rows import Survey
 from moereplay.traces.schema import Request, TraceError
 
 DRAFTS = (

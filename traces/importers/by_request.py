@@ -1,17 +1,19 @@
-"""Rows of a long file by request: a request is given as soon as its last row has been read.
+"""Requests out of rows: where one begins and ends, its layers and tokens, its dense arrays.
 
 A long file is read twice. The first reading finds where every request ends, which nothing before it says, and what a
 header needs. The second holds the rows of requests that have begun and not ended, and gives them by number: one request
-where they stand one after the other, those that run side by side where they are mixed.
+where they stand one after the other, those that run side by side where they are mixed. So memory is bounded by the
+requests that are open at the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from moereplay.traces.schema import TraceError
+from moereplay.traces.schema import MOST_LAYERS, TraceError
 
 Columns = Mapping[str, np.ndarray]
 """Some rows (N,) or (N, width) by name, their requests (N,) under `REQUEST`."""
@@ -91,3 +93,202 @@ def in_groups(pieces: Iterable[Columns], k: int) -> Iterator[Columns]:
 def joined(parts: list[Columns]) -> dict[str, np.ndarray]:
     """The rows of several parts with the same columns."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+# ---------------------------------------------------------------- dense arrays: a token and a layer axis
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One request's cells; a cell is (token, layer), or (token, layer, slot) flattened."""
+
+    request: int
+    first_token: int
+    tokens: int
+    width: int  #: cells per token
+    rows: np.ndarray  #: which lines of the long table belong to the request
+    cells: np.ndarray  #: (len(rows),) cell of each, distinct
+
+    def dense(self, values: np.ndarray, fill: float) -> np.ndarray:
+        """`values` of the long table as (T, width, ...); `fill` where no line gives one."""
+        spread = np.full((self.tokens * self.width, *values.shape[1:]), fill, values.dtype)
+        spread[self.cells] = values[self.rows]
+        return spread.reshape(self.tokens, self.width, *values.shape[1:])
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Where each of N lines belongs, and where it came from."""
+
+    request: np.ndarray
+    token: np.ndarray
+    cell: np.ndarray  #: layer, or layer and slot flattened: below `width`
+    width: int
+    lines: np.ndarray  #: line numbers
+    place: str  #: the file, for messages
+
+
+def grids(keys: Keys) -> Iterator[Grid]:
+    """The requests by number. Raises TraceError on a repeated cell or a gap in the tokens."""
+    order = np.argsort(keys.request, kind="stable")
+    found, starts = np.unique(keys.request[order], return_index=True)
+    for number, rows in zip(found.tolist(), np.split(order, starts[1:]), strict=True):
+        tokens = np.unique(keys.token[rows])
+        gaps = np.flatnonzero(np.diff(tokens) != 1)
+        if len(gaps):
+            jump = f"from token {tokens[gaps[0]]} to {tokens[gaps[0] + 1]}"
+            raise TraceError(f"{keys.place}: request {number} jumps {jump}; expected consecutive tokens")
+        cells = (keys.token[rows] - tokens[0]) * keys.width + keys.cell[rows]
+        _refuse_repeats(cells, number, keys.place, keys.lines[rows])
+        yield Grid(number, int(tokens[0]), len(tokens), keys.width, rows, cells)
+
+
+def _refuse_repeats(cells: np.ndarray, request: int, place: str, lines: np.ndarray) -> None:
+    order = np.argsort(cells, kind="stable")
+    repeats = np.flatnonzero(np.diff(cells[order]) == 0)
+    if len(repeats):
+        first, second = lines[order[repeats[0]]], lines[order[repeats[0] + 1]]
+        raise TraceError(f"{place} line {second}: repeats line {first} of request {request}; expected each cell once")
+
+
+def prompt_of(phases: np.ndarray, request: int, place: str) -> int:
+    """Prompt tokens from the phase (0 prompt, 1 decode) of each token (T,). Raises TraceError if not in this order."""
+    back = np.flatnonzero(np.diff(phases) < 0)
+    if len(back):
+        where = f"request {request} returns to phase 0 after its token {back[0]}"
+        raise TraceError(f"{place}: {where}; expected the prompt first, then decode")
+    return int((phases == 0).sum())
+
+
+# ---------------------------------------------------------------- numbers that recorders leave out
+
+
+def moe_layers(found: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """MoE layers (N,) from 0 on, in the order of the model's own numbers (N,), and what to say if they differ."""
+    numbers, layer = np.unique(found, return_inverse=True)
+    return layer, renumbering(numbers)
+
+
+def renumbering(numbers: np.ndarray) -> list[str]:
+    """What to say if the model's own numbers of its MoE layers (L,), rising, are not 0 and on."""
+    count = len(numbers)
+    if count > MOST_LAYERS:
+        raise TraceError(f"{count:,} layers; expected at most {MOST_LAYERS:,}: is the layer another column?")
+    if numbers[-1] == count - 1:
+        return []
+    listed = f"{numbers[0]}..{numbers[-1]}" if numbers[-1] - numbers[0] == count - 1 else _listed(numbers)
+    return [f"layers {listed} of the file are MoE layers 0..{count - 1}"]
+
+
+def _listed(numbers: np.ndarray) -> str:
+    return ", ".join(map(str, numbers[:4].tolist())) + (f", ... {numbers[-1]}" if len(numbers) > 4 else "")
+
+
+class Restarts:
+    """`restarts` of a file that is read some rows at a time."""
+
+    def __init__(self, repeats: bool = False) -> None:
+        self._repeats = repeats
+        self._last: dict[int, tuple[int, int]] = {}  #: token and restarts of the last row, by stream
+
+    def add(self, token: np.ndarray, stream: np.ndarray) -> np.ndarray:
+        """How often the token has fallen back before each of the next rows (N,), within all rows of the stream."""
+        streams, first, row = np.unique(stream, return_index=True, return_inverse=True)
+        before = [self._fallen(each, at) for each, at in zip(streams.tolist(), token[first].tolist(), strict=True)]
+        request = restarts(token, stream, self._repeats) + np.array(before)[row]
+        last = len(stream) - 1 - np.unique(stream[::-1], return_index=True)[1]
+        ended = zip(token[last].tolist(), request[last].tolist(), strict=True)
+        self._last.update(zip(streams.tolist(), ended, strict=True))
+        return request
+
+    def _fallen(self, stream: int, token: int) -> int:
+        """Restarts of a stream up to its next row, which has this token."""
+        last, fallen = self._last.get(stream, (token - 1, 0))
+        return fallen + (token <= last if self._repeats else token < last)
+
+
+def restarts(token: np.ndarray, stream: np.ndarray, repeats: bool = False) -> np.ndarray:
+    """How often the token has fallen back before each row (N,), within rows of the same `stream`, such as a layer.
+
+    Rows may go token by token or layer by layer. `repeats`: an equal token is a restart as well.
+    """
+    order = np.argsort(stream, kind="stable")
+    same, step = np.diff(stream[order]) == 0, np.diff(token[order])
+    falls = np.concatenate([[0], np.cumsum(same & (step <= 0 if repeats else step < 0))])
+    starts = np.concatenate([[True], ~same])
+    before = falls[starts][np.cumsum(starts) - 1]
+    request = np.empty_like(falls)
+    request[order] = falls - before
+    return request
+
+
+# ---------------------------------------------------------------- logs that name layers only
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Where each of N rows belongs; `phase` 0 is the prompt's."""
+
+    request: np.ndarray
+    token: np.ndarray
+    phase: np.ndarray
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return int(self.request.max()) + 1
+
+
+def tokens_of(layer: np.ndarray, run: np.ndarray, alone: bool = False) -> Tokens:
+    """Tokens of rows (N,) of known layers and runs; `alone`: each pass of several tokens is a request of its own."""
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(run) != 0]))
+    rows = np.diff(np.append(starts, len(run)))
+    passes = np.cumsum(np.concatenate([[0], np.diff(layer[starts]) <= 0]))
+    lengths = np.zeros(passes[-1] + 1, np.int64)
+    np.maximum.at(lengths, passes, rows)
+    prompt = lengths > 1
+    begins = prompt & (alone | np.concatenate([[True], ~prompt[:-1]]))
+    begins[0] = True
+    first = np.cumsum(lengths) - lengths
+    skipped = lengths[passes] - rows
+    within = np.arange(len(run)) - np.repeat(starts, rows)
+    of_row = np.repeat(passes, rows)
+    token = first[of_row] + np.repeat(skipped, rows) + within
+    return Tokens((np.cumsum(begins) - 1)[of_row], token, (~prompt).astype(np.int64)[of_row])
+
+
+def by_pass(pieces: Iterable[Columns]) -> Iterator[Columns]:
+    """Rows with their `layer` and `run`, some at a time, as whole passes with `request`, `token` and `phase`.
+
+    `run` differs where one run follows another. The rows of a pass are held until the next one begins.
+    """
+    waiting: list[Columns] = []
+    last = np.zeros((2, 0), np.int64)
+    place = _Place()
+    for columns in pieces:
+        layer, run = np.concatenate([last, [columns["layer"], columns["run"]]], axis=1)
+        last = np.array([layer[-1:], run[-1:]])
+        begins = np.flatnonzero((np.diff(run) != 0) & (np.diff(layer) <= 0)) + 1 - (len(layer) - len(columns["layer"]))
+        cut = int(begins[-1]) if len(begins) else 0
+        waiting.append({name: values[:cut] for name, values in columns.items()} if len(begins) else columns)
+        if len(begins):
+            yield place.of(joined(waiting))
+            waiting = [{name: values[cut:] for name, values in columns.items()}]
+    yield place.of(joined(waiting))
+
+
+class _Place:
+    """How many requests and tokens there were before the passes that come next, and whether the last was a prompt's."""
+
+    def __init__(self) -> None:
+        self._requests = self._tokens = 0
+        self._prompt = False
+
+    def of(self, columns: Columns) -> Columns:
+        """Whole passes with their requests, tokens and phases."""
+        tokens = tokens_of(columns["layer"], columns["run"])
+        goes_on = self._requests > 0 and (self._prompt or tokens.phase[0] == 1)
+        request, token = tokens.request + self._requests - goes_on, tokens.token + self._tokens
+        self._requests, self._tokens = int(request[-1]) + 1, int(token.max()) + 1
+        self._prompt = tokens.phase[-1] == 0
+        return {**columns, REQUEST: request, "token": token, "phase": tokens.phase}

@@ -20,8 +20,8 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from moereplay.traces.frozen import first_fault
+from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.contract import ASSUMED, Foreign, Importer, Options, Origin, Shape, header_for
-from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import Rows, Seen, emptied, fits, requests_in, streamed
 from moereplay.traces.importers.table import COUNT, LAYER, ids_below
 from moereplay.traces.importers.text import blocks, parse_json, start_of, suffix_of

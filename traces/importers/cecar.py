@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from moereplay.traces.importers.logits import Choice, choice_for
-from moereplay.traces.importers.survey import Survey
+from moereplay.traces.importers.router_logits import Choice, choice_for
+from moereplay.traces.importers.rows import Survey
 from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, refuse_bloat
 from moereplay.traces.schema import Request, TraceError, check_values, shown
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.importers import mapping
-from moereplay.traces.importers.by_request import REQUEST
+from moereplay.traces.importers.by_request import REQUEST, Restarts
 from moereplay.traces.importers.cells import number, numbers, whole
-from moereplay.traces.importers.numbering import Restarts
 from moereplay.traces.importers.rows import FLOATS, LISTS, PHASE, Rows, fits
 from moereplay.traces.importers.table import COUNT, LAYER, Cells, Table, ids_below, is_allowed
 from moereplay.traces.schema import MOST_EXPERTS, VALUES, TraceError, Values

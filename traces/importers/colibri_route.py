@@ -7,7 +7,7 @@
 `call` counts MoE layers as they are computed, `row` the tokens of one call; a call of no rows takes a number and writes
 no line. Experts stand in rank order with the gate
 weights that the layer applies, to four digits. A new pass begins where the layer does not ascend; tokens and requests
-follow from the passes (`forward_passes.py`). Layers are the model's own numbers.
+follow from the passes (`by_request.py`). Layers are the model's own numbers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers.by_request import Columns
+from moereplay.traces.importers.by_request import Columns, by_pass, renumbering
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from moereplay.traces.importers.forward_passes import by_pass
-from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
 from moereplay.traces.importers.table import COUNT, LAYER, ids_below
 from moereplay.traces.importers.text import blocks, start_of

@@ -19,16 +19,17 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers import exported, mapping, rank_rows
+from moereplay.traces.importers import exported, mapping
+from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.cell_rows import CellRows
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
-from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
 from moereplay.traces.importers.table import PARQUET, SUFFIXES, Table, header_lines, tables
 from moereplay.traces.importers.text import suffix_of
 from moereplay.traces.schema import TraceError
 
 BY_NAME = (".tsv", ".parquet")  #: read without --columns; `generic` reads the others
+SAID = "a row per expert, ranks in the order of rows"
 UNNAMED = "no phase recorded: every token counts as decoded"
 
 
@@ -66,10 +67,10 @@ def read_as(path: Path, options: Options, asked: Mapping[str, tuple[str, ...]], 
     def found() -> Iterator[Rows]:
         return streamed(path, again(rows_of(), cells.numbers), seen)
 
-    k = rank_rows.width_of(found(), "row" if suffix_of(path) == PARQUET else "line") if seen.k == 1 else seen.k
-    rows = (rank_rows.gathered(each, k) for each in found()) if k > seen.k else found()
+    k = width_of(found(), "row" if suffix_of(path) == PARQUET else "line") if seen.k == 1 else seen.k
+    rows = (gathered(each, k) for each in found()) if k > seen.k else found()
     shape = shape_of(len(seen.layers), k, seen.highest, options)
-    how = [*cells.said(len(seen.ends.last)), *renumbering(seen.layers), *([rank_rows.SAID] if k > seen.k else [])]
+    how = [*cells.said(len(seen.ends.last)), *renumbering(seen.layers), *([SAID] if k > seen.k else [])]
     notes = [assumed([*mapping.words(columns), *how, cells.width(k)], shape, options), *([said] if said else [])]
     notes += [f"the first {skip} lines describe the others: left out"] if skip > 1 else []
     notes += ["line 1 describes the others: left out"] if skip == 1 else []
@@ -83,6 +84,50 @@ def _renumbered(columns: mapping.Columns, found: Iterable[Table], numbers: np.nd
     """Rows of a second reading, requests by the numbers that they are called by, if they all are."""
     for rows in map(CellRows(columns).rows, found):
         yield rows if numbers is None else replace(rows, request=np.take(numbers, rows.request, mode="clip"))
+
+
+# ---------------------------------------------------------------- rows of one expert each
+
+
+def width_of(requests: Iterable[Rows], unit: str) -> int:
+    """How many rows a token has at a layer. Raises TraceError naming the row, a `unit`, of one that has fewer."""
+    first: dict[int, str] = {}
+    for rows in requests:
+        starts, order = _groups(rows)
+        counts = np.diff(np.append(starts, len(order)))
+        for count, at in zip(*np.unique(counts, return_index=True), strict=True):
+            first.setdefault(int(count), f"{rows.file} {unit} {rows.lines[order[starts[at]]]}")
+        if counts.min() == counts.max():
+            gathered(rows, int(counts[0]))  # an expert that stands twice is refused before anything is written
+    k = max(first)
+    if short := [(count, place) for count, place in first.items() if count != k]:
+        count, place = short[0]
+        fix = "expected as many of every token at every layer; add rows with expert -1 where fewer were routed"
+        raise TraceError(f"{place}: its token has {count} rows at this layer, others have {k}; {fix}")
+    return k
+
+
+def gathered(rows: Rows, k: int) -> Rows:
+    """The rows of one request, k experts in each."""
+    starts, order = _groups(rows)
+    first = order[starts]
+    return replace(
+        rows,
+        lines=rows.lines[first],
+        request=rows.request[first],
+        token=rows.token[first],
+        layer=rows.layer[first],
+        experts=rows.experts[order].reshape(-1, k),
+        weights=None if rows.weights is None else rows.weights[order].reshape(-1, k),
+        phase=None if rows.phase is None else rows.phase[first],
+    )
+
+
+def _groups(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Where each token at a layer begins, in an order of the rows (N,) by both."""
+    order = np.lexsort((rows.layer, rows.token))
+    keys = np.stack([rows.token, rows.layer])[:, order]
+    return np.flatnonzero(np.concatenate([[True], (keys[:, 1:] != keys[:, :-1]).any(axis=0)])), order
 
 
 IMPORTER = Importer(

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator
 from moereplay.traces.dense import check_dense_bits, in_words, with_params, with_stored
 from moereplay.traces.frozen import first_fault
 from moereplay.traces.geometry import MODELS, recognised
-from moereplay.traces.importers import folders
+from moereplay.traces.importers import sources
 from moereplay.traces.importers.sources import digest_of
 from moereplay.traces.schema import (
     LEAST_BITS,
@@ -137,7 +137,7 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     asked for contradicts the file; only k may differ, as it can be set at run time, and then the file's is taken.
     Files of a folder that were not read are noted; a set of files that says how many there are is complete.
     """
-    folders.refuse_missing(origin.source, origin.files)
+    sources.refuse_missing(origin.source, origin.files)
     if shape.highest_id < 0:
         raise TraceError(f"{origin.source}: every id is -1, not routed; expected experts")
     base = options.geometry or shape.stated
@@ -154,7 +154,7 @@ def header_for(shape: Shape, options: Options, origin: Origin, notes: list[str])
     stored = options.weight_format or (named_in(origin.model or "") or named_in(origin.source.name) or "")
     fields["weight_format"] = _format(stored, bits, sizes, options, origin) or fields.get("weight_format", "")
     geometry = _dense(_geometry(fields, origin.source), shape, options, origin, stored)
-    beside = folders.notes(origin.source, origin.files, origin.beside)
+    beside = sources.notes(origin.source, origin.files, origin.beside)
     told = [*notes, *_size_notes(shape, base, bits, geometry, options), *_text_notes(origin, options), *beside]
     return Header(geometry=geometry, provenance=_provenance(origin, options, told))
 

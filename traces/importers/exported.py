@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.documents import refuse_irregular
+from moereplay.traces.importers.by_request import prompt_of
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from moereplay.traces.importers.grid import prompt_of
 from moereplay.traces.importers.packed import EXPANSION, allowance
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT, LAYER

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.importers import archive
+from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.contract import (
     Foreign,
     Importer,
@@ -30,7 +31,6 @@ from moereplay.traces.importers.contract import (
     header_for,
     prompt_tokens,
 )
-from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import fits
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT

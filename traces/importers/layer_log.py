@@ -3,7 +3,7 @@
     layer,expert            as llama.cpp's `moe-trace` (pull request 28544) writes it: a row per expert
     layer_id,expert_ids     as a logging llama-server writes it: a row per token, `3,52 40 85`
 
-Tokens follow from the order (`forward_passes.py`). Rows of one expert each are as many per token as the model named by
+Tokens follow from the order (`by_request.py`). Rows of one expert each are as many per token as the model named by
 `--model` routes to; else as the shortest run of one layer has, which a decode step shows.
 """
 
@@ -18,13 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers.by_request import Columns, in_groups
+from moereplay.traces.importers.by_request import Columns, by_pass, in_groups, renumbering
 from moereplay.traces.importers.cells import numbers
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from moereplay.traces.importers.forward_passes import by_pass
-from moereplay.traces.importers.numbering import renumbering
+from moereplay.traces.importers.llama_positions import NOTE, equally_often
 from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
-from moereplay.traces.importers.strided import NOTE, equally_often
 from moereplay.traces.importers.table import LAYER, ids_below, tables
 from moereplay.traces.importers.text import start_of
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError

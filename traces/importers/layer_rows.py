@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
 from moereplay.traces.importers.table import LAYER, ids_below
 from moereplay.traces.importers.text import read_json, start_of, suffix_of

@@ -14,15 +14,14 @@ have -1 there. Layers are the model's own numbers. Neither weights nor the numbe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from moereplay.traces.importers.by_request import Restarts, renumbering
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
-from moereplay.traces.importers.numbering import Restarts, renumbering
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
-from moereplay.traces.importers.strided import NOTE, read_flat
 from moereplay.traces.importers.table import LAYER, ids_below, tables
 from moereplay.traces.importers.text import start_of
 from moereplay.traces.schema import TraceError, Values
@@ -78,6 +77,31 @@ def _first_prompt(rows: Rows, count: int) -> np.ndarray:
     layers = [rows.experts[(rows.token < 0) & (rows.layer == layer)] for layer in range(count - 1)]
     tokens = min((len(each) for each in layers), default=0)
     return np.stack([each[:tokens] for each in layers], 1) if tokens else np.empty((0, 1, 1), np.int64)
+
+
+# ---------------------------------------------------------------- ids of a strided view that was read flat
+# What the recorder took for the chosen experts is whole rankings of all experts.
+
+FEWEST_PER_EXPERT = 8  #: choices of each expert: with fewer, even use may be chance
+FEWEST_EXPERTS = 16
+SPREAD = 0.25  #: of the mean; of even random choices a layer's most and least used differ by more than the mean
+NOTE = "every expert is chosen equally often at each layer, as in no model: a strided view was read flat; record again"
+
+
+def read_flat(ids: np.ndarray, experts: int) -> bool:
+    """Whether the ids (T, L, k) of a prompt are rankings of all experts: each of them as often as any other."""
+    routed = ids[(ids >= 0).all((1, 2))]
+    return equally_often([np.bincount(routed[:, at].ravel(), minlength=experts) for at in range(routed.shape[1])])
+
+
+def equally_often(counts: Sequence[np.ndarray]) -> bool:
+    """Whether a layer's experts (E,) were chosen about as often as each other, and often enough, at every layer."""
+    return all(
+        len(each) >= FEWEST_EXPERTS
+        and each.sum() >= FEWEST_PER_EXPERT * len(each)
+        and float(np.ptp(each)) <= SPREAD * float(each.mean())
+        for each in counts
+    )
 
 
 IMPORTER = Importer(

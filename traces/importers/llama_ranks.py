@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers.by_request import Columns, in_groups, joined
+from moereplay.traces.importers.by_request import Columns, in_groups, joined, renumbering
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
 from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, tables
 from moereplay.traces.importers.text import start_of

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moereplay.traces.importers.by_request import moe_layers
 from moereplay.traces.importers.contract import (
     Foreign,
     Importer,
@@ -25,8 +26,7 @@ from moereplay.traces.importers.contract import (
     header_for,
     prompt_tokens,
 )
-from moereplay.traces.importers.numbering import moe_layers
-from moereplay.traces.importers.strided import NOTE, read_flat
+from moereplay.traces.importers.llama_positions import NOTE, read_flat
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, Request, TraceError, check_values
 
 SUFFIX = ".bin"

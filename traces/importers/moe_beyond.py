@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers import mapping
+from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.cell_rows import CellRows
 from moereplay.traces.importers.cells import whole
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for, shape_of
-from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import Rows, Seen, emptied, requests_in, streamed
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import Table, tables

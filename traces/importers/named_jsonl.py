@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from moereplay.traces.importers import mapping
+from moereplay.traces.importers.by_request import Restarts, renumbering
 from moereplay.traces.importers.cell_rows import CellRows
 from moereplay.traces.importers.columns import UNNAMED
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, assumed, header_for
-from moereplay.traces.importers.numbering import Restarts, renumbering
 from moereplay.traces.importers.rows import Rows, Seen, fits, requests_in, streamed
 from moereplay.traces.importers.table import ids_below, tables
 from moereplay.traces.importers.text import blocks, parse_json, suffix_of

@@ -18,9 +18,18 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from moereplay.traces.importers.by_request import CHANGED, REQUEST, Columns, Ends, by_request
+from moereplay.traces.importers.by_request import (
+    CHANGED,
+    REQUEST,
+    Columns,
+    Ends,
+    Grid,
+    Keys,
+    by_request,
+    grids,
+    prompt_of,
+)
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from moereplay.traces.importers.grid import Grid, Keys, grids, prompt_of
 from moereplay.traces.importers.table import COUNT, LAYER, Table, ids_below, tables
 from moereplay.traces.importers.text import first_lines, start_of
 from moereplay.traces.schema import MOST_LAYERS, VALUES, Request, TraceError, Values, shown

@@ -19,11 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers.by_request import Columns, joined
+from moereplay.traces.importers.by_request import Columns, Restarts, by_pass, joined, renumbering
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, assumed, header_for
-from moereplay.traces.importers.forward_passes import by_pass
-from moereplay.traces.importers.logits import Choice, choice_for
-from moereplay.traces.importers.numbering import Restarts, renumbering
+from moereplay.traces.importers.router_logits import Choice, choice_for
 from moereplay.traces.importers.rows import Rows, Seen, requests_in, streamed
 from moereplay.traces.routers import choice_scores, choose, weigh
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, check_values

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from moereplay.traces.importers.by_request import renumbering
 from moereplay.traces.importers.contract import (
     Foreign,
     Importer,
@@ -28,7 +29,6 @@ from moereplay.traces.importers.contract import (
     header_for,
     prompt_tokens,
 )
-from moereplay.traces.importers.numbering import renumbering
 from moereplay.traces.importers.rows import fits, refuse_twice
 from moereplay.traces.importers.table import COUNT, LAYER, ids_below
 from moereplay.traces.importers.text import read_json, start_of, suffix_of

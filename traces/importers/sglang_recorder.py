@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
+from moereplay.traces.importers.rows import Survey
 from moereplay.traces.importers.sglang_passes import Follower, Pass, Sequence, follow, logical, passes_of
-from moereplay.traces.importers.survey import Survey
 from moereplay.traces.importers.torch_file import Archive, Tensor, mentions, torch_files
 from moereplay.traces.schema import MOST_EXPERTS, Request, TraceError
 

@@ -1,14 +1,24 @@
-"""The files of a foreign trace: their names, whether they can be read, and their hash."""
+"""Files of a foreign trace: whether they can be read, what they are, which are missing, and their hash.
+
+A file that begins as a format which no importer reads is refused with what the user can do. A folder is complete if
+its files say so: `train-00001-of-00002.parquet` says how many there are, and without the others it is refused. Plain
+numbers (`part-3.csv`, `layer7.npz`) do not say how many there are: a gap between the first and the last is named.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from moereplay.traces.importers.archive import names_in_zip
-from moereplay.traces.importers.magic import refuse_known
+from moereplay.traces.importers.packed import Unpacked
 from moereplay.traces.importers.text import refuse_bomb, suffix_of
-from moereplay.traces.schema import TraceError
+from moereplay.traces.schema import TraceError, shown
 
 PICKLE_SUFFIXES = {".pt", ".pth", ".pkl", ".pickle", ".joblib"}
 PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
@@ -80,3 +90,187 @@ def digest_of(files: list[Path]) -> str:
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------- formats by their first bytes
+
+LOOKED_AT = 1 << 10  #: bytes
+TAR_AT = 257  #: where a tar archive has its magic number
+
+
+class Kind(NamedTuple):
+    """A format, its first bytes, and what to do with it; `suffixes` of files that importers read."""
+
+    name: str
+    starts: tuple[bytes, ...]
+    fix: str
+    suffixes: tuple[str, ...] = ()
+
+
+UNPACK = "unpack it, and import what it holds"
+KINDS = (
+    Kind("Parquet", (b"PAR1",), "name it NAME.parquet", (".parquet",)),
+    Kind("an Arrow file", (b"ARROW1",), "write it as Parquet: polars.read_ipc(FILE).write_parquet('a.parquet')"),
+    Kind("HDF5", (b"\x89HDF\r\n\x1a\n",), "read it with h5py and save the ids (tokens, layers, k) with numpy.save"),
+    Kind(
+        "a database of SQLite",
+        (b"SQLite format 3\0",),
+        "write its table as CSV: sqlite3 -header -csv FILE 'select ...'",
+    ),
+    Kind("an array of numpy", (b"\x93NUMPY",), "name it NAME.npy", (".npy",)),
+    Kind(
+        "GGUF",
+        (b"GGUF",),
+        "weights or an importance matrix (llama-imatrix) and no trace; name it NAME.gguf",
+        (".gguf",),
+    ),
+    Kind("a PDF", (b"%PDF-",), "give the data that it was made from"),
+    Kind("a 7z archive", (b"7z\xbc\xaf\x27\x1c",), UNPACK),
+    Kind("a RAR archive", (b"Rar!\x1a\x07",), UNPACK),
+    Kind("packed with lz4", (b"\x04\x22\x4d\x18",), "run lz4 -d FILE"),
+    Kind("packed with Snappy", (b"\xff\x06\x00\x00sNaPpY",), UNPACK),
+    Kind("packed with compress", (b"\x1f\x9d",), "run uncompress FILE"),
+    Kind("a program", (b"\x7fELF", b"MZ\x90"), "give the file that it writes"),
+    Kind("an image", (b"\x89PNG\r\n", b"\xff\xd8\xff"), "give the data that it was made from"),
+    Kind("an old Excel file", (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",), "save it as CSV"),
+    Kind("Avro", (b"Obj\x01",), "write it as Parquet or JSON lines"),
+    Kind("ORC", (b"ORC",), "write it as Parquet"),
+    Kind("a pointer of git-lfs, not the file", (b"version https://git-lfs.github.com/",), "run `git lfs pull`"),
+)
+PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<head")
+ZIP = b"PK\x03\x04"
+ZIPPED = (".npz", ".pt", ".pth", ".zip", ".pkl", ".pickle", ".joblib")
+
+
+def refuse_known(file: Path) -> None:
+    """Raises TraceError for a file that begins as a format which no importer reads under this name."""
+    with file.open("rb") as stream:
+        start = stream.read(LOOKED_AT)
+    kind = kind_of(start, file) or _unpacked_kind(file)
+    if kind and file.suffix not in kind.suffixes:
+        raise TraceError(f"{file}: it is {kind.name}, by its first bytes; {kind.fix.replace('FILE', file.name)}")
+
+
+def kind_of(start: bytes, file: Path) -> Kind | None:
+    """The format of a file that begins so, None if it is none of those that are known."""
+    for kind in KINDS:
+        if start.startswith(kind.starts):
+            return kind
+    if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:16].lower().startswith(PAGES):
+        return Kind("a web page or XML", (), "download the file itself: an address, login or token may be wrong")
+    if start[TAR_AT : TAR_AT + 5] == b"ustar":
+        return Kind("a tar archive", (), "unpack it with tar -xf FILE, and import what it holds")
+    if start.startswith(ZIP) and file.suffix not in ZIPPED:
+        return _zip_kind(file)
+    return (
+        Kind("safetensors", (), "load the ids and save them (tokens, layers, k) with numpy.save")
+        if _is_tensors(start)
+        else None
+    )
+
+
+def _unpacked_kind(file: Path) -> Kind | None:
+    """The format of what is packed in the file."""
+    try:
+        with Unpacked(file) as stream:
+            start = stream.read(LOOKED_AT) if stream.packing and file.suffix not in (".npz", ".pt") else b""
+    except TraceError:
+        return None
+    kind = kind_of(start, file.with_suffix(""))
+    return kind and kind._replace(name=f"{kind.name} in a packed file", suffixes=())
+
+
+def _is_tensors(start: bytes) -> bool:
+    """Whether a file begins with the length of a JSON header, and the header."""
+    return 0 < int.from_bytes(start[:8], "little") < 1 << 27 and start[8:10] in (b'{"', b"{}")
+
+
+def _zip_kind(file: Path) -> Kind:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return Kind("a zip archive that is damaged", (), "download it again")
+    if any(name.endswith(".npy") for name in names):
+        return Kind("an archive of numpy", (), "name it NAME.npz")
+    if any(name.startswith("xl/") for name in names):
+        return Kind("an Excel file", (), "save it as CSV")
+    return Kind(f"a zip archive of {shown(', '.join(names), 100)}", (), UNPACK)
+
+
+# ---------------------------------------------------------------- files that a folder lacks, or that were not read
+
+SHARD = re.compile(r"(\d{1,6})([-_. ]?of[-_. ]?)(\d{1,6})(?!\d)", re.ASCII | re.IGNORECASE)
+COUNTED = re.compile(r"(?:part|shard|chunk|split|file|rank|layer)s?[-_.]?(\d{1,6})(?!\d)", re.ASCII | re.IGNORECASE)
+NUMBER = re.compile(r"\d{1,6}(?!.*\d)", re.ASCII)
+FROM_ZERO = re.compile(r"part[-_.]?\d", re.ASCII | re.IGNORECASE)  #: Spark and others count parts from 0
+LISTED = 5  #: files that a note names
+#: What describes a data set and holds no rows.
+ABOUT = re.compile(
+    r"(readme|licen[cs]e|notice|citation|changelog)(\..*)?|.*\.(md|rst|pdf|png|svg|yaml|yml|lock)|dataset_infos?\.json"
+)
+
+
+def refuse_missing(source: Path, files: Iterable[Path]) -> None:
+    """Raises TraceError naming the files of a set that are not in the folder `source`."""
+    sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for file in files:
+        if source.is_dir() and (found := SHARD.search(file.name)):
+            pattern = f"{file.name[: found.start(1)]}{{}}{file.name[found.end(1) :]}"
+            sets[pattern, int(found[3])][int(found[1])] = found[1]
+    for (pattern, count), numbers in sets.items():
+        first = 1 if count in numbers and 0 not in numbers else 0
+        width = len(next(iter(numbers.values())))
+        missing = [
+            pattern.format(f"{number:0{width}}") for number in range(first, first + count) if number not in numbers
+        ]
+        if missing:
+            either = (
+                "" if {0, count} & set(numbers) else f", or {pattern.format(f'{count:0{width}}')} if counted from 1"
+            )
+            wrong = f"{len(numbers):,} of {count:,} files are here, without {_listed(missing)}{either}"
+            raise TraceError(f"{source}: {wrong}; download the rest, or import the files one by one")
+
+
+def notes(source: Path, files: list[Path], beside: Iterable[Path] = ()) -> list[str]:
+    """What is said of numbers that are missing and of files of the folder that were not read; or of one shard alone."""
+    if not source.is_dir():
+        found = SHARD.search(source.name)
+        alone = found is not None and int(found[3]) > 1
+        return [f"one file of {int(found[3]):,}; import their folder to read all"] if found and alone else []
+    return [*_gaps(files), *_unread(source, {*files, *beside})]
+
+
+def _gaps(files: list[Path]) -> list[str]:
+    """Numbers between the first and the last of files of one name, where most are there."""
+    named: dict[str, dict[int, str]] = defaultdict(dict)
+    for file in files:
+        found = None if SHARD.search(file.name) else COUNTED.search(file.name) or NUMBER.search(file.name)
+        if found:
+            at, end = found.span(1) if found.re is COUNTED else found.span()
+            named[f"{file.parent.name}/{file.name[:at]}*{file.name[end:]}"][int(file.name[at:end])] = file.name
+    said = []
+    for pattern, numbers in named.items():
+        first = 0 if FROM_ZERO.search(pattern.replace("*", "0")) and min(numbers) == 1 else min(numbers)
+        missing = sorted(set(range(first, max(numbers))) - set(numbers)) if max(numbers) < 2 * len(numbers) + 1 else []
+        if missing and len(numbers) > 1:
+            listed = _listed([str(number) for number in missing])
+            said.append(f"no file {listed} of {pattern.partition('/')[2]}: is it missing?")
+    return said
+
+
+def _unread(source: Path, read: set[Path]) -> list[str]:
+    """What is said of files in the folders that files were read from."""
+    folders = {source, *(file.parent for file in read)}
+    left = [entry for folder in sorted(folders) for entry in sorted(folder.iterdir()) if entry not in read]
+    kept = [
+        entry.name + ("/" if entry.is_dir() else "")
+        for entry in left
+        if not entry.name.startswith((".", "_")) and not ABOUT.fullmatch(entry.name.lower()) and entry not in folders
+    ]
+    return [f"not read: {_listed(kept)}"] if kept else []
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
+    return shown(", ".join(names[:LISTED]), 300) + more

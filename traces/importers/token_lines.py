@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from moereplay.traces.importers.by_request import Keys, grids
 from moereplay.traces.importers.contract import Foreign, Importer, Options, Origin, Shape, header_for, prompt_tokens
-from moereplay.traces.importers.grid import Keys, grids
 from moereplay.traces.importers.rows import NARROW, fits, refuse_twice
 from moereplay.traces.importers.table import COUNT, ids_below
 from moereplay.traces.importers.text import blocks, parse_json, start_of, suffix_of

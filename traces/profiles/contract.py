@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from moereplay.traces.geometry import KnownModel
-from moereplay.traces.importers.numbering import moe_layers
+from moereplay.traces.importers.by_request import moe_layers
 from moereplay.traces.importers.sources import refuse_unreadable
 from moereplay.traces.profiles import NAMES
 from moereplay.traces.schema import MOST_EXPERTS, MOST_LAYERS, TraceError, shown

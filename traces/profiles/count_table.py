@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moereplay.traces.importers import folders
+from moereplay.traces.importers import sources
 from moereplay.traces.importers.sources import files_of
 from moereplay.traces.importers.table import COUNT, LAYER, ids_below, read_table
 from moereplay.traces.importers.text import start_of
@@ -36,9 +36,9 @@ def read(path: Path) -> Counts:
     for file in files:
         for place, count in _cells(file).items():
             cells[place] = cells.get(place, 0) + count
-    folders.refuse_missing(path, files)
+    sources.refuse_missing(path, files)
     summed = [f"the sum of {len(files)} files"] if len(files) > 1 else []
-    notes = (*summed, *folders.notes(path, files))
+    notes = (*summed, *sources.notes(path, files))
     return tabulated(path, cells, None, (*notes, "experts = the highest id + 1"))
 
 

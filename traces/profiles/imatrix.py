@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from moereplay.traces.importers.numbering import moe_layers
+from moereplay.traces.importers.by_request import moe_layers
 from moereplay.traces.profiles.contract import Counts, Form, check_size, checked
 from moereplay.traces.schema import TraceError, shown
 
